@@ -2,7 +2,7 @@
 
 import functools
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -199,38 +199,98 @@ Begin: TypeAlias = Literal["beginning", "end"] | int
 """Where following starts: the beginning, the end, or so many records before the end of each partition."""
 
 
-class Table(Protocol):
+PlacedRow: TypeAlias = tuple[bytes, bytes | None, int]
+"""Key, value and partition of a row; None deletes it."""
+
+Write: TypeAlias = Callable[[str, Sequence[PlacedRow]], Awaitable[None]]
+"""Writes records to a topic in order, and returns once the broker has stored all of them."""
+
+
+class Table:
     """Rows as bytes by key, in memory, rebuilt from a changelog at the start. A write is durable when it returns.
 
-    A row is written to its key's partition (`Runtime.partition_for`); one that lies elsewhere is not recovered.
+    A row is written to its key's partition (`Runtime.partition_for`); one that lies elsewhere is not recovered. How
+    rows are written and recovered is the runtime's: this class says only which are shown.
+
+    Args:
+        changelog: The topic of its rows.
+        write: Writes records; see `Runtime.table` for when it does so whole or not at all.
+        owned: Returns the partitions that this worker owns. Rows of others stay in memory, unseen.
+        limit: Most bytes of a record.
+        rows: Rows by key; whatever recovers the table fills them.
+        places: The partition of each row.
     """
+
+    def __init__(
+        self,
+        changelog: str,
+        write: Write,
+        owned: Callable[[], frozenset[int]],
+        limit: int,
+        rows: MutableMapping[bytes, bytes] | None = None,
+        places: dict[bytes, int] | None = None,
+    ) -> None:
+        self.changelog = changelog
+        self._write = write
+        self._owned = owned
+        self._limit = limit
+        self._rows = {} if rows is None else rows
+        self._places = {} if places is None else places
 
     def get(self, key: bytes) -> bytes | None:
         """Return a row, or None if the key has none."""
+        return self._rows.get(key)
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Return key and value of every row in the partitions this worker owns."""
+        owned, places = self._owned(), self._places
+        return [(key, value) for key, value in list(self._rows.items()) if places.get(key) in owned]
 
     def partition_of(self, key: bytes) -> int | None:
         """Return the partition a row lies in, None when there is no such row or its partition is another worker's."""
+        place = self._places.get(key)
+        return place if place in self._owned() and key in self._rows else None
 
     async def put(self, key: bytes, value: bytes, partition: int) -> None:
         """Write one row; see `put_all`."""
+        await self.put_all([(key, value, partition)])
 
     async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
         """Write rows (key, value, partition) in order. They are visible once all of them are durable.
 
+        Args:
+            rows: No value may be empty, because a recovery takes that for a deletion.
+
         Raises:
             Moved: the handler's record belongs to another worker now; nothing was written.
             RowTooLarge: a row exceeds the record limit; nothing was written.
-            SendFailed: the broker did not take a row; others of the call may have been written.
+            SendFailed: the broker did not take a row; none is visible, others of the call may have been written.
         """
+        rows = list(rows)
+        for key, value, _ in rows:
+            self.check(key, value)
+        await self._store(rows)
 
     async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
         """Delete rows (key, partition) and wait until that is durable."""
+        await self._store([(key, None, partition) for key, partition in keys])
+
+    def check(self, key: bytes, value: bytes) -> None:
+        """Refuse a row that cannot be written.
+
+        Raises:
+            RowTooLarge: it exceeds the record limit.
+        """
+        if not value:
+            raise ValueError(f"{self.changelog}: row {key!r} is empty")
+        if len(value) + len(key) + 512 > self._limit:
+            raise RowTooLarge(
+                f"{self.changelog}: row {key!r} has {len(value)} bytes, the record limit is {self._limit}"
+            )
 
     def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
         """Show rows (key, value, partition) that are durable elsewhere, where the table has none of that key."""
+        self._show([row for row in rows if row[0] not in self._rows])
 
     async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write records (key, value) of another topic with one partition, under this table's right to write.
@@ -240,6 +300,21 @@ class Table(Protocol):
         Raises:
             SendFailed: the broker did not take a record; others of the call may have been written.
         """
+        await self._write(topic, [(key, value, 0) for key, value in records])
+
+    async def _store(self, rows: Sequence[PlacedRow]) -> None:
+        if rows:
+            await self._write(self.changelog, rows)
+            self._show(rows)
+
+    def _show(self, rows: Sequence[PlacedRow]) -> None:
+        for key, value, partition in rows:
+            if value is None:
+                self._rows.pop(key, None)
+                self._places.pop(key, None)
+            else:
+                self._rows[key] = value
+                self._places[key] = partition
 
 
 def replaces(before: bytes | None, value: bytes | None, newer: Callable[[bytes, bytes], bool] | None) -> bool:

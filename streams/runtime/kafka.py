@@ -33,7 +33,9 @@ from streams.runtime.base import (
     Handler,
     NotAllowed,
     Outgoing,
+    PlacedRow,
     SendFailed,
+    Table,
     Unavailable,
     partition_for,
 )
@@ -43,7 +45,7 @@ from streams.runtime.kafka_clients import Again
 from streams.runtime.kafka_consumer import Consumer, wait_while
 from streams.runtime.kafka_fencing import Fence, FencedTable
 from streams.runtime.kafka_reading import assign, connected, to_ends
-from streams.runtime.kafka_writer import Changelogged, KafkaTable, Outbox, Sender
+from streams.runtime.kafka_writer import Changelogged, Outbox, Sender
 from streams.runtime.queues import Binding
 from streams.settings import Settings
 from streams.topics import Topics
@@ -412,7 +414,7 @@ class Tables:
         one_writer: bool,
         begins: Callable[[], Awaitable[int]] | None,
         newer: Callable[[bytes, bytes], bool] | None,
-    ) -> KafkaTable:
+    ) -> Table:
         """Declare a table; see `streams.runtime.base.Runtime.table`.
 
         Args:
@@ -440,7 +442,7 @@ class Tables:
         rows: Changelogged,
         owned: Callable[[], frozenset[int]],
         recovered: Callable[[], Awaitable[None]],
-    ) -> KafkaTable:
+    ) -> Table:
         """Declare a table that faust recovers; each worker writes the partitions that it owns."""
         began_s = time.monotonic()
 
@@ -459,16 +461,18 @@ class Tables:
                 rows.late.clear()
                 await recovered()
 
-        async def write(topic: str, rows: Sequence[tuple[bytes, bytes | None, int]]) -> None:
+        async def write(topic: str, rows: Sequence[PlacedRow]) -> None:
             await self._keep_ours()
-            await sender_of(self.app).send([(topic, partition, key, value) for key, value, partition in rows])
+            try:
+                await sender_of(self.app).send([(topic, where, key, value) for key, value, where in rows])
+            except KafkaError as error:
+                raise SendFailed(f"{topic}: the broker refused a row: {error!r}") from error
 
         rows.on_recover(self._or_crash(on_recover))
         self.app.on_partitions_assigned.connect(on_assigned, weak=False)
         changelog = rows.changelog_topic.get_topic_name()
-        table = KafkaTable(
-            changelog, rows.data, rows.places, write, owned, self.settings.kafka.max_record_bytes
-        )
+        limit = self.settings.kafka.max_record_bytes
+        table = Table(changelog, write, owned, limit, rows.data, rows.places)
         return table
 
     def _fenced(
@@ -670,7 +674,7 @@ class KafkaRuntime(KafkaLookups):
         one_writer: bool = False,
         begins: Callable[[], Awaitable[int]] | None = None,
         newer: Callable[[bytes, bytes], bool] | None = None,
-    ) -> KafkaTable:
+    ) -> Table:
         """Declare a table; see the protocol."""
         return self._tables.declare(
             name,

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from streams.runtime import kafka_clients, kafka_reading
-from streams.runtime.base import Crash
-from streams.runtime.kafka_writer import KafkaTable
+from streams.runtime.base import Crash, PlacedRow, Table
 from streams.settings import Settings
 from streams.topics import writer_of
 
@@ -142,7 +141,7 @@ class Assignment(Protocol):
         """Count as busy, so that a rebalance waits briefly."""
 
 
-class FencedTable(KafkaTable):
+class FencedTable(Table):
     """A table of one partition that only one process may write, and that recovers by itself.
 
     Args:
@@ -167,10 +166,10 @@ class FencedTable(KafkaTable):
         begins: Callable[[], Awaitable[int]],
         recovered: Callable[[], Awaitable[None]],
     ) -> None:
-        async def write(topic: str, rows: Sequence[tuple[bytes, bytes | None, int]]) -> None:
+        async def write(topic: str, rows: Sequence[PlacedRow]) -> None:
             await fence.write([(key, value) for key, value, _ in rows], topic)
 
-        super().__init__(fence.topic, {}, {}, write, owned, settings.kafka.max_record_bytes)
+        super().__init__(fence.topic, write, owned, settings.kafka.max_record_bytes)
         self.settings = settings
         self.read_s = 0.0
         self._assignment = assignment

@@ -25,9 +25,10 @@ from streams.runtime.base import (
     Handler,
     Moved,
     Outgoing,
-    RowTooLarge,
+    PlacedRow,
     SendFailed,
     ServiceSpec,
+    Table,
     UnknownTopic,
     partition_for,
     replaces,
@@ -101,6 +102,10 @@ class Effect(NamedTuple):
     kind: Literal["send", "row", "commit"]
     topic: str
     key: bytes
+
+
+Appended = tuple[bytes | None, bytes | None, int | None]
+"""Key, value and partition of a record to append; without a partition, its key decides."""
 
 
 class _Partition:
@@ -303,11 +308,11 @@ class InFlightList:
                 self._held.remove(name)
 
 
-# The Table protocol over the memory broker: rows by key and partition, rebuilt from their changelog.
+# Tables over the memory broker.
 
 
-class MemoryTable:
-    """Rows by key and partition, rebuilt from their changelog; see the protocol `Table`."""
+class MemoryTable(Table):
+    """A table of one worker; `recover` reads its changelog again."""
 
     def __init__(
         self,
@@ -318,81 +323,27 @@ class MemoryTable:
         begins: Callable[[], Awaitable[int]] | None = None,
         newer: Callable[[bytes, bytes], bool] | None = None,
     ) -> None:
+        limit = runtime.settings.kafka.max_record_bytes
+        super().__init__(changelog, runtime.write, lambda: runtime.assigned(source), limit)
         self.runtime = runtime
-        self.changelog = changelog
-        self.source = source
         self.recovered = recovered
         self.begins = begins
         self.newer = newer
-        self._rows: dict[bytes, tuple[int, bytes]] = {}
 
     async def recover(self) -> None:
         """Read the changelog of the partitions that are owned now."""
-        owned = sorted(self.runtime.assigned(self.source))
+        owned = sorted(self._owned())
         begin = await self.begins() if self.begins and owned else 0
-        self._rows, late = {}, set[bytes]()
+        late = set[bytes]()
+        self._rows.clear()
+        self._places.clear()
         for partition in owned:
             rows = self.runtime.broker.changelog(self.changelog, partition, begin, self.newer, late)
-            self._rows |= {key: (partition, value) for key, value in rows.items()}
+            self.seed((key, value, partition) for key, value in rows.items())
         for key in sorted(late):
             log.warning("%s: row %r was written late: the earlier one is written again", self.changelog, key)
-            partition, value = self._rows[key]
-            await self.runtime.effect("row", self.changelog, key, value, partition)
+            await self.put(key, self._rows[key], self._places[key])
         await self.recovered()
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return a row."""
-        found = self._rows.get(key)
-        return found[1] if found else None
-
-    def items(self) -> list[tuple[bytes, bytes]]:
-        """Return all rows of owned partitions."""
-        owned = self.runtime.assigned(self.source)
-        return [(key, value) for key, (partition, value) in self._rows.items() if partition in owned]
-
-    def partition_of(self, key: bytes) -> int | None:
-        """Return where a row lies."""
-        found = self._rows.get(key)
-        return found[0] if found and found[0] in self.runtime.assigned(self.source) else None
-
-    async def put(self, key: bytes, value: bytes, partition: int) -> None:
-        """Write one row."""
-        await self.put_all([(key, value, partition)])
-
-    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Write rows, each an effect of its own."""
-        rows = list(rows)
-        limit = self.runtime.settings.kafka.max_record_bytes
-        for key, value, _ in rows:
-            if not value:
-                raise ValueError(f"{self.changelog}: row {key!r} is empty")
-            if len(value) + len(key) + 512 > limit:
-                raise RowTooLarge(
-                    f"{self.changelog}: row {key!r} has {len(value)} bytes, the record limit is {limit}"
-                )
-        for key, value, partition in rows:
-            await self.runtime.effect("row", self.changelog, key, value, partition)
-        for key, value, partition in rows:
-            self._rows[key] = (partition, value)
-
-    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
-        """Delete rows, each an effect of its own."""
-        keys = list(keys)
-        for key, partition in keys:
-            await self.runtime.effect("row", self.changelog, key, None, partition)
-        for key, _ in keys:
-            self._rows.pop(key, None)
-
-    def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Show rows that are durable elsewhere."""
-        for key, value, partition in rows:
-            self._rows.setdefault(key, (partition, value))
-
-    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write records of another topic, each an effect of its own."""
-        self.runtime.require_own(topic)
-        for key, value in records:
-            await self.runtime.effect("row", topic, key, value, 0)
 
 
 # Follows topics outside the consumer group: shows what is there, then what is appended.
@@ -621,7 +572,7 @@ class MemoryRuntime(MemoryLookups):
                     f"{self.service}: writes {record.topic}, which is not among the outputs of its ServiceSpec"
                 )
         for record in records:
-            await self.effect("send", record.topic, record.key, record.value, record.partition)
+            await self.effect("send", record.topic, (record.key, record.value, record.partition))
 
     def partition_for(self, key: bytes, partitions: int) -> int:
         """Hash the key; see the protocol."""
@@ -632,7 +583,7 @@ class MemoryRuntime(MemoryLookups):
         found = self.broker.at(origin.topic, origin.partition, origin.offset)
         if found is None or found[1].offset != origin.offset:
             return False
-        await self.effect("send", origin.topic, found[1].key, found[1].value)
+        await self.effect("send", origin.topic, (found[1].key, found[1].value, None))
         return True
 
     async def dead_letter(
@@ -705,23 +656,27 @@ class MemoryRuntime(MemoryLookups):
         """End the worker; see the protocol."""
         raise Crash(reason) from error
 
-    async def effect(
-        self,
-        kind: Literal["send", "row"],
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        partition: int | None = None,
-    ) -> None:
-        """Append a record unless the broker refuses it, and die after it where that is asked for."""
+    async def write(self, topic: str, rows: Sequence[PlacedRow]) -> None:
+        """Write records of the service's own state: one by one, or all or none of them where it has one writer."""
+        self.require_own(topic)
+        if self.spec.one_writer:
+            await self.effect("row", topic, *rows)
+            return
+        for row in rows:
+            await self.effect("row", topic, row)
+
+    async def effect(self, kind: Literal["send", "row"], topic: str, *records: Appended) -> None:
+        """Append records, all or none: none that the broker refuses. Die after them where that is asked for."""
         await self._latency()
-        for record in handling.get():
-            if record.partition not in self.assigned(record.topic):
-                raise Moved(f"{record.coordinates}: its partition has moved to another worker")
-        if why := self.broker.refuses(topic, key):
-            raise SendFailed(f"{topic}: the broker did not take a record: {why}")
-        self.broker.append(topic, key, value, partition)
-        self.done(Effect(self.app, kind, topic, key or b""))
+        for handled in handling.get():
+            if handled.partition not in self.assigned(handled.topic):
+                raise Moved(f"{handled.coordinates}: its partition has moved to another worker")
+        for key, _, _ in records:
+            if why := self.broker.refuses(topic, key):
+                raise SendFailed(f"{topic}: the broker did not take a record: {why}")
+        for record in records:
+            self.broker.append(topic, *record)
+        self.done(*(Effect(self.app, kind, topic, key or b"") for key, _, _ in records))
 
     async def commit(self, subscription: Subscription, partition: int) -> None:
         """Commit the offset below which every record of a partition is handled, if it has moved."""
@@ -731,10 +686,10 @@ class MemoryRuntime(MemoryLookups):
             self.broker.committed[self.app, subscription.topic, partition] = offset
             self.done(Effect(self.app, "commit", subscription.topic, b""))
 
-    def done(self, effect: Effect) -> None:
-        """Note an effect; die after it where that is asked for."""
-        self.broker.effects.append(effect)
-        if self._dies_after(effect):
+    def done(self, *effects: Effect) -> None:
+        """Note effects; die after them where that is asked for."""
+        self.broker.effects += effects
+        for effect in [effect for effect in effects if self._dies_after(effect)]:
             self.die()
             raise Died(f"{self.app} died after {effect}")
 

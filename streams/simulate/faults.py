@@ -25,7 +25,7 @@ from agents.verifier.prm import RecordedVerifier
 from schemas.search import Scored
 from streams.runtime.base import BatchHandler, ConsumerRecord, SendFailed
 from streams.runtime.guard import LIMIT, handling
-from streams.runtime.memory import Died, Effect, MemoryRuntime, Subscription
+from streams.runtime.memory import Appended, Died, Effect, MemoryRuntime, Subscription
 from streams.services import aggregator, decider, embedder, executor, verifier
 from streams.services.embedder import HashedEncoder
 from streams.settings import Settings
@@ -292,15 +292,8 @@ class Worker(MemoryRuntime):
 
         super()._bind(topic, struck, most, ordered=ordered, waits=waits)
 
-    async def effect(
-        self,
-        kind: Literal["send", "row"],
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        partition: int | None = None,
-    ) -> None:
-        """Append a record, if nothing strikes; see the base."""
+    async def effect(self, kind: Literal["send", "row"], topic: str, *records: Appended) -> None:
+        """Append records, if nothing strikes; see the base."""
         on_its_way = self.running.is_set()
         fault = self.faults.strikes(self, kind, topic)
         if fault is not None and fault.kind == "suspend":
@@ -312,18 +305,19 @@ class Worker(MemoryRuntime):
         if self.expelled:
             # A request that was on its way when the process stopped still arrives, unless the broker fences its writer.
             if on_its_way and not (kind == "row" and self.spec.one_writer):
-                self.broker.append(topic, key, value, partition)
+                for record in records:
+                    self.broker.append(topic, *record)
             self.dead = True
-        await super().effect(kind, topic, key, value, partition)
+        await super().effect(kind, topic, *records)
         self.faults.acted()
         if fault is None:
             return
         if fault.kind == "unsure":
             raise _marked(SendFailed(f"{topic}: no acknowledgement"))
         if fault.kind == "twice":
-            await super().effect(kind, topic, key, value, partition)
+            await super().effect(kind, topic, *records)
         if fault.kind == "die":
-            self._dies(Effect(self.app, kind, topic, key or b""))
+            self._dies(Effect(self.app, kind, topic, records[0][0] or b""))
 
     async def commit(self, subscription: Subscription, partition: int) -> None:
         """Commit an offset, if nothing strikes; see the base."""

@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from agents.decider.snapshot import SNAPSHOT_KEY, START_KEY
-from streams.runtime.base import Outgoing
+from streams.runtime.base import Outgoing, Table
 from streams.runtime.kafka import KafkaRuntime
-from streams.runtime.kafka_writer import KafkaTable
 from streams.services.decider import DeciderService
 from streams.settings import Settings
 from streams.worker import run_service
@@ -59,7 +58,7 @@ def show(service: DeciderService) -> None:
     file.rename(STATE / "shown.npz")
 
 
-send, post = KafkaRuntime.send, KafkaTable.post
+send, post = KafkaRuntime.send, Table.post
 on_contexts, on_rewards = DeciderService.on_contexts, DeciderService.on_rewards
 
 
@@ -69,7 +68,7 @@ async def mortal_send(self: KafkaRuntime, *records: Outgoing) -> None:
     await send(self, *records)
 
 
-async def mortal_post(self: KafkaTable, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+async def mortal_post(self: Table, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
     records = list(records)
     if any(k.startswith(SNAPSHOT_KEY) and k.endswith(b"/manifest") and v for k, v in records):
         pass_by("manifest")
@@ -90,7 +89,7 @@ async def mortal_on_rewards(self: DeciderService, records: Any) -> None:
     show(self)
 
 
-KafkaRuntime.send, KafkaTable.post = mortal_send, mortal_post  # type: ignore[method-assign]
+KafkaRuntime.send, Table.post = mortal_send, mortal_post  # type: ignore[method-assign]
 DeciderService.on_contexts, DeciderService.on_rewards = mortal_on_contexts, mortal_on_rewards  # type: ignore[method-assign]
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, ServiceSpec, Torn
+from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, ServiceSpec, Table, Torn
 
 HOUR_MS = 3_600_000
 
@@ -204,7 +204,6 @@ TOYS = {
 def main(service: str, dies_after: int, metrics_port: int = 0) -> None:
     """Run a toy on Kafka by the product's own worker; die after so many effects, once."""
     from streams.runtime.kafka import KafkaRuntime
-    from streams.runtime.kafka_writer import KafkaTable
     from streams.services import SERVICES
     from streams.settings import Settings
     from streams.worker import run_service
@@ -222,7 +221,7 @@ def main(service: str, dies_after: int, metrics_port: int = 0) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     _after(KafkaRuntime, "send", done)
-    _after(KafkaTable, "put", done)
+    _after(Table, "put", done)
     sys.argv[1:] = []
     run_service(settings, service, metrics_port=metrics_port)
 

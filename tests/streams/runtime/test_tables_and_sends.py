@@ -102,6 +102,46 @@ def test_a_send_the_broker_refuses_raises_and_is_not_counted_against_the_record(
     run(main())
 
 
+@pytest.mark.parametrize("one_writer", [False, True])
+def test_the_rows_of_a_call_are_written_whole_or_not_at_all_where_a_table_has_one_writer(
+    in_memory: Callable[..., Settings], one_writer: bool
+) -> None:
+    shown: list[list[tuple[bytes, bytes]]] = []
+
+    async def build(runtime: Runtime) -> None:
+        table = runtime.table(
+            "rows", 1, source=runtime.topics.context, recovered=recovered, one_writer=one_writer
+        )
+
+        async def on_context(record: ConsumerRecord) -> None:
+            with pytest.raises(SendFailed):
+                await table.put_all([(b"first", b"x", 0), (b"second", b"x", 0)])
+            shown.append(table.items())
+
+        runtime.each(runtime.topics.context, on_context, stage="put")
+
+    async def main() -> None:
+        spec = ServiceSpec(
+            name="rows",
+            inputs=("context",),
+            outputs=(),
+            state=("rows-rows-changelog",),
+            one_writer=one_writer,
+            build=build,
+        )
+        cluster = Cluster(in_memory(), {"rows": spec})
+        cluster.broker.refuses = lambda topic, key: "full" if key == b"second" else ""
+        await cluster.up()
+        cluster.produce(cluster.topics.context, b"k", b"v", 0)
+        await cluster.until(lambda: bool(shown), 10)
+        assert shown == [[]]
+        written = [record.key for record in cluster.broker.records("m.rows-rows-changelog")]
+        assert written == ([] if one_writer else [b"first"])
+        await cluster.close()
+
+    run(main())
+
+
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
     in_memory: Callable[..., Settings], stubborn: bool
