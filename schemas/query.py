@@ -130,7 +130,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         feedback_wait_s: Seconds after the Answer in which feedback is awaited; None means the default.
         n: How many completed paths are wanted as answers; configurations with QP·CP below it are not chosen.
         learn: Whether the learner may learn from it: False for a measurement beside the traffic, say a baseline that is
-            pinned to one action. Its cost is not paced either.
+            pinned to one action, and for what a key without the scope `teach` asks.
         tenant: Who asks, for accounting.
         metadata: Anything the client wants back; at most 16 KiB of JSON.
     """

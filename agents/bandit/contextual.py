@@ -627,9 +627,9 @@ class Contextual(Learner):
             self.recent.add(decision.tenant, z)
 
     def abandon(self, decisions: Sequence[Pending]) -> None:
-        """Close the account of decisions that will have no reward."""
+        """Close the account of decisions of which nothing is learned."""
         for decision in decisions:
-            self.pacer.settled(decision.observation_id, None, None)
+            self.pacer.settled(decision.observation_id, decision.paid, decision.correct)
 
     def take(self, observations: Sequence[Observation]) -> None:
         """Learn each observation, in order."""

@@ -209,6 +209,7 @@ class Pending:
     Attributes:
         aim: Target of its objective; None for plain weights, and in the control group, which is not paced.
         tenant: Who asks.
+        paid, correct: What its account takes from an outcome of which nothing is learned; None where that is unknown.
     """
 
     observation_id: str
@@ -216,6 +217,8 @@ class Pending:
     action_id: str
     aim: Aim | None = None
     tenant: str = ""
+    paid: float | None = None
+    correct: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +379,7 @@ class Policy(Protocol):
         ...
 
     def abandon(self, decisions: Sequence[Pending]) -> None:
-        """Take back decisions whose reward will never come: they stop counting in widths."""
+        """Take back decisions of which nothing will be learned: they stop counting in widths, and accounts settle."""
         ...
 
     def update(self, observations: Sequence[Observation]) -> None:

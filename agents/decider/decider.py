@@ -159,7 +159,7 @@ def choose(
             decision=msgspec.Raw(without_question(decision)),
             batch=seq,
             tenant=record.query.account,
-            paced=choice.cohort == "policy" and record.query.learn and record.query.pinned is None,
+            paced=choice.cohort == "policy" and record.query.pinned is None,
         )
         stored = (record.query_id.encode(), encode_row(row, limit))
         made.append((Decided(record.query_id, value, decision.group, stored), row))

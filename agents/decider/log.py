@@ -164,8 +164,8 @@ def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
 #     pending ──provisional──▶ learned ──correction, default──▶ closed
 #        ├──final, correction, default──────────────────────────▶ closed
 #        ├──default of an answer that the client's bounds cut───▶ priced      (its cost alone is learned)
-#        ├──the first of a tenant that has taught enough────────▶ priced      (weight 0)
-#        └──a reward without score or cost, or of a query with learn: false──▶ abandoned   (nothing enters A)
+#        └──the first of a tenant that has taught enough (weight 0); a reward without score or cost,
+#           or of a query with learn: false────────────────────▶ abandoned   (nothing is learned)
 
 Stage = Literal["pending", "learned", "closed", "priced", "abandoned"]
 
@@ -194,8 +194,9 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         paced: Whether its cost counts against the objective's aim; a control's or a pinned query's does not.
         reward_offset: Offset of the last reward applied.
         tenant: Among whose outcomes it counts (`Query.account`).
-        weight: 0 where its tenant had taught enough: only its cost is learned then.
-        entered: Correct as it entered A; None when the imputed value did.
+        weight: 0 where its tenant had taught enough: nothing is learned of it then.
+        paid: What an outcome of which nothing is learned cost, for the account of its own tenant; 0 if nobody knows.
+        entered: Correct as it entered A, or that account; None when the imputed value did.
         correct, score, log_cost, imputed: The present values of the raw terms.
         price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
     """
@@ -219,6 +220,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     paced: bool = True
     tenant: str = ""
     weight: int = 1
+    paid: float = 0.0
     entered: float | None = None
     correct: float | None = None
     score: float = 0.0
@@ -248,7 +250,10 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     def pending(self) -> Pending:
         """Return the decision in the form that the policy takes."""
         aim = aim_of(self.objective, self.tenant) if self.paced else None
-        return Pending(self.query_id, self.vector(), self.action, aim, self.tenant)
+        correct = self.entered if self.paid else None
+        return Pending(
+            self.query_id, self.vector(), self.action, aim, self.tenant, self.paid or None, correct
+        )
 
     def observation(self, correct: float | None) -> Observation:
         """Return the outcome in the form that the policy takes, with Correct as it was known at the time."""
@@ -429,7 +434,7 @@ def applied(
         offset: The reward's offset in its topic.
         seq: The next sequence number; a returned move has used it.
         rules: What to learn from a reward without correctness.
-        shares: Who taught before; an outcome that enters A, or would have, is added.
+        shares: Who taught before; an outcome that is learned, or would have been, is added.
 
     Raises:
         InvalidObservation: A term is out of range; nothing has changed.
@@ -444,19 +449,24 @@ def applied(
     if row.stage == "learned":
         return _resolved(row, reward, seq, rules, change)
     score, log_cost = reward.score, reward.log_cost
-    if not reward.learn or score is None or log_cost is None:
-        if not reward.closes:
-            return "unlearnable", None
-        return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
-    if reward.bounded:
-        check_outcome(row.query_id, None, score, log_cost, score)
-        change |= {"score": score, "log_cost": log_cost, "imputed": score, "price_factor": _factor(reward)}
-        return "priced", _move("price", row, {**change, "stage": "priced", "ended_seq": seq})
-    if reward.kind == "default" and rules.default == "drop":
-        return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
+    if not (reward.learn or reward.closes):
+        return "unlearnable", None
+    if score is None or log_cost is None:
+        return _abandoned(row, seq, change) if reward.closes else ("unlearnable", None)
+    if reward.kind == "default" and rules.default == "drop" and not reward.bounded:
+        return _abandoned(row, seq, change)
     imputed = score if rules.impute == "score" else float(rules.impute)
-    correct = 0.0 if reward.kind == "default" and rules.default == "wrong" else reward.correct
+    ungraded = reward.kind == "default" and rules.default == "wrong" and not reward.bounded
+    correct = 0.0 if ungraded else reward.correct
     check_outcome(row.query_id, correct, score, log_cost, imputed)
+    weight = 0
+    if reward.learn:
+        shares.add(row.tenant, weight := shares.weight(row.tenant))
+        change["weight"] = weight
+    if not weight:
+        # The account is its own tenant's, so that it counts there.
+        known = correct if reward.bounded or correct is not None else imputed
+        return _abandoned(row, seq, {**change, "paid": math.exp(log_cost), "entered": known})
     change |= {
         "score": score,
         "log_cost": log_cost,
@@ -465,9 +475,8 @@ def applied(
         "correct": correct,
         "price_factor": _factor(reward),
     }
-    shares.add(row.tenant, weight := shares.weight(row.tenant))
-    if not weight:
-        return "priced", _move("price", row, {**change, "stage": "priced", "weight": 0, "ended_seq": seq})
+    if reward.bounded:
+        return "priced", _move("price", row, {**change, "stage": "priced", "ended_seq": seq})
     change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
     return "learned", _move("update", row, change)
 
@@ -491,6 +500,11 @@ def _resolved(
         return "closed", Move("nothing", closed)
     check_share(row.query_id, "correct", correct)
     return "corrected", _move("correct", row, {**change, "correct": correct, "corrected_seq": seq})
+
+
+def _abandoned(row: Row, seq: int, change: dict[str, Any]) -> tuple[Verdict, Move]:
+    """End a row of which nothing is learned."""
+    return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
 
 
 def _move(tell: Tell, row: Row, change: dict[str, Any]) -> Move:
@@ -567,7 +581,10 @@ def call(policy: Policy, method: PolicyCall, rows: Sequence[Row]) -> None:
 
 def taught(rows: Iterable[Row], after: int = -1) -> list[tuple[str, int]]:
     """Return the tenant and the weight of every outcome after a sequence number, in order."""
-    found = [(row.learned_seq if row.weight else row.ended_seq, row.tenant, row.weight) for row in rows]
+    found = []
+    for row in rows:
+        at_end = row.stage == "priced" or not row.weight
+        found.append((row.ended_seq if at_end else row.learned_seq, row.tenant, row.weight))
     return [(tenant, weight) for seq, tenant, weight in sorted(found) if seq > after]
 
 

@@ -91,7 +91,8 @@ WITH Fact AS (
         coalesce(iif(t.decision IS NULL, q.wait_ms, d.wait_ms), :wait_ms) AS wait_ms,
         iif(t.learner IS NOT NULL, l.learned >= 0,
             c.score IS NOT NULL AND c.log_cost IS NOT NULL AND c.learn AND NOT c.bounded) AS learned,
-        CASE WHEN NOT c.learn THEN 'learn: false' WHEN c.bounded THEN 'cut by its client' END AS refused,
+        CASE WHEN NOT c.learn THEN 'learn: false' WHEN l.weight = 0 THEN 'its tenant had taught enough'
+            WHEN c.bounded THEN 'cut by its client' END AS refused,
         EXISTS (SELECT 1 FROM Reward x WHERE x.query_id = t.query_id AND x.error IS NULL) AS rewarded,
         EXISTS (SELECT 1 FROM Context x WHERE x.query_id = t.query_id AND x.error IS NULL) AS embedded,
         (SELECT x.error FROM Query x WHERE x.query_id = t.query_id AND x.error IS NOT NULL LIMIT 1) AS no_query,
@@ -170,8 +171,7 @@ CREATE TABLE Applied AS
 WITH Own AS (
     SELECT
         r.rowid AS id, r.query_id, r.off, r.kind, iif(r.learn, r.correct, NULL) AS correct,
-        -- A tenant that has taught enough teaches the cost alone.
-        r.bounded OR NOT l.weight AS bounded, l.r_off, l.stage AS row_stage,
+        r.bounded, l.weight, l.r_off, l.stage AS row_stage,
         r.kind IN ('final', 'correction', 'default') AS closes,
         r.learn AND r.score IS NOT NULL AND r.log_cost IS NOT NULL AS learnable
     FROM Row l JOIN Reward r ON r.query_id = l.query_id AND r.seq = l.seq AND r.action = l.action
@@ -179,7 +179,8 @@ WITH Own AS (
     WHERE r.error IS NULL OR r.off = l.r_off
 ), One AS (
     SELECT query_id, min(off) AS off, id, kind, correct, CASE
-        WHEN NOT learnable THEN 'abandoned' WHEN bounded THEN 'priced' WHEN closes THEN 'closed' ELSE 'learned'
+        -- A tenant that has taught enough teaches nothing.
+        WHEN NOT (learnable AND weight) THEN 'abandoned' WHEN bounded THEN 'priced' WHEN closes THEN 'closed' ELSE 'learned'
     END AS stage
     FROM Own WHERE off <= r_off AND (closes OR learnable) GROUP BY query_id
 ), Two AS (

@@ -27,6 +27,9 @@ _DAY_HOURS: Final = 24
 PREVIEWS: Final = 600
 """Previews a minute of a key that states no requests a minute: a slider asks ten times a second while it moves."""
 
+TARGETS: Final = 8
+"""Mean costs and accuracies a minute that a key may state itself: the decider solves for the price of each."""
+
 MINUTE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of queries that a key may send a minute: every one of them travels through all topics of its search."""
 
@@ -167,7 +170,7 @@ class Credential(Struct, frozen=True):
 
     @property
     def teaches(self) -> bool:
-        """Return whether the learner may learn from what this caller claims."""
+        """Return whether the learner may learn from what this caller asks and claims."""
         return self.entry is None or "teach" in self.entry.scopes
 
     @property
@@ -204,6 +207,9 @@ class Gate:
         self._most_streams = streams
         self._streams: Counter[str] = Counter()
         self._previews: dict[str, deque[int]] = {}  # when each key had some, of the last minute
+        self._targets: dict[
+            str, dict[tuple[float | None, float | None], int]
+        ] = {}  # when each stated them last
         self._by_digest: dict[str, KeyEntry] = {}
         self._had_keys = False
         self._digest_of: dict[str, str] = {}
@@ -221,6 +227,17 @@ class Gate:
         if entry.op == "add" and entry.sha256 is not None:
             self._digest_of[entry.name] = entry.sha256
             self._by_digest[entry.sha256] = entry
+
+    def teaches(self, who: Credential, query: Query) -> bool:
+        """Return whether the learner may learn from a query.
+
+        It learns from keys with the scope `teach`. While there is none, it must learn from somebody: from everybody's
+        plain questions, those without a reference or a configuration of their own.
+        """
+        if who.teaches:
+            return True
+        plain = query.reference is None and query.pinned is None
+        return plain and not any("teach" in entry.scopes for entry in self._by_digest.values())
 
     def credential(self, bearer: str | None) -> Credential:
         """Return the credential of a bearer token. While no key exists, every request is let in.
@@ -340,6 +357,22 @@ class Gate:
             what = f"{most} requests a minute, previews among them"
             raise _rate(what, max(1, used.reset_s), self.headers(who, used))
         recent.append(now_ms)
+
+    def aim(self, who: Credential, query: Query, now_ms: int) -> None:
+        """Count the mean cost or accuracy that a query states itself, or refuse it.
+
+        Raises:
+            ApiError: 429 where its key has stated TARGETS others within a minute.
+        """
+        target = (query.mean_cost, query.accuracy)
+        if who.entry is None or target == (None, None):
+            return
+        since_ms = now_ms - MINUTE_MS
+        recent = {one: at_ms for one, at_ms in self._targets.get(who.key, {}).items() if at_ms > since_ms}
+        if target not in recent and len(recent) >= TARGETS:
+            wait_s = 1 + (min(recent.values()) - since_ms) // 1000
+            raise _rate(f"{TARGETS} different mean costs and accuracies of its own a minute", wait_s, {})
+        self._targets[who.key] = {**recent, target: now_ms}
 
     def headers(self, who: Credential, used: Used) -> dict[str, str]:
         """Return how much of the limit a minute is left, in OpenAI's headers."""

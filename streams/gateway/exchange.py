@@ -527,12 +527,13 @@ class Exchange:
             request, wanted, query_id=query_id, tenant=who.tenant, kept={"key": who.key, "digest": digest}
         )
         self._check_length(query)
-        if not who.teaches and (query.reference is not None or query.pinned is not None):
-            # The reference grades the answer for its owner. What everybody is given does not follow from it.
+        if not self.gate.teaches(who, query):
+            # It is answered, and graded for its owner. What everybody is given does not follow from it.
             query = msgspec.structs.replace(query, learn=False)
         if BASELINE_OF in query.metadata:
             who.require("admin")  # it counts as the control that the policy is compared with
         self.gate.admit(who, request.model, query, self._used(who, now_ms))
+        self.gate.aim(who, query, now_ms)
         await self._send_query(query, now_ms)
         return Admitted(query_id, now_ms // 1000, False, timeout_s, digest)
 

@@ -531,10 +531,14 @@ def _taught(life: _Life) -> Iterator[str]:
         return  # rows have left the log, or an earlier life counts
     rows = (decode_row(key, value) for key, value in life.broker.changelog(life.log, 0).items())
     learned = sorted(
-        (row.learned_seq, row.tenant) for row in rows if isinstance(row, Row) and row.learned_seq >= 0
+        (max(row.learned_seq, row.ended_seq if row.stage == "priced" else -1), row.tenant)
+        for row in rows
+        if isinstance(row, Row)
     )
     weight: Counter[str] = Counter()
     for seq, tenant in learned:
+        if seq < 0:
+            continue
         others = weight.total() - weight[tenant]
         if 0 < others < weight[tenant]:
             yield f"taught too much: {tenant!r} at {seq}: {weight[tenant]} outcomes, all others {others}"

@@ -14,9 +14,12 @@ from agents.bandit.contextual import Contextual
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.linucb import LinUCB
+from agents.bandit.policy import Context
 from agents.decider import shares
+from agents.decider.log import aim_of
 from agents.decider.shares import TeachingShares
 from tests.support.shard import Shard
+from tests.support.worlds import QUALITY
 
 
 def test_one_tenant_alone_is_not_held_back() -> None:
@@ -46,6 +49,14 @@ def test_none_of_several_tenants_gets_beyond_half_of_the_window(prior: int, taug
         assert TeachingShares.of(watched.window()).window() == watched.window()
 
 
+OUTCOMES: list[tuple[Any, dict[str, Any], float | None]] = [
+    ("final", {"correct": 1.0}, 1.0),
+    ("default", {}, 0.25),
+    ("default", {"bounded": True}, None),
+]
+"""Rewards, and what its own tenant's account takes for correctness: where nobody graded it, the score."""
+
+
 def taught(shard: Shard, tenants: str, **reward: Any) -> list[str]:
     """Ask and answer once for each tenant; return what the learner made of the rewards."""
     verdicts = []
@@ -53,6 +64,14 @@ def taught(shard: Shard, tenants: str, **reward: Any) -> list[str]:
         [decided] = shard.ask(shard.context(tenant=tenant))
         verdicts.append(shard.tell(shard.reward(decided, **reward))[0].verdict)
     return verdicts
+
+
+def known(shard: Shard) -> Any:
+    """Return what is predicted of every action, terms and widths."""
+    policy = shard.decider.policy
+    dim = 21 if policy.surface else 12
+    scores = policy.scores([Context("probe", np.full(dim, dim**-0.5))], [QUALITY], 1)[0]
+    return np.array([scores.mean, scores.width]).tolist()
 
 
 def contextual(_: FeatureMap) -> Contextual:
@@ -64,11 +83,49 @@ def test_a_hostile_tenant_teaches_no_more_than_the_others_together(policy: Any) 
     shard = Shard(policy)
     assert taught(shard, "h" * 20) == ["learned"] * 20
     hostile = taught(shard, "e" * 50, correct=0.0)
-    assert Counter(hostile) == {"learned": 21, "priced": 29}
-    before = shard.decider.policy.version
-    taught(shard, "e" * 20, correct=0.0)
-    assert shard.decider.policy.version == before, "nothing more was learned of it"
+    assert Counter(hostile) == {"learned": 21, "abandoned": 29}
+    before = known(shard)
+    taught(shard, "e" * 20, correct=0.0, log_cost=20.0)
+    assert known(shard) == before, "nothing more is learned of it, not even what it costs"
     assert taught(shard, "h") == ["learned"]
+
+
+@pytest.mark.parametrize("policy", [contextual, LinUCB])
+def test_what_may_not_teach_teaches_nothing_and_settles_the_account_of_its_own_tenant(policy: Any) -> None:
+    shard = Shard(policy, seed=2)
+    taught(shard, "h" * 20)
+    before, aims = known(shard), {"accuracy": 0.9} if policy is contextual else {}
+    for at, (kind, told, entered) in enumerate(OUTCOMES):
+        [decided] = shard.ask(shard.context(f"e{at}", tenant="e", learn=False, **aims))
+        [one] = shard.tell(shard.reward(decided, kind, learn=False, score=0.25, log_cost=20.0, **told))
+        assert one.verdict == "abandoned"
+        assert known(shard) == before
+        row = shard.entry(f"e{at}")
+        assert (row.paid, row.entered) == (pytest.approx(np.exp(20.0)), entered)
+    assert taught(shard, "e") == ["learned"], "none of it counts in the shares"
+    live = shard.decider
+    if policy is contextual:
+        aim = aim_of(row.objective, "e")
+        assert aim is not None
+        account = live.policy.account(aim)
+        assert account is not None
+        assert account.mean_cost == pytest.approx(np.exp(20.0))
+        assert account.correct == pytest.approx((1.0 + 0.25) / 2), "of what was cut, nobody knows"
+    shard.crash()
+    shard.same_as(live)
+    assert shard.decider.policy.account(aim) == account if policy is contextual else True
+
+
+def test_answers_that_their_client_cut_count_in_the_shares() -> None:
+    """Their cost is learned, so no tenant may teach more of it than the others together."""
+    shard = Shard(contextual)
+    taught(shard, "h" * 5)
+    cut = taught(shard, "e" * 10, kind="default", bounded=True)
+    assert Counter(cut) == {"priced": 6, "abandoned": 4}
+    live = shard.decider
+    shard.crash()
+    assert shard.decider.shares.window() == live.shares.window()
+    shard.same_as(live)
 
 
 def test_a_recovery_finds_the_weights_of_the_live_run() -> None:

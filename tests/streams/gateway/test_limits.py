@@ -11,7 +11,7 @@ from schemas.control import KeyEntry
 from schemas.objective import Weights
 from schemas.query import Budget, Query
 from schemas.record import encode
-from streams.gateway.auth import MINUTE_BYTES, Credential, Gate, Used, check_host, is_local
+from streams.gateway.auth import MINUTE_BYTES, TARGETS, Credential, Gate, Used, check_host, is_local
 from streams.gateway.exchange import was_cut
 from streams.gateway.index import Index
 from streams.gateway.openai import ApiError
@@ -232,6 +232,24 @@ def test_a_search_that_its_deadline_cut_in_the_first_step_costs_what_was_reserve
     index.cut("q")
     used = index.usage.used("k", 1_000_020)
     assert (used.eflops, used.reserved, used.mean) == (5.0, 0.0, 5.0)
+
+
+def test_a_key_may_state_a_few_targets_of_its_own_a_minute() -> None:
+    gate = Gate()
+    gate.change(key("shop", "one"))
+    gate.change(key("other", "two"))
+    who = gate.credential("one")
+    for at in range(TARGETS):
+        gate.aim(who, query(mean_cost=1e9 + at), 1000 * at)
+    with pytest.raises(ApiError) as found:
+        gate.aim(who, query(accuracy=0.9), 10_000)
+    assert (found.value.status, found.value.headers["retry-after"]) == (429, "51")
+    gate.aim(who, query(mean_cost=1e9), 10_000)  # a known one is no other
+    for plain in (query(), query(objective="careful")):
+        gate.aim(who, plain, 10_000)
+    gate.aim(gate.credential("two"), query(accuracy=0.9), 10_000)
+    gate.aim(Credential(), query(accuracy=0.9), 10_000)
+    gate.aim(who, query(accuracy=0.9), 61_001)
 
 
 def test_previews_count_against_the_requests_a_minute() -> None:

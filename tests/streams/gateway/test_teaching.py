@@ -1,4 +1,4 @@
-"""What a key's claims teach: without the scope `teach` they grade an answer, and teach nothing."""
+"""What a key teaches: without the scope `teach` nothing, and its claims grade an answer for its owner alone."""
 
 import time
 from collections.abc import Callable
@@ -33,8 +33,10 @@ def test_a_key_teaches_by_its_claims_only_if_it_says_so(house: Callable[..., Any
     there = house(feedback_wait_s=60.0)
     topics = there.cluster.topics
     assert learned(there, None) == {"plain": True, "reference": True, "pinned": True}, "no key exists"
-    asks, teaches = there.key("asks"), there.key("teaches", scopes=("ask", "feedback", "read", "teach"))
-    assert learned(there, asks) == {"plain": True, "reference": False, "pinned": False}
+    asks = there.key("asks")
+    assert learned(there, asks) == {"plain": True, "reference": False, "pinned": False}, "no key teaches"
+    teaches = there.key("teaches", scopes=("ask", "feedback", "read", "teach"))
+    assert learned(there, asks) == {"plain": False, "reference": False, "pinned": False}
     assert learned(there, teaches) == {"plain": True, "reference": True, "pinned": True}
     told = {}
     for key in (asks, teaches):
