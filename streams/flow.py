@@ -16,13 +16,14 @@ and a handler returns when everything the record caused has been delivered. Hand
 second delivery changes nothing.
 """
 
+from streams.runtime import effects
 from streams.runtime.base import Runtime
 from streams.services import SERVICES
 
 
 async def connect(runtime: Runtime) -> None:
     """Build the service of this worker and bind its handlers to its topics."""
-    await SERVICES[runtime.service].build(runtime)
+    await effects.connect(runtime, SERVICES[runtime.service])
 
 
 def page() -> str:

@@ -63,6 +63,49 @@ def test_no_function_is_too_long() -> None:
     assert long == {}, f"divide what has more than {MOST_LINES} lines"
 
 
+# A service returns what a record causes, and the runtime applies it (streams/runtime/effects.py). These are no effects
+# of a record, or have the other order; nothing else in a service sends or writes.
+NO_EFFECTS = {
+    "streams/services/aggregator.py": {
+        "_send_due": "the timer: what is overdue takes the ordered way as a Due record"
+    },
+    "streams/services/decider.py": {
+        "_decide": "rows first, then what they hold",
+        "on_contexts": "a record of a batch that cannot be decoded",
+        "on_rewards": "a record of a batch that cannot be decoded or learned from",
+        "write": "the rows of a batch, in one transaction",
+    },
+    "streams/services/executor.py": {"_beat": "a heartbeat", "_last_beat": "the last heartbeat"},
+    "streams/services/learner_log.py": {
+        "_post": "a snapshot, or the prior of an empty log",
+        "_remove_foreign": "recovery",
+        "_write": "rows that two snapshots hold leave the log",
+    },
+    "streams/gateway/exchange.py": {
+        "_send_query": "a client's request",
+        "cancel": "a client that hung up",
+        "feedback": "a client's request",
+    },
+    "streams/gateway/routes.py": {"retry": "an operator's request", "set_objective": "an operator's request"},
+}
+_ACTS = {"send", "send_again", "dead_letter", "put", "put_all", "drop_all", "post"}
+
+
+def test_services_return_effects_and_what_else_they_send_or_write_is_listed() -> None:
+    found: dict[str, set[str]] = {}
+    for folder in ("streams/services", "streams/gateway"):
+        for path in (ROOT / folder).glob("*.py"):
+            for function in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                    continue
+                for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+                    if isinstance(call.func, ast.Attribute) and call.func.attr in _ACTS:
+                        owner = ast.unparse(call.func.value).rpartition(".")[2]
+                        if owner in ("runtime", "table"):
+                            found.setdefault(str(path.relative_to(ROOT)), set()).add(function.name)
+    assert found == {path: set(listed) for path, listed in NO_EFFECTS.items()}
+
+
 def test_no_module_is_named_for_nothing() -> None:
     vague = {"utils", "util", "helpers", "helper", "common", "core", "manager", "misc"}
     assert [

@@ -3,13 +3,17 @@
 import functools
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Protocol, Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.query import Origin
+from schemas.record import Record, encode
+from schemas.reward import Due
+from schemas.search import SearchStep, Verification
 from streams.runtime.clock import BrokerClock
 from streams.topics import Topics
 
@@ -118,6 +122,11 @@ class Outgoing(msgspec.Struct, frozen=True):
     key: bytes | None
     value: bytes
     partition: int | None = None
+
+    @classmethod
+    def of(cls, topic: str, record: Answer | Due | SearchStep | Verification) -> Self:
+        """Return a record under the key of its query."""
+        return cls(topic, key_of(record.query_id), encode(record))
 
 
 class ConsumerGroup(msgspec.Struct, frozen=True):
@@ -255,11 +264,11 @@ class Table:
         """Write one row; see `put_all`."""
         await self.put_all([(key, value, partition)])
 
-    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Write rows (key, value, partition) in order. They are visible once all of them are durable.
+    async def put_all(self, rows: Iterable[PlacedRow]) -> None:
+        """Write rows in order. They are visible once all of them are durable.
 
         Args:
-            rows: No value may be empty, because a recovery takes that for a deletion.
+            rows: No value may be empty, because a recovery takes that for a deletion. None is one.
 
         Raises:
             Moved: the handler's record belongs to another worker now; nothing was written.
@@ -267,20 +276,25 @@ class Table:
             SendFailed: the broker did not take a row; none is visible, others of the call may have been written.
         """
         rows = list(rows)
-        for key, value, _ in rows:
-            self.check(key, value)
-        await self._store(rows)
+        for row in rows:
+            self.check(row)
+        if rows:
+            await self._write(self.changelog, rows)
+            self._show(rows)
 
     async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
         """Delete rows (key, partition) and wait until that is durable."""
-        await self._store([(key, None, partition) for key, partition in keys])
+        await self.put_all((key, None, partition) for key, partition in keys)
 
-    def check(self, key: bytes, value: bytes) -> None:
+    def check(self, row: PlacedRow) -> None:
         """Refuse a row that cannot be written.
 
         Raises:
             RowTooLarge: it exceeds the record limit.
         """
+        key, value, _ = row
+        if value is None:
+            return
         if not value:
             raise ValueError(f"{self.changelog}: row {key!r} is empty")
         if len(value) + len(key) + 512 > self._limit:
@@ -301,11 +315,6 @@ class Table:
             SendFailed: the broker did not take a record; others of the call may have been written.
         """
         await self._write(topic, [(key, value, 0) for key, value in records])
-
-    async def _store(self, rows: Sequence[PlacedRow]) -> None:
-        if rows:
-            await self._write(self.changelog, rows)
-            self._show(rows)
 
     def _show(self, rows: Sequence[PlacedRow]) -> None:
         for key, value, partition in rows:
@@ -335,8 +344,8 @@ class Runtime(Protocol):
         group: The executor group, where the service has one.
         instance: Stable name of this worker among those of its service.
         limit: Most bytes of a record's value.
-        answers_for: Whether this service answers a query whose record it sent to the dead-letter topic; a service may
-            replace it.
+        answers_for: Whether a query gets an Answer when its record, at an origin, has gone to the dead-letter topic; a
+            service may replace it.
     """
 
     settings: "Settings"
@@ -348,7 +357,7 @@ class Runtime(Protocol):
     group: str
     instance: str
     limit: int
-    answers_for: Callable[[str], bool]
+    answers_for: Callable[[str, Origin], bool]
 
     def each(self, topic: str, handle: Handler, *, stage: str, waits: bool = False) -> None:
         """Bind a handler to a topic: one record of a query at a time.
@@ -520,26 +529,41 @@ class Runtime(Protocol):
 # What the rest of the product needs to know about a service, without importing the service's code.
 
 
+class Input(NamedTuple):
+    """How the records of an input are read.
+
+    Attributes:
+        kind: The record.
+        stage: Names what is done with it in metrics.
+        waits: See `Runtime.each`.
+    """
+
+    kind: type[Record]
+    stage: str
+    waits: bool = False
+
+
 class ServiceSpec(Struct, frozen=True, kw_only=True):
     """One service as the command line, the launcher, the monitor and the tests know it.
 
     Attributes:
         name: Its name on the command line, in consumer groups and in metrics.
-        inputs: The topics it handles, by their names without the prefix. `.<group>` stands for its own group.
+        inputs: The topics it handles, by their names without the prefix, and how. `.<group>` stands for its own group.
         outputs: The topics it writes. `.<group>` stands for the group of a Decision.
         follows: The topics it reads beside its inputs, without a consumer group. `control` and `heartbeat`, which every
             service follows, are not named.
         state: The topics of its own state: it alone writes them, and reads them when it starts.
         one_writer: Whether one of its workers at a time may write its state, in transactions.
-        build: Loads what the service needs and binds its handlers. It imports the service's code only when called.
+        build: Loads what the service needs and returns it; one that is not keyed (`streams.runtime.effects`) has bound
+            its handlers by then. It imports the service's code only when called.
         grouped: Whether there is one deployment of it for each executor group.
         optional: Whether `up` starts it only on request.
     """
 
     name: str
-    inputs: tuple[str, ...]
+    inputs: Mapping[str, Input]
     outputs: tuple[str, ...]
-    build: Callable[[Runtime], Awaitable[None]]
+    build: Callable[[Runtime], Awaitable[object]]
     follows: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     one_writer: bool = False
@@ -576,5 +600,5 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
         return tuple(topics.app_id(self.name, group) for group in groups)
 
 
-def _full(topics: Topics, names: tuple[str, ...], group: str = "") -> tuple[str, ...]:
+def _full(topics: Topics, names: Iterable[str], group: str = "") -> tuple[str, ...]:
     return tuple(topics.prefix + name.replace("<group>", group) for name in names)

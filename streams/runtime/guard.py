@@ -302,6 +302,11 @@ def letter_of(
     )
 
 
+def to_send(runtime: Runtime, letter: DeadLetter) -> Outgoing:
+    """Return a dead letter as it is sent."""
+    return Outgoing(runtime.topics.dead_letter, letter.key.encode(), encode(letter))
+
+
 def answer_of(letter: DeadLetter, status: Literal["rejected", "failed"]) -> Answer | None:
     """Return the Answer for a query whose record became a dead letter, or None if its id cannot be read."""
     if not letter.query_id:
@@ -400,10 +405,15 @@ class HandlerGuard:
             keep_bytes=runtime.settings.kafka.dead_letter_bytes,
         )
         log.warning("dead letter %s: %s: %s", letter.key, letter.error, letter.reason)
-        outgoing = [Outgoing(topics.dead_letter, letter.key.encode(), encode(letter))]
+        outgoing = [to_send(runtime, letter)]
         # A query does not end with these.
         beside = (topics.answer, topics.feedback, topics.due, topics.reward)
-        if answer and letter.query_id and record.topic not in beside and runtime.answers_for(letter.query_id):
+        if (
+            answer
+            and letter.query_id
+            and record.topic not in beside
+            and runtime.answers_for(letter.query_id, letter.origin)
+        ):
             early = record.topic in (topics.query, topics.context)
             reply = answer_of(letter, "rejected" if early else "failed")
             if reply is not None:

@@ -618,7 +618,7 @@ class KafkaRuntime(KafkaLookups):
         self.clock = BrokerClock(self.monotonic, wall_ms, metrics.clock_skew.set)
         self.control = Control(settings, self.monotonic)
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
-        self.answers_for: Callable[[str], bool] = lambda query_id: True
+        self.answers_for: Callable[[str, Origin], bool] = lambda query_id, origin: True
         name = self.topics.app_id(service, group)
         self.in_flight = InFlightFile(
             settings.state_path("crashes", f"{name}.{instance}.in-hand"),

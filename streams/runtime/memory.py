@@ -486,10 +486,12 @@ class MemoryRuntime(MemoryLookups):
         self.clock = BrokerClock(self.monotonic, self.wall_ms, self.metrics.clock_skew.set)
         self.control = Control(settings, self.monotonic)
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
-        self.answers_for: Callable[[str], bool] = lambda query_id: True
+        self.answers_for: Callable[[str, Origin], bool] = lambda query_id, origin: True
         self.in_flight = InFlightList(left)
         self.guard = HandlerGuard(self, crashes, self.in_flight)
         self.queues = Queues(self, settings.kafka.concurrency)
+        self.built: Any = None
+        """The service, once it is built."""
         self.subscriptions: list[Subscription] = []
         self.tables: list[MemoryTable] = []
         self.tasks: set[asyncio.Task[None]] = set()

@@ -11,6 +11,7 @@ from typing import Any
 
 from agents.catalogue.file import load_catalogue
 from streams.runtime.base import ConsumerRecord, Crash, ServiceSpec
+from streams.runtime.effects import connect
 from streams.runtime.guard import Crashes
 from streams.runtime.memory import BEGAN_MS, Died, Effect, MemoryBroker, MemoryRuntime, Subscription
 from streams.runtime.queues import WINDOW, Binding, Offsets
@@ -98,7 +99,7 @@ class Cluster:
         self.workers.append(worker)
         try:
             await worker.control.start(worker)
-            await spec.build(worker)
+            worker.built = await connect(worker, spec)
             await self._rebalance(app)
         except (Crash, Died) as error:
             self.ended(worker, error)

@@ -1,21 +1,27 @@
 """The services, in stream order: what each reads and writes. SERVICES is the one list; importing it loads no engine."""
 
-from streams.runtime.base import Runtime, ServiceSpec
+from typing import Any
+
+from schemas.answer import Answer
+from schemas.decision import Decision
+from schemas.query import Query, QueryContext
+from schemas.reward import Due, Feedback, Reward
+from schemas.search import SearchStep, Verification
+from streams.runtime.base import Input, Runtime, ServiceSpec
+from streams.runtime.effects import Keyed
 
 # The embedder: admits queries, and encodes each Query into a Context.
 
 
-async def _build_embedder(runtime: Runtime) -> None:
-    """Load what the service needs and bind its handlers."""
+async def _build_embedder(runtime: Runtime) -> Keyed[None]:
     from streams.services.embedder import EmbedderService
 
-    service = await EmbedderService.build(runtime)
-    runtime.each(runtime.topics.query, service.on_query, stage="embed", waits=True)
+    return await EmbedderService.build(runtime)
 
 
 EMBEDDER = ServiceSpec(
     name="embedder",
-    inputs=("query",),
+    inputs={"query": Input(Query, "embed", waits=True)},
     outputs=("context", "answer", "dead-letter"),
     follows=("answer", "dead-letter"),
     build=_build_embedder,
@@ -25,7 +31,7 @@ EMBEDDER = ServiceSpec(
 # The decider: the learner of the deployment, its log and its policy.
 
 
-async def _build_decider(runtime: Runtime) -> None:
+async def _build_decider(runtime: Runtime) -> object:
     """Load what the service needs and bind its handlers."""
     from streams.services.decider import DeciderService
     from streams.services.previews import Previews
@@ -37,11 +43,12 @@ async def _build_decider(runtime: Runtime) -> None:
     runtime.batches(topics.reward, service.on_rewards, stage="learn", most=32)
     if runtime.settings.previews.port:
         runtime.background("previews", Previews(service).serve)
+    return service
 
 
 DECIDER = ServiceSpec(
     name="decider",
-    inputs=("context", "reward"),
+    inputs={"context": Input(QueryContext, "decide"), "reward": Input(Reward, "learn")},
     outputs=("action-decision", "action-decision.<group>", "answer", "dead-letter"),
     state=("decider-pending-changelog", "learner-snapshot"),
     one_writer=True,
@@ -52,21 +59,18 @@ DECIDER = ServiceSpec(
 # The executor: the searches of one group of models, and their engines.
 
 
-async def _build_executor(runtime: Runtime) -> None:
-    """Load what the service needs and bind its handlers."""
-    from streams.services.executor import CANCELS, ExecutorService
+async def _build_executor(runtime: Runtime) -> Keyed[None]:
+    from streams.services.executor import ExecutorService
 
-    service = await ExecutorService.build(runtime)
-    topics, group = runtime.topics, runtime.group
-    begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
-    await runtime.follow([topics.cancel_for(group)], service.on_cancel, begin=begin)
-    runtime.each(topics.decision_for(group), service.on_decision, stage="begin")
-    runtime.each(topics.verification_for(group), service.on_verification, stage="search")
+    return await ExecutorService.build(runtime)
 
 
 EXECUTOR = ServiceSpec(
     name="executor",
-    inputs=("action-decision.<group>", "verification.<group>"),
+    inputs={
+        "action-decision.<group>": Input(Decision, "begin"),
+        "verification.<group>": Input(Verification, "search"),
+    },
     outputs=("search-step", "answer", "heartbeat", "dead-letter"),
     follows=("cancel.<group>",),
     build=_build_executor,
@@ -77,17 +81,15 @@ EXECUTOR = ServiceSpec(
 # The verifier: scores the steps of all groups.
 
 
-async def _build_verifier(runtime: Runtime) -> None:
-    """Load what the service needs and bind its handlers."""
+async def _build_verifier(runtime: Runtime) -> Keyed[None]:
     from streams.services.verifier import VerifierService
 
-    service = await VerifierService.build(runtime)
-    runtime.each(runtime.topics.search_step, service.on_step, stage="verify")
+    return await VerifierService.build(runtime)
 
 
 VERIFIER = ServiceSpec(
     name="verifier",
-    inputs=("search-step",),
+    inputs={"search-step": Input(SearchStep, "verify")},
     outputs=("verification.<group>", "answer", "dead-letter"),
     build=_build_verifier,
 )
@@ -96,22 +98,21 @@ VERIFIER = ServiceSpec(
 # The aggregator: Decision, Answer, Feedback and Due joined into Rewards.
 
 
-async def _build_aggregator(runtime: Runtime) -> None:
-    """Load what the service needs and bind its handlers."""
+async def _build_aggregator(runtime: Runtime) -> Keyed[Any]:
     from streams.services.aggregator import AggregatorService
 
-    service = await AggregatorService.build(runtime)
-    topics = runtime.topics
-    # Four topics with equal partitions meet in one table, one record of a query at a time.
-    runtime.each(topics.decision, service.on_decision, stage="open")
-    runtime.each(topics.answer, service.on_answer, stage="close")
-    runtime.each(topics.feedback, service.on_feedback, stage="feedback")
-    runtime.each(topics.due, service.on_due, stage="due")
+    return await AggregatorService.build(runtime)
 
 
 AGGREGATOR = ServiceSpec(
     name="aggregator",
-    inputs=("action-decision", "answer", "feedback", "due"),
+    # Four topics with equal partitions meet in one table, one record of a query at a time.
+    inputs={
+        "action-decision": Input(Decision, "open"),
+        "answer": Input(Answer, "close"),
+        "feedback": Input(Feedback, "feedback"),
+        "due": Input(Due, "due"),
+    },
     outputs=("reward", "answer", "due", "feedback", "dead-letter"),
     follows=("reward",),
     state=("aggregator-join-changelog",),
@@ -134,7 +135,7 @@ async def _build_gateway(runtime: Runtime) -> None:
 
 GATEWAY = ServiceSpec(
     name="gateway",
-    inputs=(),
+    inputs={},
     outputs=("query", "answer", "feedback", "control", "cancel.<group>"),
     follows=("query", "action-decision", "answer", "reward", "feedback", "dead-letter", "search-step"),
     build=_build_gateway,

@@ -5,8 +5,7 @@ at a time: the row that one reads is the row that the one before it wrote. A cli
 another partitioner (librdkafka's default, or no key) breaks that for its Feedback: it is sent on to the partition of
 its query, and handled there.
 
-The rewards are sent before the row is stored: after a crash in between the same record makes the same rewards,
-under the same identity. A closed query has no row: its worker, or the next one, knows it by its Reward. The timer
+A closed query has no row: its worker, or the next one, knows it by its Reward. The timer
 writes no row; what it finds overdue takes the ordered way as a Due record.
 """
 
@@ -35,12 +34,12 @@ from agents.reward.join import (
 )
 from agents.reward.outcome import gradable, value
 from schemas.answer import FAILURES, UNCOUNTED, Answer
-from schemas.dead_letter import DeadLetter
 from schemas.decision import Cohort, Decision
 from schemas.errors import UniscaleError
 from schemas.record import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.reward import Due, Feedback, Reward
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable, key_of
+from streams.runtime.effects import Effects, Keyed, Refused, Rows
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
@@ -49,6 +48,9 @@ log = logging.getLogger("streams.aggregator")
 # have been before the deadline, when this machine's clock runs ahead of the broker's.
 _TICK_S = 0.5
 _AGAIN_MS = 15_000
+
+
+Message = Decision | Answer | Feedback | Due
 
 
 class OrphanFeedback(UniscaleError):
@@ -63,7 +65,7 @@ class MisplacedRecord(UniscaleError):
     """A record of the services lies in another partition than its query. Only a foreign producer can have sent it."""
 
 
-class AggregatorService:
+class AggregatorService(Keyed[JoinRow]):
     """The join of one deployment."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -76,6 +78,7 @@ class AggregatorService:
             recovered=self._recovered,
             newer=newer,
         )
+        self.rows: Rows[JoinRow] = Rows(self.table, decode_row, encode_row)
         self.waits = Waits(
             timeout_ms=int(settings.queries.timeout_s * 1000),
             feedback_ms=int(settings.queries.feedback_wait_s * 1000),
@@ -97,37 +100,6 @@ class AggregatorService:
         runtime.background("the aggregator's timer", service._tick)
         return service
 
-    async def on_decision(self, record: ConsumerRecord) -> None:
-        """Open a query's row: its deadline is known from here on."""
-        decision = decode(record.value, Decision)
-        await self._turn(decision.query_id, record, decision)
-
-    async def on_answer(self, record: ConsumerRecord) -> None:
-        """Price and grade the Answer that counts."""
-        answer = decode(record.value, Answer)
-        await self._turn(answer.query_id, record, answer)
-
-    async def on_feedback(self, record: ConsumerRecord) -> None:
-        """Apply a client's feedback, in the partition of its query.
-
-        Sent on a second time after a crash, it is a duplicate there. Its append time is then that of the second
-        record, so its way here counts against its deadline.
-        """
-        feedback = decode(record.value, Feedback)
-        key = key_of(feedback.query_id)
-        partition = self._partition_of(key)
-        if partition != record.partition:
-            value = record.value or b""
-            await self.runtime.send(Outgoing(record.topic, key, value, partition))
-            self.runtime.metrics.misplaced.labels(record.topic).inc()
-            return
-        await self._turn(feedback.query_id, record, feedback)
-
-    async def on_due(self, record: ConsumerRecord) -> None:
-        """Act on a deadline that has passed."""
-        due = decode(record.value, Due)
-        await self._turn(due.query_id, record, due)
-
     def _on_reward(self, record: ConsumerRecord) -> None:
         try:
             reward = decode(record.value, Reward)
@@ -137,33 +109,15 @@ class AggregatorService:
         if reward.closes:
             self.closed.add(reward.query_id)
 
-    def _partition_of(self, key: bytes) -> int:
-        return self.runtime.partition_for(key, self.runtime.settings.kafka.join_partitions)
-
-    async def _turn(
-        self, query_id: str, record: ConsumerRecord, message: Decision | Answer | Feedback | Due
-    ) -> None:
-        key = key_of(query_id)
-        if record.partition != (partition := self._partition_of(key)):
-            error = MisplacedRecord(
-                f"{query_id}: lies in partition {record.partition} of {record.topic}, its query's is {partition}; "
-                "only the services may write this topic, see SECURITY.md"
-            )
-            # The query goes on without it: what the services themselves wrote lies in its partition.
-            await self.runtime.dead_letter(record, error, answer=False)
-            return
-        data = self.table.get(key)
+    async def on(self, row: JoinRow | None, message: Message, at: ConsumerRecord) -> Effects[JoinRow]:
+        """Fold one record into its query's row: open it, price and grade the Answer, apply feedback or a deadline."""
+        query_id = message.query_id
+        partition = self.runtime.partition_for(key_of(query_id), self.runtime.settings.kafka.join_partitions)
+        if at.partition != partition:
+            return self._misplaced(message, at, partition)
         if query_id in self.closed:
-            if data is not None:  # its Reward was sent, and the worker ended; or a row was written late
-                await self._drop(key, record.partition)
-            seen = (
-                self.runtime.metrics.late
-                if isinstance(message, Feedback)
-                else self.runtime.metrics.duplicates
-            )
-            seen.labels(record.topic).inc()
-            return
-        row = decode_row(data) if data else None
+            # One that still has a row: its Reward was sent, and the worker ended; or a row was written late.
+            return Effects(row=None, then=partial(self._seen, row, message, at))
         wanted = to_value(row, message)
         valued = await self._value(*wanted, row) if wanted else None
         if wanted and valued and valued.correct is None and gradable(*wanted):
@@ -172,49 +126,49 @@ class AggregatorService:
         generator = None
         if isinstance(message, Decision):
             generator = self.runtime.control.pricing.generators.get(message.action.model)
-        arrival = Arrival(message, record.timestamp_ms, record.origin)
-        turn = on(row, arrival, self.waits, valued, generator)
-        await self.runtime.send(*(self._outgoing(out, record) for out in turn.out))
-        if turn.row is None:
-            if data is not None:
-                await self._drop(key, record.partition)
-        elif turn.row != row:
-            await self.table.put(key, encode_row(turn.row), record.partition)
-            self._rows += data is None
-            self._watch(turn.row)
-        if any(isinstance(out, Reward) and out.closes for out in turn.out):
-            self.closed.add(query_id)
-        self._count(record, turn, valued)
-
-    async def _drop(self, key: bytes, partition: int) -> None:
-        await self.table.drop_all([(key, partition)])
-        self._rows -= 1
-
-    def _outgoing(self, out: Reward | Answer | Orphan, record: ConsumerRecord) -> Outgoing:
-        topics = self.runtime.topics
-        if isinstance(out, Reward):
-            return Outgoing(topics.reward, SHARD, encode(out))
-        if isinstance(out, Answer):
-            return Outgoing(topics.answer, key_of(out.query_id), encode(out))
-        query_id = out.feedback.query_id
-        why = {
-            "unanswered": OrphanFeedback(
-                f"{query_id}: query_id: no answer of that id came in time; check the id"
-            ),
-            "oversized": OversizedFeedback(
-                f"{query_id}: does not fit the row of its query; shorten its metadata"
-            ),
-        }[out.why]
-        letter = DeadLetter.of(
-            encode(out.feedback),
-            why,
-            service="aggregator",
-            origin=out.origin or record.origin,
-            query_id=query_id,
-            keep_bytes=self.runtime.settings.kafka.dead_letter_bytes,
+        turn = on(row, Arrival(message, at.timestamp_ms, at.origin), self.waits, valued, generator)
+        return Effects(
+            send=[self._outgoing(out) for out in turn.out if not isinstance(out, Orphan)],
+            row=turn.row,
+            refused=[_orphan(out, at) for out in turn.out if isinstance(out, Orphan)],
+            then=partial(self._done, row, at, turn, valued),
         )
-        self.runtime.metrics.dead_letters.labels(topics.feedback, letter.error).inc()
-        return Outgoing(topics.dead_letter, letter.key.encode(), encode(letter))
+
+    def _misplaced(self, message: Message, at: ConsumerRecord, partition: int) -> Effects[JoinRow]:
+        """Send a client's feedback on to its query's partition; refuse what only the services may write.
+
+        Sent on a second time after a crash, it is a duplicate there. Its append time is then that of the second
+        record, so its way here counts against its deadline.
+        """
+        if isinstance(message, Feedback):
+            out = Outgoing(at.topic, key_of(message.query_id), at.value or b"", partition)
+            return Effects(send=[out], then=self.runtime.metrics.misplaced.labels(at.topic).inc)
+        error = MisplacedRecord(
+            f"{message.query_id}: lies in partition {at.partition} of {at.topic}, its query's is {partition}; "
+            "only the services may write this topic, see SECURITY.md"
+        )
+        # The query goes on without it: what the services themselves wrote lies in its partition.
+        return Effects(refused=[Refused(error, at.value, at.origin)])
+
+    def _outgoing(self, out: Reward | Answer) -> Outgoing:
+        if isinstance(out, Answer):
+            return Outgoing.of(self.runtime.topics.answer, out)
+        return Outgoing(self.runtime.topics.reward, SHARD, encode(out))
+
+    def _seen(self, before: JoinRow | None, message: Message, at: ConsumerRecord) -> None:
+        self._rows -= before is not None
+        metrics = self.runtime.metrics
+        counter = metrics.late if isinstance(message, Feedback) else metrics.duplicates
+        counter.labels(at.topic).inc()
+
+    def _done(self, before: JoinRow | None, at: ConsumerRecord, turn: Turn, valued: Valued | None) -> None:
+        self._rows += (turn.row is not None) - (before is not None)
+        if turn.row is not None and turn.row != before:
+            self._watch(turn.row)
+        for out in turn.out:
+            if isinstance(out, Reward) and out.closes:
+                self.closed.add(out.query_id)
+        self._count(at, turn, valued)
 
     async def _value(self, reference: object, answer: Answer, row: JoinRow | None) -> Valued:
         work = partial(
@@ -316,19 +270,28 @@ class AggregatorService:
                 continue
             self._passed[query_id, kind] = deadline_ms
             due = Due(query_id=query_id, kind=kind, deadline_ms=deadline_ms)  # type: ignore[arg-type]
-            overdue.append(Outgoing(self.runtime.topics.due, key_of(query_id), encode(due)))
+            overdue.append(Outgoing.of(self.runtime.topics.due, due))
             heapq.heappush(self._due, (now_ms + _AGAIN_MS, query_id, kind, deadline_ms))
         if overdue:
             await self.runtime.send(*overdue)
 
     def _awaits(self, query_id: str, kind: str, deadline_ms: int) -> bool:
         """Return whether a row of ours still has this deadline: rows stay here when their partition has left."""
-        key = key_of(query_id)
-        data = self.table.get(key)
-        if data is None or self.table.partition_of(key) is None:
+        if self.table.partition_of(key_of(query_id)) is None:
             return False
         try:
-            return (kind, deadline_ms) in dues(decode_row(data))
+            row = self.rows.get(query_id)
+            return row is not None and (kind, deadline_ms) in dues(row)
         except UniscaleError as error:
             log.error("the row of %s is left alone: %s", query_id, error)
             return False
+
+
+def _orphan(orphan: Orphan, at: ConsumerRecord) -> Refused:
+    query_id = orphan.feedback.query_id
+    why: UniscaleError
+    if orphan.why == "unanswered":
+        why = OrphanFeedback(f"{query_id}: query_id: no answer of that id came in time; check the id")
+    else:
+        why = OversizedFeedback(f"{query_id}: does not fit the row of its query; shorten its metadata")
+    return Refused(why, encode(orphan.feedback), orphan.origin or at.origin)

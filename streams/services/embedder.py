@@ -14,6 +14,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable
+from streams.runtime.effects import Effects, Keyed
 from streams.runtime.queues import WINDOW
 from streams.settings import Settings
 from streams.topics import SHARD
@@ -129,6 +130,11 @@ class Admission:
         """Return whether a query is in flight."""
         return query_id in self._open
 
+    def origin(self, query_id: str) -> Origin | None:
+        """Return where the record of a query in flight lies, None if it is not in flight."""
+        seat = self._open.get(query_id)
+        return None if seat is None else seat.origin
+
     async def enter(
         self,
         query_id: str,
@@ -239,7 +245,7 @@ class Admission:
 _MARGIN_S = 60.0
 
 
-class EmbedderService:
+class EmbedderService(Keyed[None]):
     """Forward queries with their vectors while there is room for more in flight."""
 
     def __init__(self, runtime: Runtime, encoder: Encoder) -> None:
@@ -253,8 +259,7 @@ class EmbedderService:
         )
         # One text at a time: the encoder is the busiest code of this process and must not starve the heartbeats.
         self._encoding = asyncio.Lock()
-        # A query in flight has an Answer coming: a broken second one under its id must not answer it.
-        runtime.answers_for = lambda query_id: query_id not in self.admission
+        runtime.answers_for = self.answers_for
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
@@ -266,33 +271,37 @@ class EmbedderService:
         runtime.background("admission", service._look)
         return service
 
-    async def on_query(self, record: ConsumerRecord) -> None:
-        """Embed one query and hand it on.
+    async def on(self, row: None, message: Query, at: ConsumerRecord) -> Effects[None]:
+        """Wait for a place, embed the query and hand it on.
 
         Raises:
-            UniscaleError: the record is no query, or its text has no vector.
+            UniscaleError: its text has no vector.
         """
-        query = decode(record.value, Query)
-        runtime = self.runtime
+        query, runtime = message, self.runtime
         timeout_s = query.timeout_s or runtime.settings.queries.timeout_s
         began_s = runtime.monotonic()
         models = (query.pinned.model,) if query.pinned else query.allowed_models
         await self.admission.enter(
             query.query_id,
             timeout_s + _MARGIN_S,
-            record.origin,
+            at.origin,
             tenant=query.account,
             models=None if models is None else frozenset(models),
         )
         runtime.metrics.admission_wait.observe(runtime.monotonic() - began_s)
         runtime.metrics.in_flight.set(len(self.admission))
-        try:
-            value = encode(await self._embed(ArrivedQuery(query, record.origin, record.timestamp_ms)))
-            await runtime.send(Outgoing(runtime.topics.context, SHARD, value))
-        except Exception:  # no Answer is coming of it: given up, it is answered from here
-            self.admission.leave(query.query_id)
-            raise
-        runtime.metrics.admitted.inc()
+        value = encode(await self._embed(ArrivedQuery(query, at.origin, at.timestamp_ms)))
+        return Effects(
+            send=[Outgoing(runtime.topics.context, SHARD, value)], then=runtime.metrics.admitted.inc
+        )
+
+    def answers_for(self, query_id: str, origin: Origin) -> bool:
+        """Return whether a query whose record was refused is to have an Answer.
+
+        Its own place does not matter: it ends with the Answer. But where an earlier record of that id has a place, its
+        Answer is coming, and a broken second one must not answer it.
+        """
+        return self.admission.origin(query_id) in (None, origin)
 
     async def _look(self) -> None:
         while True:

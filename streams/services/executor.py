@@ -1,6 +1,6 @@
 """The service of one executor group: Decision or Verification in, SearchStep or Answer out.
 
-Each handler awaits the engine, and all share one continuous batch: `UNISCALE_CONCURRENCY` is how many queries a worker
+Each call awaits the engine, and all share one continuous batch: `UNISCALE_CONCURRENCY` is how many queries a worker
 has in flight.
 """
 
@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
+from functools import partial
 from typing import Self
 
 from agents.catalogue.models import Model
@@ -32,7 +33,8 @@ from schemas.decision import Decision
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.record import decode, encode
 from schemas.search import SearchStep, Verification
-from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime, Unavailable, key_of
+from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime, Unavailable
+from streams.runtime.effects import Effects, Keyed
 from streams.services.hosting import engines_of
 
 log = logging.getLogger("streams.executor")
@@ -47,7 +49,7 @@ CANCELS = 32_000
 """Cancel records that are remembered, and at most read again at the start."""
 
 
-class ExecutorService:
+class ExecutorService(Keyed[None]):
     """The searches of one group; keeps nothing that a restart would miss."""
 
     def __init__(self, runtime: Runtime, engines: GroupEngines) -> None:
@@ -65,7 +67,7 @@ class ExecutorService:
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
-        """Load the group's models, then start to send heartbeats.
+        """Load the group's models and read what is cancelled, then start to send heartbeats.
 
         Raises:
             ServingError: not one of them can be loaded.
@@ -75,38 +77,37 @@ class ExecutorService:
         runtime.on_stop(service.engines.close)
         service.engines.want(service._models())
         await service.engines.settled()
+        begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
+        await runtime.follow([runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=begin)
         runtime.background("the heartbeat", service._beat)
         return service
 
-    async def on_decision(self, record: ConsumerRecord) -> None:
-        """Begin a search."""
-        decision = decode(record.value, Decision)
-        if self._behind(decision.query_id, 1, record.topic):
-            return
+    async def on(self, row: None, message: Decision | Verification, at: ConsumerRecord) -> Effects[None]:
+        """Begin a search, or take search control and the next step or the end."""
+        step = 1 if isinstance(message, Decision) else message.step + 1
+        if self.progress.behind(message.query_id, step):
+            return Effects(then=self.runtime.metrics.duplicates.labels(at.topic).inc)
+        next_ = self._begin(message, at) if isinstance(message, Decision) else self._resume(message)
+        return self._answer(next_) if isinstance(next_, Answer) else await self._go(next_)
+
+    def _begin(self, decision: Decision, at: ConsumerRecord) -> Job | Answer:
         model = self.runtime.control.models.get(decision.action.model)
         if model is None:  # removed, and this process knows the catalogue from after that
             gone = UnknownEngineError(
                 f"{decision.action.model}: is no longer in the catalogue; send the query again"
             )
-            await self._answer(failed(decision, gone))
-            return
+            return failed(decision, gone)
         if (why := self._cancelled.get(decision.query_id)) is not None:
-            await self._answer(cancelled(decision, why))
-            return
-        job = begin(
+            return cancelled(decision, why)
+        return begin(
             decision,
             model.sampling,
             rules=self.rules,
             now_ms=self.runtime.now_ms(),
-            arrived_ms=record.timestamp_ms,
+            arrived_ms=at.timestamp_ms,
         )
-        await self._go(job)
 
-    async def on_verification(self, record: ConsumerRecord) -> None:
-        """Take search control, and the next step or the end."""
-        verification = decode(record.value, Verification)
-        if self._behind(verification.query_id, verification.step + 1, record.topic):
-            return
+    def _resume(self, verification: Verification) -> Job | Answer:
         self.runtime.metrics.scored.labels(verification.verifier.model or verification.verifier.name).inc(
             len(verification.scores)
         )
@@ -114,8 +115,8 @@ class ExecutorService:
             verification, now_ms=self.runtime.now_ms(), price=self.runtime.control.pricing.forest_eflops
         )
         if isinstance(job, Job) and (why := self._cancelled.get(job.query_id)) is not None:
-            job = cancelled(job, why)
-        await self._go(job)
+            return cancelled(job, why)
+        return job
 
     def on_cancel(self, record: ConsumerRecord) -> None:
         """Drop a search at its next step. One that ends with that step keeps its Answer."""
@@ -128,27 +129,23 @@ class ExecutorService:
         while len(self._cancelled) > CANCELS:
             self._cancelled.popitem(last=False)
 
-    async def _go(self, next_: Job | Answer) -> None:
-        if isinstance(next_, Answer):
-            await self._answer(next_)
-            return
-        self.busy.add(next_.query_id)
+    async def _go(self, job: Job) -> Effects[None]:
+        self.busy.add(job.query_id)
         try:
-            step = await self._draft(next_)
-            value = encode(step)
+            step = await self._draft(job)
+            out = Outgoing.of(self.runtime.topics.search_step, step)
         except DeadlinePassedError:
-            await self._answer(overdue(next_))
-            return
+            return self._answer(overdue(job))
         except (ServingError, RecordTooLarge) as error:
             self.runtime.metrics.engine_faults.labels("executor").inc()
             if isinstance(error, ServingError) and error.fatal:
-                raise Crash(f"{next_.query_id}/{next_.step}: {error}") from error
-            await self._answer(failed(next_, error))
-            return
+                raise Crash(f"{job.query_id}/{job.step}: {error}") from error
+            return self._answer(failed(job, error))
         finally:
-            self.busy.discard(next_.query_id)
-        topics = self.runtime.topics
-        await self.runtime.send(Outgoing(topics.search_step, key_of(step.query_id), value))
+            self.busy.discard(job.query_id)
+        return Effects(send=[out], then=partial(self._drafted, step))
+
+    def _drafted(self, step: SearchStep) -> None:
         self.progress.done(step.query_id, step.step)
         made = [step.forest.drafts[at] for at in step.forest.pending]
         self.runtime.metrics.drafts.labels(step.forest.action.model).inc(len(made))
@@ -167,16 +164,9 @@ class ExecutorService:
     def _models(self) -> list[Model]:
         return [m for m in self.runtime.control.catalogue.models if m.group == self.runtime.group]
 
-    async def _answer(self, answer: Answer) -> None:
-        topics = self.runtime.topics
-        await self.runtime.send(Outgoing(topics.answer, key_of(answer.query_id), encode(answer)))
-        self.progress.done(answer.query_id, _ENDED)
-
-    def _behind(self, query_id: str, step: int, topic: str) -> bool:
-        behind = self.progress.behind(query_id, step)
-        if behind:
-            self.runtime.metrics.duplicates.labels(topic).inc()
-        return behind
+    def _answer(self, answer: Answer) -> Effects[None]:
+        out = Outgoing.of(self.runtime.topics.answer, answer)
+        return Effects(send=[out], then=partial(self.progress.done, answer.query_id, _ENDED))
 
     async def _beat(self) -> None:
         runtime = self.runtime

@@ -6,9 +6,9 @@ from agents.serving.errors import ServingError
 from agents.verifier.prm import Verifier, verify
 from schemas.answer import Answer
 from schemas.errors import UniscaleError
-from schemas.record import decode, encode
 from schemas.search import SearchStep
-from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime, key_of
+from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime
+from streams.runtime.effects import Effects, Keyed
 from streams.services.hosting import verifier_of
 
 
@@ -16,7 +16,7 @@ class UnknownGroup(UniscaleError):
     """A step names an executor group that does not exist. Only the executors may write steps, see SECURITY.md."""
 
 
-class VerifierService:
+class VerifierService(Keyed[None]):
     """Scores steps. A redelivered step is scored again; its first Verification counts."""
 
     def __init__(self, runtime: Runtime, verifier: Verifier) -> None:
@@ -31,10 +31,9 @@ class VerifierService:
         runtime.on_stop(service.verifier.close)
         return service
 
-    async def on_step(self, record: ConsumerRecord) -> None:
+    async def on(self, row: None, message: SearchStep, at: ConsumerRecord) -> Effects[None]:
         """Score one step."""
-        runtime = self.runtime
-        step = decode(record.value, SearchStep)
+        runtime, step = self.runtime, message
         topic = runtime.topics.verification_for(step.group)
         await self._require_group(step, topic)
         try:
@@ -55,9 +54,8 @@ class VerifierService:
                 error=f"{type(error).__name__}: {error}",
                 fault="infrastructure" if error.infrastructure else "",
             )
-            await runtime.send(Outgoing(runtime.topics.answer, key_of(step.query_id), encode(answer)))
-            return
-        await runtime.send(Outgoing(topic, key_of(step.query_id), encode(verification)))
+            return Effects(send=[Outgoing.of(runtime.topics.answer, answer)])
+        return Effects(send=[Outgoing.of(topic, verification)])
 
     async def _require_group(self, step: SearchStep, topic: str) -> None:
         """Refuse a group without a topic: a producer would wait for that topic, and hold up the steps behind this one.

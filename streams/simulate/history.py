@@ -110,9 +110,9 @@ class InMemoryLog:
 def _ending(spec: ServiceSpec) -> ServiceSpec:
     """Return a service whose worker ends, as its process does, when it cannot be built."""
 
-    async def build(runtime: Runtime) -> None:
+    async def build(runtime: Runtime) -> object:
         try:
-            await spec.build(runtime)
+            return await spec.build(runtime)
         except Exception as error:
             raise Crash(f"{spec.name} cannot start: {error}") from error
 

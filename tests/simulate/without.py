@@ -73,10 +73,10 @@ FIXES = {
         {'            raise Torn("the learner may be ahead of its log") from error\n': "            raise\n"},
         (),
     ),
-    "a query without a vector gives up its place": Fix(
+    "a query without a vector gets its Answer": Fix(
         EmbedderService,
-        "on_query",
-        {"except Exception:": "except UniscaleError:"},
+        "answers_for",
+        {"in (None, origin)": "is None"},
         (1600, 1000579),
     ),
     "tenants share the places": Fix(

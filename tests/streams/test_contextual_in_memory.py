@@ -166,7 +166,7 @@ def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
         await cluster.up()
         await served(cluster, [ask(n, mean_cost=3e9) for n in range(20)])
         (worker,) = (each for each in cluster.workers if each.service == "decider")
-        service = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+        service = worker.built
         states.append(service.decider.policy.state())
         await cluster.close()
         return cluster

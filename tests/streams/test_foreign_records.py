@@ -33,7 +33,7 @@ Audit = Callable[[Cluster], Report]
 
 def decider_of(cluster: Cluster) -> Decider:
     (worker,) = (each for each in cluster.workers if each.service == "decider")
-    service: DeciderService = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+    service: DeciderService = worker.built
     assert service.decider is not None
     return service.decider
 

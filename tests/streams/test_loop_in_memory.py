@@ -45,7 +45,7 @@ def in_memory(in_memory: InMemory) -> InMemory:
 def learner(cluster: Cluster) -> DeciderService:
     """Return the service of the running decider."""
     (worker,) = (each for each in cluster.workers if each.service == "decider")
-    service = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+    service = worker.built
     assert isinstance(service, DeciderService)
     return service
 

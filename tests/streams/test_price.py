@@ -89,7 +89,7 @@ def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_
         send(cluster, pinned[2:])
         await rewarded(cluster, pinned)
         (worker,) = (each for each in cluster.workers if each.service == "decider")
-        service = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+        service = worker.built
         states.append(service.decider.policy.state())
         await cluster.close()
         return cluster

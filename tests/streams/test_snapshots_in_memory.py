@@ -32,7 +32,7 @@ def service_of(cluster: Cluster) -> DeciderService | None:
     """Return the service of the decider; None while it is being restarted."""
     for worker in cluster.workers:
         if worker.service == "decider" and worker.subscriptions:
-            service: DeciderService = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+            service: DeciderService = worker.built
             return service
     return None
 

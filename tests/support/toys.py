@@ -1,8 +1,9 @@
 """Services for the contract of the runtimes, and their worker as a process of its own on Kafka.
 
     copier    query -> context, one send a record; what it handles is known by the order on `context`
-    counter   answer -> due, with a row a key: the count of records seen, idempotent by offset; feedback -> due
-    keeper    context -> decision, the same with a table of one writer, which it begins to read behind its last snapshot
+    counter   answer, feedback -> due, keyed, with a row a key: the count of records seen, idempotent by offset
+    keeper    context -> decision, the same with a table of one writer, which it begins to read behind its last
+              snapshot; rows first, as the decider has it: a redelivered record sends what its row holds
 
 A record names its query and says what its handler does (`asked`): `fail` raises an unknown error, `tear` one that
 leaves more known than written, `refuse` an error of the record, `hang` never ends. The copier sends the record before
@@ -12,7 +13,7 @@ an `again` once more, for a `lost` one that the topic does not hold; what it cop
 `free` has begun, `stuck` when it ends, five seconds later, with the number of records copied until then; `once` never
 ends, but for the second time.
 For `late` the counter writes, once, a row that is older than the one it replaces.
-The counter sends `begin` and `end` around its work, so that what runs beside what is known by the order on `due`.
+For `beside` it sends `begin` and `end` around a pause, so that what runs beside what is known by the order on `due`.
 As a process: `python -m tests.support.toys SERVICE DIES_AFTER [METRICS_PORT]`, which kills itself after so many effects
 (0: never).
 """
@@ -27,16 +28,25 @@ from pathlib import Path
 
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, ServiceSpec, Table, Torn
+from schemas.record import Record, encode
+from streams.runtime.base import ConsumerRecord, Input, Outgoing, Runtime, ServiceSpec, Table, Torn
+from streams.runtime.effects import Effects, Keyed, Rows
 
 HOUR_MS = 3_600_000
 
 SPANS = {b"find": (-HOUR_MS, HOUR_MS), b"past": (-2 * HOUR_MS, -HOUR_MS), b"future": (HOUR_MS, 2 * HOUR_MS)}
 
 
+class Asked(Record, frozen=True, kw_only=True, tag="asked.v1"):
+    """What a toy is told to do."""
+
+    query_id: str
+    do: str
+
+
 def asked(key: bytes, what: bytes) -> bytes:
     """Return the value of a record of the query `key` that asks for something."""
-    return json.dumps({"query_id": key.decode(), "do": what.decode()}).encode()
+    return encode(Asked(query_id=key.decode(), do=what.decode()))
 
 
 def _what(record: ConsumerRecord | None) -> bytes:
@@ -89,41 +99,40 @@ async def build_copier(runtime: Runtime) -> None:
     runtime.each(runtime.topics.query, on_query, stage="copy")
 
 
-async def build_counter(runtime: Runtime) -> None:
-    async def recovered() -> None:
-        for key, _ in table.items():
-            assert table.partition_of(key) in runtime.assigned(runtime.topics.answer)
+class Counter(Keyed[bytes]):
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        partitions = runtime.settings.kafka.join_partitions
+        self.table = runtime.table(
+            "join", partitions, source=runtime.topics.answer, recovered=self._recovered, newer=self._newer
+        )
+        self.rows = Rows(self.table, bytes, bytes)
 
-    def newer(value: bytes, than: bytes) -> bool:
+    async def on(self, row: bytes | None, message: Asked, at: ConsumerRecord) -> Effects[bytes]:
+        due = self.runtime.topics.due
+        if (what := _obey(at)) == b"late":
+            return Effects(row=b"-1 0") if _first_time(self.runtime) else Effects()
+        if what == b"beside":
+            word = b"%s " + b"%s/%d" % (at.topic.encode(), at.offset)
+            await self.runtime.send(Outgoing(due, at.key, word % b"begin"))
+            await self.runtime.sleep(0.02)
+            return Effects(send=[Outgoing(due, at.key, word % b"end")])
+        last, count = map(int, (row or b"-1 0").split())
+        if at.offset <= last:
+            return Effects()
+        new = b"%d %d" % (at.offset, count + 1)
+        return Effects(send=[Outgoing(due, at.key, new)], row=new)
+
+    async def _recovered(self) -> None:
+        for key, _ in self.table.items():
+            assert self.table.partition_of(key) in self.runtime.assigned(self.runtime.topics.answer)
+
+    def _newer(self, value: bytes, than: bytes) -> bool:
         return int(value.split()[0]) >= int(than.split()[0])
 
-    partitions = runtime.settings.kafka.join_partitions
-    table = runtime.table("join", partitions, source=runtime.topics.answer, recovered=recovered, newer=newer)
 
-    async def on_answer(record: ConsumerRecord) -> None:
-        key = record.key or b""
-        if _obey(record) == b"late":
-            if _first_time(runtime):
-                await table.put(key, b"-1 0", record.partition)
-            return
-        last, count = map(int, (table.get(key) or b"-1 0").split())
-        if record.offset <= last:
-            return
-        row = b"%d %d" % (record.offset, count + 1)
-        await runtime.send(Outgoing(runtime.topics.due, key, row))
-        await table.put(key, row, record.partition)
-
-    async def on_feedback(record: ConsumerRecord) -> None:
-        for word in (b"begin", b"end"):
-            value = b"%s %s/%d" % (word, record.topic.encode(), record.offset)
-            await runtime.send(Outgoing(runtime.topics.due, record.key, value))
-            await runtime.sleep(0.02)
-
-    async def beside(record: ConsumerRecord) -> None:
-        await (on_feedback if _what(record) == b"beside" else on_answer)(record)
-
-    runtime.each(runtime.topics.answer, beside, stage="count")
-    runtime.each(runtime.topics.feedback, beside, stage="count too")
+async def build_counter(runtime: Runtime) -> Counter:
+    return Counter(runtime)
 
 
 async def build_keeper(runtime: Runtime) -> None:
@@ -145,12 +154,12 @@ async def build_keeper(runtime: Runtime) -> None:
 
     async def on_context(record: ConsumerRecord) -> None:
         key = record.key or b""
-        last, count = map(int, (table.get(key) or b"-1 0").split())
-        if record.offset <= last:
-            return
-        row = b"%d %d" % (record.offset, count + 1)
+        row = table.get(key) or b"-1 0"
+        last, count = map(int, row.split())
+        if record.offset > last:
+            row = b"%d %d" % (record.offset, count + 1)
+            await table.put(key, row, 0)
         await runtime.send(Outgoing(topics.decision, key, row))
-        await table.put(key, row, 0)
         if record.offset % 4 == 3:
             end = (await runtime.end_offsets((changelog,)))[changelog, 0]
             await table.post(topics.snapshot, table.items())
@@ -181,18 +190,21 @@ def _obey(record: ConsumerRecord) -> bytes:
 
 TOYS = {
     "embedder": ServiceSpec(
-        name="embedder", inputs=("query",), outputs=("context", "answer", "dead-letter"), build=build_copier
+        name="embedder",
+        inputs={"query": Input(Asked, "copy")},
+        outputs=("context", "answer", "dead-letter"),
+        build=build_copier,
     ),
     "aggregator": ServiceSpec(
         name="aggregator",
-        inputs=("answer", "feedback"),
+        inputs={"answer": Input(Asked, "count"), "feedback": Input(Asked, "count too")},
         outputs=("due", "answer", "dead-letter"),
         state=("aggregator-join-changelog",),
         build=build_counter,
     ),
     "decider": ServiceSpec(
         name="decider",
-        inputs=("context",),
+        inputs={"context": Input(Asked, "keep")},
         outputs=("action-decision", "answer", "dead-letter"),
         state=("decider-pending-changelog", "learner-snapshot"),
         one_writer=True,
@@ -221,7 +233,7 @@ def main(service: str, dies_after: int, metrics_port: int = 0) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     _after(KafkaRuntime, "send", done)
-    _after(Table, "put", done)
+    _after(Table, "put_all", done)
     sys.argv[1:] = []
     run_service(settings, service, metrics_port=metrics_port)
 

@@ -5,9 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
+from schemas.answer import Answer
+from schemas.query import Query, QueryContext
 from streams.metrics import Metrics
 from streams.runtime.base import (
     ConsumerRecord,
+    Input,
     Moved,
     Outgoing,
     RowTooLarge,
@@ -55,7 +58,7 @@ def test_a_row_that_is_too_large_is_refused_before_anything_is_written(
 
         spec = ServiceSpec(
             name="aggregator",
-            inputs=("answer",),
+            inputs={"answer": Input(Answer, "put")},
             outputs=(),
             state=("aggregator-join-changelog",),
             build=build,
@@ -87,7 +90,9 @@ def test_a_send_the_broker_refuses_raises_and_is_not_counted_against_the_record(
         runtime.each(runtime.topics.query, on_query, stage="send")
 
     async def main() -> None:
-        spec = ServiceSpec(name="embedder", inputs=("query",), outputs=("context",), build=build)
+        spec = ServiceSpec(
+            name="embedder", inputs={"query": Input(Query, "send")}, outputs=("context",), build=build
+        )
         cluster = Cluster(in_memory(), {"embedder": spec})
         cluster.broker.refuses = lambda topic, key: "not enough replicas"
         await cluster.up()
@@ -123,7 +128,7 @@ def test_the_rows_of_a_call_are_written_whole_or_not_at_all_where_a_table_has_on
     async def main() -> None:
         spec = ServiceSpec(
             name="rows",
-            inputs=("context",),
+            inputs={"context": Input(QueryContext, "put")},
             outputs=(),
             state=("rows-rows-changelog",),
             one_writer=one_writer,
@@ -178,7 +183,7 @@ def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
     async def main() -> None:
         spec = ServiceSpec(
             name="aggregator",
-            inputs=("answer",),
+            inputs={"answer": Input(Answer, "put")},
             outputs=("due",),
             state=("aggregator-join-changelog",),
             build=build,

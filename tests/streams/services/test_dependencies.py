@@ -2,13 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agents.answers import GradingPool
 from agents.embedding import EncoderUnavailable, Vectors
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry
@@ -18,7 +16,7 @@ from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES, aggregator, decider
+from streams.services import SERVICES, decider
 from streams.services.embedder import HashedEncoder
 from streams.settings import Settings
 
@@ -94,26 +92,6 @@ def test_a_model_that_is_added_while_the_encoder_is_away_waits_and_nothing_else_
         await cluster.until(lambda: any(d.query_id == "q6" for d in read(cluster, topics.decision, Decision)))
         assert cluster.broker.records(topics.dead_letter) == []
         assert cluster.deaths == []
-        await cluster.close()
-
-    run(main())
-
-
-def test_a_grader_that_is_slow_teaches_nothing_and_the_reward_says_so(
-    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(aggregator, "GradingPool", partial(GradingPool, timeout_s=0.0))
-
-    async def main() -> None:
-        cluster = Cluster(in_memory(), SERVICES, seed=3)
-        await cluster.up()
-        query = ask(0, reference={"tests": [["a", "b"]]})
-        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
-        await cluster.until(lambda: bool(cluster.broker.records(cluster.topics.reward)))
-        (reward,) = read(cluster, cluster.topics.reward, Reward)
-        assert (reward.kind, reward.correct, reward.reward) == ("default", None, None)
-        assert reward.missing == "correct: GraderFailed: program: no result in 0 s"
-        assert counted(cluster, "aggregator", "ungraded") == 1
         await cluster.close()
 
     run(main())

@@ -155,23 +155,3 @@ def test_queries_and_cancels_may_lie_in_any_partition(
         await cluster.close()
 
     run(main())
-
-
-def test_a_record_of_the_services_in_another_partition_is_a_dead_letter(
-    in_memory: InMemory, ask: Ask, audited: Audited
-) -> None:
-    async def main() -> None:
-        cluster = await deployment(in_memory(), [ask(0), ask(4)], 1, seed=1)
-        forged = encode(Answer(query_id="q0", status="failed", by="nobody", error="forged"))
-        answer = cluster.topics.answer
-        cluster.produce(answer, None, forged, elsewhere(cluster, answer, "q0"))
-        await cluster.until(lambda: closing(cluster).keys() >= {"q0", "q4"}, 100)
-        await cluster.until(lambda: not cluster.busy)
-        (letter,) = read(cluster, cluster.topics.dead_letter, DeadLetter)
-        assert (letter.error, letter.query_id) == ("MisplacedRecord", "q0")
-        assert {r.status for r in closing(cluster).values()} == {"ok"}
-        assert joined(cluster) == []
-        audited(cluster)
-        await cluster.close()
-
-    run(main())

@@ -10,7 +10,8 @@ from schemas.record import encode
 from streams import flow
 from streams.cli.running import worker
 from streams.local.deployment import service_commands
-from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, ServiceSpec
+from streams.runtime.base import ConsumerRecord, Input, Outgoing, Runtime, ServiceSpec
+from streams.runtime.effects import Effects, Keyed
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
@@ -60,17 +61,23 @@ def test_the_command_line_the_launcher_and_the_page_name_every_service() -> None
     assert [line.split()[0] for line in lines] == list(SERVICES)
 
 
-async def build_echo(runtime: Runtime) -> None:
-    async def on_query(record: ConsumerRecord) -> None:
-        await runtime.send(Outgoing(runtime.topics.prefix + "echo", record.key, (record.value or b"")[:10]))
+class Echo(Keyed[None]):
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
 
-    runtime.each(runtime.topics.query, on_query, stage="echo")
+    async def on(self, row: None, message: Query, at: ConsumerRecord) -> Effects[None]:
+        return Effects(send=[Outgoing(self.topic, at.key, message.text.encode())])
+
+
+async def build_echo(runtime: Runtime) -> Echo:
+    return Echo(runtime.topics.prefix + "echo")
 
 
 def test_a_service_is_added_to_a_running_deployment_by_its_spec_alone(
     in_memory: Callable[..., Settings], ask: Callable[..., Query]
 ) -> None:
-    echo = ServiceSpec(name="echo", inputs=("query",), outputs=("echo",), build=build_echo)
+    inputs = {"query": Input(Query, "echo")}
+    echo = ServiceSpec(name="echo", inputs=inputs, outputs=("echo",), build=build_echo)
 
     async def main() -> None:
         cluster = Cluster(in_memory(), SERVICES, seed=4)
@@ -93,12 +100,18 @@ def test_a_service_is_added_to_a_running_deployment_by_its_spec_alone(
     run(main())
 
 
+async def bind_query(runtime: Runtime) -> None:
+    async def on_query(record: ConsumerRecord) -> None:
+        pass
+
+    runtime.each(runtime.topics.query, on_query, stage="echo")
+
+
 def test_a_service_that_goes_beyond_its_spec_is_refused(in_memory: Callable[..., Settings]) -> None:
     async def main(spec: ServiceSpec) -> None:
         cluster = Cluster(in_memory(), {"echo": spec})
-        cluster.produce(cluster.topics.query, b"q", b"x")
         await cluster.up()
-        await cluster.until(lambda: not cluster.busy, 5)
 
+    inputs = {"answer": Input(Query, "echo")}
     with pytest.raises(ValueError, match="not among the inputs"):
-        run(main(ServiceSpec(name="echo", inputs=("answer",), outputs=("echo",), build=build_echo)))
+        run(main(ServiceSpec(name="echo", inputs=inputs, outputs=("echo",), build=bind_query)))

@@ -1,0 +1,165 @@
+"""The order in which effects are applied, and what becomes of them where one of them cannot be."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schemas.dead_letter import DeadLetter
+from schemas.errors import UniscaleError
+from schemas.record import decode
+from streams.runtime.base import ConsumerRecord, Crash, Input, Outgoing, Runtime, ServiceSpec
+from streams.runtime.effects import Effects, Keyed, Refused, Rows
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.settings import Settings
+from tests.support.toys import Asked, asked
+
+InMemory = Callable[..., Settings]
+Says = Callable[["Told", bytes | None, str], Effects[bytes]]
+
+
+async def recovered() -> None:
+    pass
+
+
+class Told(Keyed[bytes]):
+    """A service that returns what a test tells it to, and keeps what it was given."""
+
+    def __init__(self, runtime: Runtime, says: Says) -> None:
+        self.runtime, self.says = runtime, says
+        table = runtime.table("join", 2, source=runtime.topics.answer, recovered=recovered)
+        self.rows = Rows(table, bytes, bytes)
+
+    async def on(self, row: bytes | None, message: Asked, at: ConsumerRecord) -> Effects[bytes]:
+        given.append(row)
+        return self.says(self, row, message.do)
+
+    def out(self, value: bytes) -> Outgoing:
+        return Outgoing(self.runtime.topics.due, b"q", value)
+
+
+given: list[bytes | None] = []
+
+
+def lived(settings: Settings, says: Says, sent: list[bytes], **how: Any) -> Cluster:
+    """Send records of one query to a service, and let it run until all are handled."""
+    given.clear()
+
+    async def build(runtime: Runtime) -> Told:
+        return Told(runtime, says)
+
+    spec = ServiceSpec(
+        name="aggregator",
+        inputs={"answer": Input(Asked, "tell")},
+        outputs=("due", "answer", "dead-letter"),
+        state=("aggregator-join-changelog",),
+        build=build,
+    )
+
+    async def main() -> Cluster:
+        cluster = Cluster(settings, {"aggregator": spec})
+        if refuses := how.get("refuses"):
+            cluster.broker.refuses = refuses(cluster)
+        await cluster.up()
+        for what in sent:
+            cluster.produce(cluster.topics.answer, b"q", asked(b"q", what))
+        await cluster.until(lambda: len(given) >= len(sent) and not cluster.busy, 120)
+        await cluster.close()
+        return cluster
+
+    return run(main())
+
+
+def effects(cluster: Cluster) -> list[tuple[str, str]]:
+    return [(each.kind, each.topic.removeprefix("m.")) for each in cluster.broker.effects]
+
+
+def letters(cluster: Cluster) -> list[DeadLetter]:
+    return [decode(record.value, DeadLetter) for record in cluster.broker.records(cluster.topics.dead_letter)]
+
+
+def test_records_go_first_then_the_row_and_the_service_remembers_last(in_memory: InMemory) -> None:
+    def says(told: Told, row: bytes | None, do: str) -> Effects[bytes]:
+        if do == "close":
+            return Effects(row=None)
+        why = Refused(UniscaleError("not this"), b"what came before", origin)
+        return Effects(
+            send=[told.out(b"1"), told.out(b"2")],
+            row=b"row",
+            refused=[why] if row is None else [],
+            then=lambda: seen.append(len(told.runtime.broker.effects)),  # type: ignore[attr-defined]
+        )
+
+    origin = ConsumerRecord("m.feedback", 1, 5, 0, None, None).origin
+    seen: list[int] = []
+    cluster = lived(in_memory(), says, [b"open", b"same", b"close", b"close"])
+    assert effects(cluster) == [
+        ("send", "due"), ("send", "due"), ("send", "dead-letter"), ("row", "aggregator-join-changelog"),
+        ("commit", "answer"),
+        ("send", "due"), ("send", "due"), ("commit", "answer"),  # the row is the same: it is not written
+        ("row", "aggregator-join-changelog"), ("commit", "answer"),
+        ("commit", "answer"),
+    ]  # fmt: skip
+    assert seen == [4, 7]
+    assert given == [None, b"row", b"row", None]
+    (letter,) = letters(cluster)
+    assert (letter.origin, letter.error, letter.head) == (origin, "UniscaleError", b"what came before")
+    assert cluster.broker.records(cluster.topics.answer)[4:] == [], "its query goes on"
+    (worker,) = cluster.workers
+    assert worker.metrics.dead_letters.labels("m.feedback", "UniscaleError")._value.get() == 1
+
+
+def test_a_row_that_does_not_fit_is_refused_before_anything_is_sent(in_memory: InMemory) -> None:
+    def says(told: Told, row: bytes | None, do: str) -> Effects[bytes]:
+        return Effects(send=[told.out(b"1")], row=b"x" * 70_000)
+
+    cluster = lived(in_memory(max_record_bytes=65_536), says, [b"open"])
+    assert effects(cluster) == [("send", "dead-letter"), ("commit", "answer")]
+    assert [letter.error for letter in letters(cluster)] == ["RowTooLarge"]
+
+
+@pytest.mark.parametrize("refused", ["m.due", "m.aggregator-join-changelog"])
+def test_where_the_broker_refuses_one_of_them_the_record_is_handled_again_with_the_same_row(
+    in_memory: InMemory, refused: str
+) -> None:
+    done: list[bytes | None] = []
+
+    def says(told: Told, row: bytes | None, do: str) -> Effects[bytes]:
+        return Effects(send=[told.out(do.encode())], row=do.encode(), then=lambda: done.append(row))
+
+    def until_the_third(cluster: Cluster) -> Callable[[str, bytes | None], str]:
+        return lambda topic, key: "full" if topic == refused and len(given) < 4 else ""
+
+    cluster = lived(in_memory(), says, [b"one", b"two"], refuses=until_the_third)
+    assert given == [None, None, None, None, b"one"]
+    assert done == [None, b"one"], "nothing is remembered that is not on the broker"
+    sent = [record.value for record in cluster.broker.records(cluster.topics.due)]
+    assert sent == ([b"one"] * (1 if refused == "m.due" else 4)) + [b"two"]
+    assert cluster.deaths == []
+
+
+def test_a_service_that_has_done_half_of_what_it_said_ends_each_time(in_memory: InMemory) -> None:
+    def says(told: Told, row: bytes | None, do: str) -> Effects[bytes]:
+        def fails() -> None:
+            raise MemoryError("no room")
+
+        return Effects(send=[told.out(do.encode())], then=fails if do == "fail" else lambda: None)
+
+    cluster = lived(in_memory(), says, [b"one", b"fail", b"two"])
+    assert [type(death) for death in cluster.deaths] == [Crash] * 3
+    (letter,) = letters(cluster)
+    assert (letter.error, letter.attempts) == ("KilledProcess", 3)
+    assert "MemoryError: no room" in letter.reason
+    sent = [record.value for record in cluster.broker.records(cluster.topics.due)]
+    assert sent == [b"one", b"fail", b"fail", b"fail", b"two"]
+
+
+def test_a_service_sends_only_what_its_spec_names(in_memory: InMemory) -> None:
+    def says(told: Told, row: bytes | None, do: str) -> Effects[bytes]:
+        return Effects(send=[Outgoing(told.runtime.topics.reward, b"q", b"x")], row=b"row")
+
+    cluster = lived(in_memory(), says, [b"one"])
+    assert effects(cluster) == [("send", "dead-letter"), ("commit", "answer")]
+    assert "not among the outputs of its ServiceSpec" in letters(cluster)[0].reason
+    assert len(cluster.deaths) == 2

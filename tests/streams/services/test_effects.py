@@ -1,0 +1,326 @@
+"""Each keyed service as what it is: a record and a row in, effects out. Nothing is sent and nothing runs beside it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from agents.answers import GradingPool
+from agents.embedding import EncoderUnavailable, Vectors
+from agents.reward.join import JoinRow, dues
+from agents.serving.errors import EngineUnreachableError
+from agents.verifier.prm import RecordedVerifier
+from schemas.answer import Answer
+from schemas.control import Cancel
+from schemas.decision import Decision
+from schemas.query import Origin, Query, QueryContext
+from schemas.record import decode, encode
+from schemas.reward import Due, Feedback, Reward
+from schemas.search import SearchStep, Verification
+from streams.runtime.base import ConsumerRecord, Outgoing, Unavailable, partition_for
+from streams.runtime.effects import Effects
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import SERVICES, aggregator
+from streams.services.aggregator import AggregatorService, MisplacedRecord, OrphanFeedback
+from streams.services.embedder import EmbedderService, HashedEncoder
+from streams.services.executor import ExecutorService
+from streams.services.verifier import UnknownGroup, VerifierService
+from streams.settings import Settings
+
+InMemory = Callable[..., Settings]
+Lived = dict[str, list[ConsumerRecord]]
+PREFIX = "m."
+
+
+@pytest.fixture(scope="module")
+def lived(in_memory: InMemory, ask: Callable[..., Query]) -> Lived:
+    """The records of one answered query, by topic without its prefix; its search has two steps or more."""
+
+    async def main() -> Lived:
+        cluster = Cluster(in_memory(), SERVICES)
+        await cluster.up()
+        query = ask(2, query_id="q0", pin_action="small/4/1/1")
+        cluster.produce(cluster.topics.query, b"q0", encode(query))
+        await cluster.until(lambda: bool(cluster.broker.records(cluster.topics.reward)))
+        found = {
+            topic.name.removeprefix(PREFIX): cluster.broker.records(topic.name)
+            for topic in cluster.topics.declared(cluster.groups)
+        }
+        await cluster.close()
+        return found
+
+    found = run(main())
+    assert len(found["search-step"]) > 1
+    return found
+
+
+def alone(settings: Settings, service: str, scene: Callable[[Any], Awaitable[None]]) -> None:
+    """Build a service on a runtime of its own, without any other, and play a scene with it."""
+
+    async def main() -> None:
+        cluster = Cluster(settings, SERVICES)
+        worker = await cluster.start(service, "mini" if SERVICES[service].grouped else "")
+        before = len(cluster.broker.effects)
+        await scene(worker.built)
+        left = [each for each in cluster.broker.effects[before:] if each.topic != cluster.topics.heartbeat]
+        assert left == [], "a service does nothing itself"
+        await cluster.close()
+
+    run(main())
+
+
+def sent(effects: Effects[Any], kind: Any) -> list[Any]:
+    return [decode(out.value, kind) for out in effects.send]
+
+
+def kept(effects: Effects[JoinRow]) -> JoinRow:
+    assert isinstance(effects.row, JoinRow)
+    return effects.row
+
+
+def count(counter: Any, topic: str) -> float:
+    return float(counter.labels(PREFIX + topic)._value.get())
+
+
+def at(record: ConsumerRecord, **changed: Any) -> ConsumerRecord:
+    return replace(record, **changed)
+
+
+# The verifier.
+
+
+def test_a_step_in_its_verification_out_to_the_group_it_came_from(in_memory: InMemory, lived: Lived) -> None:
+    async def scene(service: VerifierService) -> None:
+        for record, scored in zip(lived["search-step"], lived["verification.mini"], strict=True):
+            effects = await service.on(None, decode(record.value, SearchStep), record)
+            (out,) = effects.send
+            assert (out.topic, out.key) == ("m.verification.mini", b"q0")
+            assert decode(out.value, Verification).scores == decode(scored.value, Verification).scores
+            assert effects == Effects(send=[out], then=effects.then)
+
+    alone(in_memory(), "verifier", scene)
+
+
+def test_a_step_that_cannot_be_scored_is_answered_and_one_of_an_unknown_group_is_refused(
+    in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def score(*_: object) -> list[Any]:
+        raise EngineUnreachableError("judge: no connection")
+
+    monkeypatch.setattr(RecordedVerifier, "score", score)
+    record = lived["search-step"][0]
+    step = decode(record.value, SearchStep)
+
+    async def scene(service: VerifierService) -> None:
+        (answer,) = sent(await service.on(None, step, record), Answer)
+        assert (answer.status, answer.by, answer.fault) == ("failed", "verifier", "infrastructure")
+        assert "judge: no connection" in answer.error
+        with pytest.raises(UnknownGroup, match="'nowhere' has no topic"):
+            await service.on(None, replace(step, group="nowhere"), record)
+
+    alone(in_memory(), "verifier", scene)
+
+
+# The executor.
+
+
+def test_a_search_goes_from_effect_to_effect_and_what_was_sent_before_is_not_searched_again(
+    in_memory: InMemory, lived: Lived
+) -> None:
+    async def scene(service: ExecutorService) -> None:
+        (begun,) = lived["action-decision.mini"]
+        decision = decode(begun.value, Decision)
+        first = await service.on(None, decision, begun)
+        assert first.send[0].topic == "m.search-step"
+        assert sent(first, SearchStep)[0].forest == decode(lived["search-step"][0].value, SearchStep).forest
+        assert (await service.on(None, decision, begun)).send, "nothing is remembered before it is delivered"
+        first.then()
+        again = await service.on(None, decision, begun)
+        assert again.send == ()
+        again.then()
+        duplicates = service.runtime.metrics.duplicates
+        assert count(duplicates, "action-decision.mini") == 1
+        for record in lived["verification.mini"]:
+            effects = await service.on(None, decode(record.value, Verification), record)
+            effects.then()
+        (answer,) = sent(effects, Answer)
+        assert (answer.text, answer.status) == (decode(lived["answer"][0].value, Answer).text, "ok")
+        assert (await service.on(None, decode(record.value, Verification), record)).send == ()
+
+    alone(in_memory(), "executor", scene)
+
+
+def test_a_cancelled_search_ends_with_the_record_that_comes_next(in_memory: InMemory, lived: Lived) -> None:
+    (begun,) = lived["action-decision.mini"]
+    scored = lived["verification.mini"][0]
+
+    async def scene(service: ExecutorService) -> None:
+        stop = encode(Cancel(query_id="q0", by="client", reason="hung up"))
+        service.on_cancel(at(begun, value=stop))
+        for record, message in (
+            (begun, decode(begun.value, Decision)),
+            (scored, decode(scored.value, Verification)),
+        ):
+            (answer,) = sent(await service.on(None, message, record), Answer)
+            assert (answer.status, answer.error) == ("cancelled", "cancelled by client: hung up")
+
+    alone(in_memory(), "executor", scene)
+
+
+def test_a_model_that_has_left_the_catalogue_is_an_answer(in_memory: InMemory, lived: Lived) -> None:
+    (begun,) = lived["action-decision.mini"]
+    decision = decode(begun.value, Decision)
+
+    async def scene(service: ExecutorService) -> None:
+        gone = replace(decision, action=replace(decision.action, model="gone"))
+        (answer,) = sent(await service.on(None, gone, begun), Answer)
+        assert answer.status == "failed"
+        assert "gone: is no longer in the catalogue" in answer.error
+
+    alone(in_memory(), "executor", scene)
+
+
+# The embedder.
+
+
+def test_a_query_in_its_context_out_and_its_place_is_kept_until_it_is_answered(
+    in_memory: InMemory, lived: Lived
+) -> None:
+    (asked,) = lived["query"]
+    query = decode(asked.value, Query)
+
+    async def scene(service: EmbedderService) -> None:
+        effects = await service.on(None, query, asked)
+        assert effects.send == (
+            [Outgoing("m.context", lived["context"][0].key, lived["context"][0].value or b"")]
+        )
+        assert sent(effects, QueryContext)[0].query == query
+        assert "q0" in service.admission
+        other = asyncio.ensure_future(service.on(None, replace(query, query_id="q1"), at(asked, offset=1)))
+        await asyncio.sleep(5.0)
+        assert not other.done(), "one place, and it is taken"
+        service._on_answer(lived["answer"][0])
+        assert (await other).send
+
+    alone(in_memory(max_in_flight=1), "embedder", scene)
+
+
+class Down(HashedEncoder):
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        raise EncoderUnavailable("http://encoder: no connection")
+
+
+def test_a_query_that_is_given_up_gets_an_answer_but_not_for_a_second_record_of_its_id(
+    in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.services.embedder.encoder_of", lambda settings: Down(8))
+    (asked,) = lived["query"]
+    query = decode(asked.value, Query)
+
+    async def scene(service: EmbedderService) -> None:
+        assert service.answers_for("q0", asked.origin), "it was never admitted"
+        with pytest.raises(Unavailable, match="the encoder"):
+            await service.on(None, query, asked)
+        assert service.runtime.answers_for("q0", asked.origin)
+        assert not service.runtime.answers_for("q0", at(asked, offset=9).origin), "the first one is in flight"
+
+    alone(in_memory(), "embedder", scene)
+
+
+# The aggregator.
+
+
+def at_home(topic: str, message: Any, offset: int = 0, **changed: Any) -> tuple[Any, ConsumerRecord]:
+    """Return a record of the query in the partition where it belongs."""
+    partition = changed.pop("partition", partition_for(message.query_id.encode(), 2))
+    record = ConsumerRecord(PREFIX + topic, partition, offset, 1_700_000_000_000, b"q0", encode(message))
+    return message, replace(record, **changed)
+
+
+def test_a_decision_and_its_answer_make_one_reward_in_whatever_order_they_come(
+    in_memory: InMemory, lived: Lived
+) -> None:
+    decided = decode(lived["action-decision"][0].value, Decision), lived["action-decision"][0]
+    answered = decode(lived["answer"][0].value, Answer), lived["answer"][0]
+
+    async def scene(service: AggregatorService) -> None:
+        rewards = []
+        for first, second in ((decided, answered), (answered, decided)):
+            opened = await service.on(None, *first)
+            assert not opened.send
+            closed = await service.on(kept(opened), *second)
+            assert closed.row is None, "a closed query has no row"
+            rewards += sent(closed, Reward)
+            again = await service.on(kept(opened), *second)
+            assert (again.send, again.row) == (closed.send, None), "the same record sends the same"
+        assert rewards == [decode(lived["reward"][0].value, Reward)] * 2
+        assert "q0" not in service.closed, "its Reward is not delivered yet"
+        closed.then()
+        again = await service.on(kept(opened), *second)
+        assert (list(again.send), again.row) == ([], None), "a row that was left or came late goes"
+        again.then()
+        assert count(service.runtime.metrics.duplicates, "action-decision") == 1
+
+    alone(in_memory(), "aggregator", scene)
+
+
+def test_a_grader_that_is_slow_teaches_nothing_and_the_reward_says_so(
+    in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregator, "GradingPool", partial(GradingPool, timeout_s=0.0))
+    record = lived["action-decision"][0]
+    decision = decode(record.value, Decision)
+    decision = replace(decision, query=replace(decision.query, reference={"tests": [["a", "b"]]}))
+
+    async def scene(service: AggregatorService) -> None:
+        opened = await service.on(None, decision, record)
+        answered = lived["answer"][0]
+        (reward,) = sent(await service.on(kept(opened), decode(answered.value, Answer), answered), Reward)
+        assert (reward.kind, reward.correct, reward.reward) == ("default", None, None)
+        assert reward.missing == "correct: GraderFailed: program: no result in 0 s"
+        assert service.runtime.metrics.ungraded._value.get() == 1
+
+    alone(in_memory(), "aggregator", scene)
+
+
+def test_feedback_elsewhere_is_sent_on_and_what_only_services_write_is_refused(in_memory: InMemory) -> None:
+    home = partition_for(b"q0", 2)
+
+    async def scene(service: AggregatorService) -> None:
+        told, record = at_home(
+            "feedback", Feedback(query_id="q0", correct=True), partition=1 - home, key=None
+        )
+        effects = await service.on(None, told, record)
+        assert effects.send == [Outgoing("m.feedback", b"q0", record.value or b"", home)]
+        assert (effects.row, effects.refused) == (UNSET, ())
+        forged = Answer(query_id="q0", status="failed", by="nobody", error="forged")
+        message, record = at_home("answer", forged, partition=1 - home)
+        effects = await service.on(None, message, record)
+        ((error, value, origin),) = effects.refused
+        assert isinstance(error, MisplacedRecord)
+        assert (value, origin) == (record.value, record.origin)
+        assert (effects.row, effects.send) == (UNSET, ())
+
+    alone(in_memory(), "aggregator", scene)
+
+
+def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_memory: InMemory) -> None:
+    async def scene(service: AggregatorService) -> None:
+        told, record = at_home("feedback", Feedback(query_id="q0", correct=True), offset=7)
+        parked = await service.on(None, told, record)
+        ((kind, deadline_ms),) = dues(kept(parked))
+        due, later = at_home(
+            "due", Due(query_id="q0", kind=kind, deadline_ms=deadline_ms), timestamp_ms=deadline_ms
+        )
+        effects = await service.on(kept(parked), due, later)
+        ((error, value, origin),) = effects.refused
+        assert isinstance(error, OrphanFeedback)
+        assert (decode(value, Feedback), origin) == (told, record.origin)
+        assert origin == Origin(topic="m.feedback", partition=record.partition, offset=7)
+
+    alone(in_memory(), "aggregator", scene)
