@@ -1,17 +1,19 @@
-"""The Runtime protocol: records in, records out, tables, time and control: all a service knows of the world."""
+"""The Runtime: records in, records out, tables, time and control: all a service knows of the world."""
 
+import asyncio
 import functools
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from schemas.answer import Answer
-from schemas.errors import UniscaleError
+from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.query import Origin
-from schemas.record import Record, encode
+from schemas.record import MAX_RECORD, MAX_VALUE, Record, encode
 from schemas.reward import Due
 from schemas.search import SearchStep, Verification
 from streams.runtime.clock import BrokerClock
@@ -182,7 +184,7 @@ def murmur2(key: bytes) -> int:
     return found ^ found >> 15
 
 
-# The Runtime protocol: records in, records out, tables, time and control: all a service knows of the world.
+# The Runtime: records in, records out, tables, time and control: all a service knows of the world.
 #
 # Two implementations exist: `runtime.kafka` for deployments and `runtime.memory` for tests, examples and proofs.
 # `tests/streams/runtime` holds both to one contract:
@@ -204,6 +206,9 @@ T = TypeVar("T")
 
 Handler: TypeAlias = Callable[[ConsumerRecord], Awaitable[None]]
 BatchHandler: TypeAlias = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
+Recovered: TypeAlias = Callable[[], Awaitable[None]]
+Begins: TypeAlias = Callable[[], Awaitable[int]]
+Newer: TypeAlias = Callable[[bytes, bytes], bool]
 Begin: TypeAlias = Literal["beginning", "end"] | int
 """Where following starts: the beginning, the end, or so many records before the end of each partition."""
 
@@ -326,13 +331,13 @@ class Table:
                 self._places[key] = partition
 
 
-def replaces(before: bytes | None, value: bytes | None, newer: Callable[[bytes, bytes], bool] | None) -> bool:
+def replaces(before: bytes | None, value: bytes | None, newer: Newer | None) -> bool:
     """Return whether a recovery takes a row that comes after another of its key; see `newer` in `Runtime.table`."""
     return not before or not value or newer is None or newer(value, before)
 
 
-class Runtime(Protocol):
-    """One worker of one service.
+class Runtime(ABC):
+    """One worker of one service: what both runtimes share, and what each does in its own way.
 
     Attributes:
         settings: The settings of the process.
@@ -346,18 +351,30 @@ class Runtime(Protocol):
         limit: Most bytes of a record's value.
         answers_for: Whether a query gets an Answer when its record, at an origin, has gone to the dead-letter topic; a
             service may replace it.
+        closers: Called when the service stops in order.
     """
 
-    settings: "Settings"
-    topics: "Topics"
-    metrics: "Metrics"
-    control: "Control"
-    clock: BrokerClock
-    service: str
-    group: str
-    instance: str
-    limit: int
-    answers_for: Callable[[str, Origin], bool]
+    def __init__(
+        self,
+        settings: "Settings",
+        metrics: "Metrics",
+        control: "Control",
+        *,
+        service: str,
+        group: str,
+        instance: str,
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.control = control
+        self.service = service
+        self.group = group
+        self.instance = instance
+        self.topics = Topics(settings)
+        self.clock = BrokerClock(self.monotonic, self.wall_ms, metrics.clock_skew.set)
+        self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
+        self.answers_for: Callable[[str, Origin], bool] = lambda query_id, origin: True
+        self.closers: list[Callable[[], Awaitable[None]]] = []
 
     def each(self, topic: str, handle: Handler, *, stage: str, waits: bool = False) -> None:
         """Bind a handler to a topic: one record of a query at a time.
@@ -369,8 +386,27 @@ class Runtime(Protocol):
             waits: Whether it waits for other queries. One that waits then keeps no other from beginning.
         """
 
+        async def one(records: Sequence[ConsumerRecord]) -> None:
+            await handle(records[0])
+
+        self._bind(topic, one, stage=stage, waits=waits)
+
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler to a topic of one partition: what waits, up to `most` records at a time."""
+        self._bind(topic, handle, stage=stage, most=most, ordered=True)
+
+    @abstractmethod
+    def _bind(
+        self,
+        topic: str,
+        handle: BatchHandler,
+        *,
+        stage: str,
+        most: int = 1,
+        ordered: bool = False,
+        waits: bool = False,
+    ) -> None:
+        """Bind a handler; see `streams.runtime.queues.Binding`."""
 
     def table(
         self,
@@ -378,10 +414,10 @@ class Runtime(Protocol):
         partitions: int,
         *,
         source: str,
-        recovered: Callable[[], Awaitable[None]],
+        recovered: Recovered,
         one_writer: bool = False,
-        begins: Callable[[], Awaitable[int]] | None = None,
-        newer: Callable[[bytes, bytes], bool] | None = None,
+        begins: Begins | None = None,
+        newer: Newer | None = None,
     ) -> Table:
         """Declare a table.
 
@@ -402,7 +438,23 @@ class Runtime(Protocol):
         Raises:
             ValueError: `begins` for a table of several writers.
         """
+        if begins is not None and not one_writer:
+            raise ValueError(f"{name}: only a table with one_writer=True begins at an offset")
+        if one_writer:
+            return self._fenced(name, source, recovered, begins)
+        return self._shared(name, partitions, source, recovered, newer)
 
+    @abstractmethod
+    def _shared(
+        self, name: str, partitions: int, source: str, recovered: Recovered, newer: Newer | None
+    ) -> Table:
+        """Declare a table of several writers, each of which writes the partitions that it owns."""
+
+    @abstractmethod
+    def _fenced(self, name: str, source: str, recovered: Recovered, begins: Begins | None) -> Table:
+        """Declare a table of one writer."""
+
+    @abstractmethod
     async def follow(
         self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
@@ -420,10 +472,23 @@ class Runtime(Protocol):
             RecordTooLarge: a value exceeds the limit; nothing was sent.
             SendFailed: the broker did not take a record; others of the call may have been delivered.
         """
+        for record in records:
+            if len(record.value) > self.limit:
+                why = (
+                    f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
+                )
+                raise RecordTooLarge(record.topic, "", why)
+        await self._send(records)
+
+    @abstractmethod
+    async def _send(self, records: Sequence[Outgoing]) -> None:
+        """Send records that are not too large; see `send`."""
 
     def partition_for(self, key: bytes, partitions: int) -> int:
         """Return in which of so many partitions the producers of this deployment put a key."""
+        return partition_for(key, partitions)
 
+    @abstractmethod
     async def send_again(self, origin: Origin) -> bool:
         """Append the record that lies at an origin to its topic again, as it is; return whether the topic holds it.
 
@@ -432,6 +497,7 @@ class Runtime(Protocol):
             SendFailed: the broker did not take it.
         """
 
+    @abstractmethod
     async def dead_letter(
         self,
         record: ConsumerRecord,
@@ -449,18 +515,23 @@ class Runtime(Protocol):
             query_origin: Origin of a query refused because its id is taken; see `DeadLetter`.
         """
 
+    @abstractmethod
     def is_ours(self, record: ConsumerRecord) -> bool:
         """Return whether this worker has kept the record's partition since delivery; if not, it is redelivered."""
 
+    @abstractmethod
     def assigned(self, topic: str) -> frozenset[int]:
         """Return the partitions of a topic that this worker owns now."""
 
+    @abstractmethod
     async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Return, by topic and partition, the oldest offset still on the broker."""
 
+    @abstractmethod
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Return, by topic and partition, the offset that the next record gets."""
 
+    @abstractmethod
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
         """Return consumer groups by id; those that have never committed anything are left out.
 
@@ -468,6 +539,7 @@ class Runtime(Protocol):
             Unavailable: the broker does not say.
         """
 
+    @abstractmethod
     async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
         """Return the newest value of each key of a compacted topic from an offset on, as it is now.
 
@@ -475,6 +547,7 @@ class Runtime(Protocol):
             UnknownTopic: the topic does not exist.
         """
 
+    @abstractmethod
     async def has_topic(self, topic: str) -> bool:
         """Return whether a topic exists.
 
@@ -482,6 +555,7 @@ class Runtime(Protocol):
             Unavailable: the broker does not say.
         """
 
+    @abstractmethod
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
         """Return the first record of a key that was appended in a span of time, None if the topic has none.
 
@@ -498,6 +572,7 @@ class Runtime(Protocol):
             UnknownTopic: the topic does not exist.
         """
 
+    @abstractmethod
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Move the committed offsets of topics with one partition back to these, where they are further ahead.
 
@@ -506,22 +581,33 @@ class Runtime(Protocol):
 
     def now_ms(self) -> int:
         """Return the broker's time in ms since the epoch, as far as the records seen tell."""
+        return self.clock.now_ms()
 
+    @abstractmethod
+    def wall_ms(self) -> int:
+        """Return the time of this worker's machine, ms since the epoch."""
+
+    @abstractmethod
     def monotonic(self) -> float:
         """Return seconds on a clock that never goes backwards."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
+        await asyncio.sleep(seconds)
 
+    @abstractmethod
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run slow, blocking work in a thread, off the event loop."""
 
+    @abstractmethod
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         """Run a task alongside the handlers once records can be sent; its errors end the service."""
 
     def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
         """Close something when the service stops in order."""
+        self.closers.append(close)
 
+    @abstractmethod
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
         """End this service immediately, so that no offset moves past the failure."""
 

@@ -1,4 +1,4 @@
-"""The Runtime protocol on Kafka: faust's app, handlers, tables and followers, composed for one service."""
+"""The Runtime on Kafka: faust's app, handlers, tables and followers, composed for one service."""
 
 import asyncio
 import contextlib
@@ -20,32 +20,32 @@ from kafka.errors import KafkaError as ClientError
 from kafka.errors import TopicAuthorizationFailedError
 
 from schemas.query import Origin
-from schemas.record import MAX_RECORD, MAX_VALUE
 from streams.control import Control
 from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients, kafka_consumer, kafka_reading
 from streams.runtime.base import (
     BatchHandler,
     Begin,
+    Begins,
     ConsumerGroup,
     ConsumerRecord,
     Crash,
-    Handler,
+    Newer,
     NotAllowed,
     Outgoing,
     PlacedRow,
+    Recovered,
+    Runtime,
     SendFailed,
     Table,
     Unavailable,
-    partition_for,
 )
-from streams.runtime.clock import BrokerClock
 from streams.runtime.guard import Crashes, HandlerGuard, InFlightFile, handling
 from streams.runtime.kafka_clients import Again
 from streams.runtime.kafka_consumer import Consumer, wait_while
 from streams.runtime.kafka_fencing import Fence, FencedTable
 from streams.runtime.kafka_reading import assign, connected, to_ends
-from streams.runtime.kafka_writer import Changelogged, Outbox, Sender
+from streams.runtime.kafka_writer import Changelogged, Sender
 from streams.runtime.queues import Binding
 from streams.settings import Settings
 from streams.topics import Topics
@@ -319,11 +319,11 @@ class KafkaLookups:
         self.settings = settings
 
     async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the protocol."""
+        """Ask the broker; see the base."""
         return await asyncio.to_thread(self._offsets, topics, KafkaConsumer.beginning_offsets)
 
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the protocol."""
+        """Ask the broker; see the base."""
         return await asyncio.to_thread(self._offsets, topics, KafkaConsumer.end_offsets)
 
     def _offsets(
@@ -336,7 +336,7 @@ class KafkaLookups:
             return {(tp.topic, tp.partition): offset for tp, offset in found.items()}
 
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
-        """Ask the broker; see the protocol."""
+        """Ask the broker; see the base."""
 
         def found() -> dict[str, ConsumerGroup]:
             members = kafka_admin.members(self.settings, app_ids)
@@ -349,7 +349,7 @@ class KafkaLookups:
             raise Unavailable(f"the consumer groups cannot be read: {error}") from error
 
     async def has_topic(self, topic: str) -> bool:
-        """Ask the broker; see the protocol."""
+        """Ask the broker; see the base."""
 
         def found() -> bool:
             with contextlib.closing(kafka_clients.consumer(self.settings)) as reader:
@@ -361,11 +361,11 @@ class KafkaLookups:
             raise Unavailable(f"{topic}: {error}") from error
 
     async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
-        """Read the topic; see the protocol."""
+        """Read the topic; see the base."""
         return await kafka_reading.latest(self.settings, topic, begin)
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
-        """Read the topic from that time on; see the protocol."""
+        """Read the topic from that time on; see the base."""
         try:
             found = await kafka_reading.find(self.settings, topic, key, since_ms, until_ms)
         except (KafkaError, kafka_clients.BrokerUnreachable) as error:
@@ -374,146 +374,6 @@ class KafkaLookups:
             return None
         tp, record = found
         return ConsumerRecord(topic, tp.partition, record.offset, record.timestamp, record.key, record.value)
-
-
-# Declare a service's tables: one that faust recovers, or one with a single writer, which recovers by itself.
-
-
-class Tables:
-    """Declares the tables of one service.
-
-    Args:
-        app: The service's app.
-        settings: Of the process.
-        metrics: Of the process; how long each recovery reads is recorded.
-        service: The service's name, for error messages.
-        keep_ours: Awaited before rows are written: it refuses those of a handler whose partition has moved.
-    """
-
-    def __init__(
-        self,
-        app: faust.App,
-        settings: Settings,
-        metrics: Metrics,
-        service: str,
-        keep_ours: Callable[[], Awaitable[None]],
-    ) -> None:
-        self.app = app
-        self.settings = settings
-        self.metrics = metrics
-        self.service = service
-        self._keep_ours = keep_ours
-
-    def declare(
-        self,
-        name: str,
-        partitions: int,
-        *,
-        owned: Callable[[], frozenset[int]],
-        recovered: Callable[[], Awaitable[None]],
-        one_writer: bool,
-        begins: Callable[[], Awaitable[int]] | None,
-        newer: Callable[[bytes, bytes], bool] | None,
-    ) -> Table:
-        """Declare a table; see `streams.runtime.base.Runtime.table`.
-
-        Args:
-            name: With the service's name, the changelog's.
-            partitions: Of the changelog.
-            owned: Returns the partitions that this worker owns.
-            recovered: Awaited after each recovery.
-            one_writer: Whether only the owner may write.
-            begins: Returns the offset at which reading begins; for a table with one writer.
-            newer: Whether a row replaces an earlier one; for a table with several.
-
-        Raises:
-            ValueError: `begins` for a table with several writers.
-        """
-        if begins is not None and not one_writer:
-            raise ValueError(f"{name}: only a table with one_writer=True can start at an offset")
-        rows = changelogged(self.app, name, partitions)
-        rows.newer = newer
-        if one_writer:
-            return self._fenced(rows, owned, recovered, begins)
-        return self._shared(rows, owned, recovered)
-
-    def _shared(
-        self,
-        rows: Changelogged,
-        owned: Callable[[], frozenset[int]],
-        recovered: Callable[[], Awaitable[None]],
-    ) -> Table:
-        """Declare a table that faust recovers; each worker writes the partitions that it owns."""
-        began_s = time.monotonic()
-
-        async def on_assigned(*_: Any, **__: Any) -> None:
-            nonlocal began_s
-            began_s = time.monotonic()
-
-        async def on_recover() -> None:
-            self.metrics.recovery_seconds.labels("read").set(time.monotonic() - began_s)
-            with consumer_of(self.app).at_work():
-                for key in [key for key in sorted(rows.late) if rows.places[key] in owned()]:
-                    log.warning(
-                        "%s: row %r was written late: the earlier one is written again", changelog, key
-                    )
-                    await table.put(key, bytes(rows.data[key]), rows.places[key])
-                rows.late.clear()
-                await recovered()
-
-        async def write(topic: str, rows: Sequence[PlacedRow]) -> None:
-            await self._keep_ours()
-            try:
-                await sender_of(self.app).send([(topic, where, key, value) for key, value, where in rows])
-            except KafkaError as error:
-                raise SendFailed(f"{topic}: the broker refused a row: {error!r}") from error
-
-        rows.on_recover(self._or_crash(on_recover))
-        self.app.on_partitions_assigned.connect(on_assigned, weak=False)
-        changelog = rows.changelog_topic.get_topic_name()
-        limit = self.settings.kafka.max_record_bytes
-        table = Table(changelog, write, owned, limit, rows.data, rows.places)
-        return table
-
-    def _fenced(
-        self,
-        known: Changelogged,
-        owned: Callable[[], frozenset[int]],
-        recovered: Callable[[], Awaitable[None]],
-        begins: Callable[[], Awaitable[int]] | None,
-    ) -> FencedTable:
-        """Declare a table with a single writer; faust knows it only to assign its changelog."""
-        connect: Any = self.app.producer
-        changelog = known.changelog_topic.get_topic_name()
-        fence = Fence(
-            changelog, connect._new_producer, transactions=lambda: not kafka_clients.embedded(self.settings)
-        )
-        consumer = consumer_of(self.app)
-        consumer.fences[changelog] = fence
-
-        async def from_the_beginning() -> int:
-            return 0
-
-        async def on_recovered() -> None:
-            self.metrics.recovery_seconds.labels("read").set(table.read_s)
-            await recovered()
-
-        table = FencedTable(
-            self.settings, fence, consumer, owned, begins=begins or from_the_beginning, recovered=on_recovered
-        )
-        known.on_recover(self._or_crash(table.recover))
-        return table
-
-    def _or_crash(self, recover: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """End the service if recovery fails: faust drops its callbacks' exceptions, and would continue without rows."""
-
-        async def whole() -> None:
-            try:
-                await recover()
-            except Exception as error:
-                crash(f"the {self.service} cannot recover: {error}", error)
-
-        return whole
 
 
 # Follow topics outside the consumer group: every process sees every record, and commits nothing.
@@ -589,7 +449,7 @@ class TopicFollower:
             crash(f"following {', '.join(self.topics)} failed", error)
 
 
-# The Runtime protocol on Kafka: composes app, consumer, outbox and tables for one service.
+# The Runtime on Kafka: composes app, consumer, sender and tables for one service.
 
 T = TypeVar("T")
 
@@ -597,28 +457,15 @@ T = TypeVar("T")
 _TOPICS = 4
 
 
-def wall_ms() -> int:
-    """Return the time of this machine, ms since the epoch."""
-    return int(time.time() * 1000)
-
-
-class KafkaRuntime(KafkaLookups):
-    """One worker of one service on Kafka; see `streams.runtime.base.Runtime` for what each method promises."""
+class KafkaRuntime(KafkaLookups, Runtime):
+    """One worker of one service on Kafka; see the base for what each method promises."""
 
     def __init__(
         self, settings: Settings, metrics: Metrics, *, service: str, group: str = "", instance: str = "0"
     ) -> None:
-        super().__init__(settings)
-        self.metrics = metrics
-        self.service = service
-        self.group = group
-        self.instance = instance
-        self.topics = Topics(settings)
+        control = Control(settings, self.monotonic)
+        Runtime.__init__(self, settings, metrics, control, service=service, group=group, instance=instance)
         self.app = create_app(settings, service, group, instance)
-        self.clock = BrokerClock(self.monotonic, wall_ms, metrics.clock_skew.set)
-        self.control = Control(settings, self.monotonic)
-        self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
-        self.answers_for: Callable[[str, Origin], bool] = lambda query_id, origin: True
         name = self.topics.app_id(service, group)
         self.in_flight = InFlightFile(
             settings.state_path("crashes", f"{name}.{instance}.in-hand"),
@@ -627,93 +474,128 @@ class KafkaRuntime(KafkaLookups):
         self.guard = HandlerGuard(
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )
-        self._outbox = Outbox(sender_of(self.app), settings)
-        self._tables = Tables(self.app, settings, metrics, service, self._keep_ours)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closers: list[Callable[[], Awaitable[None]]] = []
         self._counters = functools.cache(
             lambda topic, stage: (metrics.records.labels(service, topic), metrics.stage.labels(stage))
         )
         self._progress = functools.cache(lambda topic, at: metrics.progress.labels(topic, str(at)))
 
-    def each(self, topic: str, handle: Handler, *, stage: str, waits: bool = False) -> None:
-        """Bind a handler; see the protocol."""
-
-        async def guarded(records: Sequence[ConsumerRecord]) -> None:
-            await self._guarded(records, lambda records: handle(records[0]), stage)
-
-        bind(self.app, topic, Binding(guarded, waits=waits), name=f"{self.service}-{stage}")
-
-    def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
-        """Bind a handler of batches; see the protocol."""
-
-        async def guarded(records: Sequence[ConsumerRecord]) -> None:
-            await self._guarded(records, handle, stage)
-
-        bind(self.app, topic, Binding(guarded, most, ordered=True), name=f"{self.service}-{stage}")
-
-    async def _guarded(self, records: Sequence[ConsumerRecord], handle: BatchHandler, stage: str) -> None:
-        try:
-            await self.guard.call(records, handle)
-        except Crash as error:
-            crash(str(error), error.__cause__ or error)
-        for record in records:
-            counted, seconds = self._counters(record.topic, stage)
-            counted.inc()
-            if record.timestamp_ms > 0:
-                seconds.observe(max(0, self.now_ms() - record.timestamp_ms) / 1000)
-        self._progress(records[-1].topic, records[-1].partition).set(time.time())
-
-    def table(
+    def _bind(
         self,
-        name: str,
-        partitions: int,
+        topic: str,
+        handle: BatchHandler,
         *,
-        source: str,
-        recovered: Callable[[], Awaitable[None]],
-        one_writer: bool = False,
-        begins: Callable[[], Awaitable[int]] | None = None,
-        newer: Callable[[bytes, bytes], bool] | None = None,
+        stage: str,
+        most: int = 1,
+        ordered: bool = False,
+        waits: bool = False,
+    ) -> None:
+        async def guarded(records: Sequence[ConsumerRecord]) -> None:
+            try:
+                await self.guard.call(records, handle)
+            except Crash as error:
+                crash(str(error), error.__cause__ or error)
+            for record in records:
+                counted, seconds = self._counters(record.topic, stage)
+                counted.inc()
+                if record.timestamp_ms > 0:
+                    seconds.observe(max(0, self.now_ms() - record.timestamp_ms) / 1000)
+            self._progress(records[-1].topic, records[-1].partition).set(time.time())
+
+        bind(self.app, topic, Binding(guarded, most, ordered, waits), name=f"{self.service}-{stage}")
+
+    def _shared(
+        self, name: str, partitions: int, source: str, recovered: Recovered, newer: Newer | None
     ) -> Table:
-        """Declare a table; see the protocol."""
-        return self._tables.declare(
-            name,
-            partitions,
-            owned=lambda: self.assigned(source),
-            recovered=recovered,
-            one_writer=one_writer,
-            begins=begins,
-            newer=newer,
+        """Declare a table that faust recovers."""
+        rows = changelogged(self.app, name, partitions)
+        rows.newer = newer
+        began_s = time.monotonic()
+
+        async def on_assigned(*_: Any, **__: Any) -> None:
+            nonlocal began_s
+            began_s = time.monotonic()
+
+        async def on_recover() -> None:
+            self.metrics.recovery_seconds.labels("read").set(time.monotonic() - began_s)
+            with consumer_of(self.app).at_work():
+                for key in [key for key in sorted(rows.late) if rows.places[key] in self.assigned(source)]:
+                    log.warning(
+                        "%s: row %r was written late: the earlier one is written again", changelog, key
+                    )
+                    await table.put(key, bytes(rows.data[key]), rows.places[key])
+                rows.late.clear()
+                await recovered()
+
+        async def write(topic: str, rows: Sequence[PlacedRow]) -> None:
+            await self._deliver([(topic, where, key, value) for key, value, where in rows])
+
+        rows.on_recover(self._or_crash(on_recover))
+        self.app.on_partitions_assigned.connect(on_assigned, weak=False)
+        changelog = rows.changelog_topic.get_topic_name()
+        limit = self.settings.kafka.max_record_bytes
+        table = Table(changelog, write, lambda: self.assigned(source), limit, rows.data, rows.places)
+        return table
+
+    def _fenced(self, name: str, source: str, recovered: Recovered, begins: Begins | None) -> Table:
+        """Declare a table that recovers by itself; faust knows it only to assign its changelog."""
+        known = changelogged(self.app, name, 1)
+        connect: Any = self.app.producer
+        changelog = known.changelog_topic.get_topic_name()
+        fence = Fence(
+            changelog, connect._new_producer, transactions=lambda: not kafka_clients.embedded(self.settings)
         )
+        consumer = consumer_of(self.app)
+        consumer.fences[changelog] = fence
+
+        async def from_the_beginning() -> int:
+            return 0
+
+        async def on_recovered() -> None:
+            self.metrics.recovery_seconds.labels("read").set(table.read_s)
+            await recovered()
+
+        table = FencedTable(
+            self.settings,
+            fence,
+            consumer,
+            lambda: self.assigned(source),
+            begins=begins or from_the_beginning,
+            recovered=on_recovered,
+        )
+        known.on_recover(self._or_crash(table.recover))
+        return table
+
+    def _or_crash(self, recover: Recovered) -> Recovered:
+        """End the service if recovery fails: faust drops its callbacks' exceptions, and would continue without rows."""
+
+        async def whole() -> None:
+            try:
+                await recover()
+            except Exception as error:
+                crash(f"the {self.service} cannot recover: {error}", error)
+
+        return whole
 
     async def follow(
         self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
-        """Follow topics outside faust; see the protocol."""
+        """Follow topics outside faust; see the base."""
         follower = TopicFollower(self.settings, topics, on_record, begin=begin, arrived=self.clock.arrived)
         await follower.start()
-        self._closers.append(follower.stop)
+        self.closers.append(follower.stop)
 
-    async def send(self, *records: Outgoing) -> None:
-        """Send and wait; see the protocol."""
-        await self._keep_ours()
-        try:
-            await self._outbox.send_all(records)
-        except KafkaError as error:
-            raise SendFailed(f"{records[0].topic}: the broker refused a record: {error!r}") from error
+    async def _send(self, records: Sequence[Outgoing]) -> None:
+        await self._deliver([(each.topic, each.partition, each.key, each.value) for each in records])
 
-    async def _keep_ours(self) -> None:
-        """Refuse an effect of a handler whose partition has moved.
-
-        Raises:
-            Moved: it has.
-        """
+    async def _deliver(self, records: Sequence[tuple[str, int | None, bytes | None, bytes | None]]) -> None:
+        """Deliver records (topic, partition, key, value), but none of a handler whose partition has moved."""
         for record in handling.get():
             await consumer_of(self.app).keep_ours(record)
-
-    def partition_for(self, key: bytes, partitions: int) -> int:
-        """Hash the key; see the protocol."""
-        return partition_for(key, partitions)
+        try:
+            await sender_of(self.app).send(records)
+        except KafkaError as error:
+            raise SendFailed(f"{records[0][0]}: the broker refused a record: {error!r}") from error
 
     async def send_again(self, origin: Origin) -> bool:
         """Read and send with separate clients: this is rare, and its consumer reads only what it is assigned."""
@@ -737,22 +619,22 @@ class KafkaRuntime(KafkaLookups):
         answer: bool = True,
         query_origin: Origin | None = None,
     ) -> None:
-        """Send a record to the dead-letter topic; see the protocol."""
+        """Send a record to the dead-letter topic; see the base."""
         await self.guard.dead_letter(record, error, answer=answer, query_origin=query_origin)
 
     def is_ours(self, record: ConsumerRecord) -> bool:
-        """Compare the record's assignment with the present one; see the protocol."""
+        """Compare the record's assignment with the present one; see the base."""
         return consumer_of(self.app).is_ours(record.epoch)
 
     def assigned(self, topic: str) -> frozenset[int]:
-        """Ask the consumer; see the protocol."""
+        """Ask the consumer; see the base."""
         try:
             return frozenset(tp.partition for tp in self.app.consumer.assignment() if tp.topic == topic)
         except ConsumerNotStarted:
             return frozenset()
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Commit lower offsets, to which faust then seeks; see the protocol."""
+        """Commit lower offsets, to which faust then seeks; see the base."""
         consumer: Any = self.app.consumer
         committed = await consumer.seek_to_committed()
         ahead = {tp: o for tp, o in committed.items() if tp.topic in offsets and o and o > offsets[tp.topic]}
@@ -763,24 +645,20 @@ class KafkaRuntime(KafkaLookups):
             raise Crash("the committed offsets of the group could not be moved back")
         return {tp.topic: ahead[tp] for tp in back}
 
-    def now_ms(self) -> int:
-        """Return the broker's time, as far as this worker knows it."""
-        return self.clock.now_ms()
+    def wall_ms(self) -> int:
+        """Return the time of this machine."""
+        return int(time.time() * 1000)
 
     def monotonic(self) -> float:
         """Return the monotonic clock of this machine."""
         return time.monotonic()
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait."""
-        await asyncio.sleep(seconds)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run in a thread, while the event loop continues."""
         return await asyncio.to_thread(work)
 
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run once the producer is connected; see the protocol."""
+        """Run once the producer is connected; see the base."""
 
         async def body() -> None:
             # faust reports the producer started before it has connected.
@@ -798,12 +676,8 @@ class KafkaRuntime(KafkaLookups):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Close it when the service stops."""
-        self._closers.append(close)
-
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
-        """End the service; see the protocol."""
+        """End the service; see the base."""
         crash(reason, error)
 
     async def stop(self, settle_s: float) -> None:
@@ -814,6 +688,6 @@ class KafkaRuntime(KafkaLookups):
             await self.app.consumer.commit()
         for task in self._tasks:
             task.cancel()
-        for close in self._closers:
+        for close in self.closers:
             await close()
         self.in_flight.clear()

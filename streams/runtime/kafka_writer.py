@@ -2,15 +2,12 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import faust
 
-from schemas.errors import RecordTooLarge
-from schemas.record import MAX_RECORD, MAX_VALUE
-from streams.runtime.base import Outgoing, partition_for, replaces
-from streams.settings import Settings
+from streams.runtime.base import Newer, partition_for, replaces
 
 # What faust recovers: the tables whose partitions are shared among workers. Those with a single writer recover by
 # themselves (`FencedTable`).
@@ -26,7 +23,7 @@ class Changelogged(faust.Table[bytes, bytes]):
         super().__init__(*args, **kwargs)
         self.places: dict[bytes, int] = {}
         """The partition of each row."""
-        self.newer: Callable[[bytes, bytes], bool] | None = None
+        self.newer: Newer | None = None
         self.late: set[bytes] = set()
         """Keys of rows whose last record was written late, by a worker that had lost the partition."""
 
@@ -180,31 +177,3 @@ class Sender:
                 self._start([place], loop)
             else:
                 self._soon(loop)
-
-
-# Send and wait: a record is stored on the broker before the offset of the record that caused it can be committed.
-
-
-class Outbox:
-    """Sends a service's records, within the size limit, and waits for delivery."""
-
-    def __init__(self, sender: Sender, settings: Settings) -> None:
-        self._sender = sender
-        # Leaves space for key, headers and the batch's frame, as in `schemas.record`.
-        self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
-
-    async def send_all(self, records: Sequence[Outgoing]) -> None:
-        """Send records and wait for all deliveries. Records of one partition keep their order.
-
-        Raises:
-            RecordTooLarge: a value exceeds the limit; nothing was sent.
-        """
-        for record in records:
-            if len(record.value) > self.limit:
-                why = (
-                    f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
-                )
-                raise RecordTooLarge(record.topic, "", why)
-        await self._sender.send(
-            [(record.topic, record.partition, record.key, record.value) for record in records]
-        )

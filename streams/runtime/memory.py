@@ -1,4 +1,4 @@
-"""The Runtime protocol over lists, with a clock of its own: a worker of a service, which can die after any effect."""
+"""The Runtime over lists, with a clock of its own: a worker of a service, which can die after any effect."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextvars import Context
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
-from schemas.errors import RecordTooLarge
 from schemas.query import Origin
-from schemas.record import MAX_RECORD, MAX_VALUE
 from streams.control import Control
 from streams.metrics import Metrics
 from streams.runtime.base import (
     BatchHandler,
     Begin,
+    Begins,
     ConsumerGroup,
     ConsumerRecord,
     Crash,
-    Handler,
     Moved,
+    Newer,
     Outgoing,
     PlacedRow,
+    Recovered,
+    Runtime,
     SendFailed,
     ServiceSpec,
     Table,
@@ -33,9 +34,8 @@ from streams.runtime.base import (
     partition_for,
     replaces,
 )
-from streams.runtime.clock import BrokerClock
 from streams.runtime.guard import Crashes, HandlerGuard, handling
-from streams.runtime.queues import Offsets, Queues
+from streams.runtime.queues import Binding, Offsets, Queues
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -205,7 +205,7 @@ class MemoryBroker:
         topic: str,
         partition: int,
         begin: int = 0,
-        newer: Callable[[bytes, bytes], bool] | None = None,
+        newer: Newer | None = None,
         late: set[bytes] | None = None,
     ) -> dict[bytes, bytes]:
         """Return the latest value of each key of a compacted partition, from an offset on.
@@ -319,9 +319,9 @@ class MemoryTable(Table):
         runtime: MemoryRuntime,
         changelog: str,
         source: str,
-        recovered: Callable[[], Awaitable[None]],
-        begins: Callable[[], Awaitable[int]] | None = None,
-        newer: Callable[[bytes, bytes], bool] | None = None,
+        recovered: Recovered,
+        begins: Begins | None = None,
+        newer: Newer | None = None,
     ) -> None:
         limit = runtime.settings.kafka.max_record_bytes
         super().__init__(changelog, runtime.write, lambda: runtime.assigned(source), limit)
@@ -384,13 +384,11 @@ def follow(
 class MemoryLookups:
     """The questions of `streams.runtime.base.Runtime` that need of the service only what its ServiceSpec names."""
 
-    def __init__(self, settings: Settings, broker: MemoryBroker, spec: ServiceSpec, group: str) -> None:
-        self.settings = settings
-        self.broker = broker
-        self.spec = spec
-        self.service = spec.name
-        self.group = group
-        self.topics = Topics(settings)
+    broker: MemoryBroker
+    spec: ServiceSpec
+    service: str
+    group: str
+    topics: Topics
 
     def require_read(self, topic: str) -> None:
         """Refuse to read a topic that the ServiceSpec does not name."""
@@ -398,15 +396,15 @@ class MemoryLookups:
             raise ValueError(f"{self.service}: reads {topic}, which its ServiceSpec does not name")
 
     async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the protocol."""
+        """Ask the broker; see the base."""
         return {(t, p): self.broker.first(t, p) for t in topics for p in range(self.broker.partitions(t))}
 
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the protocol."""
+        """Ask the broker; see the base."""
         return {(t, p): self.broker.end(t, p) for t in topics for p in range(self.broker.partitions(t))}
 
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
-        """Ask the broker, which knows no members; see the protocol."""
+        """Ask the broker, which knows no members; see the base."""
         found: dict[str, ConsumerGroup] = {}
         for (app, topic, partition), offset in self.broker.committed.items():
             if app in app_ids:
@@ -415,11 +413,11 @@ class MemoryLookups:
         return found
 
     async def has_topic(self, topic: str) -> bool:
-        """Ask the broker; see the protocol."""
+        """Ask the broker; see the base."""
         return self.broker.has(topic)
 
     async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
-        """Read the topic; see the protocol."""
+        """Read the topic; see the base."""
         self.require_read(topic)
         found: dict[bytes, bytes] = {}
         for partition in range(self.broker.partitions(topic)):
@@ -427,7 +425,7 @@ class MemoryLookups:
         return found
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
-        """Read the key's partition; see the protocol."""
+        """Read the key's partition; see the base."""
         self.require_read(topic)
         partition = partition_for(key, self.broker.partitions(topic))
         at = self.broker.first(topic, partition)
@@ -439,7 +437,7 @@ class MemoryLookups:
         return None
 
 
-# The Runtime protocol over lists: one worker of one service, which can die after any single effect.
+# The Runtime over lists: one worker of one service, which can die after any single effect.
 
 
 _LATENCY_S = 0.02
@@ -452,18 +450,15 @@ class Died(BaseException):
 class Subscription:
     """A handler bound to a topic, with how far each assigned partition was handed over and handled."""
 
-    def __init__(self, topic: str, handle: BatchHandler, most: int, ordered: bool, waits: bool) -> None:
+    def __init__(self, topic: str, binding: Binding) -> None:
         self.topic = topic
-        self.handle = handle
-        self.most = most
-        self.ordered = ordered
-        self.waits = waits
+        self.binding = binding
         self.positions: dict[int, int] = {}
         self.offsets: dict[int, Offsets] = {}
 
 
-class MemoryRuntime(MemoryLookups):
-    """One worker of one service; see `streams.runtime.base.Runtime` for what each method promises."""
+class MemoryRuntime(MemoryLookups, Runtime):
+    """One worker of one service; see the base for what each method promises."""
 
     def __init__(
         self,
@@ -479,14 +474,11 @@ class MemoryRuntime(MemoryLookups):
         rng: random.Random | None = None,
         dies_after: Callable[[Effect], bool] = lambda effect: False,
     ) -> None:
-        super().__init__(settings, broker, spec, group)
-        self.instance = instance
-        self.metrics = Metrics(spec.name)
+        self.broker = broker
+        self.spec = spec
+        control, metrics = Control(settings, self.monotonic), Metrics(spec.name)
+        Runtime.__init__(self, settings, metrics, control, service=spec.name, group=group, instance=instance)
         self.app = self.topics.app_id(spec.name, group)
-        self.clock = BrokerClock(self.monotonic, self.wall_ms, self.metrics.clock_skew.set)
-        self.control = Control(settings, self.monotonic)
-        self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
-        self.answers_for: Callable[[str, Origin], bool] = lambda query_id, origin: True
         self.in_flight = InFlightList(left)
         self.guard = HandlerGuard(self, crashes, self.in_flight)
         self.queues = Queues(self, settings.kafka.concurrency)
@@ -500,47 +492,45 @@ class MemoryRuntime(MemoryLookups):
         self.dead = False
         self.left_in_flight: list[str] = []
         self.later: list[tuple[str, Callable[[], Awaitable[None]]]] = []
-        self.closers: list[Callable[[], Awaitable[None]]] = []
         self._rng = rng
         self._dies_after = dies_after
         self._errors = errors
 
-    def each(self, topic: str, handle: Handler, *, stage: str, waits: bool = False) -> None:
-        """Bind a handler; see the protocol."""
-
-        async def one(records: Sequence[ConsumerRecord]) -> None:
-            await handle(records[0])
-
-        self._bind(topic, one, 1, ordered=False, waits=waits)
-
-    def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
-        """Bind a handler of batches; see the protocol."""
-        self._bind(topic, handle, most, ordered=True)
-
     def _bind(
-        self, topic: str, handle: BatchHandler, most: int, *, ordered: bool, waits: bool = False
+        self,
+        topic: str,
+        handle: BatchHandler,
+        *,
+        stage: str,
+        most: int = 1,
+        ordered: bool = False,
+        waits: bool = False,
     ) -> None:
         if topic not in self.spec.reads(self.topics, self.group):
             raise ValueError(
                 f"{self.service}: reads {topic}, which is not among the inputs of its ServiceSpec"
             )
         self.broker.partitions(topic)
-        self.subscriptions.append(Subscription(topic, handle, most, ordered, waits))
+        self.subscriptions.append(Subscription(topic, Binding(handle, most, ordered, waits)))
 
-    def table(
+    def _shared(
+        self, name: str, partitions: int, source: str, recovered: Recovered, newer: Newer | None
+    ) -> MemoryTable:
+        return self._table(name, partitions, source, recovered, newer=newer)
+
+    def _fenced(self, name: str, source: str, recovered: Recovered, begins: Begins | None) -> MemoryTable:
+        return self._table(name, 1, source, recovered, begins, one_writer=True)
+
+    def _table(
         self,
         name: str,
         partitions: int,
-        *,
         source: str,
-        recovered: Callable[[], Awaitable[None]],
+        recovered: Recovered,
+        begins: Begins | None = None,
+        newer: Newer | None = None,
         one_writer: bool = False,
-        begins: Callable[[], Awaitable[int]] | None = None,
-        newer: Callable[[bytes, bytes], bool] | None = None,
     ) -> MemoryTable:
-        """Declare a table; see the protocol."""
-        if begins is not None and not one_writer:
-            raise ValueError(f"{name}: only a table of one writer begins at an offset")
         changelog = self.topics.changelog(self.service, name)
         self.require_own(changelog)
         if one_writer != self.spec.one_writer:
@@ -553,7 +543,7 @@ class MemoryRuntime(MemoryLookups):
     async def follow(
         self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
-        """Show what is there, then what is appended; see the protocol."""
+        """Show what is there, then what is appended; see the base."""
         follow(self, topics, on_record, begin)
 
     def require_own(self, topic: str) -> None:
@@ -561,14 +551,9 @@ class MemoryRuntime(MemoryLookups):
         if topic not in self.spec.keeps(self.topics):
             raise ValueError(f"{self.service}: {topic} is not among the state of its ServiceSpec")
 
-    async def send(self, *records: Outgoing) -> None:
-        """Append in order, each an effect of its own; see the protocol."""
+    async def _send(self, records: Sequence[Outgoing]) -> None:
+        """Append in order, each an effect of its own."""
         for record in records:
-            if len(record.value) > self.limit:
-                why = (
-                    f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
-                )
-                raise RecordTooLarge(record.topic, "", why)
             if not self.spec.writes(self.topics, record.topic):
                 raise ValueError(
                     f"{self.service}: writes {record.topic}, which is not among the outputs of its ServiceSpec"
@@ -576,12 +561,8 @@ class MemoryRuntime(MemoryLookups):
         for record in records:
             await self.effect("send", record.topic, (record.key, record.value, record.partition))
 
-    def partition_for(self, key: bytes, partitions: int) -> int:
-        """Hash the key; see the protocol."""
-        return partition_for(key, partitions)
-
     async def send_again(self, origin: Origin) -> bool:
-        """Append what lies at an origin; see the protocol."""
+        """Append what lies at an origin; see the base."""
         found = self.broker.at(origin.topic, origin.partition, origin.offset)
         if found is None or found[1].offset != origin.offset:
             return False
@@ -596,11 +577,11 @@ class MemoryRuntime(MemoryLookups):
         answer: bool = True,
         query_origin: Origin | None = None,
     ) -> None:
-        """Send a record to the dead-letter topic; see the protocol."""
+        """Send a record to the dead-letter topic; see the base."""
         await self.guard.dead_letter(record, error, answer=answer, query_origin=query_origin)
 
     def is_ours(self, record: ConsumerRecord) -> bool:
-        """Compare the record's assignment with the present one; see the protocol."""
+        """Compare the record's assignment with the present one; see the base."""
         return record.epoch == self.epoch and not self.dead
 
     def handled(self, records: Sequence[ConsumerRecord]) -> None:
@@ -612,11 +593,11 @@ class MemoryRuntime(MemoryLookups):
             self._errors.append(error)
 
     def assigned(self, topic: str) -> frozenset[int]:
-        """Return the partitions of the last assignment; see the protocol."""
+        """Return the partitions of the last assignment; see the base."""
         return self.partitions.get(topic, frozenset())
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Lower committed offsets; see the protocol."""
+        """Lower committed offsets; see the base."""
         ahead = {}
         for topic, offset in offsets.items():
             committed = self.broker.committed.get((self.app, topic, 0), 0)
@@ -626,10 +607,6 @@ class MemoryRuntime(MemoryLookups):
                 ahead[topic] = committed
         return ahead
 
-    def now_ms(self) -> int:
-        """Return the broker's time, as far as this worker knows it."""
-        return self.clock.now_ms()
-
     def wall_ms(self) -> int:
         """Return the time of this worker's machine, which agrees with the broker's."""
         return self.broker.now_ms()
@@ -638,24 +615,16 @@ class MemoryRuntime(MemoryLookups):
         """Return the loop's time."""
         return asyncio.get_running_loop().time()
 
-    async def sleep(self, seconds: float) -> None:
-        """Wait on the loop's clock."""
-        await asyncio.sleep(seconds)
-
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run inline: a thread would make the order of events a matter of luck."""
         return work()
 
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run once the worker serves; see the protocol."""
+        """Run once the worker serves; see the base."""
         self.later.append((name, run))
 
-    def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Close it when the worker stops."""
-        self.closers.append(close)
-
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
-        """End the worker; see the protocol."""
+        """End the worker; see the base."""
         raise Crash(reason) from error
 
     async def write(self, topic: str, rows: Sequence[PlacedRow]) -> None:

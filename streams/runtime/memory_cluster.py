@@ -222,7 +222,7 @@ class Cluster:
     ) -> None:
         partition = records[0].partition
         try:
-            await worker.guard.call(records, subscription.handle)
+            await worker.guard.call(records, subscription.binding.handle)
             for record in records:
                 if worker.is_ours(record):
                     subscription.offsets[partition].handled(record.offset)
@@ -321,9 +321,7 @@ class Cluster:
                 for partition, position in subscription.positions.items():
                     subscription.offsets[partition].start(position)
                 handle = partial(self._handle, worker, subscription)
-                self._bindings[subscription] = Binding(
-                    handle, subscription.most, subscription.ordered, subscription.waits
-                )
+                self._bindings[subscription] = subscription.binding._replace(handle=handle)
         self._changed.set()
 
     def _keep(

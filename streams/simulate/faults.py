@@ -266,7 +266,6 @@ class Worker(MemoryRuntime):
     Attributes:
         running: Cleared while it is suspended.
         expelled: Whether its group went on without it.
-        handlers: What it bound, by topic.
     """
 
     def __init__(self, *args: Any, faults: Faults, **more: Any) -> None:
@@ -275,22 +274,14 @@ class Worker(MemoryRuntime):
         self.running = asyncio.Event()
         self.running.set()
         self.expelled = False
-        self.handlers: dict[str, BatchHandler] = {}
 
-    def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
-        """Bind a handler of batches; see the protocol."""
-        self.handlers[topic] = handle
-        super().batches(topic, handle, stage=stage, most=most)
-
-    def _bind(
-        self, topic: str, handle: BatchHandler, most: int, *, ordered: bool, waits: bool = False
-    ) -> None:
+    def _bind(self, topic: str, handle: BatchHandler, **how: Any) -> None:
         async def struck(records: Sequence[ConsumerRecord]) -> None:
             self.faults.strikes(self, "handle", topic)
             await handle(records)
             self.faults.strikes(self, "handled", topic)
 
-        super()._bind(topic, struck, most, ordered=ordered, waits=waits)
+        super()._bind(topic, struck, **how)
 
     async def effect(self, kind: Literal["send", "row"], topic: str, *records: Appended) -> None:
         """Append records, if nothing strikes; see the base."""

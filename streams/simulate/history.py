@@ -334,8 +334,8 @@ class _Life:
         for worker in self.cluster.workers:
             if not isinstance(worker, Worker) or worker.service != "decider" or worker.expelled:
                 continue
-            service = _learner(worker, self.topics.context)
-            if service is None or service.decider is None or service.lock.locked():
+            service = worker.built
+            if not isinstance(service, DeciderService) or service.decider is None or service.lock.locked():
                 continue
             if service.learner.log.assigned:
                 snapshots = self.snapshots()
@@ -344,12 +344,6 @@ class _Life:
 
     def snapshots(self) -> dict[bytes, bytes]:
         return self.broker.changelog(self.topics.snapshot, 0)
-
-
-def _learner(worker: Worker, topic: str) -> DeciderService | None:
-    """Return the service of a decider: the handler of contexts is a method of it."""
-    service = getattr(worker.handlers.get(topic), "__self__", None)
-    return service if isinstance(service, DeciderService) else None
 
 
 _KINDS: Final[dict[str, type[Record]]] = {
@@ -458,9 +452,7 @@ def _replayed(life: _Life) -> Iterator[str]:
     """Yield decisions that the log does not reproduce."""
     settings = life.world.settings
     for worker in life.cluster.workers:
-        if worker.service == "decider" and isinstance(worker, Worker) and life.seen["decision"]:
-            if (service := _learner(worker, life.topics.context)) is None:
-                continue
+        if isinstance(service := worker.built, DeciderService) and life.seen["decision"]:
             policy = policy_of(settings, service.encoder)
             try:
                 rows, after = opened(policy, {**life.broker.changelog(life.log, 0), **life.snapshots()})

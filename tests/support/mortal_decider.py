@@ -89,7 +89,7 @@ async def mortal_on_rewards(self: DeciderService, records: Any) -> None:
     show(self)
 
 
-KafkaRuntime.send, Table.post = mortal_send, mortal_post  # type: ignore[method-assign]
+KafkaRuntime.send, Table.post = mortal_send, mortal_post  # type: ignore[assignment, method-assign]
 DeciderService.on_contexts, DeciderService.on_rewards = mortal_on_contexts, mortal_on_rewards  # type: ignore[method-assign]
 
 if __name__ == "__main__":

@@ -162,8 +162,7 @@ def test_a_log_with_previews_is_the_log_without_byte_by_byte(
         cluster = Cluster(settings, SERVICES)
         await cluster.up()
         (worker,) = (each for each in cluster.workers if each.service == "decider")
-        service: Any = worker.subscriptions[0].handle
-        asked = Previews(service.__self__)
+        asked = Previews(worker.built)
         done: set[str] = set()
         for number in range(8):
             query = ask(number)
@@ -176,7 +175,7 @@ def test_a_log_with_previews_is_the_log_without_byte_by_byte(
                 lambda: {decode(r.value, Decision).query_id for r in cluster.broker.records(cluster.topics.decision)}
                 >= done and not cluster.busy
             )  # fmt: skip
-        state = service.__self__.decider.policy.state()
+        state = worker.built.decider.policy.state()
         names = [
             topic.name
             for topic in cluster.topics.declared(["mini"])
@@ -200,9 +199,8 @@ def test_a_decider_that_does_not_hold_the_policy_says_so(
         cluster = Cluster(in_memory(), SERVICES)
         await cluster.up()
         second = await cluster.start("decider", instance="1")
-        service: Any = second.subscriptions[0].handle
         with pytest.raises(NotNow, match="does not hold"):
-            await Previews(service.__self__).preview(ask(0))
+            await Previews(second.built).preview(ask(0))
         await cluster.close()
 
     run(refused())
