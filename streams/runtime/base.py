@@ -319,7 +319,8 @@ class Table:
         Raises:
             SendFailed: the broker did not take a record; others of the call may have been written.
         """
-        await self._write(topic, [(key, value, 0) for key, value in records])
+        if rows := [(key, value, 0) for key, value in records]:
+            await self._write(topic, rows)
 
     def _show(self, rows: Sequence[PlacedRow]) -> None:
         for key, value, partition in rows:

@@ -48,6 +48,9 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
 """Which steps of a worker each kind strikes: it begins to handle, sends, writes a row, computes in a thread, has
 handled, commits."""
 
+_SKIPPED: Final = {"embedder": ("row",), "executor": ("row", "thread"), "verifier": ("row", "thread")}
+"""Steps that a service does not have."""
+
 DEPENDENCIES: Final[dict[str, tuple[str, ...]]] = {
     "encoder down": ("unreachable", "500"),
     "encoder wrong": ("401", "404", "html", "dimension"),
@@ -72,8 +75,9 @@ SEGMENT_S: Final = 55.0
 
 KINDS: Final = (*STEPS, *DEPENDENCIES, *TIMES)
 
-# So that each kind strikes in one history of twenty: few worlds ask a server for vectors, few answers need a grader.
-_OFTEN: Final = {"encoder": 4, "grader": 2}
+# So that each kind strikes in one history of twenty: few worlds ask a server for vectors, few answers need a grader,
+# and a dependency that is not asked meanwhile does no harm.
+_OFTEN: Final = {"encoder": 3.0, "grader": 3.0, "engine": 1.5, "verifier": 1.5, "raise": 2.0, "suspend": 2.0}
 
 _OWNERS: Final = {"encoder": "embedder", "engine": "executor", "grader": "aggregator", "verifier": "verifier"}
 
@@ -86,7 +90,7 @@ class Fault(Struct, frozen=True, kw_only=True):
         service: Whose; empty for what concerns the broker or all.
         at: Which step, the first is 1; or when, in seconds.
         much: For how long in seconds, how often, or by how many seconds; what the kind needs.
-        how: In which way; for what is raised, while the worker does what.
+        how: In which way; of a step that is raised at or suspended at, which.
     """
 
     kind: str
@@ -102,19 +106,22 @@ def schedule(seed: int, world: World) -> tuple[Fault, ...]:
     kinds = [
         kind for kind in KINDS if not kind.startswith("encoder") or world.settings.encoder.kind == "http"
     ]
-    often = [_OFTEN.get(kind.partition(" ")[0], 1) for kind in kinds]
+    often = [_OFTEN.get(kind.partition(" ")[0], 1.0) for kind in kinds]
     drawn = rng.choices(kinds, often, k=rng.choice((0, 3, 5, 7, 9)))
     return tuple(_drawn(rng, kind, world) for kind in drawn)
 
 
 def _drawn(rng: random.Random, kind: str, world: World) -> Fault:
     if kind in STEPS:
-        service = rng.choice(("decider", *SERVICES) if kind == "raise" else SERVICES)
+        service = rng.choice((*SERVICES, "decider", "aggregator"))  # these two keep state
         much = {"raise": rng.choice((1, 3, 4)), "suspend": rng.choice((4.0, 25.0, 50.0))}.get(kind, 0.0)
-        hows: tuple[str, ...] = {"raise": STEPS["raise"], "unsure": ("written", "lost")}.get(kind, ("",))
-        step = rng.randint(1, 3 * len(world.queries))
+        steps = tuple(step for step in STEPS[kind] if step not in _SKIPPED.get(service, ()))
+        hows = {"raise": steps, "suspend": steps, "unsure": ("written", "lost")}.get(kind, ("",))
+        # Early and late ones alike, also where there are few.
+        step = int((3 * len(world.queries)) ** rng.random())
         return Fault(kind=kind, service=service, at=step, much=much, how=rng.choice(hows))
-    at = round(rng.uniform(0.0, world.until_s), 3)
+    # Early ones more often: in the end only late feedback comes.
+    at = round(world.until_s * rng.random() ** 2, 3)
     if kind in DEPENDENCIES:
         service = _OWNERS[kind.partition(" ")[0]]
         how = rng.choice(DEPENDENCIES[kind])
@@ -148,7 +155,8 @@ def injected(error: BaseException | None) -> bool:
     return False
 
 
-def _marked(error: T) -> T:
+def marked(error: T) -> T:
+    """Return an error of which the simulator is the cause."""
     error.injected = True  # type: ignore[attr-defined]
     return error
 
@@ -202,8 +210,10 @@ class Faults:
         for fault in self._steps:
             if fault.service != worker.service or what not in STEPS[fault.kind]:
                 continue
+            if fault.how in STEPS[fault.kind] and what != fault.how:
+                continue
             # The guard's own letter is no work of a handler.
-            if fault.kind == "raise" and (what != fault.how or topic == worker.topics.dead_letter):
+            if fault.kind == "raise" and topic == worker.topics.dead_letter:
                 continue
             self._steps[fault] -= 1
             if self._steps[fault] == 0:
@@ -290,7 +300,7 @@ class Worker(MemoryRuntime):
         if fault is not None and fault.kind == "suspend":
             self.faults.suspend(self, fault.much)
         if fault is not None and fault.kind == "unsure" and fault.how == "lost":
-            raise _marked(SendFailed(f"{topic}: no acknowledgement"))
+            raise marked(SendFailed(f"{topic}: no acknowledgement"))
         await self._latency()
         await self.running.wait()
         if self.expelled:
@@ -304,7 +314,7 @@ class Worker(MemoryRuntime):
         if fault is None:
             return
         if fault.kind == "unsure":
-            raise _marked(SendFailed(f"{topic}: no acknowledgement"))
+            raise marked(SendFailed(f"{topic}: no acknowledgement"))
         if fault.kind == "twice":
             await super().effect(kind, topic, *records)
         if fault.kind == "die":
@@ -377,9 +387,9 @@ def _encoder(faults: Faults, settings: Settings) -> HashedEncoder | HttpEncoder:
 def _broken(fault: Fault | None, what: str) -> None:
     """Raise what a server that is down makes its client raise."""
     if fault is not None and fault.how == "unreachable":
-        raise _marked(EngineUnreachableError(f"{what}: no connection"))
+        raise marked(EngineUnreachableError(f"{what}: no connection"))
     if fault is not None and fault.how == "dead":
-        raise _marked(EngineDiedError(f"{what}: its process is gone"))
+        raise marked(EngineDiedError(f"{what}: its process is gone"))
 
 
 class _Engine(RecordedEngine):
@@ -461,7 +471,7 @@ class _Grader(GradingPool):
     def _start(self) -> Any:
         self.started += 1
         if (fault := self.faults.now("grader")) is not None and fault.how == "no process":
-            raise _marked(GradingPoolError("the grading process did not start"))
+            raise marked(GradingPoolError("the grading process did not start"))
         return _Process(self.started)
 
     def _exchange(self, process: Any, line: str, timeout_s: float | None = None) -> dict[str, object] | None:

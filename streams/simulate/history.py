@@ -8,6 +8,7 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextvars import Context
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from agents.decider.decider import Decider
 from agents.decider.log import Row, decode_row
 from agents.decider.snapshot import EndedIds, start_of
 from agents.decider.verify import mismatches, opened
-from agents.embedding import encoder_id
+from agents.embedding import EncoderUnavailable, encoder_id
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry, ObjectiveEntry, PriceEntry
 from schemas.dead_letter import DeadLetter
@@ -44,6 +45,7 @@ from streams.simulate.faults import (
     Injected,
     Worker,
     injected,
+    marked,
     schedule,
     stand_ins,
 )
@@ -61,6 +63,9 @@ WAIT_S: Final = 120.0
 
 LAST: Final = 2
 """Queries that are asked in the end; each is answered."""
+
+ROW_BYTES: Final = 4096
+"""Most bytes of a row of the learner, however long its question is."""
 
 EARLY: Final = 0.85
 """Share of a query's time before which no answer may say that its time is up; searches may use 0.9 of it."""
@@ -113,6 +118,8 @@ def _ending(spec: ServiceSpec) -> ServiceSpec:
     async def build(runtime: Runtime) -> object:
         try:
             return await spec.build(runtime)
+        except EncoderUnavailable as error:  # it is started again until its server answers
+            raise marked(Crash(f"{spec.name} cannot start: {error}")) from error
         except Exception as error:
             raise Crash(f"{spec.name} cannot start: {error}") from error
 
@@ -289,7 +296,8 @@ class _Life:
             self.cluster.produce(self.topics.query, query.query_id.encode(), encode(query))
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+        # Not in the context of a handler, at whose effect a worker is suspended: what is done here is none of its work.
+        task = asyncio.get_running_loop().create_task(work, context=Context())
         self._tasks.append(task)
         return task
 
@@ -446,6 +454,9 @@ def judged(life: _Life) -> Iterator[str]:
     yield from _admitted(life)
     yield from _refused(life)
     yield from _taught(life)
+    for row in cluster.broker.records(life.log):
+        if row.value is not None and len(row.value) > ROW_BYTES:
+            yield f"a row of {len(row.value)} bytes: {(row.key or b'').decode()}"
 
 
 def _replayed(life: _Life) -> Iterator[str]:

@@ -151,7 +151,10 @@ def drawn(seed: int, folder: Path) -> World:
     far = trait == "hostile" or rng.random() < 0.2
     count = rng.randint(5, 30) if trait != "hostile" else rng.randint(4, 10)
     questions = _questions(rng, count, trait)
-    names = ("small", "large", "far") if far else ("small", "large")
+    habits = random.Random(f"habits {seed}")
+    names: tuple[str, ...] = ("large",) if habits.random() < 0.2 else ("small", "large")
+    names += ("far",) if far else ()
+    judged = habits.random() < 0.3
     (folder / "catalogue.yaml").write_text(_catalogue(names))
     groups = ("mini", "gpu") if far and trait != "hostile" else ("mini",)
     workers = {name: 1 + (rng.random() < 0.3) for name in ("embedder", "decider", "verifier", "aggregator")}
@@ -164,7 +167,9 @@ def drawn(seed: int, folder: Path) -> World:
         recording=Recording(_paths(rng, questions, trait), unknown="any"),
         questions={each.text: each for each in questions},
     )
-    _Traffic(rng, made, questions, names).send(count)
+    if judged:  # by people, who take their time
+        made.settings = made.settings.replace(feedback_wait_s=60.0)
+    _Traffic(rng, made, questions, referenced=0.1 if judged else 0.7).send(count)
     return made
 
 
@@ -276,12 +281,12 @@ def _paths(rng: random.Random, questions: list[KnownQuestion], trait: Trait) -> 
 
 
 class _Traffic:
-    """Draws what clients send into a world."""
+    """Draws what clients send into a world; a share of the queries has a reference."""
 
     def __init__(
-        self, rng: random.Random, world: World, questions: list[KnownQuestion], models: tuple[str, ...]
+        self, rng: random.Random, world: World, questions: list[KnownQuestion], referenced: float
     ) -> None:
-        self.rng, self.world, self.questions, self.models = rng, world, questions, models
+        self.rng, self.world, self.questions, self.referenced = rng, world, questions, referenced
         self.made = 0
 
     def send(self, count: int) -> None:
@@ -302,7 +307,7 @@ class _Traffic:
             "text": question.text,
             "tenant": rng.choice(("a", "b")),
         }
-        if rng.random() < 0.7 or self.world.trait == "never right":
+        if rng.random() < self.referenced or self.world.trait == "never right":
             fields["reference"] = question.reference
         if wishes := self._wishes():
             fields |= wishes

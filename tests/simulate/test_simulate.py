@@ -4,9 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,18 +15,7 @@ from streams.runtime.memory import MemoryBroker
 from streams.simulate.faults import KINDS, Fault
 from streams.simulate.history import Lived, lived
 from streams.simulate.run import SeedJournal, SeedsError, coverage, seeds_of, shrunk, simulate
-
-
-def _without() -> Any:
-    spec = spec_from_file_location("without", Path(__file__).with_name("without.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-FIXES = _without().FIXES
+from tests.simulate.without import FIXES
 
 
 def test_a_few_seeds_pass() -> None:
@@ -40,6 +27,10 @@ def test_seeds_pass_and_every_kind_of_fault_strikes() -> None:
     journal = simulate(1, 150)
     assert [(failure.command, failure.what) for failure in journal.failures] == []
     assert set(KINDS) - set(journal.kinds) == set(), "\n".join(coverage(journal))
+
+
+def test_every_fix_has_seeds_that_fail_without_it() -> None:
+    assert [name for name, fix in FIXES.items() if not fix.seeds] == []
 
 
 @pytest.mark.seconds

@@ -1,23 +1,32 @@
-"""Each known fault again: the fix taken out of one function. The simulator must then fail on the seeds named here."""
+"""Each known fault again: the fix taken out of one function. The simulator must then fail on the seeds named here.
+
+What changes how a history is drawn, or how it runs, changes which seeds find what:
+`python -m tests.simulate.without --seeds 1-400` prints the first for each fix.
+"""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import textwrap
 from typing import Any, NamedTuple
 
+import click
 import pytest
 
 from agents.answers import GradingPool
-from agents.bandit import prior
+from agents.bandit import contextual
 from agents.bandit.pacing import RecentContexts
+from agents.decider import decider
 from agents.decider.shares import TeachingShares
 from agents.embedding import HttpEncoder
 from streams.runtime.clock import BrokerClock
 from streams.services import aggregator
 from streams.services.decider import ShardLearner
 from streams.services.embedder import Admission, EmbedderService
+from streams.simulate.history import lived
+from streams.simulate.run import seeds_of
 
 
 class Fix(NamedTuple):
@@ -55,50 +64,59 @@ FIXES = {
             "    if best <= 0.0:\n"
             "        return None  # nothing was right yet: what share can be had is not known\n": ""
         },
-        (),
+        (198,),
     ),
     "one question": Fix(
-        prior,
+        contextual,  # where it is called from
         "fit_directions",
         {
             "    if len(queries) < FOLDS:\n        return np.array([features.short(query) for query in queries])\n": "",
             "np.maximum(spread, SMALL)": "spread.copy()",
             "max(float(np.sqrt(np.mean(spread[:embedded] ** 2))), SMALL)": "np.sqrt(np.mean(spread[:embedded] ** 2))",
         },
-        (),
+        (18,),
     ),
     "a learner ahead of its log ends": Fix(
         ShardLearner,
         "changing",
-        {'            raise Torn("the learner may be ahead of its log") from error\n': "            raise\n"},
-        (),
+        {
+            "        self.decider = None\n": "",
+            '            raise Torn("the learner may be ahead of its log") from error\n': "            raise\n",
+        },
+        (221,),
     ),
     "a query without a vector gets its Answer": Fix(
         EmbedderService,
         "answers_for",
         {"in (None, origin)": "is None"},
-        (1600, 1000579),
+        (26,),
     ),
     "tenants share the places": Fix(
-        Admission, "_kind", {"return served, place.tenant": 'return True, ""'}, (5, 199)
+        Admission, "_kind", {"return served, place.tenant": 'return True, ""'}, (240,)
     ),
     "no tenant teaches more than the others": Fix(
-        TeachingShares, "weight", {"return int(self._weight[own] <= others)": "return 1"}, (3, 28)
+        TeachingShares, "weight", {"return int(self._weight[own] <= others)": "return 1"}, (2,)
+    ),
+    "rows leave the question out": Fix(
+        decider,  # where it is called from
+        "without_question",
+        {"text=LEFT_OUT, ": ""},
+        (2,),
     ),
     "a row written late undoes nothing": Fix(
-        aggregator, "newer", {"return before is None or (": "return True or ("}, ()
+        aggregator, "newer", {"return before is None or (": "return True or ("}, (376,)
     ),
     "deadlines go by the broker's clock": Fix(
         BrokerClock,
         "now_ms",
         {"return self._wall_ms() if ahead_ms == -math.inf else": "return self._wall_ms() if True else"},
-        (131, 254),
+        (228,),
     ),
     "a server that embeds no text": Fix(
         HttpEncoder,
         "encode",
         {"        self._blame(error)\n": ""},
-        (2, 19),
+        (4,),
     ),
     "a grader that does not say": Fix(
         GradingPool,
@@ -108,6 +126,30 @@ FIXES = {
             '            f"{kind}: no result in {self._timeout_s:g} s" if hung else f"{kind}: its process died"\n'
             "        )": "return Verdict(correct=False, how=kind)"
         },
-        (59, 106),
+        (13,),
     ),
 }
+
+
+@click.command()
+@click.option("--seeds", default="1-400", help="Among which seeds to look.")
+@click.option("--most", default=2, help="How many of them to find for each fix.")
+@click.argument("names", nargs=-1)
+def main(seeds: str, most: int, names: tuple[str, ...]) -> None:
+    """Print the first seeds that fail without each fix, or without those named."""
+    first, last = seeds_of(seeds)
+    logging.disable(logging.CRITICAL)
+    for name in names or FIXES:
+        found: list[int] = []
+        with pytest.MonkeyPatch.context() as patch:
+            FIXES[name].take_out(patch)
+            for seed in range(first, last + 1):
+                if lived(seed).failures:
+                    found.append(seed)
+                if len(found) == most:
+                    break
+        click.echo(f"{name}: {found}")
+
+
+if __name__ == "__main__":
+    main()
