@@ -1,5 +1,6 @@
 """Text to unit vector: what an encoder promises, encoders over HTTP, and Query to Context (§3.1)."""
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -372,15 +373,13 @@ def embed_actions(encoder: Encoder, descriptions: Sequence[str], cache: Path | N
     Args:
         encoder: The one that embeds the queries.
         descriptions: Texts of actions, App. B.2.
-        cache: A folder to keep vectors in; None computes them all.
+        cache: A folder to keep vectors in; None computes them all. What it has no room for is computed again.
 
     Raises:
         EncoderError: when the encoder gives no vector.
-        OSError: when the folder cannot be written.
     """
     if cache is None:
         return encoder.encode(descriptions)
-    cache.mkdir(parents=True, exist_ok=True)
     files = [cache / _file_name(encoder, text) for text in descriptions]
     known = {file: row for file in set(files) if (row := _read(file, encoder.dimension)) is not None}
     missing = {file: text for file, text in zip(files, descriptions, strict=True) if file not in known}
@@ -406,11 +405,16 @@ def _read(file: Path, dimension: int) -> Vectors | None:
 
 
 def _write(file: Path, row: Vectors) -> None:
-    """Write under another name first: a reader sees the whole vector or none."""
-    handle, name = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(row.astype("<f4").tobytes())
-    Path(name).replace(file)
+    """Write under another name first: a reader sees the whole vector or none. A full disk keeps nothing."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(row.astype("<f4").tobytes())
+            Path(name).replace(file)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
 
 
 # The embedder: Query in, Context out (§3.1, joint semantic representation).

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import mmap
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -28,6 +29,8 @@ from streams.runtime.base import (
     Unavailable,
     key_of,
 )
+
+log = logging.getLogger("streams.runtime.guard")
 
 # Count failures per record across restarts, so that the third sends the record to the dead-letter topic.
 #
@@ -146,10 +149,15 @@ class Crashes:
     def _write(self) -> None:
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".new")
-        temporary.write_bytes(msgspec.json.encode(self._counts))
-        temporary.replace(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(msgspec.json.encode(self._counts))
+            temporary.replace(self.path)
+        except OSError as error:  # the disk is full: no record is to blame
+            log.warning(
+                "%s: is not written (%s): what is counted does not outlast this process", self.path, error
+            )
 
 
 class InFlight(Protocol):
@@ -161,6 +169,10 @@ class InFlight(Protocol):
         """Keep records noted while they are handled."""
 
 
+class StateDirError(UniscaleError):
+    """What a worker must know after its death cannot be written. Make room in `state_dir`, or name another folder."""
+
+
 class InFlightFile:
     """Records in flight, in a memory-mapped file that outlives the process: one slot each, never synced.
 
@@ -169,14 +181,25 @@ class InFlightFile:
     Args:
         path: The file.
         slots: How many records it can note.
+
+    Raises:
+        StateDirError: it cannot be written, for want of room or of rights.
     """
 
     def __init__(self, path: Path, slots: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._size = _SLOT * slots
-        with path.open("a+b") as file:
-            file.truncate(self._size)
-            self._slots = mmap.mmap(file.fileno(), self._size)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a+b") as file:
+                # A page of a sparse file for which the disk has no room ends the process without a word (SIGBUS).
+                os.posix_fallocate(file.fileno(), 0, self._size)
+                file.truncate(self._size)
+                self._slots = mmap.mmap(file.fileno(), self._size)
+        except OSError as error:
+            raise StateDirError(
+                f"{path}: its {self._size} bytes cannot be written ({error.strerror}); make room, or set "
+                "UNISCALE_STATE_DIR to a folder of this user's on another disk"
+            ) from error
         self._free = list(range(slots))
         self._all = slots
         self.left = self.coordinates
@@ -330,7 +353,6 @@ def _sendable(text: str) -> str:
 #                     tries again; after the third failure the record goes to the dead-letter topic: at once, or, if the
 #                     process cannot go on (`Torn`), from the next one
 
-log = logging.getLogger("streams.runtime.guard")
 
 handling: ContextVar[Sequence[ConsumerRecord]] = ContextVar("handling", default=())
 """The records that the present task handles; none outside of handlers. Effects of a handler are refused by them."""

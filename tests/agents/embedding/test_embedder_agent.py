@@ -1,5 +1,8 @@
 """Query in, Context out; and actions through the same encoder."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from agents.embedding import ArrivedQuery, Vectors, embed, embed_actions, embedd
 from agents.minilm import MiniLM
 from schemas.query import Message, Origin, Query, QueryContext
 from schemas.record import decode, encode
+from streams.services.embedder import HashedEncoder
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +105,28 @@ def test_the_cache_spares_the_encoder_and_knows_one_from_another(encoder: MiniLM
     assert first.texts == 3
     embed_actions(second, ["a"], tmp_path)
     assert second.texts == 1
+
+
+FULL = """
+import resource
+from pathlib import Path
+from agents.embedding import embed_actions
+from streams.services.embedder import HashedEncoder
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # a vector takes 256 bytes
+print(embed_actions(HashedEncoder(), ["an action"], Path("cache")).shape)
+"""
+
+
+def test_a_cache_that_has_no_room_is_done_without(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.stdout == "(1, 64)\n", ran.stderr
+    assert list((tmp_path / "cache").iterdir()) == [], "half a vector would stay for good"
+    (tmp_path / "file").touch()
+    encoder = HashedEncoder()
+    assert embed_actions(encoder, ["an action"], tmp_path / "file" / "cache").shape == (1, 64)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00" * 384 * 4, b"\xff" * 384 * 4, b"abc", b"\x00" * 10])

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +26,61 @@ def test_the_count_survives_the_process_and_forgets_when_told(tmp_path: Path) ->
     assert (Crashes(path).guilty("t/0/1"), Crashes(path).reason("t/0/2")) == (3, "")
     Crashes(path).forget("t/0/1")
     assert Crashes(path).failed("t/0/1") == 1
+
+
+FULL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+from streams.cli import main
+main(["worker", "embedder"])
+"""
+
+
+def test_a_worker_whose_state_dir_is_full_says_so(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL], env={**os.environ, "UNISCALE_STATE_DIR": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith(f"error: {tmp_path}")
+    assert "UNISCALE_STATE_DIR" in line
+
+
+FULL_DISK = """
+mount -t tmpfs -o size=64k tmpfs "$1" && head -c 64k /dev/zero > "$1/rest" || exit 9
+exec "$2" -c "
+from pathlib import Path
+from streams.runtime.guard import InFlightFile, StateDirError
+try:
+    InFlightFile(Path('$1/in-hand'), 256)
+except StateDirError as error:
+    print(error)
+"
+"""
+
+
+def test_a_full_disk_does_not_end_a_worker_without_a_word(tmp_path: Path) -> None:
+    """A page of a sparse file for which the disk has no room is SIGBUS when it is touched."""
+    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL_DISK, "sh", str(tmp_path)]
+    try:
+        ran = subprocess.run([*words, sys.executable], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    if ran.returncode == 9 or ran.stderr.startswith("unshare:"):
+        pytest.skip(f"a disk of one's own is not allowed here: {ran.stderr}")
+    assert ran.returncode == 0, ran.stderr
+    assert "No space left on device" in ran.stdout
+
+
+def test_failures_count_where_they_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    crashes = Crashes(tmp_path / "file" / "crashes.json")
+    assert [crashes.failed("t/0/1") for _ in range(3)] == [1, 2, 3]
+    assert crashes.guilty("t/0/1") == 3
+    assert "does not outlast this process" in caplog.text
 
 
 def test_a_torn_file_starts_the_count_again(tmp_path: Path) -> None:
