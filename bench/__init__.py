@@ -9,4 +9,5 @@
 - `audit`: what the audit of a log takes; `history`: the log that it reads
 - `echo`: what the runtime alone costs
 - `memory`: the memory of a whole deployment
+- `hostile`: what one hostile tenant does to the others
 """

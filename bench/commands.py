@@ -492,6 +492,49 @@ def memory(settings: Settings, queries: int, in_flight: int, kind: str, large: i
     click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
 
 
+@main.command("hostile")
+@click.option(
+    "--outcomes",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="Of the honest five, and of the sixth.",
+)
+@click.option(
+    "--seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Orders of traffic and timing."
+)
+@click.option("--kind", "kinds", multiple=True, help="A kind of hostility; may be repeated. [default: all]")
+@click.option(
+    "--prior", "priors", multiple=True, type=click.Choice(["shipped", "none"]), default=["shipped", "none"]
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out/bench/hostile"),
+    show_default=True,
+    help="A folder.",
+)
+def measure_hostile(
+    outcomes: int, seeds: int, kinds: tuple[str, ...], priors: tuple[str, ...], out: Path
+) -> None:
+    """Measure what one hostile tenant of six does to the others; write report.json and report.md to OUT.
+
+    The services run in memory with a recorded engine. OUT/lives.jsonl is a journal: what it holds is not lived again.
+    Prints the table; exits with 1 if a bound is not met.
+    """
+    from bench import hostile
+
+    known = [*hostile.KINDS, hostile.UNTAUGHT]
+    if unknown := set(kinds) - {*known}:
+        raise click.UsageError(f"unknown kinds {sorted(unknown)}; there are {known}")
+    table = hostile.measure(
+        kinds or known, priors, range(1, seeds + 1), outcomes, out, lambda text: click.echo(text, err=True)
+    )
+    click.echo(hostile.markdown(table))
+    bound = [row for row in table if row["setting"] in hostile.KINDS]
+    sys.exit(0 if all(row["met"] for row in bound) else 1)
+
+
 @main.command("soak")
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--minutes", type=click.FloatRange(min=0.1), default=100.0, show_default=True)

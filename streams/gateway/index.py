@@ -223,6 +223,15 @@ class Index:
         """Return how many queries are known."""
         return int(self._db.execute("select count(*) from queries").fetchone()[0])
 
+    @property
+    def size(self) -> int:
+        """Return how many bytes it takes."""
+        return int(
+            self._db.execute(
+                "select page_count * page_size from pragma_page_count, pragma_page_size"
+            ).fetchone()[0]
+        )
+
     def query(self, query: Query, created_ms: int) -> None:
         """Add a Query. The first with an id counts; its Decision or Answer may have arrived earlier."""
         kept = kept_of(query)

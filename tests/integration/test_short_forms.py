@@ -20,6 +20,7 @@ import pytest
 from agents.catalogue.file import load_catalogue
 from agents.serving.recorded import write_paths
 from bench.gateway import GatewayPlan, measure
+from bench.hostile import ALONE, BUSY, KINDS, UNTAUGHT
 from bench.soak import read
 from bench.streams import recording
 from streams.client.questions import read_questions
@@ -41,6 +42,7 @@ COVERED = {
     "python -m bench audit": "test_bench_audit",
     "python -m bench closed": "test_bench_closed",
     "python -m bench gateway": "test_bench_gateway_one_by_one",
+    "python -m bench hostile": "test_bench_hostile",
     "python -m bench kills": "test_bench_kills",
     "python -m bench recovery": "test_bench_recovery",
     "python -m bench memory": "test_bench_memory",
@@ -50,14 +52,14 @@ COVERED = {
 """Where each command runs: here or in another file."""
 
 
-def printed(*words: str, **environ: str) -> str:
+def printed(*words: str, status: int = 0, **environ: str) -> str:
     """Run `python -m …` as a user with the default settings does, and return its standard output."""
     plain = {name: text for name, text in os.environ.items() if not name.startswith("UNISCALE_")}
     ran = subprocess.run(
         [sys.executable, "-m", *words], cwd=ROOT, env={**plain, "OMP_NUM_THREADS": "1", **environ},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ran.returncode == 0, f"{ran.stdout[-1000:]}\n{ran.stderr[-3000:]}"
+    assert ran.returncode == status, f"{ran.stdout[-1000:]}\n{ran.stderr[-3000:]}"
     return ran.stdout
 
 
@@ -150,6 +152,16 @@ def test_bench_memory(tmp_path: Path) -> None:
     assert {"broker", *services} == set(found["mb"])
     assert found["large"] == {"400": 3}
     assert found["mb_together"] >= max(found["mb"].values()) > 0
+
+
+@pytest.mark.thorough
+def test_bench_hostile(tmp_path: Path) -> None:
+    """Every kind, a few dozen outcomes each. Of one seed nothing is known, so no bound counts as met."""
+    words = ["hostile", "--outcomes", "30", "--seeds", "1", "--prior", "shipped", "--out", str(tmp_path)]
+    assert "not met" in printed("bench", *words, status=1)
+    table = json.loads((tmp_path / "report.json").read_text())
+    assert {row["setting"] for row in table} == {*ALONE, *BUSY, *KINDS, UNTAUGHT}
+    assert {row["seeds"] for row in table} == {1}
 
 
 @pytest.mark.thorough

@@ -1,0 +1,664 @@
+"""One hostile tenant of six, with every permission of a key with the scope `ask`: what it does to the five others.
+
+The product's own services and gateway run in memory, on a clock of their own, with a recorded engine made from
+`experiments/data/mixed.parquet`. Five honest tenants, whose keys teach, ask in rounds of forty questions each, which
+keep the deployment busy; the sixth begins before them and asks as many as all of them, as many at a time as its key may
+have in flight. The same honest questions, in the same order, are asked alone, alone again with other delays (what is
+known at a decision depends on them: the yardstick for chance), beside an honest sixth tenant that asks as much, and
+beside a hostile one of each kind.
+
+**The criterion.** Every figure is compared within a seed; over the seeds the mean has Student's interval at 95 %. For
+accuracy, cost and regret the kinds share one spread: none is to change what is learned, so all differ by the same
+chance. A bound is met where the whole interval lies within it. Accuracy, cost and waiting are compared with the mean of
+the two runs of the honest five alone (1 point, 5 %, twice; a wait below 0.1 s counts as 0.1 s), decider time and bytes
+with the honest sixth. Regret is what the cheapest single configuration that is right nearly as often as the best would
+have earned more, in correctness less a tenth of the cost in its units: 1 point and 5 % of that cost make 1.5 points. Of
+bytes on disk, the sixth's questions as it sent them do not count: a key is let in with 64 MiB a minute.
+"""
+
+import asyncio
+import logging
+import random
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import orjson
+from scipy import stats
+
+from agents.answers import as_integer
+from agents.decider.decider import Decider
+from agents.embedding import Encoder, Vectors
+from agents.minilm import MiniLM
+from agents.serving.recorded import RecordedPath, RecordedStep, Recording
+from experiments.outcomes import Outcomes, load_recording
+from experiments.yardstick import is_history
+from schemas.answer import Answer
+from schemas.control import KeyEntry, Scope
+from schemas.query import Query, QueryContext
+from schemas.record import decode, encode
+from schemas.reward import Reward
+from streams.cli.control import make_key
+from streams.gateway.app import GatewayService
+from streams.gateway.openai import ApiError
+from streams.gateway.request import digest, parse
+from streams.runtime.base import ConsumerRecord, Runtime
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import SERVICES, decider, embedder
+from streams.settings import Settings
+
+RECORDING: Final = Path("experiments/data/mixed.parquet")
+HONEST: Final = ("a", "b", "c", "d", "e")
+EACH: Final = 40
+"""Questions of each honest tenant in a round; the sixth asks as many as all of them."""
+
+PLACES: Final = 30
+"""Queries in flight, the same for each of five tenants and of six; a round is larger, so that queries wait."""
+
+SIXTH: Final = "sixth"
+TEACHES: Final[tuple[Scope, ...]] = ("ask", "feedback", "read", "teach")
+LEAST_WAIT_S: Final = 0.1
+PRIORS: Final = ("shipped", "none")
+
+
+# What is asked, and what the recorded engine answers.
+
+
+class Known(NamedTuple):
+    """A question with a whole number for an answer, which the prior does not know."""
+
+    text: str
+    reference: int
+    hard: bool
+
+
+class Corpus(NamedTuple):
+    """What can be asked, and how good single configurations are at it.
+
+    Attributes:
+        questions: All that can be asked.
+        paths: What the models write.
+        usual: Correctness less a tenth of the cost, in units of `unit`, of the configuration that regret is taken to.
+        unit: Its mean cost.
+    """
+
+    questions: list[Known]
+    paths: list[RecordedPath]
+    usual: float
+    unit: float
+
+
+@cache
+def corpus(file: Path = RECORDING) -> Corpus:
+    """Return the live questions of a recording, and paths whose best of many are what was recorded of it.
+
+    Of each model the path of one sample stands four times among the recorded, what four samples or beams found twice,
+    what sixteen and 64 found once: a search draws among them by its seed.
+    """
+    table = load_recording(file)
+    entries = orjson.loads(_metadata(file))
+    whole = {e["question_id"]: as_integer(str(e["reference"])) for e in entries}
+    live = [
+        at
+        for at, each in enumerate(table.questions)
+        if not is_history(each.question_id) and whole[each.question_id] is not None
+    ]
+    table = table.of_questions(live)
+    right = table.correct[0]
+    questions = [
+        Known(each.text, int(whole[each.question_id] or 0), not right[at].any())
+        for at, each in enumerate(table.questions)
+    ]
+    paths = [
+        path
+        for at, known in enumerate(questions)
+        for arm in range(len(table.arms))
+        for path in _paths(table, at, arm, known)
+    ]
+    accuracy, cost = right.mean(axis=0), table.cost[0].mean(axis=0)
+    usual = min(np.flatnonzero(accuracy >= 0.98 * accuracy.max()), key=lambda arm: cost[arm])
+    return Corpus(questions, paths, float(accuracy[usual]) - 0.1, float(cost[usual]))
+
+
+def _metadata(file: Path) -> bytes:
+    import pyarrow.parquet as pq
+
+    return bytes(pq.read_schema(file).metadata[b"uniscale.questions"])
+
+
+def _paths(table: Outcomes, at: int, arm: int, known: Known) -> Iterator[RecordedPath]:
+    """Yield the path that a configuration returned for a question, as often as it stands among the model's."""
+    of = table.arms[arm]
+    cell = {name: float(table.extra[name][0, at, arm]) for name in ("depth", "tokens", "drafts")}
+    depth, a_step = max(1, round(cell["depth"])), max(1, round(cell["tokens"] / max(cell["drafts"], 1.0)))
+    answer = known.reference if table.correct[0, at, arm] else known.reference + 1
+    score = float(np.clip(table.score[0, at, arm], 0.0, 1.0))
+    ends = [f"\\boxed{{{answer}}}" if step == depth - 1 else "\n\n" for step in range(depth)]
+    steps = tuple(
+        RecordedStep(
+            text=f"{of.qp}.{of.cp}.{step}: {end}",
+            tokens=a_step,
+            score=score,
+            finish="eos" if step == depth - 1 else "separator",
+        )
+        for step, end in enumerate(ends)
+    )
+    for copy in range({1: 4, 4: 2}.get(of.qp * of.cp, 1)):
+        yield RecordedPath(question=known.text, model=of.model, path=copy, steps=steps, prompt_tokens=40)
+
+
+class _Traffic:
+    """What one seed asks: the honest tenants the same in every setting."""
+
+    def __init__(self, seed: int, outcomes: int) -> None:
+        asked = corpus().questions
+        self.honest = _shuffled(asked, random.Random(f"honest {seed}"), outcomes)
+        self.sixth = _shuffled(asked, random.Random(f"sixth {seed}"), outcomes)
+        rng = random.Random(f"hostile {seed}")
+        self.hard = _shuffled([each for each in asked if each.hard], rng, outcomes)
+        self.filler = ["".join(rng.choices("abcdefghij ", k=120_000)) for _ in range(8)]
+
+
+def _shuffled(asked: Sequence[Known], rng: random.Random, count: int) -> list[Known]:
+    found: list[Known] = []
+    while len(found) < count:
+        found += rng.sample(asked, len(asked))
+    return found[:count]
+
+
+def _body(known: Known, **more: Any) -> dict[str, Any]:
+    return {"model": "auto", "messages": [{"role": "user", "content": known.text}], **more}
+
+
+def _graded(known: Known) -> dict[str, Any]:
+    return _body(known, uniscale={"reference": str(known.reference)})
+
+
+def _false(at: int, traffic: _Traffic) -> dict[str, Any]:
+    """Give a false reference, or wait for feedback that is false."""
+    known = traffic.sixth[at]
+    uniscale = {"feedback_wait_s": 5.0} if at % 2 else {"reference": str(known.reference + 7)}
+    return _body(known, uniscale=uniscale)
+
+
+def _huge(at: int, traffic: _Traffic) -> dict[str, Any]:
+    """Fill the largest context of the family, at the gateway's eight bytes a token."""
+    return _body(Known(f"{at} {traffic.filler[at % len(traffic.filler)]}", 0, True))
+
+
+KINDS: Final[dict[str, Callable[[int, _Traffic], dict[str, Any]]]] = {
+    "hard questions": lambda at, traffic: _body(traffic.hard[at]),
+    "false references and feedback": _false,
+    "pinned to the dearest": lambda at, traffic: _body(traffic.hard[at], model="mini-4m/64/1/1"),
+    "max_tokens of 1 to 4": lambda at, traffic: _body(traffic.sixth[at], max_tokens=1 + at % 4),
+    "huge prompts": _huge,
+    "targets of its own": lambda at, traffic: _body(
+        traffic.hard[at], uniscale={"mean_cost": 1e9 * (1.0 + at)}
+    ),
+}
+"""What a hostile tenant asks."""
+
+ALONE: Final = ("alone", "alone, timed otherwise")
+BUSY: Final = ("an honest sixth",)
+"""What hostility is compared with."""
+
+UNTAUGHT: Final = "hard questions, and no key teaches"
+"""Not bound by what `teach` promises: the honest keys do not have it, and plain questions of all teach."""
+
+
+def _sixth(setting: str, at: int, traffic: _Traffic) -> dict[str, Any]:
+    if setting in BUSY:
+        return _graded(traffic.sixth[at])
+    return KINDS[setting.partition(",")[0]](at, traffic)
+
+
+# A deployment in memory that lives through one setting.
+
+
+class _Remembered:
+    """The encoder, which embeds each text once."""
+
+    def __init__(self, inner: Encoder) -> None:
+        self._inner, self._rows = inner, dict[str, Vectors]()
+        self.name, self.version, self.dimension, self.truncated = (
+            inner.name,
+            inner.version,
+            inner.dimension,
+            0,
+        )
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Return one unit row a text."""
+        for text in texts:
+            # What is beyond the encoder's length makes no difference to the vector.
+            if text[:8000] not in self._rows:
+                self._rows[text[:8000]] = self._inner.encode([text])
+        rows = [self._rows[text[:8000]] for text in texts]
+        return np.concatenate(rows) if rows else np.zeros((0, self.dimension), np.float32)
+
+
+@cache
+def _encoder() -> _Remembered:
+    return _Remembered(MiniLM())
+
+
+@cache
+def _recording() -> Recording:
+    return Recording(corpus().paths, unknown="any")
+
+
+class _Clock:
+    """The processor time of deciding and learning, and the decider that did it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.learner: Decider | None = None
+
+
+@contextmanager
+def _watched(clock: _Clock) -> Iterator[None]:
+    """Let the decider's two functions count their time; embed each text and read the recording once for all lives."""
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Decider, *args: Any) -> Any:
+            began, clock.learner = time.process_time(), self
+            try:
+                return function(self, *args)
+            finally:
+                clock.seconds += time.process_time() - began
+
+        return call
+
+    others: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+        (Decider, "decide", timed(Decider.decide)),
+        (Decider, "learn", timed(Decider.learn)),
+        (embedder, "encoder_of", lambda settings: _encoder()),
+        (decider, "encoder_of", lambda settings: _encoder()),
+        (Recording, "load", lambda *_, **__: _recording()),
+    )
+    before = [getattr(owner, name) for owner, name, _ in others]
+    for owner, name, other in others:
+        setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        for (owner, name, _), old in zip(others, before, strict=True):
+            setattr(owner, name, old)
+
+
+class Lived(msgspec.Struct, frozen=True, kw_only=True):
+    """What one setting came to, of the honest five but where it says otherwise.
+
+    Attributes:
+        setting: What the sixth did.
+        prior, seed, outcomes: What was asked, from what start.
+        accuracy: Share of right answers.
+        cost: Mean eFLOPs.
+        regret: See the module.
+        wait_s: 95th percentile of the wait for admission.
+        decider_ms: Processor time of the decider for each outcome of all.
+        resident: Bytes that services keep: rows, index and learner.
+        disk: Bytes on all topics.
+        sent: Bytes of the sixth's queries.
+        refused: Requests of the sixth that the gateway refused.
+        taught: Outcomes of the sixth that were learned.
+    """
+
+    setting: str
+    prior: str
+    seed: int
+    outcomes: int
+    accuracy: float
+    cost: float
+    regret: float
+    wait_s: float
+    decider_ms: float
+    resident: int
+    disk: int
+    sent: int
+    refused: int
+    taught: int
+
+
+class _Life:
+    """A deployment and who asks it."""
+
+    def __init__(self, settings: Settings, setting: str, seed: int, outcomes: int) -> None:
+        self.setting, self.traffic, self.outcomes = setting, _Traffic(seed, outcomes), outcomes
+        self.gateway: GatewayService
+        timing = seed + 1000 if setting == ALONE[1] else seed
+        self.cluster = Cluster(settings, {**SERVICES, "gateway": self._gateway()}, seed=timing)
+        self.topics, self.broker = self.cluster.topics, self.cluster.broker
+        self.keys: dict[str, str] = {}
+        self.tenants: dict[str, str] = {}  # by query
+        self.refused = 0
+        self.ended: set[str] = set()
+        self.open: set[str] = set()  # of the sixth
+        self.asked_ms: dict[str, int] = {}
+        self.admitted_ms: dict[str, int] = {}
+        self.rewards: dict[str, Reward] = {}
+        self.disk = self.sent = 0
+        names = {topic.name for topic in self.topics.declared(self.cluster.groups)}
+        names |= {self.topics.changelog(*of) for of in (("decider", "pending"), ("aggregator", "join"))}
+        self.broker.watch(self, names, self._see)
+
+    def _gateway(self) -> Any:
+        async def build(runtime: Runtime) -> None:
+            self.gateway = GatewayService(runtime, runtime.settings.gateway.recent)
+            await self.gateway.follow()
+
+        return msgspec.structs.replace(SERVICES["gateway"], build=build)
+
+    def _see(self, record: ConsumerRecord) -> None:
+        size, topics = len(record.key or b"") + len(record.value or b""), self.topics
+        self.disk += size
+        if record.topic == topics.query:
+            query = decode(record.value, Query)
+            self.asked_ms[query.query_id] = record.timestamp_ms
+            self.sent += size if query.tenant == SIXTH else 0
+        elif record.topic == topics.context:
+            self.admitted_ms[decode(record.value, QueryContext).query_id] = record.timestamp_ms
+        elif record.topic == topics.reward:
+            reward = decode(record.value, Reward)
+            if reward.closes:
+                self.rewards[reward.query_id] = reward
+                self._end(reward.query_id)
+        elif record.topic == topics.answer and (answer := decode(record.value, Answer)).action is None:
+            self._end(answer.query_id)
+
+    def _end(self, query_id: str) -> None:
+        self.ended.add(query_id)
+        self.open.discard(query_id)
+
+    async def live(self) -> None:
+        """Ask everything in rounds; each begins when the last has its rewards."""
+        await self.cluster.up()
+        await self.cluster.start("gateway")
+        teaches = TEACHES[:-1] if self.setting == UNTAUGHT else TEACHES
+        for name in HONEST:
+            self._key(name, teaches)
+        self._key(SIXTH, TEACHES if self.setting in BUSY else TEACHES[:-1])
+        await self.cluster.until(lambda: len(self.gateway.exchange.runtime.control.serving()) > 0)
+        a_round = EACH * len(HONEST)
+        for begin in range(0, self.outcomes, a_round):
+            end = min(begin + a_round, self.outcomes)
+            sixth = asyncio.create_task(self._attacks(range(begin, end)))
+            await asyncio.sleep(0.3)
+            for at in range(begin, end):
+                await self._ask(HONEST[at % len(HONEST)], at, _graded(self.traffic.honest[at]))
+            await sixth
+            await self.cluster.until(self._settled, timeout_s=36_000.0)
+
+    def _settled(self) -> bool:
+        """Return whether every query has its last reward. Raises whatever ended a worker: nothing is to."""
+        if self.cluster.deaths:
+            raise self.cluster.deaths[0]
+        return self.ended >= set(self.tenants)
+
+    def _key(self, name: str, scopes: tuple[Scope, ...]) -> None:
+        self.keys[name], sha = make_key()
+        entry = KeyEntry(name=name, op="add", sha256=sha, tenant=name, scopes=scopes)
+        self.cluster.produce(self.topics.control, entry.key.encode(), encode(entry))
+
+    async def _attacks(self, asked: range) -> None:
+        """Ask for the sixth tenant, as much at a time as its key may have in flight."""
+        for at in asked if self.setting not in ALONE else ():
+            await self.cluster.until(lambda: len(self.open) < PLACES)
+            await self._attack(at)
+
+    async def _attack(self, at: int) -> None:
+        body = _sixth(self.setting, at, self.traffic)
+        try:
+            query_id = await self._ask(SIXTH, at, body)
+        except ApiError:
+            self.refused += 1
+            query_id = await self._ask(SIXTH, at, _body(self.traffic.hard[at]))
+        if "feedback_wait_s" in body.get("uniscale", {}):
+            exchange, who = self.gateway.exchange, self.gateway.gate.credential(self.keys[SIXTH])
+            await exchange.feedback(query_id, at % 4 == 1, "", who)
+
+    async def _ask(self, tenant: str, at: int, body: Mapping[str, Any]) -> str:
+        raw, exchange = orjson.dumps(body), self.gateway.exchange
+        who = self.gateway.gate.credential(self.keys[tenant])
+        admitted = await exchange.admit(
+            parse(raw), who, digest=digest(raw), idempotency_key=f"{tenant}-{at}", is_retry=False
+        )
+        self.tenants[admitted.query_id] = tenant
+        if tenant == SIXTH:
+            self.open.add(admitted.query_id)
+        return admitted.query_id
+
+    def figures(self, clock: _Clock) -> dict[str, Any]:
+        """Return what `Lived` holds of it."""
+        honest = [query_id for query_id, tenant in self.tenants.items() if tenant != SIXTH]
+        correct = float(np.mean([self.rewards[each].correct or 0.0 for each in honest]))
+        cost = float(np.mean([np.exp(self.rewards[each].log_cost or 0.0) for each in honest]))
+        waits = [(self.admitted_ms[each] - self.asked_ms[each]) / 1000 for each in honest]
+        tables = [table for worker in self.cluster.workers for table in worker.tables]
+        assert clock.learner is not None
+        rows = sum(len(key) + len(value) for table in tables for key, value in table.items())
+        sixth = [
+            self.rewards[each]
+            for each in self.tenants.keys() & self.rewards.keys()
+            if each not in set(honest)
+        ]
+        return {
+            "accuracy": correct,
+            "cost": cost,
+            "regret": corpus().usual - (correct - 0.1 * cost / corpus().unit),
+            "wait_s": float(np.percentile(waits, 95)),
+            "decider_ms": 1000 * clock.seconds / len(self.tenants),
+            "resident": rows + self.gateway.index.size + len(clock.learner.policy.state()),
+            "disk": self.disk,
+            "sent": self.sent,
+            "refused": self.refused,
+            "taught": sum(reward.learn for reward in sixth),
+        }
+
+
+def lived(setting: str, prior: str, seed: int, outcomes: int) -> Lived:
+    """Let a deployment live through one setting, and return what it came to.
+
+    Args:
+        setting: What the sixth tenant does.
+        prior: `shipped`, or `none`.
+        seed: Of traffic and timing.
+        outcomes: Questions of the honest five, and as many of the sixth.
+    """
+    clock = _Clock()
+    logging.disable(logging.CRITICAL)  # of targets that cannot be met, and of workers that are closed
+    with tempfile.TemporaryDirectory() as folder, _watched(clock):
+        settings = Settings().replace(
+            recorded="corpus",
+            state_dir=folder,
+            max_in_flight=PLACES,
+            query_partitions=1,
+        )
+        if prior == "none":
+            settings = settings.replace(prior="none")
+
+        async def life() -> dict[str, Any]:
+            made = _Life(settings, setting, seed, outcomes)
+            await made.live()
+            figures = made.figures(clock)
+            await made.cluster.close()
+            return figures
+
+        figures = run(life())
+    return Lived(setting=setting, prior=prior, seed=seed, outcomes=outcomes, **figures)
+
+
+# The comparison with each bound.
+
+
+class Bound(NamedTuple):
+    """A figure, and how far it may be from its yardstick.
+
+    Attributes:
+        name: Of the figure.
+        beside: The settings whose mean it is compared with.
+        most: What the difference, or the ratio, may be at most.
+        ratio: Whether a ratio is bounded.
+    """
+
+    name: str
+    beside: tuple[str, ...]
+    most: float
+    ratio: bool
+
+    def apart(self, one: Lived, others: Sequence[Lived]) -> float:
+        """Return by how much a setting is worse than its yardstick."""
+        mine, theirs = (statistics.fmean(_figure(each, self.name) for each in of) for of in ([one], others))
+        if self.ratio:
+            return mine / theirs
+        return theirs - mine if self.name == "accuracy" else mine - theirs
+
+
+BOUNDS: Final = (
+    Bound("accuracy", ALONE, 0.01, False),
+    Bound("cost", ALONE, 1.05, True),
+    Bound("regret", ALONE, 0.015, False),
+    Bound("wait_s", ALONE, 2.0, True),
+    Bound("decider_ms", BUSY, 2.0, True),
+    Bound("resident", BUSY, 2.0, True),
+    Bound("disk", BUSY, 2.0, True),
+)
+
+
+LEARNED: Final = ("accuracy", "cost", "regret")
+
+
+def _figure(of: Lived, name: str) -> float:
+    value = float(getattr(of, name))
+    if name == "wait_s":
+        return max(value, LEAST_WAIT_S)
+    return value - (of.sent if name == "disk" else 0)
+
+
+def report(lives: Sequence[Lived]) -> list[dict[str, Any]]:
+    """Return, for each prior, setting and bound, the mean difference with its interval and whether it is met."""
+    of = {(each.prior, each.setting, each.seed): each for each in lives}
+    seeds: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for each in lives:
+        seeds[each.prior, each.setting].append(each.seed)
+
+    def apart_of(bound: Bound, prior: str, setting: str) -> list[float]:
+        beside = [each for each in bound.beside if each != setting]
+        return [
+            bound.apart(of[prior, setting, seed], [of[prior, each, seed] for each in beside])
+            for seed in seeds[prior, setting]
+        ]
+
+    table = []
+    for prior, setting in seeds:
+        kinds = [each for p, each in seeds if p == prior and each in KINDS]
+        for bound in BOUNDS:
+            if setting == bound.beside[0]:
+                continue
+            apart = apart_of(bound, prior, setting)
+            mean = statistics.fmean(apart)
+            alike = kinds if setting in KINDS and bound.name in LEARNED else [setting]
+            half = _half([apart_of(bound, prior, each) for each in alike], len(apart))
+            table.append(
+                {
+                    "prior": prior,
+                    "setting": setting,
+                    "figure": bound.name,
+                    "beside": bound.beside[0],
+                    "is": statistics.fmean(
+                        _figure(of[prior, setting, seed], bound.name) for seed in seeds[prior, setting]
+                    ),
+                    "mean": mean,
+                    "low": mean - half,
+                    "high": mean + half,
+                    "bound": bound.most,
+                    "ratio": bound.ratio,
+                    "seeds": len(apart),
+                    "met": mean + half <= bound.most,
+                }
+            )
+    return table
+
+
+def _half(groups: Sequence[Sequence[float]], count: int) -> float:
+    """Return half of Student's interval at 95 % of a mean of so many values, whose spread is that within the groups."""
+    free = sum(len(values) - 1 for values in groups)
+    if not free:
+        return float("inf")  # of single values nothing is known
+    variance = (
+        sum((len(values) - 1) * statistics.variance(values) for values in groups if len(values) > 1) / free
+    )
+    return float(stats.t.ppf(0.975, free) * (variance / count) ** 0.5)
+
+
+def markdown(table: Sequence[Mapping[str, Any]]) -> str:
+    """Return the report as one table: a row for each setting, a column for each figure."""
+    names = [bound.name for bound in BOUNDS]
+    rows: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for each in table:
+        rows[each["prior"], each["setting"]][each["figure"]] = _said(each)
+    heads = [
+        f"{bound.name}, at most {_number(bound.most, bound.ratio)} beside {bound.beside[0]}"
+        for bound in BOUNDS
+    ]
+    lines = ["| prior | setting | " + " | ".join(heads) + " |", "|---" * (len(names) + 2) + "|"]
+    for (prior, setting), cells in rows.items():
+        lines.append(f"| {prior} | {setting} | " + " | ".join(cells.get(name, "") for name in names) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    low, mean, high = (_number(row[name], row["ratio"]) for name in ("low", "mean", "high"))
+    return f"{mean} ({low} to {high}): {'met' if row['met'] else 'not met'}"
+
+
+def _number(value: float, ratio: bool) -> str:
+    return f"{value:.2f}×" if ratio else f"{100 * value:.2f} points"
+
+
+def measure(
+    settings: Sequence[str],
+    priors: Sequence[str],
+    seeds: Sequence[int],
+    outcomes: int,
+    out: Path,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Live through every setting that a journal does not hold yet; write the report, and return its rows.
+
+    Args:
+        settings: What the sixth tenant does; the yardsticks come first.
+        priors: From what the learner starts.
+        seeds: Of traffic and timing.
+        outcomes: Of the honest five, and of the sixth.
+        out: A folder for `lives.jsonl`, the journal, `report.json` and `report.md`.
+        say: Called with a line after each.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    journal = out / "lives.jsonl"
+    lines = journal.read_bytes().splitlines() if journal.exists() else []
+    lives = [msgspec.json.decode(line, type=Lived) for line in lines]
+    known = {(each.prior, each.setting, each.seed, each.outcomes) for each in lives}
+    for seed in seeds:
+        for prior in priors:
+            for setting in dict.fromkeys([*ALONE, *BUSY, *settings]):
+                if (prior, setting, seed, outcomes) in known:
+                    continue
+                began = time.monotonic()
+                lives.append(found := lived(setting, prior, seed, outcomes))
+                with journal.open("ab") as file:
+                    file.write(msgspec.json.encode(found) + b"\n")
+                say(f"{time.monotonic() - began:.0f} s: {msgspec.json.encode(found).decode()}")
+    table = report([each for each in lives if each.outcomes == outcomes])
+    (out / "report.json").write_bytes(orjson.dumps(table, option=orjson.OPT_INDENT_2))
+    (out / "report.md").write_text(markdown(table))
+    return table
