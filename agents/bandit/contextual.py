@@ -136,6 +136,7 @@ class Regression:
             targets: Of its rows, shape (m, T).
             cap: Rows as which the history counts at most.
         """
+        self._means = self._usual_means()  # of features that have grown, and of another transform
         # The constant of z is 1, and nothing else has a usual mean.
         targets = targets - (self._features.sides @ self._means[:: self._features.rank])[history.action, None]
         self.centre = np.average(targets, axis=0, weights=history.weights)
@@ -733,7 +734,7 @@ class ContextualOptions(Options, frozen=True, kw_only=True):
         """Refuse numbers it cannot run with."""
         super().__post_init__()
         self.not_negative("alpha")
-        for name in ("action_features", "interactions"):
+        for name in ("action_features", "interactions", "interaction_scale", "basis_seed"):
             if getattr(self, name) != Options.__struct_defaults__[Options.__struct_fields__.index(name)]:
                 raise ValueError(f"{name} does not apply to the contextual policy; leave it out")
 
@@ -744,8 +745,6 @@ def _contextual(options: ContextualOptions, on: Inputs) -> Policy:
         query_dim=on.query_dim + len(COUNTS),
         action_dim=on.action_dim,
         query_rank=options.query_rank,
-        interaction_scale=options.interaction_scale,
-        basis_seed=options.basis_seed,
     )
     settings = ContextualSettings(options.alpha, options.accuracy_of, on.encoder)
     return Contextual(ContextualFeatures(features), settings)

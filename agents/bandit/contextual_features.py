@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +34,7 @@ _SPREAD: Final = np.array([0.41, 0.52, 0.36, 0.4, 0.27, 0.3, 0.61, 0.4, 0.33])
 class ContextualFeatures(FeatureMap):
     """The known actions with their features, and the projection of queries.
 
-    z_q = [1, the surface counts, directions of the embedding and the counts]. g_a = [1, plain coordinates of the action
+    z_q = [1, the surface counts, directions (`QueryTransform`)]. g_a = [1, plain coordinates of the action
     where they are known and differ (size of the model, width of the search, drafts a step), an indicator for each
     model, an indicator for each shape of search]. Every feature of the action meets every one of the query, and what
     a product is worth is not decided here: its column belongs to a block, and each block has a variance of its own,
@@ -52,7 +53,7 @@ class ContextualFeatures(FeatureMap):
             a scale.
         scale, scales: What a guess of a cost is multiplied by, for any model and for those of which a cost is known. An
             action has the same anchor whether it came before its model's costs were known or after.
-        offset, directions: The projection, shapes (query_dim,) and (rank - 1, query_dim); the counts come first.
+        transform: From a query to z; only a policy that forgets all it has learned may replace it.
     """
 
     def __init__(self, settings: FeatureSettings) -> None:
@@ -62,12 +63,12 @@ class ContextualFeatures(FeatureMap):
         self.anchors: Vector = np.zeros(0)
         self.scale, self.scales = 1.0, dict[str, float]()
         self._size_range, self._first_shape = (0.0, 0.0), ""
-        self.transform(*_usual_projection(settings, settings.query_rank))
+        self.transform = QueryTransform.usual(settings.query_dim, settings.query_rank)
 
     @property
     def rank(self) -> int:
         """Return the length of z, its constant included."""
-        return 1 + len(self.directions)
+        return self.transform.rank
 
     @property
     def dim(self) -> int:
@@ -77,12 +78,7 @@ class ContextualFeatures(FeatureMap):
     @property
     def column_blocks(self) -> list[str]:
         """Return the block of each column of x, shape (D,): `model × counts`, say."""
-        parts = [
-            "constant",
-            *["counts"] * self._counts,
-            *["directions"] * (len(self.directions) - self._counts),
-        ]
-        return [f"{name.split(' ')[0]} × {part}" for name in self.names for part in parts]
+        return [f"{name.split(' ')[0]} × {part}" for name in self.names for part in self.transform.parts]
 
     def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
         """Return the checked vectors of (id, vector) pairs as rows; an empty embedding is refused even with counts."""
@@ -93,7 +89,7 @@ class ContextualFeatures(FeatureMap):
 
     def short(self, query: Vector) -> Vector:
         """Return z of one checked query, shape (rank,): the same bits alone and in a batch."""
-        return bounded(self.directions @ (query - self.offset), self._counts)
+        return self.transform.of(query)
 
     def project(self, z: Vector, theta: Matrix) -> Matrix:
         """Return the contribution of each feature to xᵀΘ for one query.
@@ -123,15 +119,10 @@ class ContextualFeatures(FeatureMap):
         """Return x of each pair, shape (m, D)."""
         return np.asarray((self.sides[actions][:, :, None] * z[:, None, :]).reshape(len(z), -1))
 
-    def transform(self, offset: Vector, directions: Matrix) -> None:
-        """Replace the projection; only before anything is learned, because x changes its meaning.
-
-        Args:
-            offset: Shape (query_dim,).
-            directions: Those of the counts, as many as there is room for, then the others, shape (rank - 1, query_dim).
-        """
-        self.offset, self.directions = offset, directions
-        self._counts = min(len(COUNTS), len(directions))
+    def most_directions(self) -> int:
+        """Return how many directions z may have, so that x has few enough columns."""
+        room = MOST_COLUMNS // max(len(self.names), 1) - 1
+        return max(min(self.settings.query_rank, room) - len(COUNTS), 0)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""
@@ -146,13 +137,7 @@ class ContextualFeatures(FeatureMap):
             "scale": self.scale,
             "scales": self.scales,
         }
-        arrays = {
-            "sides": self.sides,
-            "anchors": self.anchors,
-            "offset": self.offset,
-            "directions": self.directions,
-        }
-        return meta, arrays
+        return meta, {"sides": self.sides, "anchors": self.anchors} | self.transform.snapshot()
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Become the map that `snapshot` saved."""
@@ -162,7 +147,7 @@ class ContextualFeatures(FeatureMap):
         self.scale, self.scales = meta["scale"], dict(meta["scales"])
         self.index = {action_id: i for i, action_id in enumerate(self.ids)}
         self.sides, self.anchors = arrays["sides"], arrays["anchors"]
-        self.transform(arrays["offset"], arrays["directions"])
+        self.transform = QueryTransform.restored(arrays)
         self.coordinates = np.zeros((len(self.ids), 0))
         self._choosable.clear()
 
@@ -183,9 +168,6 @@ class ContextualFeatures(FeatureMap):
         # Where there was one shape at first, it is what others differ from: rows from then have no column of theirs.
         found += [f"shape {s}" for s in dict.fromkeys(map(_shape, self.ids)) if s != self._first_shape]
         self.names += [name for name in found if name not in self.names]
-        if first and self.dim > MOST_COLUMNS:
-            rank = min(len(self.directions), max(MOST_COLUMNS // len(self.names) - 1, len(COUNTS)))
-            self.transform(self.offset, self.directions[:rank])
         self.sides = self._sides()
         fresh = [
             self.guess(i) * self.scales.get(self.models[i], self.scale)
@@ -260,6 +242,76 @@ class ContextualFeatures(FeatureMap):
         return float(max(self.sizes[at], 1.0) ** of_size * (qp * cp) ** of_paths)
 
 
+@dataclass(frozen=True)
+class QueryTransform:
+    """From a query, its embedding followed by its surface counts, to z = [1, counts, directions].
+
+    A direction is an axis of the query itself, or a sum of its similarities to the landmarks, questions of history:
+    k(q, l) = exp(-κ |q - l|²) of their embeddings (Nyström's approximation of a Gaussian kernel). A question unlike all
+    of them is at zero in these, and so has what is usual.
+
+    Attributes:
+        offset: Subtracted from a query, shape (query_dim,).
+        axes: A, shape (rank - 1, query_dim): the counts', then the directions'.
+        landmarks: Embeddings, whose values are those of float32, shape (m, d).
+        kappa: κ.
+        weights: Of the similarities in each direction, shape (directions, m).
+        learned: How many of the directions were fitted to outcomes; they come first.
+    """
+
+    offset: Vector
+    axes: Matrix
+    landmarks: Matrix
+    kappa: float
+    weights: Matrix
+    learned: int = 0
+
+    @classmethod
+    def usual(cls, dim: int, most: int) -> QueryTransform:
+        """Return the transform of a learner without history: the counts, as many as `most` allows."""
+        embedded = dim - len(COUNTS)
+        offset = np.concatenate([np.zeros(embedded), _USUAL])
+        return cls(offset, count_axes(_SPREAD, dim, most), np.zeros((0, embedded)), 1.0, np.zeros((0, 0)))
+
+    @property
+    def rank(self) -> int:
+        """Return the length of z, its constant included."""
+        return 1 + len(self.axes)
+
+    @property
+    def parts(self) -> list[str]:
+        """Return what each coordinate of z is: `constant`, `counts`, `directions` (learned) or `kernel`, (rank,)."""
+        counts = len(self.axes) - len(self.weights)
+        rest = len(self.weights) - self.learned
+        return ["constant", *["counts"] * counts, *["directions"] * self.learned, *["kernel"] * rest]
+
+    def of(self, query: Vector) -> Vector:
+        """Return z of one query, shape (rank,)."""
+        z = self.axes @ (query - self.offset)
+        if len(self.weights):
+            apart = np.sum((self.landmarks - query[: -len(COUNTS)]) ** 2, axis=1)
+            z[-len(self.weights) :] += self.weights @ np.exp(-self.kappa * apart)
+        return bounded(z, len(self.axes) - len(self.weights))
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Return arrays from which `restored` makes the same transform."""
+        return {
+            "transform.offset": self.offset,
+            "transform.axes": self.axes,
+            "transform.landmarks": self.landmarks.astype("<f4"),
+            "transform.weights": self.weights,
+            "transform.plain": np.array([self.kappa, self.learned]),
+        }
+
+    @classmethod
+    def restored(cls, arrays: Mapping[str, np.ndarray]) -> QueryTransform:
+        """Return the transform that `snapshot` saved."""
+        kappa, learned = arrays["transform.plain"].tolist()
+        landmarks = arrays["transform.landmarks"].astype(np.float64)
+        offset, axes, weights = (arrays[f"transform.{name}"] for name in ("offset", "axes", "weights"))
+        return cls(offset, axes, landmarks, kappa, weights, int(learned))
+
+
 def bounded(z: Matrix, counts: int) -> Matrix:
     """Return z with its constant and within its bounds, for one query or for many in rows.
 
@@ -274,28 +326,12 @@ def bounded(z: Matrix, counts: int) -> Matrix:
     )
 
 
-def surface_directions(spread: Vector, dim: int, most: int) -> Matrix:
-    """Return the directions of the counts, a third of their spread each, shape (k, dim); they stand last in a query."""
+def count_axes(spread: Vector, dim: int, most: int) -> Matrix:
+    """Return the axes of the counts, a third of their spread each, shape (k, dim); they stand last in a query."""
     own = min(len(COUNTS), most)
     found = np.zeros((own, dim))
     found[np.arange(own), dim - len(COUNTS) + np.arange(own)] = 1.0 / (3.0 * spread[:own])
     return found
-
-
-def _usual_projection(settings: FeatureSettings, rank: int) -> tuple[Vector, Matrix]:
-    """Return the projection of a learner without history: the counts, and random directions of the embedding."""
-    dim = settings.query_dim
-    embedded = dim - len(COUNTS)
-    offset = np.concatenate([np.zeros(embedded), _USUAL])
-    directions = np.zeros((rank, dim))
-    surface = surface_directions(_SPREAD, dim, rank)
-    directions[: len(surface)] = surface
-    if (rest := min(rank - len(surface), embedded)) > 0:
-        draws = np.random.default_rng(settings.basis_seed).standard_normal((embedded, rest))
-        # Orthonormal directions of a unit vector have a spread of 1/√d each: together a length of 1.
-        axes = np.linalg.qr(draws)[0].T * math.sqrt(embedded / rest)
-        directions[len(surface) : len(surface) + rest, :embedded] = axes
-    return offset, directions * settings.interaction_scale
 
 
 def _widths(action_id: str) -> tuple[int, int]:

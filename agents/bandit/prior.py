@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from agents.bandit.contextual_features import ContextualFeatures, bounded, surface_directions
+from agents.bandit.contextual_features import ContextualFeatures, QueryTransform, bounded, count_axes
 from agents.bandit.errors import CorruptState, InvalidObservation, PriorRefused
 from agents.bandit.features import COUNTS
 from agents.bandit.learner import header, pack, plain, unpack, values
@@ -71,11 +71,15 @@ class History:
 
 # What the features take from history: the anchor of each action, and the directions of queries.
 #
-# An action's anchor is its mean cost. The directions are a ridge regression from embedding and counts to how each
-# feature of the actions departs on a question from its usual accuracy and cost, reduced to its leading directions
-# (reduced-rank regression). The directions used for a question of history are fitted without it; otherwise memorising
-# the question would look like skill. What is left of z's length is filled with the principal directions of the
-# embedding: what comes may differ in what history did not.
+# An action's anchor is its mean cost. The directions are principal ones of a Gaussian kernel of the embeddings: that
+# like questions have like outcomes is all that can be said of queries as long as little is known. Where there are more
+# questions than a query has coordinates, a ridge regression from embedding, counts and kernel to how each feature of
+# the actions departs on a question from its usual accuracy and cost, reduced to its leading directions (reduced-rank
+# regression), knows better, and the kernel's fill what is left. The directions used for a question of history are
+# fitted without it; otherwise memorising the question would look like skill.
+
+LANDMARKS: Final = 256
+"""Most questions to which a query is compared."""
 
 FOLDS: Final = 10
 """Number of folds of the questions; each is projected by a fit on the others."""
@@ -121,34 +125,59 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
     """Fit the directions; return z of every question, fitted without it, shape (Q, rank).
 
     Fewer questions than folds say nothing of how questions differ: what the few do not vary in would be scaled up
-    without bound, and every later question would lie at the edge. The directions then stay as they are.
+    without bound, and every later question would lie at the edge. The transform then stays as it is.
 
     Args:
-        features: Their directions are replaced.
+        features: Their transform is replaced.
         history: Its questions.
         targets: Accuracy, and cost in units of the anchors, of each row, shape (m, 2).
     """
     queries = history.queries
     if len(queries) < FOLDS:
         return np.array([features.short(query) for query in queries])
-    most, dim = len(features.directions), queries.shape[1]
+    dim = queries.shape[1]
+    embedded = dim - len(COUNTS)
     offset, spread = queries.mean(axis=0), queries.std(axis=0)
     scale = np.maximum(spread, SMALL)
-    embedded = dim - len(COUNTS)
     scale[:embedded] = max(float(np.sqrt(np.mean(spread[:embedded] ** 2))), SMALL)  # one for the embedding
-    inputs = (queries - offset) / scale
-    surface = surface_directions(scale[embedded:], dim, most)
-    fitted, held_out = _supervised(inputs, _departures(features, history, targets), most - len(surface))
-    principal = _principal(inputs[:, :embedded], most - len(surface) - len(fitted))
-    directions = np.zeros((most, dim))
-    directions[: len(surface)] = surface
-    directions[len(surface) : len(surface) + len(fitted)] = fitted / scale
-    at = len(surface) + len(fitted)
-    directions[at : at + len(principal), :embedded] = principal / scale[:embedded]
-    features.transform(offset, directions)
-    z = (queries - offset) @ directions.T
-    z[:, len(surface) : at] = held_out
-    return bounded(z, len(surface))
+    counts = count_axes(scale[embedded:], dim, features.settings.query_rank)
+    most = features.most_directions()
+    landmarks, kappa, similar, whiten = _kernel(queries[:, :embedded], scale[0])
+    inputs = np.hstack(
+        [(queries - offset) / scale, math.sqrt(embedded) * similar]
+    )  # as long as the embedding
+    learned, held_out = np.zeros((0, inputs.shape[1])), np.zeros((len(queries), 0))
+    if len(queries) > dim:
+        learned, held_out = _supervised(inputs, _departures(features, history, targets), most)
+    principal = np.eye(min(most - len(learned), similar.shape[1]), similar.shape[1])
+    axes = np.vstack([counts, learned[:, :dim] / scale, np.zeros((len(principal), dim))])
+    weights = np.vstack([math.sqrt(embedded) * learned[:, dim:], principal]) @ whiten
+    features.transform = QueryTransform(offset, axes, landmarks, kappa, weights, len(learned))
+    surface = (queries - offset) @ counts.T
+    return bounded(np.hstack([surface, held_out, similar[:, : len(principal)]]), len(counts))
+
+
+def _kernel(embedded: Matrix, scale: float) -> tuple[Matrix, float, Matrix, Matrix]:
+    """Return landmarks, κ, the questions' coordinates in the kernel's principal directions, and these, shape (k, m).
+
+    κ is such that similarity falls to 1/e at the usual distance of a question from the middle.
+
+    Args:
+        embedded: Embeddings of the questions, shape (Q, d).
+        scale: Their spread in one coordinate.
+    """
+    kappa = 1.0 / (scale**2 * embedded.shape[1])
+    kept = np.linspace(0, len(embedded) - 1, min(len(embedded), LANDMARKS)).round().astype(int)
+    landmarks = embedded[kept].astype(np.float32).astype(np.float64)  # as a snapshot holds them
+    apart = np.maximum(
+        np.sum(embedded**2, axis=1)[:, None] + np.sum(landmarks**2, axis=1) - 2.0 * embedded @ landmarks.T,
+        0.0,
+    )
+    similarity = np.exp(-kappa * apart)  # (Q, m)
+    sizes, vectors = np.linalg.eigh(similarity[kept])
+    firm = sizes > SMALL * sizes[-1]
+    whiten = (vectors[:, firm] / np.sqrt(sizes[firm])).T[::-1]  # the largest first
+    return landmarks, kappa, similarity @ whiten.T, whiten
 
 
 SMALL: Final = 1e-6
@@ -182,15 +211,6 @@ def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Ma
     coordinates = np.concatenate(held_out, axis=1) @ kept
     length = max(float(np.sqrt(np.mean(np.sum(coordinates**2, axis=1)))) if rank else 0.0, SMALL)
     return (coefficients @ kept).T / length, coordinates / length
-
-
-def _principal(embedded: Matrix, most: int) -> Matrix:
-    """Return the leading principal directions, shape (k, d), along which the queries have a length of 1 on average."""
-    if most <= 0:
-        return np.zeros((0, embedded.shape[1]))
-    _, sizes, axes = np.linalg.svd(embedded, full_matrices=False)
-    rank = min(most, int(np.sum(sizes > SMALL)))
-    return np.asarray(axes[:rank] / max(float(np.sqrt(np.sum(sizes[:rank] ** 2) / len(embedded))), SMALL))
 
 
 def _departures(features: ContextualFeatures, history: History, targets: Matrix) -> list[Matrix]:
@@ -273,15 +293,19 @@ USUAL: Final[Mapping[str, tuple[float, float]]] = {
     "one × constant": (0.1, 0.1),
     "one × counts": (0.05, 0.5),
     "one × directions": (0.02, 0.1),
+    "one × kernel": (0.06, 0.1),
     "coordinate × constant": (0.02, 0.05),
     "coordinate × counts": (0.002, 0.03),
     "coordinate × directions": (0.0005, 0.005),
+    "coordinate × kernel": (0.002, 0.005),
     "model × constant": (0.03, 0.5),
     "model × counts": (0.002, 0.02),
     "model × directions": (0.002, 0.02),
+    "model × kernel": (0.01, 0.02),
     "shape × constant": (0.0005, 0.1),
     "shape × counts": (0.0001, 0.005),
     "shape × directions": (0.00001, 0.0001),
+    "shape × kernel": (0.00001, 0.0001),
 }
 """Variances of accuracy, and of cost in units of the anchors, as they usually are: the generic prior."""
 

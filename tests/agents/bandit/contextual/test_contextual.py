@@ -296,15 +296,16 @@ def test_few_questions_or_directions_end_no_refit(questions: int, rank: int) -> 
     policy = Contextual(ContextualFeatures(FeatureSettings(DIM, 4, query_rank=rank)), settings)
     policy.add_actions(actions())
     asked = np.abs(rng.normal(size=(questions, DIM)))
-    directions = policy.features.directions
+    transform = policy.features.transform
     objective = Objective(1, 0, 0, 0, 30)
     for at in range(80):
         query, action = asked[at % questions], policy.features.ids[at % 9]
         terms = float(rng.random() < 0.5), 0.5, float(20.0 + at % 3)
         policy.update([Observation(f"q{at}", query, action, *terms, 0.5, objective)])
     assert policy.memory.due == ()
-    assert (policy.features.directions is directions) == (questions < 10)
-    assert np.isfinite(policy.features.directions).all()
+    assert (policy.features.transform is transform) == (questions < 10)
+    assert policy.features.rank <= 1 + rank
+    assert all(np.isfinite(each).all() for each in policy.features.transform.snapshot().values())
 
 
 def taught(rounds: int, models: tuple[tuple[str, float], ...] = MODELS) -> tuple[Contextual, Traffic]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agents.bandit.contextual import Contextual, ContextualSettings, Regression
-from agents.bandit.contextual_features import ContextualFeatures
+from agents.bandit.contextual_features import ContextualFeatures, QueryTransform
 from agents.bandit.features import FeatureSettings
 from agents.bandit.policy import ActionVector, Objective, Observation
 from agents.bandit.prior import (
@@ -17,6 +17,7 @@ from agents.bandit.prior import (
     History,
     estimated,
     evidence_of,
+    fit_directions,
     set_anchors,
     usual_mean,
     usual_variance,
@@ -29,8 +30,11 @@ PLAIN = Objective(1, 0, 0, 0, 30)
 
 
 def features(models: int = 6, rank: int = 20, widths: tuple[int, ...] = (1,)) -> ContextualFeatures:
-    """Models of unknown sizes, one configuration each."""
+    """Models of unknown sizes, one configuration each, and directions as if they were learned."""
     made = ContextualFeatures(FeatureSettings(DIM, models, query_rank=rank))
+    plain, learned = made.transform, rank - 9
+    axes = np.eye(rank, DIM)
+    made.transform = QueryTransform(plain.offset, axes, plain.landmarks, 1.0, np.zeros((learned, 0)), learned)
     made.add(
         [
             ActionVector(f"m{i}/{width}/1/1", f"m{i}", np.eye(models)[i], 0.0)
@@ -298,9 +302,54 @@ def test_the_columns_are_bounded_by_a_shorter_z_where_models_are_many() -> None:
     for models, rank in ((4, 41), (12, 41), (60, 41)):
         on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=rank - 1))
         on.add([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(models)])
+        assert on.rank == 10, "before anything is known, the counts"
+        fit_directions(on, *told(on, 60))
         assert on.rank == rank if models <= 4 else on.rank < rank
         assert on.rank >= 10, "the counts stay"
         assert len(on.column_blocks) == on.dim == len(on.names) * on.rank
+
+
+@pytest.mark.parametrize(("questions", "learned"), [(12, False), (DIM, False), (DIM + 1, True)])
+def test_directions_are_learned_where_questions_outnumber_what_describes_them(
+    questions: int, learned: bool
+) -> None:
+    on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=20))
+    on.add([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(4)])
+    history, targets = told(on, questions)
+    z = fit_directions(on, history, targets)
+    assert ("one × directions" in on.column_blocks) == learned
+    assert "one × kernel" in on.column_blocks
+    fitted = np.array([on.short(query) for query in history.queries])
+    kernel = 10 + on.transform.learned
+    assert fitted[:, kernel:] == pytest.approx(z[:, kernel:]), "nothing of an outcome is in them"
+    assert np.array_equal(fitted[:, 10:kernel], z[:, 10:kernel]) != learned, (
+        "fitted without the question itself"
+    )
+
+
+def test_what_is_alike_is_close_in_the_kernel_and_what_is_like_nothing_is_at_zero() -> None:
+    rng = np.random.default_rng(3)
+    on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=30))
+    on.add([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(4)])
+    history, targets = told(on, 20)
+    z = fit_directions(on, history, targets)[:, 10:]
+    distance = np.linalg.norm(history.queries[:, None, :-9] - history.queries[:, :-9], axis=2)
+    similarity = np.exp(-on.transform.kappa * distance**2)
+    assert np.corrcoef((z @ z.T).ravel(), similarity.ravel())[0, 1] > 0.95
+    far = history.queries[0].copy()
+    far[:-9] = 9.0 * rng.normal(size=DIM - 9)
+    assert np.abs(on.short(far)[10:]).max() < 0.01
+
+
+def told(on: ContextualFeatures, questions: int) -> tuple[History, np.ndarray]:
+    """Return questions with one outcome each, and its targets."""
+    rng, n = np.random.default_rng(questions), len(on.ids)
+    queries = rng.normal(size=(questions, DIM)).astype(np.float32).astype(np.float64)
+    action = rng.integers(n, size=questions)
+    right = (queries[:, 0] > 0).astype(float)
+    ones = np.ones(questions)
+    history = History(queries, np.arange(questions), action, right, right, ones, ones)
+    return history, np.stack([right, ones], axis=1)
 
 
 def _teach(policy: Contextual, traffic: Traffic, rounds: int, **_: Any) -> None:
