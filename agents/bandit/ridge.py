@@ -333,13 +333,13 @@ class Ridge:
             x: Shape (D,).
             targets: Shape (columns,).
         """
-        self.a += np.outer(x, x)
+        self.a = _plus(self.a, 1.0, x)
         self.b += np.outer(x, targets)
         u = self.inverse @ x
         gain = 1.0 + float(x @ u)
         self.theta += np.outer(u, (targets - x @ self.theta) / gain)
         u /= math.sqrt(gain)  # so that what is subtracted is symmetric to the bit
-        self.inverse -= np.outer(u, u)
+        self.inverse = _plus(self.inverse, -1.0, u)
         self.rows += 1
         if self.rows % REFRESH == 0:
             self.factorise()
@@ -354,7 +354,7 @@ class Ridge:
     def loosen(self, column: int, variance: float) -> None:
         """Add to the variance of one coefficient: A⁻¹ + v·eeᵀ, Θ as before."""
         own = self.a[:, column] * math.sqrt(variance / (1.0 + variance * float(self.a[column, column])))
-        self.a -= np.outer(own, own)
+        self.a = _plus(self.a, -1.0, own)
         self.inverse[column, column] += variance
         self.b = self.a @ self.theta
 
@@ -387,6 +387,11 @@ class Ridge:
         self.a, self.inverse = _whole(arrays["ridge.a"], dim), _whole(arrays["ridge.inverse"], dim)
         self.b, self.theta = arrays["ridge.b"], arrays["ridge.theta"]
         self.rows = rows
+
+
+def _plus(matrix: Matrix, sign: float, x: Vector) -> Matrix:
+    """Add sign · x xᵀ to a matrix, in its own memory; what is symmetric stays so to the bit."""
+    return np.asarray(blas.dger(sign, x, x, a=matrix.T, overwrite_a=1).T)
 
 
 def _padded(matrix: Matrix, diagonal: Vector) -> Matrix:
