@@ -385,7 +385,7 @@ class _Life:
         await self.cluster.start("gateway")
         teaches = TEACHES[:-1] if self.setting == UNTAUGHT else TEACHES
         for name in HONEST:
-            self._key(name, teaches)
+            self._key(name, teaches, EACH)
         self._key(SIXTH, TEACHES if self.setting in BUSY else TEACHES[:-1])
         await self.cluster.until(lambda: len(self.gateway.exchange.runtime.control.serving()) > 0)
         a_round = EACH * len(HONEST)
@@ -404,9 +404,9 @@ class _Life:
             raise self.cluster.deaths[0]
         return self.ended >= set(self.tenants)
 
-    def _key(self, name: str, scopes: tuple[Scope, ...]) -> None:
+    def _key(self, name: str, scopes: tuple[Scope, ...], in_flight: int | None = None) -> None:
         self.keys[name], sha = make_key()
-        entry = KeyEntry(name=name, op="add", sha256=sha, tenant=name, scopes=scopes)
+        entry = KeyEntry(name=name, op="add", sha256=sha, tenant=name, scopes=scopes, in_flight=in_flight)
         self.cluster.produce(self.topics.control, entry.key.encode(), encode(entry))
 
     async def _attacks(self, asked: range) -> None:

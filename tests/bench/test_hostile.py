@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench import hostile
 from bench.hostile import ALONE, BUSY, UNTAUGHT, Lived, lived, markdown, measure, report
 from streams.gateway.auth import TARGETS
 
@@ -47,7 +48,12 @@ def test_accuracy_waits_and_questions_are_compared_as_the_criterion_says() -> No
 
 
 @pytest.mark.seconds
-def test_a_short_form_lives_and_a_hostile_key_teaches_nothing(tmp_path: Path) -> None:
+def test_a_short_form_lives_and_a_hostile_key_teaches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        hostile, "PLACES", 4
+    )  # fewer than a tenant's questions of a round, as in the whole form
     asked, kinds = 30, ["hard questions", "targets of its own", UNTAUGHT]
     table = measure(kinds, ["none"], [1], asked, tmp_path, print)
     assert {row["setting"] for row in table} == {*ALONE, *BUSY, *kinds}
