@@ -70,10 +70,7 @@ NO_EFFECTS = {
         "_send_due": "the timer: what is overdue takes the ordered way as a Due record"
     },
     "streams/services/decider.py": {
-        "_decide": "rows first, then what they hold",
-        "on_contexts": "a record of a batch that cannot be decoded",
-        "on_rewards": "a record of a batch that cannot be decoded or learned from",
-        "write": "the rows of a batch, in one transaction",
+        "write": "how the rows of a batch are written, and the catalogue on offer"
     },
     "streams/services/executor.py": {"_beat": "a heartbeat", "_last_beat": "the last heartbeat"},
     "streams/services/learner_log.py": {
@@ -88,7 +85,7 @@ NO_EFFECTS = {
     },
     "streams/gateway/routes.py": {"retry": "an operator's request", "set_objective": "an operator's request"},
 }
-_ACTS = {"send", "send_again", "dead_letter", "put", "put_all", "drop_all", "post"}
+_ACTS = {"send", "send_again", "put", "put_all", "drop_all", "post"}
 
 
 def test_services_return_effects_and_what_else_they_send_or_write_is_listed() -> None:

@@ -499,24 +499,6 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    async def dead_letter(
-        self,
-        record: ConsumerRecord,
-        error: Exception,
-        *,
-        answer: bool = True,
-        query_origin: Origin | None = None,
-    ) -> None:
-        """Send a record to the dead-letter topic, and an Answer where its query would otherwise end in silence.
-
-        Args:
-            record: What could not be handled.
-            error: Why.
-            answer: False if the query continues without this record, or gets its Answer elsewhere.
-            query_origin: Origin of a query refused because its id is taken; see `DeadLetter`.
-        """
-
-    @abstractmethod
     def is_ours(self, record: ConsumerRecord) -> bool:
         """Return whether this worker has kept the record's partition since delivery; if not, it is redelivered."""
 
@@ -622,12 +604,14 @@ class Input(NamedTuple):
     Attributes:
         kind: The record.
         stage: Names what is done with it in metrics.
-        waits: See `Runtime.each`.
+        waits: For a keyed service; see `Runtime.each`.
+        most: Records in a batch, for an ordered one; see `Runtime.batches`.
     """
 
     kind: type[Record]
     stage: str
     waits: bool = False
+    most: int = 1
 
 
 class ServiceSpec(Struct, frozen=True, kw_only=True):
@@ -641,8 +625,8 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
             service follows, are not named.
         state: The topics of its own state: it alone writes them, and reads them when it starts.
         one_writer: Whether one of its workers at a time may write its state, in transactions.
-        build: Loads what the service needs and returns it; one that is not keyed (`streams.runtime.effects`) has bound
-            its handlers by then. It imports the service's code only when called.
+        build: Loads what the service needs and returns it. It imports the service's code only when called. What it
+            returns is bound to the inputs by `streams.runtime.effects.connect`.
         grouped: Whether there is one deployment of it for each executor group.
         optional: Whether `up` starts it only on request.
     """

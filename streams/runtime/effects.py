@@ -15,19 +15,23 @@ Only then may the offset move. What is sent depends on the row and the record al
 identity. Where 5 or 6 fails for another reason, the process ends (`Torn`): no record may be handled by a service that
 has done half of what it said.
 
-The decider has the opposite order, rows first, because what it decides depends on more than the row: see
-`streams.services.decider`.
+An ordered service handles batches, and what it decides depends on more than a row, so it could not say the same again.
+`_handle_batch` has the opposite order: the rows of the batch are written first, all or none of them, and then what they
+hold is sent. A record that is handled again finds its row, and the same is sent again. If the rows cannot be written,
+the service is ahead of its log: it is not used any more, and its process ends.
 """
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
-from schemas.dead_letter import DeadLetter
-from schemas.query import Origin
-from schemas.record import decode
+from schemas.errors import UniscaleError
+from schemas.record import Record, decode
 from streams.runtime.base import (
     ConsumerRecord,
     Crash,
@@ -41,30 +45,9 @@ from streams.runtime.base import (
     Unavailable,
     key_of,
 )
-from streams.runtime.guard import letter_of, to_send
+from streams.runtime.guard import Refused, send_refused
 
 R = TypeVar("R")
-
-
-class Refused(NamedTuple):
-    """A record for the dead-letter topic, whose query goes on without it.
-
-    A record that ends its query is not among the effects: the service raises its error, and the guard sends an Answer.
-    """
-
-    error: Exception
-    value: bytes | None
-    origin: Origin
-
-    def letter(self, runtime: Runtime) -> DeadLetter:
-        """Return its dead letter."""
-        return letter_of(
-            self.value,
-            self.error,
-            service=runtime.service,
-            origin=self.origin,
-            keep_bytes=runtime.settings.kafka.dead_letter_bytes,
-        )
 
 
 class Effects(Struct, Generic[R], frozen=True):
@@ -73,7 +56,8 @@ class Effects(Struct, Generic[R], frozen=True):
     Attributes:
         send: Records, in their order.
         row: What the query's row becomes; None for no row. By default it stays as it is.
-        refused: Records for the dead-letter topic.
+        refused: Records for the dead-letter topic, whose query goes on. A record that ends its query is none of them:
+            the service raises its error.
         then: Called when all of this is on the broker. What the service counts and remembers belongs here.
     """
 
@@ -136,13 +120,62 @@ class Keyed(Generic[R]):
         raise NotImplementedError
 
 
+class BatchEffects(Struct, frozen=True):
+    """What a batch of records causes.
+
+    Attributes:
+        rows: Key and value of each row.
+        send: Records, in their order.
+        refused: Records for the dead-letter topic.
+        then: Called when all of this is on the broker.
+    """
+
+    rows: Sequence[tuple[bytes, bytes]] = ()
+    send: Sequence[Outgoing] = ()
+    refused: Sequence[Refused] = ()
+    then: Callable[[], object] = lambda: None
+
+
+class Ordered(ABC):
+    """A service that handles batches in the order of a partition, and is itself changed by each.
+
+    Attributes:
+        lock: Held until the effects of a batch are applied.
+    """
+
+    lock: asyncio.Lock
+
+    @abstractmethod
+    async def ready(self, kind: type[Record]) -> None:
+        """Make ready for a batch of these records; what is raised here has changed nothing."""
+
+    @abstractmethod
+    def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
+        """Return what a batch causes: records of one kind, each with where and when it was appended."""
+
+    @abstractmethod
+    def changing(self) -> AbstractContextManager[None]:
+        """Return what is entered around `on_batch` and `write`; where they fail, the service is not used again."""
+
+    @abstractmethod
+    async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write rows, all or none."""
+
+    @abstractmethod
+    async def settled(self) -> None:
+        """Do what is due between two batches."""
+
+
 async def connect(runtime: Runtime, spec: ServiceSpec) -> object:
-    """Build the service of a worker, bind it to its inputs if it is a keyed one, and return it."""
+    """Build the service of a worker, bind it to its inputs, and return it."""
     service = await spec.build(runtime)
-    if isinstance(service, Keyed):
-        for topic, each in zip(spec.reads(runtime.topics, runtime.group), spec.inputs.values(), strict=True):
-            handle = partial(_handle, runtime, service, each)
-            runtime.each(topic, handle, stage=each.stage, waits=each.waits)
+    for topic, each in zip(spec.reads(runtime.topics, runtime.group), spec.inputs.values(), strict=True):
+        if isinstance(service, Keyed):
+            one = partial(_handle, runtime, service, each)
+            runtime.each(topic, one, stage=each.stage, waits=each.waits)
+        elif isinstance(service, Ordered):
+            batch = partial(_handle_batch, runtime, service, each)
+            runtime.batches(topic, batch, stage=each.stage, most=each.most)
     return service
 
 
@@ -152,16 +185,33 @@ async def _handle(runtime: Runtime, service: Keyed[R], each: Input, at: Consumer
     row = rows.get(message.query_id) if rows is not None else None
     effects = await service.on(row, message, at)
     change = None if rows is None else rows.change(message.query_id, row, effects.row, at.partition)
-    letters = [refused.letter(runtime) for refused in effects.refused]
-    if out := [*effects.send, *(to_send(runtime, letter) for letter in letters)]:
-        await runtime.send(*out)
+    await send_refused(runtime, effects.send, effects.refused)
     try:
         if rows is not None and change is not None:
             await rows.table.put_all([change])
-        for letter in letters:
-            runtime.metrics.dead_letters.labels(letter.origin.topic, letter.error).inc()
         effects.then()
     except (Unavailable, Crash):
         raise
     except Exception as error:
         raise Torn("what was sent is delivered, and not all that belongs to it is done") from error
+
+
+async def _handle_batch(
+    runtime: Runtime, service: Ordered, each: Input, records: Sequence[ConsumerRecord]
+) -> None:
+    async with service.lock:
+        if not all(map(runtime.is_ours, records)):
+            return  # the group has rebalanced while this waited: another worker may handle them by now
+        await service.ready(each.kind)
+        batch, refused = list[tuple[Record, ConsumerRecord]](), list[Refused]()
+        for at in records:
+            try:
+                batch.append((decode(at.value, each.kind), at))
+            except UniscaleError as error:
+                refused.append(Refused(error, at.value, at.origin, answer=True))
+        with service.changing():
+            effects = service.on_batch(batch)
+            await service.write(effects.rows)
+        await send_refused(runtime, effects.send, [*refused, *effects.refused])
+        effects.then()
+        await service.settled()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -27,7 +27,6 @@ from streams.runtime.base import (
     Runtime,
     Torn,
     Unavailable,
-    key_of,
 )
 
 log = logging.getLogger("streams.runtime.guard")
@@ -325,9 +324,56 @@ def letter_of(
     )
 
 
-def to_send(runtime: Runtime, letter: DeadLetter) -> Outgoing:
-    """Return a dead letter as it is sent."""
-    return Outgoing(runtime.topics.dead_letter, letter.key.encode(), encode(letter))
+class Refused(NamedTuple):
+    """A record for the dead-letter topic.
+
+    Attributes:
+        error: Why it could not be handled.
+        value: Its value.
+        origin: Where it lies.
+        answer: Whether its query gets an Answer, where it would otherwise end in silence. False if it continues without
+            this record, or gets its Answer elsewhere.
+        query_origin: Origin of a query refused because its id is taken; see `DeadLetter`.
+        attempts: How often it was tried.
+    """
+
+    error: Exception
+    value: bytes | None
+    origin: Origin
+    answer: bool = False
+    query_origin: Origin | None = None
+    attempts: int = 1
+
+
+async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: Sequence[Refused]) -> None:
+    """Send records, and beside them dead letters with the Answers that go with them; count the letters."""
+    topics = runtime.topics
+    out, letters = [*records], list[DeadLetter]()
+    for each in refused:
+        letter = letter_of(
+            each.value,
+            each.error,
+            service=runtime.service,
+            origin=each.origin,
+            attempts=each.attempts,
+            query_origin=each.query_origin,
+            keep_bytes=runtime.settings.kafka.dead_letter_bytes,
+        )
+        letters.append(letter)
+        log.warning("dead letter %s: %s: %s", letter.key, letter.error, letter.reason)
+        out.append(Outgoing(topics.dead_letter, letter.key.encode(), encode(letter)))
+        # A query does not end with these.
+        beside = (topics.answer, topics.feedback, topics.due, topics.reward)
+        query_id = letter.query_id if each.answer and each.origin.topic not in beside else None
+        if query_id and runtime.answers_for(query_id, each.origin):
+            early = each.origin.topic in (topics.query, topics.context)
+            reply = answer_of(letter, "rejected" if early else "failed")
+            if reply is not None:
+                out.append(Outgoing.of(topics.answer, reply))
+    if out:
+        await runtime.send(*out)
+    for letter in letters:
+        runtime.metrics.dead_letters.labels(letter.origin.topic, letter.error).inc()
 
 
 def answer_of(letter: DeadLetter, status: Literal["rejected", "failed"]) -> Answer | None:
@@ -352,7 +398,6 @@ def _sendable(text: str) -> str:
 #     anything else   the cause is unknown: the failure is counted and the service crashes, so that a fresh process
 #                     tries again; after the third failure the record goes to the dead-letter topic: at once, or, if the
 #                     process cannot go on (`Torn`), from the next one
-
 
 handling: ContextVar[Sequence[ConsumerRecord]] = ContextVar("handling", default=())
 """The records that the present task handles; none outside of handlers. Effects of a handler are refused by them."""
@@ -406,42 +451,11 @@ class HandlerGuard:
             if not all(map(self.runtime.is_ours, records)):
                 return  # redelivered to whoever owns the partition now
 
-    async def dead_letter(
-        self,
-        record: ConsumerRecord,
-        error: Exception,
-        *,
-        attempts: int = 1,
-        answer: bool = True,
-        query_origin: Origin | None = None,
-    ) -> None:
-        """Send a record to the dead-letter topic; see `Runtime.dead_letter`."""
-        runtime, topics = self.runtime, self.runtime.topics
-        letter = letter_of(
-            record.value,
-            error,
-            service=runtime.service,
-            origin=record.origin,
-            attempts=attempts,
-            query_origin=query_origin,
-            keep_bytes=runtime.settings.kafka.dead_letter_bytes,
-        )
-        log.warning("dead letter %s: %s: %s", letter.key, letter.error, letter.reason)
-        outgoing = [to_send(runtime, letter)]
-        # A query does not end with these.
-        beside = (topics.answer, topics.feedback, topics.due, topics.reward)
-        if (
-            answer
-            and letter.query_id
-            and record.topic not in beside
-            and runtime.answers_for(letter.query_id, letter.origin)
-        ):
-            early = record.topic in (topics.query, topics.context)
-            reply = answer_of(letter, "rejected" if early else "failed")
-            if reply is not None:
-                outgoing.append(Outgoing(topics.answer, key_of(reply.query_id), encode(reply)))
-        await runtime.send(*outgoing)
-        runtime.metrics.dead_letters.labels(record.topic, letter.error).inc()
+    async def _refuse(self, record: ConsumerRecord, error: Exception, attempts: int = 1) -> None:
+        """Send a record to the dead-letter topic, and forget what is counted against it."""
+        refused = Refused(error, record.value, record.origin, answer=True, attempts=attempts)
+        await send_refused(self.runtime, (), [refused])
+        self.crashes.forget(record.coordinates)
 
     def _wait(self, record: ConsumerRecord, pause_s: float, error: Unavailable) -> None:
         self.runtime.metrics.waits.labels(record.topic).inc()
@@ -463,8 +477,7 @@ class HandlerGuard:
                 f"record in flight ({reason or 'a segmentation fault, no memory left, or a kill'}); fix the cause, "
                 "then retry it"
             )
-            await self.dead_letter(first, why, attempts=deaths)
-            self.crashes.forget(first.coordinates)
+            await self._refuse(first, why, deaths)
             return
         await self._parties.enter(self.crashes.party(first.coordinates))
         try:
@@ -488,8 +501,7 @@ class HandlerGuard:
             raise
         except Exception as error:
             if isinstance(error, UniscaleError) and len(records) == 1:
-                await self.dead_letter(first, error)
-                self.crashes.forget(first.coordinates)
+                await self._refuse(first, error)
                 return
             cause = error.__cause__ or error if isinstance(error, Torn) else error
             reason = f"{type(cause).__name__}: {cause}"
@@ -499,8 +511,7 @@ class HandlerGuard:
                 raise Crash(
                     f"{first.coordinates}: failure {counts[0]} of {LIMIT} in the {self.runtime.service}"
                 ) from error
-            await self.dead_letter(first, error, attempts=counts[0])
-            self.crashes.forget(first.coordinates)
+            await self._refuse(first, error, counts[0])
         else:
             for record in records:
                 self.crashes.forget(record.coordinates)

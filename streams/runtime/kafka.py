@@ -611,17 +611,6 @@ class KafkaRuntime(KafkaLookups, Runtime):
         except (ClientError, kafka_clients.BrokerUnreachable) as error:
             raise SendFailed(f"{origin}: {error}") from error
 
-    async def dead_letter(
-        self,
-        record: ConsumerRecord,
-        error: Exception,
-        *,
-        answer: bool = True,
-        query_origin: Origin | None = None,
-    ) -> None:
-        """Send a record to the dead-letter topic; see the base."""
-        await self.guard.dead_letter(record, error, answer=answer, query_origin=query_origin)
-
     def is_ours(self, record: ConsumerRecord) -> bool:
         """Compare the record's assignment with the present one; see the base."""
         return consumer_of(self.app).is_ours(record.epoch)

@@ -569,17 +569,6 @@ class MemoryRuntime(MemoryLookups, Runtime):
         await self.effect("send", origin.topic, (found[1].key, found[1].value, None))
         return True
 
-    async def dead_letter(
-        self,
-        record: ConsumerRecord,
-        error: Exception,
-        *,
-        answer: bool = True,
-        query_origin: Origin | None = None,
-    ) -> None:
-        """Send a record to the dead-letter topic; see the base."""
-        await self.guard.dead_letter(record, error, answer=answer, query_origin=query_origin)
-
     def is_ours(self, record: ConsumerRecord) -> bool:
         """Compare the record's assignment with the present one; see the base."""
         return record.epoch == self.epoch and not self.dead

@@ -8,7 +8,7 @@ from schemas.query import Query, QueryContext
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.runtime.base import Input, Runtime, ServiceSpec
-from streams.runtime.effects import Keyed
+from streams.runtime.effects import Keyed, Ordered
 
 # The embedder: admits queries, and encodes each Query into a Context.
 
@@ -31,16 +31,11 @@ EMBEDDER = ServiceSpec(
 # The decider: the learner of the deployment, its log and its policy.
 
 
-async def _build_decider(runtime: Runtime) -> object:
-    """Load what the service needs and bind its handlers."""
+async def _build_decider(runtime: Runtime) -> Ordered:
     from streams.services.decider import DeciderService
     from streams.services.previews import Previews
 
     service = await DeciderService.build(runtime)
-    topics = runtime.topics
-    # One partition each: learning has one order. Batches share one delivery and one pass of BLAS.
-    runtime.batches(topics.context, service.on_contexts, stage="decide", most=32)
-    runtime.batches(topics.reward, service.on_rewards, stage="learn", most=32)
     if runtime.settings.previews.port:
         runtime.background("previews", Previews(service).serve)
     return service
@@ -48,7 +43,11 @@ async def _build_decider(runtime: Runtime) -> object:
 
 DECIDER = ServiceSpec(
     name="decider",
-    inputs={"context": Input(QueryContext, "decide"), "reward": Input(Reward, "learn")},
+    # One partition each: learning has one order. Batches share one delivery and one pass of BLAS.
+    inputs={
+        "context": Input(QueryContext, "decide", most=32),
+        "reward": Input(Reward, "learn", most=32),
+    },
     outputs=("action-decision", "action-decision.<group>", "answer", "dead-letter"),
     state=("decider-pending-changelog", "learner-snapshot"),
     one_writer=True,

@@ -39,7 +39,8 @@ from schemas.errors import UniscaleError
 from schemas.record import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.reward import Due, Feedback, Reward
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable, key_of
-from streams.runtime.effects import Effects, Keyed, Refused, Rows
+from streams.runtime.effects import Effects, Keyed, Rows
+from streams.runtime.guard import Refused
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")

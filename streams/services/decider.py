@@ -4,9 +4,10 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from agents.bandit.errors import CorruptState, DuplicateQuery, PolicyRefused, PriorRefused
 from agents.bandit.exploration import Explored
@@ -19,15 +20,14 @@ from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import beside_catalogue
 from agents.catalogue.models import ActionError, Catalogue
 from agents.decider.decider import Decider, Surroundings
-from agents.decider.log import Decided, aim_of
+from agents.decider.log import Decided, Learned, aim_of
 from agents.decider.snapshot import EndedIds
 from agents.embedding import Encoder, EncoderUnavailable, embed_actions, encoder_id
 from schemas.action import Action
 from schemas.decision import Decision
-from schemas.errors import UniscaleError
 from schemas.objective import ObjectiveInForce
-from schemas.query import Origin, QueryContext
-from schemas.record import decode
+from schemas.query import QueryContext
+from schemas.record import Record, decode
 from schemas.reward import Reward
 from streams.metrics import Metrics
 from streams.runtime.base import (
@@ -40,6 +40,8 @@ from streams.runtime.base import (
     Unavailable,
     key_of,
 )
+from streams.runtime.effects import BatchEffects, Ordered
+from streams.runtime.guard import Refused
 from streams.services.embedder import encoder_of
 from streams.services.learner_log import LearnerLog
 from streams.settings import Settings, SettingsError, variable
@@ -323,6 +325,12 @@ class ShardLearner:
         self.decider, self._catalogue_version = decider, None
         return decider
 
+    @property
+    def live(self) -> Decider:
+        """Return the learner, which is recovered."""
+        assert self.decider is not None, "the learner is not recovered"
+        return self.decider
+
     def offers(self, catalogue_version: int) -> bool:
         """Return whether the learner has taken over this catalogue."""
         return self._catalogue_version == catalogue_version
@@ -416,12 +424,12 @@ class ShardLearner:
 
 # The decider's service: Context in, Decision out; Reward in, learning.
 #
-# One partition and one lock give decisions and updates one order. The state behind a decision is on the broker
-# before the decision is made: rows are delivered first, then Decisions are sent. A redelivered Context gets the
-# stored bytes; a redelivered Reward changes nothing. `agents.decider` does the deciding and learning.
+# One partition and one lock give decisions and updates one order (`streams.runtime.effects.Ordered`). The state behind
+# a decision is on the broker before the decision is sent. A redelivered Context gets the stored bytes; a redelivered
+# Reward changes nothing. `agents.decider` does the deciding and learning.
 
 
-class DeciderService:
+class DeciderService(Ordered):
     """The handlers of one shard, which take turns with its learner.
 
     Attributes:
@@ -447,63 +455,32 @@ class DeciderService:
         await runtime.in_thread(lambda: service.learner.vectors(catalogue))
         return service
 
-    async def on_contexts(self, records: Sequence[ConsumerRecord]) -> None:
-        """Decide for each context that is new; send the stored Decision again for one that is not."""
-        async with self.lock:
-            if not all(map(self.runtime.is_ours, records)):
-                return  # the group has rebalanced while this waited: another worker may decide by now
-            decider = await self.learner.ready()
+    async def ready(self, kind: type[Record]) -> None:
+        """Have the learner ready, and before the first decision know which executors live."""
+        await self.learner.ready()
+        if kind is QueryContext:
             await self._wait_for_executors()
-            asked: list[tuple[ConsumerRecord, QueryContext, Origin]] = []
-            for record in records:
-                try:
-                    asked.append((record, decode(record.value, QueryContext), record.origin))
-                except UniscaleError as error:
-                    await self.runtime.dead_letter(record, error)
-            living = self.runtime.control.serving()
-            served = [_served(context, self.learner.space, living) for _, context, _ in asked]
-            for trust, around_living in ((False, living), (True, None)):
-                part = [each for each, known in zip(asked, served, strict=True) if known is not trust]
-                if part:
-                    await self._decide(decider, part, around_living)
-            self.pending.show()
-            await self.learner.log.snapshot_when_due(decider)
 
-    async def on_rewards(self, records: Sequence[ConsumerRecord]) -> None:
-        """Apply each reward that is new."""
-        async with self.lock:
-            if not all(map(self.runtime.is_ours, records)):
-                return
-            decider = await self.learner.ready()
-            read: list[tuple[ConsumerRecord, Reward]] = []
-            for record in records:
-                try:
-                    read.append((record, decode(record.value, Reward)))
-                except UniscaleError as error:
-                    await self.runtime.dead_letter(record, error)
-            with self.learner.changing():
-                results = decider.learn(
-                    [(reward, record.offset) for record, reward in read], self.learner.row
-                )
-                await self.learner.write([each.row for each in results if each.row])
-            for (record, reward), each in zip(read, results, strict=True):
-                if each.error is not None:
-                    await self.runtime.dead_letter(record, each.error)
-                elif each.row is not None:
-                    self.runtime.metrics.rewards_applied.labels(reward.kind).inc()
-                    if each.verdict in ("learned", "priced", "abandoned"):
-                        self.pending.remove(reward.query_id)
-                else:
-                    self.runtime.metrics.rewards_ignored.labels(each.verdict).inc()
-                    if each.verdict == "duplicate":
-                        self.runtime.metrics.duplicates.labels(record.topic).inc()
-                    elif each.verdict == "differs":
-                        log.warning(
-                            "%s: differs from the one that was learned from: ignored", reward.reward_id
-                        )
-            self.pending.show()
-            self.runtime.metrics.policy_version.set(decider.policy.version)
-            await self.learner.log.snapshot_when_due(decider)
+    def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
+        """Decide for contexts, or learn from rewards."""
+        if not batch:
+            return BatchEffects()
+        return self._decide(batch) if isinstance(batch[0][0], QueryContext) else self._learn(batch)
+
+    def changing(self) -> AbstractContextManager[None]:
+        """See the learner's."""
+        return self.learner.changing()
+
+    async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """See the learner's."""
+        await self.learner.write(rows)
+
+    async def settled(self) -> None:
+        """Show what is pending, and write a snapshot where one is due."""
+        decider = self.learner.live
+        self.pending.show()
+        self.runtime.metrics.policy_version.set(decider.policy.version)
+        await self.learner.log.snapshot_when_due(decider)
 
     @property
     def decider(self) -> Decider | None:
@@ -516,33 +493,72 @@ class DeciderService:
         served = _served(context, space, living)
         return Surroundings(self.runtime.control.steering, space, living if served else None)
 
-    async def _decide(
-        self,
-        decider: Decider,
-        asked: Sequence[tuple[ConsumerRecord, QueryContext, Origin]],
-        living: frozenset[str] | None,
-    ) -> None:
-        around = Surroundings(self.runtime.control.steering, self.learner.space, living)
-        with self.learner.changing():
-            results = decider.decide(
-                [(context, origin) for _, context, origin in asked], self.learner.row, around
-            )
-            await self.learner.write([each.row for each in results if each.row])
-        await self.runtime.send(*(out for each in results for out in self._outgoing(each)))
-        for (record, context, _), each in zip(asked, results, strict=True):
-            if each.error is not None:
-                # A duplicate's first query has, or will have, the Answer that counts.
-                taken = isinstance(each.error, DuplicateQuery)
-                await self.runtime.dead_letter(
-                    record, each.error, answer=not taken, query_origin=context.origin if taken else None
-                )
-            elif each.resent:
-                self.runtime.metrics.duplicates.labels(record.topic).inc()
-            elif each.value is not None:
-                self.pending.add(each.query_id, record.timestamp_ms)
+    def _decide(self, batch: Sequence[tuple[QueryContext, ConsumerRecord]]) -> BatchEffects:
+        """Decide for each context that is new; send the stored Decision again for one that is not."""
+        control, space = self.runtime.control, self.learner.space
+        living = control.serving()
+        served = [_served(context, space, living) for context, _ in batch]
+        made: dict[bytes, bytes] = {}
+
+        def row(query_id: str) -> bytes | None:
+            return made.get(key_of(query_id)) or self.learner.row(query_id)
+
+        done: list[tuple[QueryContext, ConsumerRecord, Decided]] = []
+        # Those that a living executor can take, then the others.
+        for trust, around_living in ((True, living), (False, None)):
+            part = [each for each, known in zip(batch, served, strict=True) if known is trust]
+            if not part:
+                continue
+            around = Surroundings(control.steering, space, around_living)
+            results = self.learner.live.decide([(context, at.origin) for context, at in part], row, around)
+            made.update(each.row for each in results if each.row)
+            done += [(context, at, each) for (context, at), each in zip(part, results, strict=True)]
+        return BatchEffects(
+            rows=[each.row for _, _, each in done if each.row],
+            send=[out for _, _, each in done for out in self._outgoing(each)],
+            refused=[_refused(context, at, each.error) for context, at, each in done if each.error],
+            then=partial(self._decided, done),
+        )
+
+    def _decided(self, done: Sequence[tuple[QueryContext, ConsumerRecord, Decided]]) -> None:
+        for _, at, each in done:
+            if each.error is None and each.resent:
+                self.runtime.metrics.duplicates.labels(at.topic).inc()
+            elif each.error is None and each.value is not None:
+                self.pending.add(each.query_id, at.timestamp_ms)
                 decision = decode(each.value, Decision)
                 self._count(decision)
-                self.pacing.decided(decision.objective, decider.policy, decision.query.account)
+                policy = self.learner.live.policy
+                self.pacing.decided(decision.objective, policy, decision.query.account)
+
+    def _learn(self, batch: Sequence[tuple[Reward, ConsumerRecord]]) -> BatchEffects:
+        """Apply each reward that is new."""
+        told = [(reward, at.offset) for reward, at in batch]
+        results = self.learner.live.learn(told, self.learner.row)
+        done = list(zip(batch, results, strict=True))
+        return BatchEffects(
+            rows=[each.row for each in results if each.row],
+            refused=[
+                Refused(each.error, at.value, at.origin, answer=True) for (_, at), each in done if each.error
+            ],
+            then=partial(self._learned, done),
+        )
+
+    def _learned(self, done: Sequence[tuple[tuple[Reward, ConsumerRecord], Learned]]) -> None:
+        metrics = self.runtime.metrics
+        for (reward, at), each in done:
+            if each.error is not None:
+                continue
+            if each.row is not None:
+                metrics.rewards_applied.labels(reward.kind).inc()
+                if each.verdict in ("learned", "priced", "abandoned"):
+                    self.pending.remove(reward.query_id)
+                continue
+            metrics.rewards_ignored.labels(each.verdict).inc()
+            if each.verdict == "duplicate":
+                metrics.duplicates.labels(at.topic).inc()
+            elif each.verdict == "differs":
+                log.warning("%s: differs from the one that was learned from: ignored", reward.reward_id)
 
     def _outgoing(self, decided: Decided) -> list[Outgoing]:
         if decided.value is None:
@@ -582,6 +598,12 @@ class DeciderService:
             self.learner.decider = None
             if self.learner.log.assigned:
                 await self.learner.ready()
+
+
+def _refused(context: QueryContext, at: ConsumerRecord, error: Exception) -> Refused:
+    """Return a context that was not decided. A duplicate's first query has, or will have, the Answer that counts."""
+    taken = isinstance(error, DuplicateQuery)
+    return Refused(error, at.value, at.origin, not taken, context.origin if taken else None)
 
 
 def _served(context: QueryContext, space: ActionSpace, living: frozenset[str]) -> bool:

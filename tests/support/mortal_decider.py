@@ -14,14 +14,15 @@ A file `show` makes it write what it has learned to `shown.npz`, once, between t
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from agents.decider.snapshot import SNAPSHOT_KEY, START_KEY
-from streams.runtime.base import Outgoing, Table
+from schemas.query import QueryContext
+from streams.runtime import effects
+from streams.runtime.base import ConsumerRecord, Input, Outgoing, Table
 from streams.runtime.kafka import KafkaRuntime
 from streams.services.decider import DeciderService
 from streams.settings import Settings
@@ -59,7 +60,7 @@ def show(service: DeciderService) -> None:
 
 
 send, post = KafkaRuntime.send, Table.post
-on_contexts, on_rewards = DeciderService.on_contexts, DeciderService.on_rewards
+handle = effects._handle_batch
 
 
 async def mortal_send(self: KafkaRuntime, *records: Outgoing) -> None:
@@ -77,20 +78,16 @@ async def mortal_post(self: Table, topic: str, records: Iterable[tuple[bytes, by
         pass_by("start")
 
 
-async def mortal_on_contexts(self: DeciderService, records: Any) -> None:
-    await on_contexts(self, records)
-    pass_by("decision")
-    show(self)
-
-
-async def mortal_on_rewards(self: DeciderService, records: Any) -> None:
-    await on_rewards(self, records)
-    pass_by("reward")
-    show(self)
+async def mortal_handle(
+    runtime: KafkaRuntime, service: DeciderService, each: Input, records: Sequence[ConsumerRecord]
+) -> None:
+    await handle(runtime, service, each, records)
+    pass_by("decision" if each.kind is QueryContext else "reward")
+    show(service)
 
 
 KafkaRuntime.send, Table.post = mortal_send, mortal_post  # type: ignore[assignment, method-assign]
-DeciderService.on_contexts, DeciderService.on_rewards = mortal_on_contexts, mortal_on_rewards  # type: ignore[method-assign]
+effects._handle_batch = mortal_handle  # type: ignore[assignment]
 
 if __name__ == "__main__":
     sys.argv[1:] = []  # faust's worker reads them

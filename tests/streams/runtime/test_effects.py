@@ -9,7 +9,8 @@ from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.record import decode
 from streams.runtime.base import ConsumerRecord, Crash, Input, Outgoing, Runtime, ServiceSpec
-from streams.runtime.effects import Effects, Keyed, Refused, Rows
+from streams.runtime.effects import Effects, Keyed, Rows
+from streams.runtime.guard import Refused
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings

@@ -23,6 +23,7 @@ from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.runtime.base import ConsumerRecord, Outgoing, Unavailable, partition_for
 from streams.runtime.effects import Effects
+from streams.runtime.guard import Refused
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES, aggregator
@@ -301,9 +302,9 @@ def test_feedback_elsewhere_is_sent_on_and_what_only_services_write_is_refused(i
         forged = Answer(query_id="q0", status="failed", by="nobody", error="forged")
         message, record = at_home("answer", forged, partition=1 - home)
         effects = await service.on(None, message, record)
-        ((error, value, origin),) = effects.refused
-        assert isinstance(error, MisplacedRecord)
-        assert (value, origin) == (record.value, record.origin)
+        (refused,) = effects.refused
+        assert isinstance(refused.error, MisplacedRecord)
+        assert refused == Refused(refused.error, record.value, record.origin), "its query goes on"
         assert (effects.row, effects.send) == (UNSET, ())
 
     alone(in_memory(), "aggregator", scene)
@@ -318,9 +319,9 @@ def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_memory:
             "due", Due(query_id="q0", kind=kind, deadline_ms=deadline_ms), timestamp_ms=deadline_ms
         )
         effects = await service.on(kept(parked), due, later)
-        ((error, value, origin),) = effects.refused
-        assert isinstance(error, OrphanFeedback)
-        assert (decode(value, Feedback), origin) == (told, record.origin)
-        assert origin == Origin(topic="m.feedback", partition=record.partition, offset=7)
+        (refused,) = effects.refused
+        assert isinstance(refused.error, OrphanFeedback)
+        assert decode(refused.value, Feedback) == told
+        assert refused.origin == Origin(topic="m.feedback", partition=record.partition, offset=7)
 
     alone(in_memory(), "aggregator", scene)
