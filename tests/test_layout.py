@@ -64,7 +64,7 @@ def test_no_function_is_too_long() -> None:
 
 
 # A service returns what a record causes, and the runtime applies it (streams/runtime/effects.py). These are no effects
-# of a record, or have the other order; nothing else in a service sends or writes.
+# of a record; nothing else in a service sends or writes.
 NO_EFFECTS = {
     "streams/services/aggregator.py": {
         "_send_due": "the timer: what is overdue takes the ordered way as a Due record"

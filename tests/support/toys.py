@@ -2,8 +2,8 @@
 
     copier    query -> context, one send a record; what it handles is known by the order on `context`
     counter   answer, feedback -> due, keyed, with a row a key: the count of records seen, idempotent by offset
-    keeper    context -> decision, the same with a table of one writer, which it begins to read behind its last
-              snapshot; rows first, as the decider has it: a redelivered record sends what its row holds
+    keeper    context -> decision, ordered, the same with a table of one writer, which it begins to read behind its
+              last snapshot: a redelivered record sends what its row holds
 
 A record names its query and says what its handler does (`asked`): `fail` raises an unknown error, `tear` one that
 leaves more known than written, `refuse` an error of the record, `hang` never ends. The copier sends the record before
@@ -23,14 +23,25 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from schemas.errors import UniscaleError
 from schemas.query import Origin
 from schemas.record import Record, encode
-from streams.runtime.base import ConsumerRecord, Input, Outgoing, Runtime, ServiceSpec, Table, Torn
-from streams.runtime.effects import Effects, Keyed, Rows
+from streams.runtime.base import (
+    ConsumerRecord,
+    Input,
+    Outgoing,
+    Runtime,
+    ServiceSpec,
+    Table,
+    Torn,
+    key_of,
+)
+from streams.runtime.effects import BatchEffects, Effects, Keyed, Ordered, Rows
 
 HOUR_MS = 3_600_000
 
@@ -135,37 +146,60 @@ async def build_counter(runtime: Runtime) -> Counter:
     return Counter(runtime)
 
 
-async def build_keeper(runtime: Runtime) -> None:
-    kept: dict[bytes, bytes] = {}
-    topics = runtime.topics
-    changelog = topics.changelog(runtime.service, "pending")
+class Keeper(Ordered):
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.lock = asyncio.Lock()
+        self.changelog = runtime.topics.changelog(runtime.service, "pending")
+        self.kept: dict[bytes, bytes] = {}
+        self.offset = -1
+        self.table = runtime.table(
+            "pending",
+            1,
+            source=runtime.topics.context,
+            recovered=self._recovered,
+            one_writer=True,
+            begins=self._begins,
+        )
 
-    async def begins() -> int:
-        kept.clear()
-        kept.update(await runtime.latest(topics.snapshot))
-        return int(kept.pop(b"begin", b"0"))
+    async def ready(self, kind: object) -> None:
+        """Be ready at any time."""
 
-    async def recovered() -> None:
-        table.seed((key, value, 0) for key, value in kept.items())
+    def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
+        rows: dict[bytes, bytes] = {}
+        send = []
+        for message, at in batch:
+            key = key_of(message.query_id)
+            row = rows.get(key) or self.table.get(key) or b"-1 0"
+            last, count = map(int, row.split())
+            if at.offset > last:
+                row = rows[key] = b"%d %d" % (at.offset, count + 1)
+            send.append(Outgoing(self.runtime.topics.decision, key, row))
+            self.offset = at.offset
+        return BatchEffects(rows=list(rows.items()), send=send)
 
-    table = runtime.table(
-        "pending", 1, source=topics.context, recovered=recovered, one_writer=True, begins=begins
-    )
+    def changing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
-    async def on_context(record: ConsumerRecord) -> None:
-        key = record.key or b""
-        row = table.get(key) or b"-1 0"
-        last, count = map(int, row.split())
-        if record.offset > last:
-            row = b"%d %d" % (record.offset, count + 1)
-            await table.put(key, row, 0)
-        await runtime.send(Outgoing(topics.decision, key, row))
-        if record.offset % 4 == 3:
-            end = (await runtime.end_offsets((changelog,)))[changelog, 0]
-            await table.post(topics.snapshot, table.items())
-            await table.post(topics.snapshot, [(b"begin", b"%d" % end)])
+    async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        await self.table.put_all((*row, 0) for row in rows)
 
-    runtime.each(topics.context, on_context, stage="keep")
+    async def settled(self) -> None:
+        if self.offset % 4 == 3:
+            end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
+            await self.table.post(self.runtime.topics.snapshot, self.table.items())
+            await self.table.post(self.runtime.topics.snapshot, [(b"begin", b"%d" % end)])
+
+    async def _begins(self) -> int:
+        self.kept = await self.runtime.latest(self.runtime.topics.snapshot)
+        return int(self.kept.pop(b"begin", b"0"))
+
+    async def _recovered(self) -> None:
+        self.table.seed((key, value, 0) for key, value in self.kept.items())
+
+
+async def build_keeper(runtime: Runtime) -> Keeper:
+    return Keeper(runtime)
 
 
 def _first_time(runtime: Runtime) -> bool:

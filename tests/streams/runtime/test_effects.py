@@ -1,20 +1,22 @@
 """The order in which effects are applied, and what becomes of them where one of them cannot be."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.record import decode
 from streams.runtime.base import ConsumerRecord, Crash, Input, Outgoing, Runtime, ServiceSpec
-from streams.runtime.effects import Effects, Keyed, Rows
+from streams.runtime.effects import BatchEffects, Effects, Keyed, Rows
 from streams.runtime.guard import Refused
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
-from tests.support.toys import Asked, asked
+from tests.support.toys import TOYS, Asked, Keeper, asked
 
 InMemory = Callable[..., Settings]
 Says = Callable[["Told", bytes | None, str], Effects[bytes]]
@@ -164,3 +166,41 @@ def test_a_service_sends_only_what_its_spec_names(in_memory: InMemory) -> None:
     assert effects(cluster) == [("send", "dead-letter"), ("commit", "answer")]
     assert "not among the outputs of its ServiceSpec" in letters(cluster)[0].reason
     assert len(cluster.deaths) == 2
+
+
+class Batches(Keeper):
+    """The toy, which notes the row of each batch that is done."""
+
+    def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
+        found = super().on_batch(batch)
+        return replace(found, then=lambda: given.append(found.rows[0][1] if found.rows else None))
+
+
+async def build_batches(runtime: Runtime) -> Batches:
+    return Batches(runtime)
+
+
+def test_of_a_batch_the_rows_go_first_and_a_record_that_comes_again_sends_what_its_row_holds(
+    in_memory: InMemory,
+) -> None:
+    given.clear()
+
+    async def main() -> None:
+        cluster = Cluster(in_memory(), {"decider": replace(TOYS["decider"], build=build_batches)})
+        topics, refused = cluster.topics, True
+        cluster.broker.refuses = lambda topic, key: "full" if refused and topic == topics.decision else ""
+        await cluster.up()
+        cluster.produce(topics.context, b"q", asked(b"q", b"on"))
+        cluster.produce(topics.context, b"q", b"{")
+        await asyncio.sleep(5.0)
+        assert effects(cluster) == [("row", "decider-pending-changelog")]
+        assert given == []
+        refused = False
+        await cluster.until(lambda: bool(letters(cluster)) and not cluster.busy, 60)
+        assert [record.value for record in cluster.broker.records(topics.decision)] == [b"0 1"]
+        assert effects(cluster).count(("row", "decider-pending-changelog")) == 1
+        assert given == [None, None], "the first time it was not sent"
+        assert [letter.error for letter in letters(cluster)] == ["UnreadableRecord"]
+        await cluster.close()
+
+    run(main())

@@ -1,4 +1,4 @@
-"""Each keyed service as what it is: a record and a row in, effects out. Nothing is sent and nothing runs beside it."""
+"""Each service as what it is: records and rows in, effects out. Nothing is sent and nothing runs beside it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,6 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from agents.answers import GradingPool
+from agents.bandit.errors import DuplicateQuery
 from agents.embedding import EncoderUnavailable, Vectors
 from agents.reward.join import JoinRow, dues
 from agents.serving.errors import EngineUnreachableError
@@ -22,12 +23,13 @@ from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.runtime.base import ConsumerRecord, Outgoing, Unavailable, partition_for
-from streams.runtime.effects import Effects
+from streams.runtime.effects import BatchEffects, Effects
 from streams.runtime.guard import Refused
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES, aggregator
 from streams.services.aggregator import AggregatorService, MisplacedRecord, OrphanFeedback
+from streams.services.decider import DeciderService
 from streams.services.embedder import EmbedderService, HashedEncoder
 from streams.services.executor import ExecutorService
 from streams.services.verifier import UnknownGroup, VerifierService
@@ -75,7 +77,7 @@ def alone(settings: Settings, service: str, scene: Callable[[Any], Awaitable[Non
     run(main())
 
 
-def sent(effects: Effects[Any], kind: Any) -> list[Any]:
+def sent(effects: Effects[Any] | BatchEffects, kind: Any) -> list[Any]:
     return [decode(out.value, kind) for out in effects.send]
 
 
@@ -325,3 +327,43 @@ def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_memory:
         assert refused.origin == Origin(topic="m.feedback", partition=record.partition, offset=7)
 
     alone(in_memory(), "aggregator", scene)
+
+
+# The decider.
+
+
+def test_contexts_in_rows_and_what_they_hold_out_and_the_same_again_for_a_redelivered_one(
+    in_memory: InMemory, lived: Lived
+) -> None:
+    (asked,) = lived["context"]
+    context = decode(asked.value, QueryContext)
+
+    async def main() -> None:
+        cluster = Cluster(in_memory(), SERVICES)
+        worker = await cluster.start("decider")
+        service: DeciderService = worker.built
+        await service.ready(Reward)
+        before = len(cluster.broker.effects)
+        taken = replace(
+            context, query=replace(context.query, text="another"), origin=at(asked, offset=9).origin
+        )
+        effects = service.on_batch([(context, asked), (taken, at(asked, offset=1))])
+        assert [out.topic for out in effects.send] == ["m.action-decision", "m.action-decision.mini"]
+        (decision, same) = sent(effects, Decision)
+        assert (decision.query, decision.seq) == (context.query, same.seq)
+        ((key, _),) = effects.rows
+        assert key == b"q0"
+        (refused,) = effects.refused
+        assert isinstance(refused.error, DuplicateQuery)
+        assert (refused.answer, refused.query_origin) == (False, taken.origin), (
+            "the first has an Answer coming"
+        )
+        assert len(cluster.broker.effects) == before, "a service does nothing itself"
+        await service.write(effects.rows)
+        again = service.on_batch([(context, at(asked, offset=2))])
+        assert (again.rows, again.send) == ([], effects.send)
+        again.then()
+        assert count(service.runtime.metrics.duplicates, "context") == 1
+        await cluster.close()
+
+    run(main())
