@@ -728,7 +728,7 @@ class ContextualOptions(Options, frozen=True, kw_only=True):
 
     alpha: float = 0.25
     accuracy_of: Literal["reachable", "best"] = "reachable"
-    query_rank: int = 24
+    query_rank: int = 48
 
     def __post_init__(self) -> None:
         """Refuse numbers it cannot run with."""

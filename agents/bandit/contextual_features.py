@@ -14,9 +14,9 @@ from agents.bandit.policy import ActionVector, Matrix, Vector
 from schemas.action import Action
 from schemas.errors import InvalidField
 
-MOST_COLUMNS: Final = 300
+MOST_COLUMNS: Final = 500
 """Most columns of x for the actions of the first catalogue: a decision with an update then takes a millisecond, and a
-snapshot a megabyte and a half. With more models, z is shorter."""
+snapshot four megabytes. With more models, z is shorter."""
 
 GROWTH: Final = (0.75, 0.5)
 """Exponents with which cost usually grows with parameters and with paths, which share the question and end early."""

@@ -81,8 +81,8 @@ class History:
 LANDMARKS: Final = 256
 """Most questions to which a query is compared."""
 
-FOLDS: Final = 10
-"""Number of folds of the questions; each is projected by a fit on the others."""
+FEW: Final = 10
+"""Different questions below which nothing is said of how questions differ."""
 
 RIDGES: Final = tuple(10.0 ** (k / 2) for k in range(-4, 9))
 """Candidates for λ of the directions; generalised cross-validation chooses one for accuracy and one for cost."""
@@ -124,8 +124,8 @@ def set_anchors(features: ContextualFeatures, history: History) -> None:
 def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:
     """Fit the directions; return z of every question, fitted without it, shape (Q, rank).
 
-    Fewer questions than folds say nothing of how questions differ: what the few do not vary in would be scaled up
-    without bound, and every later question would lie at the edge. The transform then stays as it is.
+    A few questions say nothing of how questions differ: what they do not vary in would be scaled up without bound, and
+    every later question would lie at the edge. The transform then stays as it is.
 
     Args:
         features: Their transform is replaced.
@@ -133,7 +133,7 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
         targets: Accuracy, and cost in units of the anchors, of each row, shape (m, 2).
     """
     queries = history.queries
-    if len(queries) < FOLDS:
+    if len(queries) < FEW:
         return np.array([features.short(query) for query in queries])
     dim = queries.shape[1]
     embedded = dim - len(COUNTS)
@@ -194,23 +194,22 @@ def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Ma
         wanted: What to predict for each question, a matrix of shape (Q, ·) for each λ.
         most: Most directions.
     """
-    whole, held_out = [], []
-    fold = np.arange(len(inputs)) % FOLDS
+    left, sizes, axes = np.linalg.svd(inputs, full_matrices=False)
+    fitted, held_out, coefficients = [], [], []
     for observed in wanted:
-        ridge = _chosen_ridge(inputs, observed)
-        whole.append(_ridge(inputs, observed, ridge))
-        apart = np.empty_like(observed)
-        for k in range(FOLDS):
-            mine = fold == k
-            apart[mine] = inputs[mine] @ _ridge(inputs[~mine], observed[~mine], ridge)
-        held_out.append(apart)
-    coefficients = np.concatenate(whole, axis=1)
-    _, sizes, axes = np.linalg.svd(inputs @ coefficients, full_matrices=False)
-    rank = min(max(most, 0), int(np.sum(sizes > SMALL * max(float(sizes[0]), SMALL))))
-    kept = axes[:rank].T
-    coordinates = np.concatenate(held_out, axis=1) @ kept
+        ridge = _chosen_ridge(left, sizes, observed)
+        kept, along = sizes**2 / (sizes**2 + ridge), left.T @ observed
+        fit = (left * kept) @ along
+        own = (left**2) @ kept  # what a question's own value counts in its fit
+        fitted.append(fit)
+        held_out.append(observed - (observed - fit) / (1.0 - own)[:, None])
+        coefficients.append((axes.T * (sizes / (sizes**2 + ridge))) @ along)
+    _, lengths, leading = np.linalg.svd(np.concatenate(fitted, axis=1), full_matrices=False)
+    rank = min(max(most, 0), int(np.sum(lengths > SMALL * max(float(lengths[0]), SMALL))))
+    chosen = leading[:rank].T
+    coordinates = np.concatenate(held_out, axis=1) @ chosen
     length = max(float(np.sqrt(np.mean(np.sum(coordinates**2, axis=1)))) if rank else 0.0, SMALL)
-    return (coefficients @ kept).T / length, coordinates / length
+    return (np.concatenate(coefficients, axis=1) @ chosen).T / length, coordinates / length
 
 
 def _departures(features: ContextualFeatures, history: History, targets: Matrix) -> list[Matrix]:
@@ -242,29 +241,17 @@ def _departures(features: ContextualFeatures, history: History, targets: Matrix)
     return found or [np.zeros((questions, 1))]
 
 
-def _chosen_ridge(inputs: Matrix, wanted: Matrix) -> float:
-    """Return the λ with the least generalised cross-validation error."""
-    left, sizes, _ = np.linalg.svd(inputs, full_matrices=False)
+def _chosen_ridge(left: Matrix, sizes: Vector, wanted: Matrix) -> float:
+    """Return the λ with the least generalised cross-validation error, from the inputs' singular vectors and values."""
     along = left.T @ wanted
     rest = float(np.sum(wanted**2) - np.sum(along**2))
-    n = len(inputs)
+    n = len(left)
     errors = []
     for ridge in RIDGES:
         kept = sizes**2 / (sizes**2 + ridge)
         error = rest + float(np.sum(((1.0 - kept)[:, None] * along) ** 2))
         errors.append(error / max(n - 1 - kept.sum(), SMALL) ** 2)
     return float(RIDGES[int(np.argmin(errors))])
-
-
-def _ridge(inputs: Matrix, wanted: Matrix, ridge: float) -> Matrix:
-    """Return the coefficients, shape (d, ·); in the smaller of the two spaces."""
-    if len(inputs) < inputs.shape[1]:
-        inner = inputs @ inputs.T
-        inner[np.diag_indices(len(inner))] += ridge
-        return np.asarray(inputs.T @ np.linalg.solve(inner, wanted))
-    gram = inputs.T @ inputs
-    gram[np.diag_indices(len(gram))] += ridge
-    return np.asarray(np.linalg.solve(gram, inputs.T @ wanted))
 
 
 # The variances: how much each block of columns is worth, estimated instead of chosen.

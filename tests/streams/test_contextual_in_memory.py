@@ -196,7 +196,7 @@ def test_a_prior_that_does_not_fit_stops_the_service_before_it_decides(
         await cluster.up()
         await served(cluster, [ask(1)])
 
-    with pytest.raises(RuntimeError, match=r"query_rank is 24, this deployment has 12"):
+    with pytest.raises(RuntimeError, match=r"query_rank is 48, this deployment has 12"):
         run(life())
 
 
@@ -217,7 +217,7 @@ def test_a_prior_of_other_costs_stops_the_service_before_it_decides(
         run(life())
 
 
-@pytest.mark.parametrize(("rank", "fits"), [(24, True), (12, False)])
+@pytest.mark.parametrize(("rank", "fits"), [(48, True), (12, False)])
 def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_not(
     in_memory: InMemory, ask: Ask, prior: Path, rank: int, fits: bool
 ) -> None:
