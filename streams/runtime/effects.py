@@ -45,7 +45,7 @@ from streams.runtime.base import (
     Unavailable,
     key_of,
 )
-from streams.runtime.guard import Refused, send_refused
+from streams.runtime.guard import Refusal, send_refused
 
 R = TypeVar("R")
 
@@ -63,7 +63,7 @@ class Effects(Struct, Generic[R], frozen=True):
 
     send: Sequence[Outgoing] = ()
     row: R | UnsetType | None = UNSET
-    refused: Sequence[Refused] = ()
+    refused: Sequence[Refusal] = ()
     then: Callable[[], object] = lambda: None
 
 
@@ -132,7 +132,7 @@ class BatchEffects(Struct, frozen=True):
 
     rows: Sequence[tuple[bytes, bytes]] = ()
     send: Sequence[Outgoing] = ()
-    refused: Sequence[Refused] = ()
+    refused: Sequence[Refusal] = ()
     then: Callable[[], object] = lambda: None
 
 
@@ -203,12 +203,12 @@ async def _handle_batch(
         if not all(map(runtime.is_ours, records)):
             return  # the group has rebalanced while this waited: another worker may handle them by now
         await service.ready(each.kind)
-        batch, refused = list[tuple[Record, ConsumerRecord]](), list[Refused]()
+        batch, refused = list[tuple[Record, ConsumerRecord]](), list[Refusal]()
         for at in records:
             try:
                 batch.append((decode(at.value, each.kind), at))
             except UniscaleError as error:
-                refused.append(Refused(error, at.value, at.origin, answer=True))
+                refused.append(Refusal(error, at.value, at.origin, answer=True))
         with service.changing():
             effects = service.on_batch(batch)
             await service.write(effects.rows)

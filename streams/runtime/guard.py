@@ -324,7 +324,7 @@ def letter_of(
     )
 
 
-class Refused(NamedTuple):
+class Refusal(NamedTuple):
     """A record for the dead-letter topic.
 
     Attributes:
@@ -345,7 +345,7 @@ class Refused(NamedTuple):
     attempts: int = 1
 
 
-async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: Sequence[Refused]) -> None:
+async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: Sequence[Refusal]) -> None:
     """Send records, and beside them dead letters with the Answers that go with them; count the letters."""
     topics = runtime.topics
     out, letters = [*records], list[DeadLetter]()
@@ -453,7 +453,7 @@ class HandlerGuard:
 
     async def _refuse(self, record: ConsumerRecord, error: Exception, attempts: int = 1) -> None:
         """Send a record to the dead-letter topic, and forget what is counted against it."""
-        refused = Refused(error, record.value, record.origin, answer=True, attempts=attempts)
+        refused = Refusal(error, record.value, record.origin, answer=True, attempts=attempts)
         await send_refused(self.runtime, (), [refused])
         self.crashes.forget(record.coordinates)
 

@@ -40,7 +40,7 @@ from schemas.record import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.reward import Due, Feedback, Reward
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable, key_of
 from streams.runtime.effects import Effects, Keyed, Rows
-from streams.runtime.guard import Refused
+from streams.runtime.guard import Refusal
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
@@ -149,7 +149,7 @@ class AggregatorService(Keyed[JoinRow]):
             "only the services may write this topic, see SECURITY.md"
         )
         # The query goes on without it: what the services themselves wrote lies in its partition.
-        return Effects(refused=[Refused(error, at.value, at.origin)])
+        return Effects(refused=[Refusal(error, at.value, at.origin)])
 
     def _outgoing(self, out: Reward | Answer) -> Outgoing:
         if isinstance(out, Answer):
@@ -288,11 +288,11 @@ class AggregatorService(Keyed[JoinRow]):
             return False
 
 
-def _orphan(orphan: Orphan, at: ConsumerRecord) -> Refused:
+def _orphan(orphan: Orphan, at: ConsumerRecord) -> Refusal:
     query_id = orphan.feedback.query_id
     why: UniscaleError
     if orphan.why == "unanswered":
         why = OrphanFeedback(f"{query_id}: query_id: no answer of that id came in time; check the id")
     else:
         why = OversizedFeedback(f"{query_id}: does not fit the row of its query; shorten its metadata")
-    return Refused(why, encode(orphan.feedback), orphan.origin or at.origin)
+    return Refusal(why, encode(orphan.feedback), orphan.origin or at.origin)

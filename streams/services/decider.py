@@ -41,7 +41,7 @@ from streams.runtime.base import (
     key_of,
 )
 from streams.runtime.effects import BatchEffects, Ordered
-from streams.runtime.guard import Refused
+from streams.runtime.guard import Refusal
 from streams.services.embedder import encoder_of
 from streams.services.learner_log import LearnerLog
 from streams.settings import Settings, SettingsError, variable
@@ -539,7 +539,7 @@ class DeciderService(Ordered):
         return BatchEffects(
             rows=[each.row for each in results if each.row],
             refused=[
-                Refused(each.error, at.value, at.origin, answer=True) for (_, at), each in done if each.error
+                Refusal(each.error, at.value, at.origin, answer=True) for (_, at), each in done if each.error
             ],
             then=partial(self._learned, done),
         )
@@ -600,10 +600,10 @@ class DeciderService(Ordered):
                 await self.learner.ready()
 
 
-def _refused(context: QueryContext, at: ConsumerRecord, error: Exception) -> Refused:
+def _refused(context: QueryContext, at: ConsumerRecord, error: Exception) -> Refusal:
     """Return a context that was not decided. A duplicate's first query has, or will have, the Answer that counts."""
     taken = isinstance(error, DuplicateQuery)
-    return Refused(error, at.value, at.origin, not taken, context.origin if taken else None)
+    return Refusal(error, at.value, at.origin, not taken, context.origin if taken else None)
 
 
 def _served(context: QueryContext, space: ActionSpace, living: frozenset[str]) -> bool:

@@ -12,7 +12,7 @@ from schemas.errors import UniscaleError
 from schemas.record import decode
 from streams.runtime.base import ConsumerRecord, Crash, Input, Outgoing, Runtime, ServiceSpec
 from streams.runtime.effects import BatchEffects, Effects, Keyed, Rows
-from streams.runtime.guard import Refused
+from streams.runtime.guard import Refusal
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
@@ -86,7 +86,7 @@ def test_records_go_first_then_the_row_and_the_service_remembers_last(in_memory:
     def says(told: Told, row: bytes | None, do: str) -> Effects[bytes]:
         if do == "close":
             return Effects(row=None)
-        why = Refused(UniscaleError("not this"), b"what came before", origin)
+        why = Refusal(UniscaleError("not this"), b"what came before", origin)
         return Effects(
             send=[told.out(b"1"), told.out(b"2")],
             row=b"row",

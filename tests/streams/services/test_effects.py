@@ -24,7 +24,7 @@ from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.runtime.base import ConsumerRecord, Outgoing, Unavailable, partition_for
 from streams.runtime.effects import BatchEffects, Effects
-from streams.runtime.guard import Refused
+from streams.runtime.guard import Refusal
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES, aggregator
@@ -306,7 +306,7 @@ def test_feedback_elsewhere_is_sent_on_and_what_only_services_write_is_refused(i
         effects = await service.on(None, message, record)
         (refused,) = effects.refused
         assert isinstance(refused.error, MisplacedRecord)
-        assert refused == Refused(refused.error, record.value, record.origin), "its query goes on"
+        assert refused == Refusal(refused.error, record.value, record.origin), "its query goes on"
         assert (effects.row, effects.send) == (UNSET, ())
 
     alone(in_memory(), "aggregator", scene)
