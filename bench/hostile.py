@@ -73,7 +73,7 @@ PRIORS: Final = ("shipped", "none")
 # What is asked, and what the recorded engine answers.
 
 
-class Known(NamedTuple):
+class Answered(NamedTuple):
     """A question with a whole number for an answer, which the prior does not know."""
 
     text: str
@@ -91,7 +91,7 @@ class Corpus(NamedTuple):
         unit: Its mean cost.
     """
 
-    questions: list[Known]
+    questions: list[Answered]
     paths: list[RecordedPath]
     usual: float
     unit: float
@@ -115,7 +115,7 @@ def corpus(file: Path = RECORDING) -> Corpus:
     table = table.of_questions(live)
     right = table.correct[0]
     questions = [
-        Known(each.text, int(whole[each.question_id] or 0), not right[at].any())
+        Answered(each.text, int(whole[each.question_id] or 0), not right[at].any())
         for at, each in enumerate(table.questions)
     ]
     paths = [
@@ -135,7 +135,7 @@ def _metadata(file: Path) -> bytes:
     return bytes(pq.read_schema(file).metadata[b"uniscale.questions"])
 
 
-def _paths(table: Outcomes, at: int, arm: int, known: Known) -> Iterator[RecordedPath]:
+def _paths(table: Outcomes, at: int, arm: int, known: Answered) -> Iterator[RecordedPath]:
     """Yield the path that a configuration returned for a question, as often as it stands among the model's."""
     of = table.arms[arm]
     cell = {name: float(table.extra[name][0, at, arm]) for name in ("depth", "tokens", "drafts")}
@@ -156,7 +156,7 @@ def _paths(table: Outcomes, at: int, arm: int, known: Known) -> Iterator[Recorde
         yield RecordedPath(question=known.text, model=of.model, path=copy, steps=steps, prompt_tokens=40)
 
 
-class _Traffic:
+class _Mixture:
     """What one seed asks: the honest tenants the same in every setting."""
 
     def __init__(self, seed: int, outcomes: int) -> None:
@@ -168,34 +168,34 @@ class _Traffic:
         self.filler = ["".join(rng.choices("abcdefghij ", k=120_000)) for _ in range(8)]
 
 
-def _shuffled(asked: Sequence[Known], rng: random.Random, count: int) -> list[Known]:
-    found: list[Known] = []
+def _shuffled(asked: Sequence[Answered], rng: random.Random, count: int) -> list[Answered]:
+    found: list[Answered] = []
     while len(found) < count:
         found += rng.sample(asked, len(asked))
     return found[:count]
 
 
-def _body(known: Known, **more: Any) -> dict[str, Any]:
+def _body(known: Answered, **more: Any) -> dict[str, Any]:
     return {"model": "auto", "messages": [{"role": "user", "content": known.text}], **more}
 
 
-def _graded(known: Known) -> dict[str, Any]:
+def _graded(known: Answered) -> dict[str, Any]:
     return _body(known, uniscale={"reference": str(known.reference)})
 
 
-def _false(at: int, traffic: _Traffic) -> dict[str, Any]:
+def _false(at: int, traffic: _Mixture) -> dict[str, Any]:
     """Give a false reference, or wait for feedback that is false."""
     known = traffic.sixth[at]
     uniscale = {"feedback_wait_s": 5.0} if at % 2 else {"reference": str(known.reference + 7)}
     return _body(known, uniscale=uniscale)
 
 
-def _huge(at: int, traffic: _Traffic) -> dict[str, Any]:
+def _huge(at: int, traffic: _Mixture) -> dict[str, Any]:
     """Fill the largest context of the family, at the gateway's eight bytes a token."""
-    return _body(Known(f"{at} {traffic.filler[at % len(traffic.filler)]}", 0, True))
+    return _body(Answered(f"{at} {traffic.filler[at % len(traffic.filler)]}", 0, True))
 
 
-KINDS: Final[dict[str, Callable[[int, _Traffic], dict[str, Any]]]] = {
+KINDS: Final[dict[str, Callable[[int, _Mixture], dict[str, Any]]]] = {
     "hard questions": lambda at, traffic: _body(traffic.hard[at]),
     "false references and feedback": _false,
     "pinned to the dearest": lambda at, traffic: _body(traffic.hard[at], model="mini-4m/64/1/1"),
@@ -215,7 +215,7 @@ UNTAUGHT: Final = "hard questions, and no key teaches"
 """Not bound by what `teach` promises: the honest keys do not have it, and plain questions of all teach."""
 
 
-def _sixth(setting: str, at: int, traffic: _Traffic) -> dict[str, Any]:
+def _sixth(setting: str, at: int, traffic: _Mixture) -> dict[str, Any]:
     if setting in BUSY:
         return _graded(traffic.sixth[at])
     return KINDS[setting.partition(",")[0]](at, traffic)
@@ -295,7 +295,7 @@ def _watched(clock: _Clock) -> Iterator[None]:
             setattr(owner, name, old)
 
 
-class Lived(msgspec.Struct, frozen=True, kw_only=True):
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """What one setting came to, of the honest five but where it says otherwise.
 
     Attributes:
@@ -329,11 +329,11 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
     taught: int
 
 
-class _Life:
+class _Trial:
     """A deployment and who asks it."""
 
     def __init__(self, settings: Settings, setting: str, seed: int, outcomes: int) -> None:
-        self.setting, self.traffic, self.outcomes = setting, _Traffic(seed, outcomes), outcomes
+        self.setting, self.traffic, self.outcomes = setting, _Mixture(seed, outcomes), outcomes
         self.gateway: GatewayService
         timing = seed + 1000 if setting == ALONE[1] else seed
         self.cluster = Cluster(settings, {**SERVICES, "gateway": self._gateway()}, seed=timing)
@@ -438,7 +438,7 @@ class _Life:
         return admitted.query_id
 
     def figures(self, clock: _Clock) -> dict[str, Any]:
-        """Return what `Lived` holds of it."""
+        """Return what `Observed` holds of it."""
         honest = [query_id for query_id, tenant in self.tenants.items() if tenant != SIXTH]
         correct = float(np.mean([self.rewards[each].correct or 0.0 for each in honest]))
         cost = float(np.mean([np.exp(self.rewards[each].log_cost or 0.0) for each in honest]))
@@ -465,7 +465,7 @@ class _Life:
         }
 
 
-def lived(setting: str, prior: str, seed: int, outcomes: int) -> Lived:
+def lived(setting: str, prior: str, seed: int, outcomes: int) -> Observed:
     """Let a deployment live through one setting, and return what it came to.
 
     Args:
@@ -487,14 +487,14 @@ def lived(setting: str, prior: str, seed: int, outcomes: int) -> Lived:
             settings = settings.replace(prior="none")
 
         async def life() -> dict[str, Any]:
-            made = _Life(settings, setting, seed, outcomes)
+            made = _Trial(settings, setting, seed, outcomes)
             await made.live()
             figures = made.figures(clock)
             await made.cluster.close()
             return figures
 
         figures = run(life())
-    return Lived(setting=setting, prior=prior, seed=seed, outcomes=outcomes, **figures)
+    return Observed(setting=setting, prior=prior, seed=seed, outcomes=outcomes, **figures)
 
 
 # The comparison with each bound.
@@ -515,7 +515,7 @@ class Bound(NamedTuple):
     most: float
     ratio: bool
 
-    def apart(self, one: Lived, others: Sequence[Lived]) -> float:
+    def apart(self, one: Observed, others: Sequence[Observed]) -> float:
         """Return by how much a setting is worse than its yardstick."""
         mine, theirs = (statistics.fmean(_figure(each, self.name) for each in of) for of in ([one], others))
         if self.ratio:
@@ -537,14 +537,14 @@ BOUNDS: Final = (
 LEARNED: Final = ("accuracy", "cost", "regret")
 
 
-def _figure(of: Lived, name: str) -> float:
+def _figure(of: Observed, name: str) -> float:
     value = float(getattr(of, name))
     if name == "wait_s":
         return max(value, LEAST_WAIT_S)
     return value - (of.sent if name == "disk" else 0)
 
 
-def report(lives: Sequence[Lived]) -> list[dict[str, Any]]:
+def report(lives: Sequence[Observed]) -> list[dict[str, Any]]:
     """Return, for each prior, setting and bound, the mean difference with its interval and whether it is met."""
     of = {(each.prior, each.setting, each.seed): each for each in lives}
     seeds: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -646,7 +646,7 @@ def measure(
     out.mkdir(parents=True, exist_ok=True)
     journal = out / "lives.jsonl"
     lines = journal.read_bytes().splitlines() if journal.exists() else []
-    lives = [msgspec.json.decode(line, type=Lived) for line in lines]
+    lives = [msgspec.json.decode(line, type=Observed) for line in lines]
     known = {(each.prior, each.setting, each.seed, each.outcomes) for each in lives}
     for seed in seeds:
         for prior in priors:

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from bench import hostile
-from bench.hostile import ALONE, BUSY, UNTAUGHT, Lived, lived, markdown, measure, report
+from bench.hostile import ALONE, BUSY, UNTAUGHT, Observed, lived, markdown, measure, report
 from streams.gateway.auth import TARGETS
 
 
-def made(setting: str, seed: int = 1, **figures: float) -> Lived:
+def made(setting: str, seed: int = 1, **figures: float) -> Observed:
     plain = {"accuracy": 0.6, "cost": 1e9, "regret": 0.1, "wait_s": 1.0, "decider_ms": 1.0}
-    return Lived(
+    return Observed(
         setting=setting, prior="none", seed=seed, outcomes=100,
         resident=1000, disk=5000, sent=1000, refused=0, taught=0, **(plain | figures),
     )  # fmt: skip
@@ -58,7 +58,8 @@ def test_a_short_form_lives_and_a_hostile_key_teaches_nothing(
     table = measure(kinds, ["none"], [1], asked, tmp_path, print)
     assert {row["setting"] for row in table} == {*ALONE, *BUSY, *kinds}
     lives = [
-        msgspec.json.decode(line, type=Lived) for line in (tmp_path / "lives.jsonl").read_bytes().splitlines()
+        msgspec.json.decode(line, type=Observed)
+        for line in (tmp_path / "lives.jsonl").read_bytes().splitlines()
     ]
     taught = {each.setting: each.taught for each in lives if each.taught}
     assert taught == {BUSY[0]: asked, UNTAUGHT: asked}
