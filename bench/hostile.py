@@ -417,11 +417,15 @@ class _Trial:
 
     async def _attack(self, at: int) -> None:
         body = _sixth(self.setting, at, self.traffic)
-        try:
-            query_id = await self._ask(SIXTH, at, body)
-        except ApiError:
-            self.refused += 1
-            query_id = await self._ask(SIXTH, at, _body(self.traffic.hard[at]))
+        query_id = ""
+        while not query_id:
+            try:
+                query_id = await self._ask(SIXTH, at, body)
+            except ApiError:
+                self.refused += 1
+                if body == (plain := _body(self.traffic.hard[at])):
+                    await asyncio.sleep(1.0)  # its bytes of a minute are used up
+                body = plain
         if "feedback_wait_s" in body.get("uniscale", {}):
             exchange, who = self.gateway.exchange, self.gateway.gate.credential(self.keys[SIXTH])
             await exchange.feedback(query_id, at % 4 == 1, "", who)
