@@ -46,7 +46,8 @@ def test_every_golden_file_belongs_to_a_record(samples: tuple[Record, ...]) -> N
 
 
 def test_every_record_class_has_a_golden_file(samples: tuple[Record, ...]) -> None:
-    assert {type(each) for each in samples} == set(Record.__subclasses__())
+    ours = {each for each in Record.__subclasses__() if each.__module__.startswith("schemas.")}
+    assert {type(each) for each in samples} == ours
 
 
 @pytest.mark.parametrize("name", ["search-step.v1", "verification.v1", "answer.v1"])
