@@ -40,6 +40,7 @@ from agents.embedding import Encoder, Vectors
 from agents.minilm import MiniLM
 from agents.serving.recorded import RecordedPath, RecordedStep, Recording
 from experiments.outcomes import Outcomes, load_recording
+from experiments.record.table import questions_in
 from experiments.yardstick import is_history
 from schemas.answer import Answer
 from schemas.control import KeyEntry, Scope
@@ -105,8 +106,7 @@ def corpus(file: Path = RECORDING) -> Corpus:
     what sixteen and 64 found once: a search draws among them by its seed.
     """
     table = load_recording(file)
-    entries = orjson.loads(_metadata(file))
-    whole = {e["question_id"]: as_integer(str(e["reference"])) for e in entries}
+    whole = {each.question_id: as_integer(str(each.reference)) for each in questions_in(file)}
     live = [
         at
         for at, each in enumerate(table.questions)
@@ -127,12 +127,6 @@ def corpus(file: Path = RECORDING) -> Corpus:
     accuracy, cost = right.mean(axis=0), table.cost[0].mean(axis=0)
     usual = min(np.flatnonzero(accuracy >= 0.98 * accuracy.max()), key=lambda arm: cost[arm])
     return Corpus(questions, paths, float(accuracy[usual]) - 0.1, float(cost[usual]))
-
-
-def _metadata(file: Path) -> bytes:
-    import pyarrow.parquet as pq
-
-    return bytes(pq.read_schema(file).metadata[b"uniscale.questions"])
 
 
 def _paths(table: Outcomes, at: int, arm: int, known: Answered) -> Iterator[RecordedPath]:

@@ -197,8 +197,9 @@ def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Ma
     left, sizes, axes = np.linalg.svd(inputs, full_matrices=False)
     fitted, held_out, coefficients = [], [], []
     for observed in wanted:
-        ridge = _chosen_ridge(left, sizes, observed)
-        kept, along = sizes**2 / (sizes**2 + ridge), left.T @ observed
+        along = left.T @ observed
+        ridge = _chosen_ridge(sizes, along, observed)
+        kept = sizes**2 / (sizes**2 + ridge)
         fit = (left * kept) @ along
         own = (left**2) @ kept  # what a question's own value counts in its fit
         fitted.append(fit)
@@ -241,11 +242,16 @@ def _departures(features: ContextualFeatures, history: History, targets: Matrix)
     return found or [np.zeros((questions, 1))]
 
 
-def _chosen_ridge(left: Matrix, sizes: Vector, wanted: Matrix) -> float:
-    """Return the λ with the least generalised cross-validation error, from the inputs' singular vectors and values."""
-    along = left.T @ wanted
+def _chosen_ridge(sizes: Vector, along: Matrix, wanted: Matrix) -> float:
+    """Return the λ with the least generalised cross-validation error.
+
+    Args:
+        sizes: Singular values of the inputs.
+        along: What is wanted along their left singular vectors.
+        wanted: What is wanted, shape (Q, ·).
+    """
     rest = float(np.sum(wanted**2) - np.sum(along**2))
-    n = len(left)
+    n = len(wanted)
     errors = []
     for ridge in RIDGES:
         kept = sizes**2 / (sizes**2 + ridge)
