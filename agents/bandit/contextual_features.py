@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -289,9 +290,16 @@ class QueryTransform:
         """Return z of one query, shape (rank,)."""
         z = self.axes @ (query - self.offset)
         if len(self.weights):
-            apart = np.sum((self.landmarks - query[: -len(COUNTS)]) ** 2, axis=1)
-            z[-len(self.weights) :] += self.weights @ np.exp(-self.kappa * apart)
+            embedding = query[: -len(COUNTS)]
+            apart = (
+                self._lengths - 2.0 * (self.landmarks @ embedding) + embedding @ embedding
+            )  # |q - l|², (m,)
+            z[-len(self.weights) :] += self.weights @ np.exp(-self.kappa * np.maximum(apart, 0.0))
         return bounded(z, len(self.axes) - len(self.weights))
+
+    @cached_property
+    def _lengths(self) -> Vector:
+        return np.asarray(np.sum(self.landmarks**2, axis=1))
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Return arrays from which `restored` makes the same transform."""
