@@ -33,6 +33,7 @@ for command in (
     recording.record,
     commands.paper,
     commands.frontier,
+    commands.usual,
     commands.compare,
     commands.changes,
     commands.prior,

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from threadpoolctl import threadpool_limits
 
-from agents.bandit.prior import digest
+from agents.bandit.prior import USUAL, digest
 from agents.catalogue.file import load_catalogue
 from agents.minilm import MiniLM
 from experiments import early_exit, off_policy, page
@@ -25,6 +25,7 @@ from experiments.outcomes import BanditWorld, OutcomeError, beside_of, build_wor
 from experiments.paper import Beside, networks_wanted, read_beside, run_paper
 from experiments.prior import control_of, prior_of_log, prior_of_outcomes
 from experiments.runs import MORE_SEEDS, NetworkRecord, Scope, one_thread_each, rebuild
+from experiments.usual import combined, estimated
 from experiments.yardstick import holm
 
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)
@@ -218,6 +219,12 @@ def paper(
     type=PATH,
     help="An interpreter that has the package paretobandit 0.1.1 (PyPI), for a row of its learner.",
 )
+@click.option(
+    "--usual",
+    type=PATH,
+    multiple=True,
+    help="Begin from the means of what `usual` estimated on these tables, not from the shipped generic prior.",
+)
 @with_jobs
 @with_cache
 @click.option(
@@ -245,6 +252,7 @@ def frontier(
     trees: bool,
     no_ceiling: bool,
     paretobandit: Path | None,
+    usual: tuple[Path, ...],
     jobs: int | None,
     cache: Path,
     journal: Path | None,
@@ -264,6 +272,7 @@ def frontier(
         batch=batch,
         ceilings=not no_ceiling,
         paretobandit=paretobandit,
+        usual=combined([orjson.loads(path.read_bytes()) for path in usual]) if usual else None,
         journal=Journal() if journal is None else Journal.open(journal),
     )
     known = {**PLAYERS, **AFTER_HISTORY}
@@ -277,6 +286,7 @@ def frontier(
         "orders": orders,
         "prices": prices,
         "batch": batch,
+        **({"usual": sorted(path.stem for path in usual)} if usual else {}),
     }
     if journal is not None and half is None:
         record_live_run(asked)
@@ -319,6 +329,29 @@ def _said(row: dict[str, Any]) -> str:
         for q, each in row["at"].items()
     )
     return f"{found['mean']:.3f} [{', '.join(ends)}]; at {at}"
+
+
+@click.command()
+@with_outcomes(TRAFFIC)
+@with_mapping
+@with_catalogue
+@with_cache
+@click.option("-o", "--out", type=PATH, help="JSON file to which they are written, for `frontier --usual`.")
+def usual(source: Path, mapping: Path | None, catalogue: Path, cache: Path, out: Path | None) -> None:
+    """Print what the blocks of the policy are worth on the history of a table, beside what they usually are.
+
+    Variances of accuracy and of cost. With the files of all tables but one, `frontier --usual` shows on that one what a
+    fleet gets that nobody tuned on.
+    """
+    _, world = joint_world(source, mapping, catalogue, cache)
+    with threadpool_limits(1):
+        found = estimated(world)
+    for name, values in found.items():
+        pairs = zip(values, USUAL[name], strict=True)
+        click.echo(f"{name}: " + ", ".join(f"{value:.2g} (usually {known:g})" for value, known in pairs))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(orjson.dumps(found) + b"\n")
 
 
 @click.command()

@@ -25,6 +25,7 @@ from experiments.loop import WARM_UP, FeedbackChannel, Stage, Trial, stream
 from experiments.outcomes import BanditWorld
 from experiments.routers import Fitted, OnlineRidge, best_arms, solved_prices
 from experiments.runs import Scope, outcomes_digest, tidy
+from experiments.usual import Usual, in_place
 from experiments.yardstick import SHARES, Points, Yardstick, area, halves, hull, is_history, split
 
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)  # w₃
@@ -108,6 +109,7 @@ class Terms:
         batch: Queries decided together.
         ceilings: Whether the ceilings are among the rows.
         paretobandit: An interpreter that has ParetoBandit's package; None leaves its row out.
+        usual: Usual variances in place of the shipped ones; None for these.
         journal: What was played before.
     """
 
@@ -118,6 +120,7 @@ class Terms:
     batch: int = 1
     ceilings: bool = True
     paretobandit: Path | None = None
+    usual: Usual | None = None
     journal: Journal = field(default_factory=Journal)
 
     def split(self, question_ids: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -266,6 +269,7 @@ class _Task:
     prior: bytes
     batch: int
     paretobandit: Path | None = None
+    usual: Usual | None = None
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -313,7 +317,9 @@ class _Table:
         self._digest = hashlib.sha256(f"{outcomes_digest(world)}/{split_so}".encode()).hexdigest()[:16]
         self._last_prior: tuple[tuple[int, ...], bytes] | None = None
         self._code = {name: code_digest(*files) for name, files in APART.items()}
-        self._policies = code_digest(*POLICIES)
+        self._policies = code_digest(*POLICIES) + (
+            "" if terms.usual is None else f"/{sorted(terms.usual.items())}"
+        )
         self.prices = (
             [price / self._unit for price in PRICES]
             if terms.prices is None
@@ -385,11 +391,13 @@ class _Table:
             prior,
             terms.batch,
             terms.paretobandit,
+            terms.usual,
         )
 
     def _prior(self, history: tuple[int, ...]) -> bytes:
         if self._last_prior is None or self._last_prior[0] != history:
-            self._last_prior = history, with_prior(self._counted, history)
+            with in_place(self._terms.usual):
+                self._last_prior = history, with_prior(self._counted, history)
         return self._last_prior[1]
 
     def _objectives(self, player: Player) -> list[Objective]:
@@ -429,10 +437,11 @@ def _play(task: _Task) -> list[list[int]]:
         trial = Trial(
             task.world, task.seed, task.order, task.sample, stage, FeedbackChannel(), task.player.warm_up
         )
-        policy = ALL[task.player.policy](task.world, task.seed)
-        if task.prior:
-            policy.begin(task.prior, task.world.vectors)
-        games.append(stream(policy, trial, task.batch)[-len(task.live) :])
+        with in_place(task.usual):
+            policy = ALL[task.player.policy](task.world, task.seed)
+            if task.prior:
+                policy.begin(task.prior, task.world.vectors)
+            games.append(stream(policy, trial, task.batch)[-len(task.live) :])
     return games
 
 

@@ -315,9 +315,13 @@ def usual_mean(feature: str, block: str, term: int) -> float:
 
 def usual_variance(block: str, term: int) -> float:
     """Return the usual variance of a block of `ContextualFeatures.column_blocks`, of accuracy (0) or of cost (1)."""
+    return USUAL[usual_block(block)][term]
+
+
+def usual_block(block: str) -> str:
+    """Return the kind of a block: all plain coordinates have one."""
     kind, part = block.split(" × ")
-    known = kind if kind in ("one", "model", "shape") else "coordinate"
-    return USUAL[f"{known} × {part}"][term]
+    return block if kind in ("one", "model", "shape") else f"coordinate × {part}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""The generic prior estimated from tables, and put in place of the shipped one to see what a stranger's fleet gets."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from agents.bandit import prior
+from agents.bandit.contextual import Contextual
+from experiments.__main__ import cli
+from experiments.contenders import SERVICE
+from experiments.usual import combined, estimated, in_place
+from tests.experiments.test_worth import two_nested
+
+
+def variance(block: str) -> float:
+    world = two_nested().with_counts()
+    policy = SERVICE["default"](world, 0)
+    assert isinstance(policy, Contextual)
+    policy.add_actions(world.vectors)
+    return policy.estimates.right.variances[block]
+
+
+def test_a_world_in_which_models_answer_alike_but_for_difficulty_says_so() -> None:
+    found = estimated(two_nested())
+    assert set(found) <= set(prior.USUAL)
+    assert found["one × kernel"][0] > 3 * found["model × counts"][0]
+
+
+def test_what_tables_say_is_averaged_and_the_rest_is_as_shipped() -> None:
+    tables = [{"one × counts": (0.1, 0.2)}, {"one × counts": (0.4, 0.8)}]
+    found = combined(tables)
+    assert found["one × counts"] == pytest.approx((0.2, 0.4))
+    assert found["shape × counts"] == prior.USUAL["shape × counts"]
+
+
+def test_it_holds_within_and_not_after() -> None:
+    shipped = variance("one × counts")
+    with in_place(combined([{"one × counts": (0.77, 0.2)}])):
+        assert variance("one × counts") == 0.77
+    assert variance("one × counts") == shipped != 0.77
+
+
+def test_a_table_is_judged_with_what_others_are_usually_like(tmp_path: Path) -> None:
+    rng, lines = np.random.default_rng(3), []
+    for i in range(150):
+        right = {"small": float(rng.random() < 0.5), "large": float(rng.random() < 0.8)}
+        lines += [
+            json.dumps({"id": f"q{i}", "text": f"What is {i} + {i}?", "arm": arm, "ok": ok, "cost": cost})
+            for (arm, ok), cost in zip(right.items(), (1.0, 9.0), strict=True)
+        ]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    (tmp_path / "m.yaml").write_text(
+        "name: made\nquestion: id\ntext: text\narm: arm\ncorrect: ok\ncost: cost\n"
+    )
+    table = ["--outcomes", str(tmp_path / "t.jsonl"), "--mapping", str(tmp_path / "m.yaml")]
+    table += ["--cache", str(tmp_path / "vectors")]
+    made = CliRunner().invoke(cli, ["usual", *table, "-o", str(tmp_path / "u.json")])
+    assert made.exit_code == 0, made.output
+    assert "one × constant: " in made.output
+    assert "(usually 0.1)" in made.output
+    out = tmp_path / "f.json"
+    asked = [*table, "--orders", "1", "--prices", "2", "--half", "0", "--jobs", "1", "--policy", "default"]
+    for more in ([], ["--usual", str(tmp_path / "u.json")]):
+        journal = ["--journal", str(tmp_path / "j"), "--out", str(out), "--no-ceiling"]
+        shown = CliRunner().invoke(cli, ["frontier", *asked, *more, *journal])
+        assert shown.exit_code == 0, shown.output
+    games = [json.loads(line) for line in (tmp_path / "j").read_text().splitlines() if "arms" in line]
+    assert len({game["code"] for game in games}) == 2, "each has games of its own"
