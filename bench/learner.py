@@ -201,14 +201,14 @@ WARM = 200
 def policy(stream: Stream) -> LinUCB:
     """Return UniScale's LinUCB over the stream's actions, as the decider runs it."""
     made = LinUCB(FeatureMap(FeatureSettings(stream.half, stream.half)))
-    made.add_actions(stream.action_vectors())
+    made.offer(stream.action_vectors())
     return made
 
 
 def single(stream: Stream, rounds: int) -> dict[str, float]:
     """Time `select` and `update` one query at a time."""
     learner = policy(stream)
-    learner.update([stream.outcome(c, "m0/0/1/1") for c in stream.contexts(WARM)])
+    learner.learn([stream.outcome(c, "m0/0/1/1") for c in stream.contexts(WARM)])
     decide, update = [], []
     for context in stream.contexts(rounds, WARM):
         begun = time.perf_counter()
@@ -216,7 +216,7 @@ def single(stream: Stream, rounds: int) -> dict[str, float]:
         decide.append(time.perf_counter() - begun)
         outcome = stream.outcome(context, choice.action_id)
         begun = time.perf_counter()
-        learner.update([outcome])
+        learner.learn([outcome])
         update.append(time.perf_counter() - begun)
     return timed(decide, update)
 
@@ -247,7 +247,7 @@ def naive(stream: Stream, rounds: int) -> dict[str, float]:
 def batch(stream: Stream, rounds: int) -> dict[str, float]:
     """Count decisions and updates a second in batches of 64."""
     learner = policy(stream)
-    learner.update([stream.outcome(c, "m0/0/1/1") for c in stream.contexts(WARM)])
+    learner.learn([stream.outcome(c, "m0/0/1/1") for c in stream.contexts(WARM)])
     decide, update = [], []
     for start in range(0, max(rounds, 128), 64):
         contexts = list(stream.contexts(64, WARM + start))
@@ -256,7 +256,7 @@ def batch(stream: Stream, rounds: int) -> dict[str, float]:
         decide.append(time.perf_counter() - begun)
         outcomes = [stream.outcome(c, k.action_id) for c, k in zip(contexts, choices, strict=True)]
         begun = time.perf_counter()
-        learner.update(outcomes)
+        learner.learn(outcomes)
         update.append(time.perf_counter() - begun)
     return {
         "decisions_per_s_batch64": 64 / float(np.median(decide)),

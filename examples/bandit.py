@@ -21,7 +21,7 @@ easy, hard = np.linalg.qr(rng.normal(size=(DIMENSION, 2)))[0].T
 policy = build_policy(
     "linucb", {"warm_up": 20, "interactions": "bilinear"}, query_dim=DIMENSION, action_dim=2
 )
-policy.add_actions(
+policy.offer(
     [
         ActionVector("small/1/1/1", "small", np.array([1.0, 0.0])),
         ActionVector("large/1/1/1", "large", np.array([0.0, 1.0])),
@@ -52,9 +52,9 @@ for n in range(ROUNDS):
     kind = hard if rng.random() < 0.5 else easy
     name, vector = f"q{n}", query(kind)
     action = choose(name, vector, balanced)
-    policy.expect([Pending(name, vector, action)])
+    policy.decided([Pending(name, vector, action)])
     right = float(kind is easy or action.startswith("large"))
-    policy.update(
+    policy.learn(
         [Observation(name, vector, action, right, right, LOG_COST[action], right, balanced, clock=n)]
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 from agents.bandit.contextual import Contextual
 from agents.bandit.features import COUNTS, FeatureMap, FeatureSettings
 from agents.bandit.linucb import LinUCB, LinUCBSettings
-from agents.bandit.policy import ActionVector, Policy
+from agents.bandit.policy import UNPRICED, ActionVector, Policy
 from agents.bandit.prior import teach
 from agents.bandit.registry import build_policy
 from experiments.outcomes import Array, BanditWorld
@@ -53,14 +53,10 @@ class Coordinates(LinUCB):
         )
         super().__init__(FeatureMap(sizes), LinUCBSettings(alpha=alpha), name="coordinates")
 
-    def add_actions(self, actions: Sequence[ActionVector]) -> None:
-        """Make actions available, their coordinates appended to their embeddings."""
-        super().add_actions(
-            [
-                replace(a, embedding=np.concatenate([a.embedding, SHARE * self._plain[a.action_id]]))
-                for a in actions
-            ]
-        )
+    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
+        """Choose from these actions, their coordinates appended to their embeddings."""
+        longer = [np.concatenate([a.embedding, SHARE * self._plain[a.action_id]]) for a in actions]
+        super().offer([replace(a, embedding=e) for a, e in zip(actions, longer, strict=True)], price_factors)
 
 
 COORDINATES, SHARE = 7, 0.5  # their number, and their weight beside an embedding of unit length
@@ -124,7 +120,7 @@ def with_prior(world: BanditWorld, history: Sequence[int]) -> bytes:
     """
     policy = SERVICE["default"](world, 0)
     assert isinstance(policy, Contextual)
-    policy.add_actions(world.vectors)
+    policy.offer(world.vectors)
     return teach(policy, table_history(world.outcomes, world.queries, history))
 
 

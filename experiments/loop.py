@@ -199,7 +199,7 @@ def play(policy: Policy, trial: Trial) -> Iterator[Step]:
         terms = [column(at) for column in columns]
         step = _settle(trial, at, arm, terms)
         pending = Pending(query_id, embedding, world.vectors[arm].action_id)
-        policy.expect([pending])
+        policy.decided([pending])
         known = Observation(
             observation_id=query_id,
             embedding=embedding,
@@ -252,8 +252,8 @@ def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array
             Pending(context.query_id, context.embedding, world.vectors[arm].action_id)
             for context, arm in zip(contexts, arms, strict=True)
         ]
-        policy.expect(pending)
-        policy.update(
+        policy.decided(pending)
+        policy.learn(
             [
                 Observation(
                     observation_id=made.observation_id,
@@ -331,11 +331,11 @@ class _Post:
         """Send the reward of a round on its way, or none."""
         f = self.feedback
         if f.two_stage:
-            self.policy.update([replace(known, correct=None, imputed=known.score)])
+            self.policy.learn([replace(known, correct=None, imputed=known.score)])
         seen = _seen(f, known.entered, chance)
         if seen is None:
             if not f.two_stage:
-                self.policy.abandon([pending])
+                self.policy.decided([replace(pending, abandoned=True)])
             return
         told = replace(known, correct=seen, imputed=known.score if f.two_stage else seen)
         late = f.in_flight - 1
@@ -352,9 +352,9 @@ class _Post:
                 continue
             self.learnt.add(told.observation_id)
             if self.feedback.two_stage:
-                self.policy.correct([told])
+                self.policy.learn([replace(told, kind="correction")])
             else:
-                self.policy.update([told])
+                self.policy.learn([told])
 
 
 def _rewards(objective: Objective, terms: Sequence[Array]) -> Array:
@@ -367,10 +367,7 @@ def _offer(
     policy: Policy, world: BanditWorld, before: tuple[int, ...], now: tuple[int, ...]
 ) -> tuple[int, ...]:
     if now != before:
-        gone = [world.vectors[i].action_id for i in before if i not in set(now)]
-        if gone:
-            policy.remove_actions(gone)
-        policy.add_actions([world.vectors[i] for i in now if i not in set(before)])
+        policy.offer([world.vectors[i] for i in now])
     return now
 
 

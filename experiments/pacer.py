@@ -139,7 +139,7 @@ def _play(
         np.ones(len(o.arms)),
         np.full(len(live), 1.0 / len(live)),
     )
-    policy.add_actions([world.vectors[i] for i in sorted(market.arms)])
+    policy.offer([world.vectors[i] for i in sorted(market.arms)])
     done: list[tuple[Round, Market]] = []
     for phase in range(len(PHASES)):
         if phase:
@@ -159,8 +159,8 @@ def _play(
             right, score = float(o.correct[sample, question, arm]), float(o.score[sample, question, arm])
             factor = float(market.price[arm])
             log_cost = float(o.log_cost[sample, question, arm] + np.log(market.length[arm] * factor))
-            policy.expect([Pending(query_id, embedding, choice.action_id, aim)])
-            policy.update(
+            policy.decided([Pending(query_id, embedding, choice.action_id, aim)])
+            policy.learn(
                 [
                     Observation(
                         query_id,
@@ -200,22 +200,19 @@ def _changed(
     of = [arm.model for arm in world.outcomes.arms]
     favourite = Counter(of[each.arm] for each, _ in done[-RECENT:]).most_common(1)[0][0]
     if PHASES[phase] == "model added":
-        new = [i for i in range(len(of)) if i not in arms]
-        policy.add_actions([world.vectors[i] for i in new])
-        arms |= set(new)
+        arms |= set(range(len(of)))
     elif PHASES[phase] == "model removed":
-        gone = [i for i in sorted(arms) if of[i] == favourite]
-        policy.remove_actions([world.vectors[i].action_id for i in gone])
-        arms -= set(gone)
+        arms -= {i for i in arms if of[i] == favourite}
     elif PHASES[phase] == "price × 3":
         price[[i for i in range(len(of)) if of[i] == favourite]] *= DEARER
-        policy.reprice({favourite: DEARER})
     elif PHASES[phase] == "searches × 3 longer":
         length[[i for i in range(len(of)) if of[i] == favourite]] *= LONGER
     else:
         hard = 1 - world.outcomes.correct[:, list(live)].mean(axis=(0, 2))
         odds = np.exp(TILT * (hard - hard.mean()) / max(float(hard.std()), 1e-12))
         chances = odds / odds.sum()
+    dearer = {of[i]: float(price[i]) for i in arms if price[i] != 1.0}
+    policy.offer([world.vectors[i] for i in sorted(arms)], dearer)
     return Market(arms, price, length, np.asarray(chances))
 
 

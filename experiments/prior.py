@@ -146,7 +146,7 @@ def _fresh(encoder: Encoder, options: Mapping[str, Any], actions: Sequence[Actio
     policy = build_policy("contextual", options, query_dim=dim, action_dim=dim, encoder=encoder_id(encoder))
     if not isinstance(policy, Contextual):
         raise OutcomeError("options: floor, warm-up and control group are the deployment's; leave them out")
-    policy.add_actions(actions)
+    policy.offer(actions)
     return policy
 
 

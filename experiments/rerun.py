@@ -152,7 +152,7 @@ async def breakdown(
     stages, watch, seed = steady(world, QUALITY_PRIORITY), Stopwatch(), SEEDS[0]
     objective, trial = stages[1].objective, make_trial(world, seed, stages)
     policy = PAPER["uniscale"](world, seed)
-    policy.add_actions(world.vectors)
+    policy.offer(world.vectors)
     engines, verifiers = recording.bench.engines.items(), recording.bench.verifiers.items()
     bench = replace(
         recording.bench,
@@ -179,8 +179,8 @@ async def breakdown(
             found, _ = await search(question, action_of(o.arms[arm]), variant, drawn, bench, SearchMemory())
         right, log_cost, action_id = float(found.correct), math.log(found.eflops), o.arms[arm].arm_id
         with watch.of("bandit"):
-            policy.expect([Pending(name, embedding, action_id)])
-            policy.update(
+            policy.decided([Pending(name, embedding, action_id)])
+            policy.learn(
                 [Observation(name, embedding, action_id, right, found.score, log_cost, right, objective, at)]
             )
         as_recorded = right == o.correct[sample, q, arm] and math.isclose(

@@ -36,7 +36,7 @@ def estimated(world: BanditWorld) -> Usual:
     for questions in (history, few):
         policy = SERVICE["default"](world, 0)
         assert isinstance(policy, Contextual)
-        policy.add_actions(world.vectors)
+        policy.offer(world.vectors)
         policy.relearn(table_history(world.outcomes, world.queries, questions))
         right, paid = policy.estimates.right.variances, policy.estimates.paid.variances
         for block, variance in right.items():

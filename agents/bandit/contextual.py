@@ -14,6 +14,7 @@ from agents.bandit.features import COUNTS, FeatureSettings
 from agents.bandit.learner import Learner, pick
 from agents.bandit.pacing import Forecast, Pacer, RecentContexts
 from agents.bandit.policy import (
+    UNPRICED,
     Account,
     ActionVector,
     Aim,
@@ -501,9 +502,10 @@ class Contextual(Learner):
         """Append the columns of new features."""
         self.estimates.grow()
 
-    def reprice(self, factors: Mapping[str, float]) -> None:
-        """Set the price of an eFLOP on each of these models, from the next decision on."""
-        self.estimates.reprice(factors)
+    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
+        """Choose from exactly these actions, at these prices from the next decision on."""
+        super().offer(actions, price_factors)
+        self.estimates.reprice(price_factors)
 
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Score every allowed action of every context."""
@@ -585,7 +587,7 @@ class Contextual(Learner):
         require_fit(prior, self.name, self.identity(), actions)
         self.load(prior)
         # The first offer comes next; until then nothing is on offer.
-        self.remove_actions(list(self.features.ids))
+        self.offer([])
 
     def terms(self, context: Context) -> Matrix | None:
         """Return the predicted Correct, Score and log C of every allowed action."""
@@ -612,10 +614,11 @@ class Contextual(Learner):
         """Return what an aim's decisions came to since its target was set."""
         return self.pacer.account(aim)
 
-    def expect(self, decisions: Sequence[Pending]) -> None:
-        """Add decisions to the window and to the account of their aims."""
-        queries = self.features.queries([(d.observation_id, d.embedding) for d in decisions])
-        for decision, query in zip(decisions, queries, strict=True):
+    def decided(self, decisions: Sequence[Pending]) -> None:
+        """Add decisions to the window and to the account of their aims; close the account of those abandoned."""
+        made = [d for d in decisions if not d.abandoned]
+        queries = self.features.queries([(d.observation_id, d.embedding) for d in made])
+        for decision, query in zip(made, queries, strict=True):
             z = self.features.short(query)
             if (aim := decision.aim) is not None:
                 price = self.price(aim)
@@ -626,11 +629,9 @@ class Contextual(Learner):
                 if due or self.recent.borrows(aim.tenant):
                     self.pacer.solved(aim, self.recent.price(aim))
             self.recent.add(decision.tenant, z)
-
-    def abandon(self, decisions: Sequence[Pending]) -> None:
-        """Close the account of decisions of which nothing is learned."""
         for decision in decisions:
-            self.pacer.settled(decision.observation_id, decision.paid, decision.correct)
+            if decision.abandoned:
+                self.pacer.settled(decision.observation_id, decision.paid, decision.correct)
 
     def take(self, observations: Sequence[Observation]) -> None:
         """Learn each observation, in order."""
@@ -647,7 +648,7 @@ class Contextual(Learner):
             self.estimates.amend(z, at, o.imputed, o.entered)
             self.memory.correct(o)
 
-    def price_only(self, observations: Sequence[Observation]) -> None:
+    def take_costs(self, observations: Sequence[Observation]) -> None:
         """Learn the costs; the accounts pay them, and their calibration stays as it is."""
         for o, z, _, at in self._seen(observations):
             self.estimates.add_cost(z, at, o.log_cost - math.log(o.price_factor))

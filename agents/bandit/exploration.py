@@ -17,6 +17,7 @@ import numpy as np
 
 from agents.bandit.learner import choices, pack, standard_error, unpack
 from agents.bandit.policy import (
+    UNPRICED,
     Account,
     ActionVector,
     Aim,
@@ -69,7 +70,7 @@ class ControlGroup:
 class Explored:
     """A policy that draws uniformly with probability ε, and in the first `warm_up` rounds; otherwise `inner` chooses.
 
-    A round is a decision passed to `expect`; the i-th context of a batch is i rounds later.
+    A round is a decision passed to `decided`; the i-th context of a batch is i rounds later.
 
     Args:
         inner: The policy.
@@ -100,17 +101,9 @@ class Explored:
         """Return the inner policy's version."""
         return self.inner.version
 
-    def add_actions(self, actions: Sequence[ActionVector]) -> None:
-        """Make actions available."""
-        self.inner.add_actions(actions)
-
-    def remove_actions(self, action_ids: Sequence[str]) -> None:
-        """Stop choosing actions."""
-        self.inner.remove_actions(action_ids)
-
-    def reprice(self, factors: Mapping[str, float]) -> None:
+    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
         """Pass on."""
-        self.inner.reprice(factors)
+        self.inner.offer(actions, price_factors)
 
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Return the inner scores with the drawn action and the mixed probabilities."""
@@ -146,26 +139,14 @@ class Explored:
         """Return the inner policy's."""
         return self.inner.account(aim)
 
-    def expect(self, decisions: Sequence[Pending]) -> None:
-        """Count rounds."""
-        self.decisions += len(decisions)
-        self.inner.expect(decisions)
+    def decided(self, decisions: Sequence[Pending]) -> None:
+        """Count rounds, those of abandoned decisions too."""
+        self.decisions += sum(not decision.abandoned for decision in decisions)
+        self.inner.decided(decisions)
 
-    def abandon(self, decisions: Sequence[Pending]) -> None:
-        """Tell the inner policy; the rounds stay counted."""
-        self.inner.abandon(decisions)
-
-    def update(self, observations: Sequence[Observation]) -> None:
+    def learn(self, outcomes: Sequence[Observation]) -> None:
         """Let the inner policy learn, also from warm-up rounds."""
-        self.inner.update(observations)
-
-    def correct(self, observations: Sequence[Observation]) -> None:
-        """Let the inner policy correct."""
-        self.inner.correct(observations)
-
-    def price_only(self, observations: Sequence[Observation]) -> None:
-        """Let the inner policy learn the costs."""
-        self.inner.price_only(observations)
+        self.inner.learn(outcomes)
 
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
         """Let the inner policy start from a prior, which takes the place of the warm-up."""

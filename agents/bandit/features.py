@@ -199,8 +199,10 @@ class FeatureMap:
         rank = 0 if self.static or self.query_basis is None else len(self.query_basis.directions)
         return int(self.coordinates.shape[1] + rank * self.sides.shape[1])
 
-    def add(self, actions: Sequence[ActionVector]) -> list[int]:
-        """Make actions choosable; return the new position of each old column of f_a.
+    def offer(self, actions: Sequence[ActionVector]) -> list[int]:
+        """Make exactly these actions choosable; return the new position of each old column of f_a.
+
+        The vectors of others are kept for outstanding rewards.
 
         Raises:
             InvalidObservation: An embedding has the wrong length, is not finite, or is zero.
@@ -213,21 +215,11 @@ class FeatureMap:
         if fresh:
             units = np.array([v / np.linalg.norm(v) for v in vectors])
             self._register(fresh, units)
-        for action in actions:
-            self.active[self.index[action.action_id]] = True
+        on_offer = {action.action_id for action in actions}
+        self.active = [action_id in on_offer for action_id in self.ids]
         self._choosable.clear()
         shift = self.coordinates.shape[1] - old_rank
         return [*range(old_rank), *range(old_rank + shift, old_rank + shift + old_rest)]
-
-    def remove(self, action_ids: Sequence[str]) -> None:
-        """Stop offering actions; their vectors are kept for outstanding rewards.
-
-        Raises:
-            UnknownAction: An id was never added.
-        """
-        for action_id in action_ids:
-            self.active[self.position("remove_actions", action_id)] = False
-        self._choosable.clear()
 
     def position(self, subject: str, action_id: str) -> int:
         """Return the row of an action, or raise UnknownAction naming the subject."""

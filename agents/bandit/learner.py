@@ -7,6 +7,8 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby, zip_longest
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +17,7 @@ import numpy as np
 from agents.bandit.errors import CorruptState, PriorRefused
 from agents.bandit.features import FeatureMap
 from agents.bandit.policy import (
+    UNPRICED,
     Account,
     ActionVector,
     Aim,
@@ -319,16 +322,15 @@ class Learner:
         """Return the number of rewards and corrections applied."""
         return self._updates + self._corrections
 
-    def add_actions(self, actions: Sequence[ActionVector]) -> None:
-        """Make actions available."""
-        self.grown(self.features.add(actions))
+    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
+        """Choose from exactly these actions; costs are learned with their price included.
 
-    def remove_actions(self, action_ids: Sequence[str]) -> None:
-        """Stop choosing actions. What was learned from them stays, and outstanding rewards are still learned."""
-        self.features.remove(action_ids)
-
-    def reprice(self, factors: Mapping[str, float]) -> None:
-        """Do nothing: this policy learns costs with their price included."""
+        What was learned from others stays, and their outstanding rewards are still learned.
+        """
+        before = self.features.active.copy()
+        kept = self.features.offer(actions)
+        if any(now > then for now, then in zip_longest(self.features.active, before, fillvalue=False)):
+            self.grown(kept)
 
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Score every allowed action of every context. Changes no state."""
@@ -343,25 +345,22 @@ class Learner:
         """Return None: only a policy with one regression per term predicts terms."""
         return None
 
-    def expect(self, decisions: Sequence[Pending]) -> None:
+    def decided(self, decisions: Sequence[Pending]) -> None:
         """Do nothing: a decision does not change the next one before its reward."""
 
-    def abandon(self, decisions: Sequence[Pending]) -> None:
-        """Do nothing: decisions were not recorded, so there is nothing to take back."""
-
-    def update(self, observations: Sequence[Observation]) -> None:
-        """Learn the first reward of each observation."""
-        self.take(observations)
-        self._updates += len(observations)
-
-    def correct(self, observations: Sequence[Observation]) -> None:
-        """Replace the imputed Correct of each observation by the true one."""
-        self.amend(observations)
-        self._corrections += len(observations)
-
-    def price_only(self, observations: Sequence[Observation]) -> None:
-        """Take back the decisions: all terms share what is learned of an outcome, so cost alone cannot be."""
-        self.abandon([Pending(o.observation_id, o.embedding, o.action_id) for o in observations])
+    def learn(self, outcomes: Sequence[Observation]) -> None:
+        """Learn outcomes in order, runs of one kind together."""
+        for kind, group in groupby(outcomes, key=attrgetter("kind")):
+            alike = list(group)
+            match kind:
+                case "reward":
+                    self.take(alike)
+                    self._updates += len(alike)
+                case "correction":
+                    self.amend(alike)
+                    self._corrections += len(alike)
+                case "cost":
+                    self.take_costs(alike)
 
     def state(self) -> bytes:
         """Serialise everything learned, with a format version and a checksum."""
@@ -406,7 +405,7 @@ class Learner:
         return {"features": asdict(self.features.settings)}
 
     def grown(self, kept: Sequence[int]) -> None:
-        """Adapt to a feature map to which actions were added.
+        """Adapt to a feature map to which actions were added, or came back.
 
         Args:
             kept: The new position of each old column of f_a.
@@ -429,6 +428,12 @@ class Learner:
     def amend(self, observations: Sequence[Observation]) -> None:
         """Check corrections and apply them."""
         raise NotImplementedError
+
+    def take_costs(self, observations: Sequence[Observation]) -> None:
+        """Take back the decisions: all terms share what is learned of an outcome, so cost alone cannot be."""
+        self.decided(
+            [Pending(o.observation_id, o.embedding, o.action_id, abandoned=True) for o in observations]
+        )
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return the plain values and arrays of the state, without the features' and the counters."""

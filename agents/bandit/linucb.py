@@ -64,7 +64,7 @@ class LinUCB(Learner):
         s, q = self.settings, features.settings.query_dim
         columns = len(TERMS) if s.reward == "terms" else 1
         self.gram = Gram(q, features.action_dim, columns, s.ridge)
-        self.decided = Gram(q, features.action_dim, 0, s.ridge) if s.widths == "decided" else None
+        self.decided_gram = Gram(q, features.action_dim, 0, s.ridge) if s.widths == "decided" else None
         self._attach()
 
     def grown(self, kept: Sequence[int]) -> None:
@@ -86,7 +86,7 @@ class LinUCB(Learner):
         rows = [f.choosable(c.query_id, c.allowed) for c in contexts]
         queries = f.queries([(c.query_id, c.embedding) for c in contexts])
         blocks = f.blocks(queries)
-        widths = alpha * (self.decided or self.gram).widths(queries, blocks)
+        widths = alpha * (self.decided_gram or self.gram).widths(queries, blocks)
         q = f.settings.query_dim
         theta = self.gram.theta
         out = []
@@ -115,28 +115,23 @@ class LinUCB(Learner):
         block = (f.coordinates if blocks is None else blocks[0])[rows]
         return np.asarray((queries[0] @ self.gram.theta[:q] + block @ self.gram.theta[q:])[:, :3])
 
-    def expect(self, decisions: Sequence[Pending]) -> None:
-        """Count outstanding decisions in the width, if the settings say so."""
-        if self.decided is None:
+    def decided(self, decisions: Sequence[Pending]) -> None:
+        """Count outstanding decisions in the width, if the settings say so, until they are rewarded or abandoned."""
+        if self.decided_gram is None:
             return
-        fresh = [d for d in decisions if d.observation_id not in self._pending]
+        fresh = [d for d in decisions if not d.abandoned and d.observation_id not in self._pending]
         self._widen_by(fresh, 1.0)
         self._pending.update(dict.fromkeys(d.observation_id for d in fresh))
-
-    def abandon(self, decisions: Sequence[Pending]) -> None:
-        """Take back decisions that will never be rewarded."""
-        if self.decided is None:
-            return
-        known = [d for d in decisions if d.observation_id in self._pending]
-        self._widen_by(known, -1.0)
-        for d in known:
+        gone = [d for d in decisions if d.abandoned and d.observation_id in self._pending]
+        self._widen_by(gone, -1.0)
+        for d in gone:
             del self._pending[d.observation_id]
 
     def take(self, observations: Sequence[Observation]) -> None:
         """Add x once per observation, with its reward terms (Alg. 1, Lines 3-5)."""
         x, targets = self.rows(observations)
-        self.learn(x, targets, 1.0)
-        if self.decided is not None:
+        self.gram.add(x, targets)
+        if self.decided_gram is not None:
             self._widen_by([o for o in observations if o.observation_id not in self._pending], 1.0)
             for o in observations:
                 self._pending.pop(o.observation_id, None)
@@ -145,10 +140,6 @@ class LinUCB(Learner):
         """Add (correct - imputed)·x to the column that contains Correct; A does not change."""
         x, _ = self.rows(observations)
         self.gram.adjust(x, 0, self.corrections(observations))
-
-    def learn(self, x: Matrix, targets: Matrix, sign: float) -> None:
-        """Add rows to A and B, or subtract them again (sliding window)."""
-        self.gram.add(x, targets, sign)
 
     def rows(self, observations: Sequence[Observation]) -> tuple[Matrix, Matrix]:
         """Return x, shape (m, q + e), and the rows for B, shape (m, columns), of checked observations."""
@@ -194,7 +185,7 @@ class LinUCB(Learner):
 
     def _grams(self) -> list[tuple[str, Gram]]:
         named = [("rewarded", self.gram)]
-        return named if self.decided is None else [*named, ("decided", self.decided)]
+        return named if self.decided_gram is None else [*named, ("decided", self.decided_gram)]
 
     def _weights(self, objective: Objective) -> Vector:
         return objective.coefficients if self.settings.reward == "terms" else np.ones(1)
@@ -213,9 +204,9 @@ class LinUCB(Learner):
         )
 
     def _widen_by(self, items: Sequence[Pending] | Sequence[Observation], sign: float) -> None:
-        if self.decided is not None and items:
+        if self.decided_gram is not None and items:
             x = self._joint(items)
-            self.decided.add(x, np.zeros((len(x), 0)), sign)
+            self.decided_gram.add(x, np.zeros((len(x), 0)), sign)
 
 
 def greedy(features: FeatureMap, settings: LinUCBSettings | None = None) -> LinUCB:
@@ -291,7 +282,7 @@ class Thompson(LinUCB):
     def _drawn(self, context: Context, plain: Scores, seed: int) -> Scores:
         query = np.asarray(context.embedding, dtype=np.float64)
         size = float(np.linalg.norm(query))
-        own, cross, action = (self.decided or self.gram).marginal(query / size)
+        own, cross, action = (self.decided_gram or self.gram).marginal(query / size)
         e = len(cross)
         covariance = np.empty((1 + e, 1 + e))
         covariance[0, 0], covariance[0, 1:], covariance[1:, 0], covariance[1:, 1:] = own, cross, cross, action
@@ -371,22 +362,21 @@ class SlidingWindow(LinUCB):
         self.window = window
         self._kept: deque[Observation] = deque()
 
-    def update(self, observations: Sequence[Observation]) -> None:
+    def take(self, observations: Sequence[Observation]) -> None:
         """Add new rows and remove those that leave the window."""
-        super().update(observations)
+        super().take(observations)
         self._kept.extend(observations)
         leaving = [self._kept.popleft() for _ in range(len(self._kept) - self.window)]
         if leaving:
             x, targets = self.rows(leaving)
-            self.learn(x, targets, -1.0)
+            self.gram.add(x, targets, -1.0)
             self._widen_by(leaving, -1.0)
 
-    def correct(self, observations: Sequence[Observation]) -> None:
+    def amend(self, observations: Sequence[Observation]) -> None:
         """Correct rows that are still in the window; corrections of other rows are counted but change nothing."""
         late = {o.observation_id: o for o in observations}
         inside = {o.observation_id for o in self._kept} & late.keys()
-        super().correct([o for o in observations if o.observation_id in inside])
-        self._corrections += len(observations) - len(inside)
+        super().amend([o for o in observations if o.observation_id in inside])
         self._kept = deque(late.get(o.observation_id, o) for o in self._kept)
 
     def state(self) -> bytes:
@@ -458,9 +448,9 @@ class Discounted(LinUCB):
         factor = self.gamma ** (-(self.clock - self._epoch) / 2.0)
         return self.scores_at(contexts, objectives, seed, self.settings.alpha * factor)
 
-    def expect(self, decisions: Sequence[Pending]) -> None:
+    def decided(self, decisions: Sequence[Pending]) -> None:
         """Advance the decision clock; restore λ when the discount has eaten a tenth of it."""
-        self.clock += len(decisions)
+        self.clock += sum(not d.abandoned for d in decisions)
         # Epochs are multiples of the period, so that decisions lead to the same state alone or in a batch.
         epoch = self.clock // self._period * self._period
         if epoch > self._epoch:

@@ -23,6 +23,7 @@ TERMS: Final = ("correct", "score", "log_cost", "one")
 
 Reason = Literal["policy", "warm-up", "floor", "control"]
 Cohort = Literal["policy", "control"]
+OutcomeKind = Literal["reward", "correction", "cost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,8 @@ class Pending:
     Attributes:
         aim: Target of its objective; None for plain weights, and in the control group, which is not paced.
         tenant: Who asks.
-        paid, correct: What its account takes from an outcome of which nothing is learned; None where that is unknown.
+        abandoned: Whether it is taken back, as nothing will be learned of it.
+        paid, correct: What its account then takes from its outcome; None where that is unknown.
     """
 
     observation_id: str
@@ -217,6 +219,7 @@ class Pending:
     action_id: str
     aim: Aim | None = None
     tenant: str = ""
+    abandoned: bool = False
     paid: float | None = None
     correct: float | None = None
 
@@ -233,6 +236,8 @@ class Observation:
         clock: Decisions made before this one; forgetting by discount counts in it.
         price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
         tenant: Who asked.
+        kind: What is learned: the first reward; in a correction the true Correct, which replaces the imputed one; or
+            the cost alone, because the client's own bounds cut the answer.
     """
 
     observation_id: str
@@ -246,6 +251,7 @@ class Observation:
     clock: int = 0
     price_factor: float = 1.0
     tenant: str = ""
+    kind: OutcomeKind = "reward"
 
     @property
     def entered(self) -> float:
@@ -295,11 +301,15 @@ def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
 
 # The protocol of all policies (UniScale §3.2, Alg. 1).
 #
-# A policy is asked (`select`) and told (`expect`, `update`, `correct`). It is pure: no clock, no global randomness,
+# A policy is asked (`select`) and told (`offer`, `decided`, `learn`). It is pure: no clock, no global randomness,
 # no I/O. The same state, contexts and seed give the same choices for any batch size, because every context has its
 # own random generator, derived from the seed and the query_id.
 #
-# Policies do not detect repeated rewards: `agents.decider.log.applied` makes every `update` and `correct` happen once.
+# Policies do not detect repeated rewards: `agents.decider.log.applied` makes each happen once.
+
+
+UNPRICED: Final[Mapping[str, float]] = {}
+"""The prices where each model charges its eFLOPs."""
 
 
 @runtime_checkable
@@ -321,19 +331,13 @@ class Policy(Protocol):
         """Return the number of rewards and corrections applied."""
         ...
 
-    def add_actions(self, actions: Sequence[ActionVector]) -> None:
-        """Make actions available; one that was removed becomes available again."""
-        ...
+    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
+        """Choose from exactly these actions from now on. Outstanding rewards of others are still learned.
 
-    def remove_actions(self, action_ids: Sequence[str]) -> None:
-        """Stop choosing actions. Their outstanding rewards are still learned."""
-        ...
-
-    def reprice(self, factors: Mapping[str, float]) -> None:
-        """Charge so many times its eFLOPs for each of these models, and its eFLOPs for every other.
-
-        A policy that learns what queries cost without their prices multiplies when it decides; any other has to learn
-        the new prices from rewards, and ignores this.
+        Args:
+            actions: What is on offer.
+            price_factors: What an eFLOP costs on each model; 1 on those left out. A policy that learns what queries
+                cost without their prices multiplies when it decides; any other has to learn new prices from rewards.
         """
         ...
 
@@ -374,26 +378,18 @@ class Policy(Protocol):
         """Return what an aim's decisions came to; None before the first, or if the policy paces none."""
         ...
 
-    def expect(self, decisions: Sequence[Pending]) -> None:
-        """Record decisions. They advance the decision clock and may count in widths."""
+    def decided(self, decisions: Sequence[Pending]) -> None:
+        """Record decisions: they advance the decision clock and may count in widths, and in the accounts of aims.
+
+        One that is abandoned stops counting in widths, and its account settles; the clock does not go back.
+        """
         ...
 
-    def abandon(self, decisions: Sequence[Pending]) -> None:
-        """Take back decisions of which nothing will be learned: they stop counting in widths, and accounts settle."""
-        ...
+    def learn(self, outcomes: Sequence[Observation]) -> None:
+        """Learn outcomes in order, each as its kind says.
 
-    def update(self, observations: Sequence[Observation]) -> None:
-        """Learn the first reward of each observation: x enters A once, here."""
-        ...
-
-    def correct(self, observations: Sequence[Observation]) -> None:
-        """Replace the imputed Correct by the true one: adds (correct − imputed)·x to that column only."""
-        ...
-
-    def price_only(self, observations: Sequence[Observation]) -> None:
-        """Learn what these searches cost, and nothing about their answers, which the client's own bounds cut.
-
-        A policy that cannot learn the one without the other takes the decisions back, as `abandon` does.
+        With the first reward, x enters A once. A correction adds (correct − imputed)·x to the column of Correct only.
+        A policy that cannot learn a cost alone takes the decision back.
         """
         ...
 

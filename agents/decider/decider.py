@@ -37,11 +37,11 @@ from agents.decider.log import (
     Row,
     aim_of,
     applied,
-    call,
     decode_row,
     encode_row,
     offer,
     policy_objective,
+    tell,
     with_question,
     without_question,
 )
@@ -539,7 +539,7 @@ class Decider:
                         results += self._decide_fresh([one], around)
                 continue
             # Every row is known to fit. What raises from here on is no record's fault.
-            call(self.policy, "expect", [row for _, row in made])
+            tell(self.policy, "decided", [row for _, row in made])
             self.seq += len(made)
             self.clock += len(made)
             self.context_offset = max([self.context_offset, *(origin.offset for _, origin in part)])
@@ -560,5 +560,5 @@ class Decider:
 
     def _tell(self, moves: Sequence[Move]) -> None:
         """Tell the policy in order, runs of one kind together."""
-        for method, group in groupby(moves, key=attrgetter("tell")):
-            call(self.policy, method, [move.row for move in group])
+        for kind, group in groupby(moves, key=attrgetter("what")):
+            tell(self.policy, kind, [move.row for move in group])

@@ -21,6 +21,7 @@ from agents.bandit.policy import (
     Aim,
     Objective,
     Observation,
+    OutcomeKind,
     Pending,
     Policy,
     Vector,
@@ -120,9 +121,7 @@ def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> No
         row: What is on offer.
         actions: Every action ever added, by id.
     """
-    policy.add_actions([actions[action_id].vector() for action_id in row.actions])
-    policy.remove_actions(sorted(set(actions) - set(row.actions)))
-    policy.reprice(row.price_factors)
+    policy.offer([actions[action_id].vector() for action_id in row.actions], row.price_factors)
 
 
 def on_offer(rows: Iterable[object], seq: float = math.inf) -> OfferRow:
@@ -149,8 +148,8 @@ def resume_offer(
 def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
     """Add the log's actions in order of appearance, those of the first catalogue together: they fix the centre."""
     known = sorted(actions, key=lambda row: row.position)
-    policy.add_actions([row.vector() for row in known if row.anchor])
-    policy.add_actions([row.vector() for row in known if not row.anchor])
+    policy.offer([row.vector() for row in known if row.anchor])
+    policy.offer([row.vector() for row in known])
 
 
 # The rows of the learner's log: one per decision, rewritten when a reward changes it; see `OfferRow` for the others.
@@ -247,16 +246,17 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         """Return s_q as float64, shape (d_q,)."""
         return np.frombuffer(self.embedding, dtype="<f4").astype(np.float64)
 
-    def pending(self) -> Pending:
-        """Return the decision in the form that the policy takes."""
+    def pending(self, *, abandoned: bool = False) -> Pending:
+        """Return the decision in the form that the policy takes, as it was made or abandoned."""
         aim = aim_of(self.objective, self.tenant) if self.paced else None
         correct = self.entered if self.paid else None
         return Pending(
-            self.query_id, self.vector(), self.action, aim, self.tenant, self.paid or None, correct
+            self.query_id, self.vector(), self.action, aim, self.tenant, abandoned, self.paid or None, correct
         )
 
-    def observation(self, correct: float | None) -> Observation:
+    def observation(self, kind: OutcomeKind) -> Observation:
         """Return the outcome in the form that the policy takes, with Correct as it was known at the time."""
+        correct = {"reward": self.entered, "correction": self.correct, "cost": None}[kind]
         return Observation(
             observation_id=self.query_id,
             embedding=self.vector(),
@@ -269,6 +269,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             clock=self.clock,
             price_factor=self.price_factor,
             tenant=self.tenant,
+            kind=kind,
         )
 
 
@@ -395,7 +396,8 @@ Verdict = Literal[
     "orphan",
     "unlearnable",
 ]
-Tell = Literal["update", "correct", "price", "abandon", "nothing"]
+EventKind = Literal["offer", "decided", "reward", "correction", "cost", "abandoned", "nothing"]
+"""What a policy is told of an event."""
 
 
 class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -419,7 +421,7 @@ class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Move(Struct, frozen=True):
     """What to tell the policy after a reward."""
 
-    tell: Tell
+    what: EventKind
     row: Row
 
 
@@ -476,9 +478,9 @@ def applied(
         "price_factor": _factor(reward),
     }
     if reward.bounded:
-        return "priced", _move("price", row, {**change, "stage": "priced", "ended_seq": seq})
+        return "priced", _move("cost", row, {**change, "stage": "priced", "ended_seq": seq})
     change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
-    return "learned", _move("update", row, change)
+    return "learned", _move("reward", row, change)
 
 
 def _differs(row: Row, reward: Reward) -> bool:
@@ -499,16 +501,16 @@ def _resolved(
         closed = msgspec.structs.replace(row, **change, ended_seq=seq)
         return "closed", Move("nothing", closed)
     check_share(row.query_id, "correct", correct)
-    return "corrected", _move("correct", row, {**change, "correct": correct, "corrected_seq": seq})
+    return "corrected", _move("correction", row, {**change, "correct": correct, "corrected_seq": seq})
 
 
 def _abandoned(row: Row, seq: int, change: dict[str, Any]) -> tuple[Verdict, Move]:
     """End a row of which nothing is learned."""
-    return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
+    return "abandoned", _move("abandoned", row, {**change, "stage": "abandoned", "ended_seq": seq})
 
 
-def _move(tell: Tell, row: Row, change: dict[str, Any]) -> Move:
-    return Move(tell, msgspec.structs.replace(row, **change))
+def _move(what: EventKind, row: Row, change: dict[str, Any]) -> Move:
+    return Move(what, msgspec.structs.replace(row, **change))
 
 
 def _factor(reward: Reward) -> float:
@@ -517,12 +519,10 @@ def _factor(reward: Reward) -> float:
 
 # The events of a log, in their single order: what a policy is told, one event after the other.
 #
-# The live run, recovery and `verify-decisions` all tell a policy through `call` and `offer`; the latter two
+# The live run, recovery and `verify-decisions` all tell a policy through `tell` and `offer`; the latter two
 # take the events from `events`. So the three cannot diverge.
 
-PolicyCall = Literal["offer", "expect", "update", "correct", "price", "abandon", "nothing"]
-
-_ENDS: Final[dict[str, PolicyCall]] = {"abandoned": "abandon", "priced": "price"}
+_ENDS: Final[dict[str, EventKind]] = {"abandoned": "abandoned", "priced": "cost"}
 
 
 class LogEvent(NamedTuple):
@@ -530,12 +530,12 @@ class LogEvent(NamedTuple):
 
     Attributes:
         seq: Its sequence number; an offer precedes the decision with the same number.
-        call: The method by which the policy is told.
+        kind: What the policy is told of it.
         row: The present row.
     """
 
     seq: int
-    call: PolicyCall
+    kind: EventKind
     row: Row | OfferRow
 
 
@@ -553,28 +553,22 @@ def events(rows: Iterable[AnyRow], after: int = -1) -> list[LogEvent]:
         elif isinstance(row, Row):
             ended = _ENDS.get(row.stage, "nothing")
             found += [
-                LogEvent(row.seq, "expect", row),
-                LogEvent(row.learned_seq, "update", row),
-                LogEvent(row.corrected_seq, "correct", row),
+                LogEvent(row.seq, "decided", row),
+                LogEvent(row.learned_seq, "reward", row),
+                LogEvent(row.corrected_seq, "correction", row),
                 LogEvent(row.ended_seq, ended, row),
             ]
     kept = (event for event in found if event.seq > after)
-    return sorted(kept, key=lambda event: (event.seq, event.call != "offer"))
+    return sorted(kept, key=lambda event: (event.seq, event.kind != "offer"))
 
 
-def call(policy: Policy, method: PolicyCall, rows: Sequence[Row]) -> None:
+def tell(policy: Policy, kind: EventKind, rows: Sequence[Row]) -> None:
     """Tell a policy, in order, about decisions or outcomes of one kind."""
-    match method:
-        case "expect":
-            policy.expect([row.pending() for row in rows])
-        case "update":
-            policy.update([row.observation(row.entered) for row in rows])
-        case "correct":
-            policy.correct([row.observation(row.correct) for row in rows])
-        case "price":
-            policy.price_only([row.observation(None) for row in rows])
-        case "abandon":
-            policy.abandon([row.pending() for row in rows])
+    match kind:
+        case "decided" | "abandoned":
+            policy.decided([row.pending(abandoned=kind == "abandoned") for row in rows])
+        case "reward" | "correction" | "cost":
+            policy.learn([row.observation(kind) for row in rows])
         case "offer" | "nothing":
             pass
 
@@ -625,11 +619,11 @@ def fold(
     whole = list(rows)
     if actions and not policy.order_free:
         resume_offer(policy, whole, after, actions)
-    told = [event for event in events(whole, after) if event.call != "nothing"]
+    told = [event for event in events(whole, after) if event.kind != "nothing"]
     if policy.order_free:
-        order = {"expect": 0, "abandon": 1, "price": 1, "update": 2, "correct": 3}
-        told = sorted((e for e in told if e.call != "offer"), key=lambda e: (order[e.call], e.seq))
-    for kind, group in groupby(told, key=attrgetter("call")):
+        order = {"decided": 0, "abandoned": 1, "cost": 1, "reward": 2, "correction": 3}
+        told = sorted((e for e in told if e.kind != "offer"), key=lambda e: (order[e.kind], e.seq))
+    for kind, group in groupby(told, key=attrgetter("kind")):
         rows_of_kind = [event.row for event in group]
         if actions:
             for row in rows_of_kind:
@@ -637,13 +631,13 @@ def fold(
                     offer(policy, row, actions)
         alike = [row for row in rows_of_kind if isinstance(row, Row)]
         for start in range(0, len(alike), BATCH):
-            call(policy, kind, alike[start : start + BATCH])
-    counted = Counter(event.call for event in told)
+            tell(policy, kind, alike[start : start + BATCH])
+    counted = Counter(event.kind for event in told)
     decided = [row for row in whole if isinstance(row, Row)]
     return Folded(
-        decisions=counted["expect"],
-        updates=counted["update"],
-        corrections=counted["correct"],
+        decisions=counted["decided"],
+        updates=counted["reward"],
+        corrections=counted["correction"],
         outstanding=sum(row.stage == "pending" for row in decided),
         last_seq=max((row.last_seq for row in decided), default=after),
         clock=max((row.clock + 1 for row in decided), default=0),

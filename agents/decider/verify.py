@@ -22,18 +22,18 @@ from agents.decider.decider import seed_of
 from agents.decider.log import (
     ActionRow,
     AnyRow,
+    EventKind,
     LogEvent,
     OfferRow,
-    PolicyCall,
     Row,
     aim_of,
-    call,
     decode_row,
     events,
     introduce,
     offer,
     policy_objective,
     resume_offer,
+    tell,
     untold,
 )
 from agents.decider.snapshot import is_prior, is_record
@@ -114,18 +114,18 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
                 offered = row
                 offer(policy, offered, actions)
         decided = [row for row in rows_of_kind if isinstance(row, Row)]
-        if kind == "expect":
+        if kind == "decided":
             # Decided together, so from one state: the prices too.
             yield from _compared(policy, decided, offered, seed)
-        call(policy, kind, decided)
+        tell(policy, kind, decided)
 
 
-def _together(event: LogEvent) -> tuple[PolicyCall, int]:
+def _together(event: LogEvent) -> tuple[EventKind, int]:
     """Return what events of one batch share: decisions made from one state, updates one at a time."""
     row = event.row
-    if event.call == "expect" and isinstance(row, Row):
-        return "expect", row.batch
-    return event.call, event.seq
+    if event.kind == "decided" and isinstance(row, Row):
+        return "decided", row.batch
+    return event.kind, event.seq
 
 
 def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int) -> Iterator[Mismatch]:

@@ -221,7 +221,7 @@ def _prior(folder: Path, http: bool) -> Path:
     actions = action_vectors(catalogue, encoder, pairs=((1, 1), (4, 1), (4, 2)))
     policy = build_policy("contextual", query_dim=DIMENSION, action_dim=DIMENSION, encoder=identity)
     assert isinstance(policy, Contextual)
-    policy.add_actions(actions)
+    policy.offer(actions)
     rng, n = np.random.default_rng(0), len(actions)
     history = History(
         queries=rng.normal(size=(12, DIMENSION + len(COUNTS))),

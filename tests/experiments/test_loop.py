@@ -197,13 +197,13 @@ def test_rewards_that_overtake_each_other_all_arrive_once() -> None:
     policy = ALL["uniscale"](world, 3)
     told = FeedbackChannel(in_flight=8, shuffled=True, duplicated=0.5)
     order: list[int] = []
-    learn = policy.update
+    inner = policy.learn
 
-    def update(observations: Sequence[Observation]) -> None:
-        order.extend(o.clock for o in observations)
-        learn(observations)
+    def learn(outcomes: Sequence[Observation]) -> None:
+        order.extend(o.clock for o in outcomes)
+        inner(outcomes)
 
-    policy.update = update  # type: ignore[method-assign]
+    policy.learn = learn  # type: ignore[method-assign]
     list(play(policy, make_trial(world, 3, steady(world, "cost-sensitive"), feedback=told)))
     assert len(set(order)) == len(order) == policy.version
     assert order != sorted(order)

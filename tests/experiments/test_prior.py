@@ -41,7 +41,7 @@ def test_a_log_makes_a_prior_that_the_deployment_takes(tmp_path: Path) -> None:
     # Half of the models never ran, and no action was wide: all are on offer, known by size and shape.
     actions = action_vectors(CATALOGUE, ENCODER)
     policy.begin(prior, actions)
-    policy.add_actions(actions)
+    policy.offer(actions)
     assert sum(policy.features.active) == len(actions) == 28 * len(CATALOGUE.model_names)
     assert policy.estimates.right.outcomes == pytest.approx(80.0)
     assert values(prior)["pricing"] == CATALOGUE.pricing

@@ -19,7 +19,7 @@ def variance(block: str) -> float:
     world = two_nested().with_counts()
     policy = SERVICE["default"](world, 0)
     assert isinstance(policy, Contextual)
-    policy.add_actions(world.vectors)
+    policy.offer(world.vectors)
     return policy.estimates.right.variances[block]
 
 

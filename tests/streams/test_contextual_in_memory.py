@@ -139,7 +139,7 @@ def prior(in_memory: InMemory, tmp_path: Path) -> Path:
     actions = action_vectors(load_catalogue(Path(settings.catalogue)), encoder)
     made = build_policy("contextual", query_dim=8, action_dim=8, encoder=encoder_id(encoder))
     assert isinstance(made, Contextual)
-    made.add_actions(actions)
+    made.offer(actions)
     rng, n = np.random.default_rng(0), len(actions)
     history = History(
         queries=rng.normal(size=(20, 8 + len(COUNTS))),

@@ -253,7 +253,7 @@ def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("method", ["update", "expect"])
+@pytest.mark.parametrize("method", ["learn", "decided"])
 def test_a_learner_that_failed_while_it_changed_does_not_go_on(
     in_memory: InMemory, ask: Ask, failing: Callable[[str], str], method: str, seed: int | None
 ) -> None:
@@ -284,13 +284,13 @@ def test_a_learner_that_failed_while_it_changed_does_not_go_on(
         return cluster, state
 
     cluster, state = run(life())
-    topic = cluster.topics.reward if method == "update" else cluster.topics.context
+    topic = cluster.topics.reward if method == "learn" else cluster.topics.context
     for record in cluster.broker.records(cluster.topics.dead_letter):
         letter = decode(record.value, DeadLetter)
         assert (letter.query_id, letter.error, letter.attempts) == ("q2", "KilledProcess", 3)
         assert (letter.origin.topic, "MemoryError: no room" in letter.reason) == (topic, True)
     assert {row.query_id for row in rows(cluster) if row.stage == "pending"} == (
-        {"q2"} if method == "update" else set()
+        {"q2"} if method == "learn" else set()
     )
     # Fold = live.
     if policy == "linucb":

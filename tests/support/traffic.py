@@ -69,10 +69,10 @@ def live(
             chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
         else:
             chosen = policy.select([Context(query_id, query)], [objective], 1)[0].action_id
-        policy.expect([Pending(query_id, query, chosen, None if warm else aim)])
+        policy.decided([Pending(query_id, query, chosen, None if warm else aim)])
         correct, log_cost = traffic.outcome(chosen, hard)
         log_cost += float(np.log(price))
-        policy.update([Observation(query_id, query, chosen, correct, correct, log_cost, correct, objective)])
+        policy.learn([Observation(query_id, query, chosen, correct, correct, log_cost, correct, objective)])
         right.append(correct)
         spent.append(np.exp(log_cost))
     return {"accuracy": float(np.mean(right)), "cost": float(np.mean(spent))}

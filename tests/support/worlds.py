@@ -70,9 +70,9 @@ class World:
         for _ in range(rounds):
             context = self.context()
             chosen = policy.select([context], [QUALITY], seed)[0]
-            policy.expect([Pending(context.query_id, context.embedding, chosen.action_id)])
+            policy.decided([Pending(context.query_id, context.embedding, chosen.action_id)])
             told.append(self.outcome(context, chosen.action_id))
-            policy.update(told[-1:])
+            policy.learn(told[-1:])
         return told
 
 

@@ -14,7 +14,7 @@ from agents.bandit.policy import Pending
 
 
 def taught(policy: Any, world: Any, rounds: int) -> list[Any]:
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     return world.train(policy, rounds)
 
 
@@ -77,7 +77,7 @@ def test_neural_ucbs_dual_equals_its_matrix(world: Any, per_width: bool) -> None
     policy = NeuralUCB(
         world.features(), NetworkSettings(hidden=4, iterations=3), alpha=0.6, ridge=1.5, per_width=per_width
     )
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     z = 1.5 * np.eye(4 * 22 + 4 + 4 + 1)
 
     def gradient(row: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ def test_neural_ucbs_dual_equals_its_matrix(world: Any, per_width: bool) -> None
         place = policy.features.index[outcome.action_id]
         g = gradient(policy.inputs(context.embedding[None], np.array([place]))[0])
         z += np.outer(g, g)
-        policy.update([outcome])
+        policy.learn([outcome])
     x = policy.inputs(np.repeat(world.query()[None], 7, axis=0), np.arange(7))
     expected = [0.6 * np.sqrt(g @ np.linalg.solve(z, g)) for g in map(gradient, x)]
     assert np.allclose(policy.widths(x), expected, rtol=1e-4)
@@ -102,18 +102,18 @@ def test_neural_ucbs_dual_equals_its_matrix(world: Any, per_width: bool) -> None
 @pytest.mark.torch
 def test_a_correction_replaces_the_target_of_its_row(world: Any, quality: Any) -> None:
     policy = MLP(world.features(), NetworkSettings(hidden=4, iterations=1))
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     context = world.context()
     known = world.outcome(context, policy.features.ids[0], correct=1.0, imputed=0.2)
-    policy.update([replace(known, correct=None)])
-    policy.correct([known])
+    policy.learn([replace(known, correct=None)])
+    policy.learn([replace(known, kind="correction")])
     assert policy.history.rewards.tolist() == [quality.reward(1.0, known.score, known.log_cost)]
 
 
 @pytest.mark.torch
 def test_one_hot_actions_beyond_the_room_are_refused(world: Any, quality: Any) -> None:
     policy = MLP(world.features(action_features="one-hot"), NetworkSettings(hidden=4, iterations=1))
-    policy.add_actions(world.actions(11))
+    policy.offer(world.actions(11))
     with pytest.raises(ValueError, match="raise action_dim"):
         policy.select([world.context()], [quality], seed=1)
 
@@ -127,7 +127,7 @@ def test_a_window_holds_exactly_its_last_rows(world: Any, widths: Any) -> None:
         x = policy.rows([o])[0][0]
         a, b = a + np.outer(x, x), b + np.outer(x, o.terms())
     assert np.allclose(policy.gram.theta, np.linalg.solve(a, b), rtol=1e-9, atol=1e-9)
-    gram = policy.decided or policy.gram
+    gram = policy.decided_gram or policy.gram
     assert np.allclose(gram.solve(np.eye(gram.dim)), np.linalg.inv(a), atol=1e-10)
 
 
@@ -135,7 +135,7 @@ def test_a_correction_after_the_window_changes_nothing(world: Any) -> None:
     policy = SlidingWindow(world.features(), window=3)
     told = taught(policy, world, 8)
     theta = policy.gram.theta.copy()
-    policy.correct([replace(told[0], correct=1.0, imputed=0.0)])
+    policy.learn([replace(told[0], correct=1.0, imputed=0.0, kind="correction")])
     assert np.array_equal(policy.gram.theta, theta)
     assert policy.version == 9
 
@@ -143,15 +143,15 @@ def test_a_correction_after_the_window_changes_nothing(world: Any) -> None:
 def test_a_discount_weighs_rows_by_their_age_in_decisions(world: Any, quality: Any) -> None:
     """A_t = Σ γ^(t-s) x xᵀ + λ-part, whatever the order and lateness of the rewards."""
     policy = Discounted(world.features(), gamma=0.9)
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     outcomes = []
     for clock in range(40):
         context = world.context()
-        policy.expect([Pending(context.query_id, context.embedding, policy.features.ids[0])])
+        policy.decided([Pending(context.query_id, context.embedding, policy.features.ids[0])])
         outcomes.append(world.outcome(context, policy.features.ids[clock % 7], clock=clock))
         if clock == 20:
-            policy.update(outcomes[5:15])  # a late burst: it ages nothing
-    policy.update(outcomes[:5][::-1] + outcomes[15:])
+            policy.learn(outcomes[5:15])  # a late burst: it ages nothing
+    policy.learn(outcomes[:5][::-1] + outcomes[15:])
     # Two decisions are an epoch at γ = 0.9: λ is whole at clock 40.
     a, b = np.eye(policy.gram.dim), np.zeros((policy.gram.dim, 4))
     for o in outcomes:

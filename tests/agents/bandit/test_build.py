@@ -33,14 +33,14 @@ def test_every_name_builds_its_policy(name: str, world: Any) -> None:
     made = build_policy(name, options, query_dim=dim, action_dim=10)
     assert isinstance(made, Policy)
     assert made.name == name
-    made.add_actions(world.actions())
+    made.offer(world.actions())
     world.train(made, 3)
     assert made.version == 3
 
 
 def test_a_floor_or_a_warm_up_wraps_the_policy(world: Any, quality: Any) -> None:
     made = built("linucb", warm_up=2, floor=0.5)
-    made.add_actions(world.actions())
+    made.offer(world.actions())
     assert made.select([world.context()], [quality], 0)[0].reason == "warm-up"
 
 
@@ -96,7 +96,7 @@ def toy() -> Iterator[None]:
 def test_a_policy_is_added_in_one_place(world: Any) -> None:
     made = built("toy", luck=0.9, warm_up=1)
     assert made.name == "explored-toy"
-    made.add_actions(world.actions())
+    made.offer(world.actions())
     world.train(made, 2)
     with pytest.raises(PolicyRefused, match=r"'alpha' is unknown to policy 'toy'; choose from .*luck"):
         built("toy", alpha=1.0)

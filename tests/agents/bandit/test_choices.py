@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -85,20 +86,23 @@ def replayed(run: str) -> Iterator[tuple[Choice, dict[str, Any]]]:
         objective = objectives[asked[name]["objective"]]
         return Observation(name, vectors[name], rows[name]["action"], *terms, objective, clock[name])
 
+    on_offer: dict[str, ActionVector] = {}
     for event in events:
         match event:
             case {"event": "add", "actions": actions}:
-                policy.add_actions(
-                    [ActionVector(a["id"], a["model"], np.array(a["vector"])) for a in actions]
-                )
+                on_offer |= {
+                    a["id"]: ActionVector(a["id"], a["model"], np.array(a["vector"])) for a in actions
+                }
+                policy.offer(list(on_offer.values()))
             case {"event": "remove", "ids": ids}:
-                policy.remove_actions(ids)
+                on_offer = {name: action for name, action in on_offer.items() if name not in ids}
+                policy.offer(list(on_offer.values()))
             case {"event": "abandon", "ids": ids}:
-                policy.abandon([pending(name) for name in ids])
+                policy.decided([replace(pending(name), abandoned=True) for name in ids])
             case {"event": "learn", "ids": ids}:
-                policy.update([observed(name, corrected=False) for name in ids])
+                policy.learn([observed(name, corrected=False) for name in ids])
             case {"event": "correct", "ids": ids}:
-                policy.correct([observed(name, corrected=True) for name in ids])
+                policy.learn([replace(observed(name, corrected=True), kind="correction") for name in ids])
             case {"event": "decide", "queries": queries}:
                 # As the decider does: one at a time where a decision changes the next one.
                 step = 1 if policy.counts_decisions else len(queries)
@@ -111,7 +115,7 @@ def replayed(run: str) -> Iterator[tuple[Choice, dict[str, Any]]]:
                     choices = policy.select(
                         contexts, [objectives[q["objective"]] for q in part], about["seed"]
                     )
-                    policy.expect([pending(q["id"]) for q in part])
+                    policy.decided([pending(q["id"]) for q in part])
                     yield from ((choice, rows[choice.query_id]) for choice in choices)
             case _:
                 raise AssertionError(event)

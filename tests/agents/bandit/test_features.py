@@ -14,8 +14,8 @@ from agents.bandit.policy import ActionVector, Objective
 
 def test_coordinates_keep_every_inner_product(world: Any) -> None:
     features = world.features()
-    features.add(world.actions(4))
-    features.add(world.actions(9, prefix="n"))  # 13 vectors in 10 dimensions
+    features.offer(world.actions(4))
+    features.offer(world.actions(9, prefix="n"))  # 13 vectors in 10 dimensions
     assert features.coordinates.shape == (13, 10)
     gram = features.coordinates @ features.coordinates.T
     assert np.allclose(gram, features.vectors @ features.vectors.T, atol=1e-12)
@@ -26,7 +26,7 @@ def test_vectors_nearly_inside_the_span_keep_the_basis_orthonormal() -> None:
     features = FeatureMap(FeatureSettings(4, 40))
     base = rng.normal(size=40)
     rows = [base + 10.0**-k * rng.normal(size=40) for k in range(1, 16)]
-    features.add([ActionVector(f"a{i}", "m", row) for i, row in enumerate(rows)])
+    features.offer([ActionVector(f"a{i}", "m", row) for i, row in enumerate(rows)])
     assert np.allclose(features.basis @ features.basis.T, np.eye(len(features.basis)), atol=1e-10)
     gram = features.coordinates @ features.coordinates.T
     assert np.allclose(gram, features.vectors @ features.vectors.T, atol=1e-12)
@@ -34,28 +34,28 @@ def test_vectors_nearly_inside_the_span_keep_the_basis_orthonormal() -> None:
 
 def test_centred_vectors_have_zero_mean_and_unit_rms(world: Any) -> None:
     features = world.features(action_features="centred")
-    features.add(world.actions())
+    features.offer(world.actions())
     assert np.allclose(features.vectors.mean(axis=0), 0.0, atol=1e-12)
     assert np.mean(np.sum(features.vectors**2, axis=1)) == pytest.approx(1.0)
 
 
 def test_the_centre_stays_that_of_the_first_catalogue(world: Any) -> None:
     features = world.features(action_features="centred")
-    features.add(world.actions())
+    features.offer(world.actions())
     before = features.vectors.copy()
-    features.add(world.actions(5, prefix="n"))
+    features.offer(world.actions(5, prefix="n"))
     assert np.array_equal(features.vectors[:7], before)
 
 
 def test_one_hot_features_share_nothing(world: Any) -> None:
     features = world.features(action_features="one-hot")
-    features.add(world.actions())
+    features.offer(world.actions())
     assert np.array_equal(features.coordinates, np.eye(7))
 
 
 def test_model_interactions_touch_only_their_own_model(world: Any) -> None:
     features = world.features(interactions="model")
-    features.add(world.actions())
+    features.offer(world.actions())
     blocks = features.blocks(world.query()[None])
     rank = features.coordinates.shape[1]
     for i, model in enumerate(features.models):
@@ -65,7 +65,7 @@ def test_model_interactions_touch_only_their_own_model(world: Any) -> None:
 
 def test_blocks_and_joint_rows_agree(world: Any) -> None:
     features = world.features(interactions="bilinear")
-    features.add(world.actions())
+    features.offer(world.actions())
     query = world.query()
     blocks = features.blocks(query[None])[0]
     joint = features.joint(np.repeat(query[None], 7, axis=0), range(7))
@@ -81,9 +81,9 @@ def test_a_fitted_query_basis_has_unit_rms(world: Any) -> None:
 
 def test_old_columns_are_told_where_they_stand_after_growth(world: Any) -> None:
     features = world.features(interactions="model")
-    features.add(world.actions(3))
+    features.offer(world.actions(3))
     before = features.blocks(np.eye(12)[:1])[0]
-    kept = features.add(world.actions(4, prefix="new"))
+    kept = features.offer(world.actions(4, prefix="new"))
     after = features.blocks(np.eye(12)[:1])[0]
     assert np.allclose(after[:3][:, kept], before, atol=1e-12)
     others = sorted(set(range(after.shape[1])) - set(kept))

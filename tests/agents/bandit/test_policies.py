@@ -61,7 +61,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def policy(name: str, world: Any) -> Policy:
     made = POLICIES[name](world)
-    made.add_actions(world.actions())
+    made.offer(world.actions())
     return made
 
 
@@ -142,14 +142,14 @@ def test_a_removed_action_is_never_chosen_and_still_learns(policy: Policy, world
     world.train(policy, 6)
     gone = [a.action_id for a in world.actions()[:5]]
     pending = world.context()
-    policy.expect([Pending(pending.query_id, pending.embedding, gone[0])])
-    policy.remove_actions(gone)
+    policy.decided([Pending(pending.query_id, pending.embedding, gone[0])])
+    policy.offer([a for a in world.actions() if a.action_id not in gone])
     contexts = [world.context() for _ in range(15)]
     assert not {c.action_id for c in policy.select(contexts, [quality] * 15, seed=1)} & set(gone)
     version = policy.version
-    policy.update([world.outcome(pending, gone[0])])
+    policy.learn([world.outcome(pending, gone[0])])
     assert policy.version == version + 1
-    policy.add_actions([a for a in world.actions() if a.action_id == gone[0]])
+    policy.offer(world.actions())
     assert policy.scores([world.context(frozenset(gone[:1]))], [quality], 1)[0].action_ids == gone[:1]
 
 
@@ -157,12 +157,12 @@ def test_an_action_added_at_run_time_is_chosen_and_learned(policy: Policy, world
     if "one-hot" not in policy.name:
         world.train(policy, 6)
     new = world.actions(3, prefix="new")
-    policy.add_actions(new)
+    policy.offer([*world.actions(), *new])
     only = frozenset(a.action_id for a in new)
     context = world.context(only)
     chosen = policy.select([context], [quality], seed=1)[0]
     assert chosen.action_id in only
-    policy.update([world.outcome(context, chosen.action_id)])
+    policy.learn([world.outcome(context, chosen.action_id)])
     world.train(policy, 3)
 
 
@@ -170,7 +170,7 @@ def test_state_round_trips_and_keeps_learning_alike(
     policy: Policy, name: str, world: Any, make_world: Any, quality: Any
 ) -> None:
     world.train(policy, 11)
-    policy.remove_actions([world.actions()[0].action_id])
+    policy.offer(world.actions()[1:])
     twin = POLICIES[name](make_world())
     twin.load(policy.state())
     assert twin.version == policy.version
@@ -180,8 +180,8 @@ def test_state_round_trips_and_keeps_learning_alike(
         assert close(one, two)
         outcome = world.outcome(context, one.action_id)
         for p in (policy, twin):
-            p.expect([Pending(context.query_id, context.embedding, one.action_id)])
-            p.update([outcome])
+            p.decided([Pending(context.query_id, context.embedding, one.action_id)])
+            p.learn([outcome])
 
 
 def test_a_state_that_is_not_whole_is_refused(policy: Policy, name: str, world: Any, make_world: Any) -> None:
@@ -224,10 +224,10 @@ def test_poison_never_reaches_the_state(policy: Policy, world: Any, field: str, 
     good = world.outcome(context, told[0].action_id)
     before = policy.state()
     with pytest.raises(InvalidObservation, match=field) as caught:
-        policy.update([replace(good, **{field: value})])
+        policy.learn([replace(good, **{field: value})])
     assert caught.value.field == field
     with pytest.raises(InvalidObservation, match=field):
-        policy.correct([replace(told[0], **{field: value})])
+        policy.learn([replace(told[0], **{field: value}, kind="correction")])
     assert policy.state() == before
 
 
@@ -241,9 +241,7 @@ def test_an_embedding_that_cannot_be_decided_names_its_query(
 def test_an_unknown_action_is_refused(policy: Policy, world: Any) -> None:
     context = world.context()
     with pytest.raises(UnknownAction, match="nobody"):
-        policy.update([world.outcome(context, "nobody/1/1/1")])
-    with pytest.raises(UnknownAction, match="nobody"):
-        policy.remove_actions(["nobody/1/1/1"])
+        policy.learn([world.outcome(context, "nobody/1/1/1")])
 
 
 def test_a_correction_replaces_what_was_imputed(
@@ -252,13 +250,13 @@ def test_a_correction_replaces_what_was_imputed(
     if name in NEURAL:
         pytest.skip("a network does not unlearn a target; the corrected one counts from the next training on")
     sure = POLICIES[name](make_world())
-    sure.add_actions(make_world().actions())
+    sure.offer(make_world().actions())
     contexts = [world.context() for _ in range(8)]
     ids = [a.action_id for a in world.actions()]
     true = [world.outcome(c, ids[i % 7], correct=1.0, imputed=0.25) for i, c in enumerate(contexts)]
-    sure.update(true)
-    policy.update([replace(o, correct=None) for o in true])
-    policy.correct(true)
+    sure.learn(true)
+    policy.learn([replace(o, correct=None) for o in true])
+    policy.learn([replace(o, kind="correction") for o in true])
     assert policy.version == 16
     context = world.context()
     one, two = (p.scores([context], [quality], seed=1)[0] for p in (policy, sure))
@@ -268,9 +266,7 @@ def test_a_correction_replaces_what_was_imputed(
 def test_nothing_told_changes_nothing(policy: Policy, world: Any) -> None:
     world.train(policy, 3)
     before = policy.state()
-    policy.update([])
-    policy.correct([])
-    policy.expect([])
-    policy.abandon([])
-    policy.add_actions([])
+    policy.learn([])
+    policy.decided([])
+    policy.offer(world.actions())
     assert policy.state() == before

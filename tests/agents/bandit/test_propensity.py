@@ -42,7 +42,7 @@ def drawn(policy: Any, world: Any, objective: Any) -> tuple[Counter[str], Any]:
 )
 def test_exact_propensities_are_the_frequencies(make: Any, world: Any, quality: Any) -> None:
     policy = make(world.features())
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     if not isinstance(policy, LinUCB):
         world.train(policy, 20)
     counts, scored = drawn(policy, world, quality)
@@ -54,7 +54,7 @@ def test_exact_propensities_are_the_frequencies(make: Any, world: Any, quality: 
 
 def test_thompsons_estimate_states_draws_and_error(world: Any, quality: Any) -> None:
     policy = Thompson(world.features(), LinUCBSettings(alpha=0.4), propensity_draws=400)
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     world.train(policy, 30)
     choice = policy.select([world.context()], [quality], seed=11)[0]
     p = choice.propensity
@@ -64,7 +64,7 @@ def test_thompsons_estimate_states_draws_and_error(world: Any, quality: Any) -> 
 
 def test_thompsons_logged_propensity_meets_its_frequency(world: Any, quality: Any) -> None:
     policy = Thompson(world.features(), LinUCBSettings(alpha=0.4), propensity_draws=DRAWS)
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     world.train(policy, 30)
     context = world.context()
     scored = policy.scores([context], [quality], seed=11)[0]
@@ -81,7 +81,7 @@ def test_thompsons_logged_propensity_meets_its_frequency(world: Any, quality: An
 def test_thompsons_scores_have_the_moments_of_the_posterior(world: Any, quality: Any) -> None:
     """xᵀθ̃ over many draws: mean xᵀθ̂ and covariance α²·x A⁻¹ xᵀ, though θ̃ is never drawn whole."""
     policy = Thompson(world.features(), LinUCBSettings(alpha=0.7), propensity_draws=0)
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     world.train(policy, 25)
     context = world.context()
     contexts = [replace(context, query_id=f"d{i}") for i in range(2500)]
@@ -96,7 +96,7 @@ def test_thompsons_scores_have_the_moments_of_the_posterior(world: Any, quality:
 
 def test_masked_actions_have_no_propensity(world: Any, quality: Any) -> None:
     policy = Explored(LinUCB(world.features()), floor=1.0)
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     inner: Any = policy.inner
     allowed = frozenset(inner.features.ids[:2])
     choices = policy.select([world.context(allowed) for _ in range(50)], [quality] * 50, seed=3)
@@ -106,10 +106,10 @@ def test_masked_actions_have_no_propensity(world: Any, quality: Any) -> None:
 
 def test_knn_says_when_it_does_not_know_its_propensity(world: Any, quality: Any) -> None:
     policy = KNN(world.features(), k=2)
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     context = world.context()
     same = [replace(world.outcome(context, policy.features.ids[0]), observation_id=f"o{i}") for i in range(6)]
-    policy.update(same)
+    policy.learn(same)
     choices = policy.select([replace(context, query_id=f"k{i}") for i in range(40)], [quality] * 40, seed=1)
     assert {c.propensity for c in choices} == {None}
     assert len({c.mean for c in choices}) > 1  # tied neighbours are drawn by chance

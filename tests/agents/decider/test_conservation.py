@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,6 @@ def test_any_order_of_rewards_conserves_decisions_and_equals_the_fold(
     gram = shard.decider.policy.gram
     a, b = np.eye(gram.dim), np.zeros((gram.dim, 4))
     for row in entered:
-        x, terms = shard.decider.policy.rows([row.observation(row.correct)])
+        x, terms = shard.decider.policy.rows([replace(row.observation("reward"), correct=row.correct)])
         a, b = a + x.T @ x, b + x.T @ terms
     assert np.allclose(gram.theta, np.linalg.solve(a, b), rtol=1e-9, atol=1e-9)

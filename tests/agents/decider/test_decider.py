@@ -290,7 +290,7 @@ def test_a_reward_that_never_comes_is_resolved_by_the_rules(
     made = shard.ask(shard.context())[0]
     shard.tell(shard.reward(made, "default", score=0.25))
     total = shard.decider.policy.gram.b[:, 0]
-    x = shard.decider.policy.rows([shard.entry(made.query_id).observation(None)])[0][0]
+    x = shard.decider.policy.rows([shard.entry(made.query_id).observation("reward")])[0][0]
     assert np.allclose(total, 0.0 if entered is None else entered * x)
     assert shard.decider.policy.version == (0 if entered is None else 1)
 

@@ -67,7 +67,7 @@ def test_whatever_is_offered_the_learner_holds_what_is_sound_and_nothing_else(
     assert shard.decider.policy.version == len(entered)
     a = np.eye(gram.dim)
     for query_id in entered:
-        x, _ = shard.decider.policy.rows([shard.entry(query_id).observation(None)])
+        x, _ = shard.decider.policy.rows([shard.entry(query_id).observation("reward")])
         a = a + x.T @ x
     gram.flush()
     assert np.allclose(np.tril(gram.a), np.tril(a), rtol=1e-12, atol=1e-12)

@@ -27,12 +27,12 @@ def of_kind(traffic: Traffic, hard: bool) -> tuple[str, np.ndarray]:
 def experienced() -> Contextual:
     """Return a policy that knows what each action is worth, as one with a prior does, and no tenant yet."""
     policy, traffic = contextual(refits=()), Traffic(3)
-    policy.add_actions(actions())
+    policy.offer(actions())
     for at in range(600):
         query_id, query, hard = traffic.question()
         action = policy.features.ids[at % 9]
         correct, log_cost = traffic.outcome(action, hard)
-        policy.update(
+        policy.learn(
             [
                 Observation(
                     query_id, query, action, correct, correct, log_cost, correct, Objective(1, 0, 0, 0, 30)
@@ -45,7 +45,7 @@ def experienced() -> Contextual:
 def served(policy: Contextual, query_id: str, query: np.ndarray, aim: Aim) -> str:
     objective = Objective(1, 0, 0, 0, 30, policy.price(aim))
     (choice,) = policy.select([Context(query_id, query)], [objective], 1)
-    policy.expect([Pending(query_id, query, choice.action_id, aim, aim.tenant)])
+    policy.decided([Pending(query_id, query, choice.action_id, aim, aim.tenant)])
     return choice.action_id
 
 
@@ -70,7 +70,7 @@ def bill(rounds: int, *, hostile: bool, settled: int = 0) -> list[tuple[str, flo
         aim = Aim("careful", accuracy=TARGET, tenant=f"shop{at % 5}")
         query_id, query = of_kind(asked, hard=at % 25 < 5)
         action = served(policy, query_id, query, aim)
-        policy.abandon([Pending(query_id, query, action, aim, aim.tenant)])
+        policy.decided([Pending(query_id, query, action, aim, aim.tenant, abandoned=True)])
         found.append((action, policy.price(aim)))
         if hostile and at >= 5 * settled:
             own = Aim(f"/mean_cost={at}", mean_cost=1e9 * (at + 1), tenant="evil")
@@ -157,18 +157,18 @@ def test_a_tenant_without_contexts_is_forgotten_so_that_names_are_bounded_too(
 def test_tenants_and_their_contexts_come_back_after_a_refit() -> None:
     """A policy without a prior learns anew from its own outcomes: each tenant has its own questions again."""
     policy, traffic = contextual(refits=(40,)), Traffic()
-    policy.add_actions(actions())
+    policy.offer(actions())
     for at in range(40):
         query_id, query, hard = traffic.question()
         action, tenant = policy.features.ids[at % 9], "abb"[at % 3]
-        policy.expect([Pending(query_id, query, action, tenant=tenant)])
+        policy.decided([Pending(query_id, query, action, tenant=tenant)])
         correct, log_cost = traffic.outcome(action, hard)
         objective = Objective(1, 0, 0, 0, 30)
         if at == 38:
             other = contextual(refits=())
             other.load(policy.state())
             assert other.state() == policy.state()
-        policy.update(
+        policy.learn(
             [Observation(query_id, query, action, correct, 0.5, log_cost, 0.5, objective, tenant=tenant)]
         )
     assert {name: len(own) for name, own in policy.recent.of.items()} == {"a": 14, "b": 26}

@@ -19,7 +19,7 @@ from tests.support.traffic import Traffic, actions, contextual, live
 @pytest.fixture(scope="module")
 def policy() -> Contextual:
     made = contextual()
-    made.add_actions(actions())
+    made.offer(actions())
     live(made, 200, aim=Aim("t", mean_cost=1e10), traffic=Traffic(), warm_up=100)
     return made
 
@@ -36,7 +36,7 @@ def test_it_is_said_once_and_taken_back_once(policy: Contextual, caplog: pytest.
     said, aimed = Pacing(Metrics("decider")), objective(mean_cost=1e10)
     dearer = dict.fromkeys(("small", "middle", "large"), 1000.0)
     for factors in ({}, dearer, dearer, {}, {}):
-        policy.reprice(factors)
+        policy.offer(actions(), factors)
         for _ in range(EVERY):
             said.decided(aimed, policy)
     first, second = (record.getMessage() for record in caplog.records)

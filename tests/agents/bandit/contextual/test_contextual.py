@@ -33,7 +33,7 @@ def _plain() -> Objective:
 
 def test_what_is_dear_is_explored_the_less_the_more_it_costs_at_the_price_in_force() -> None:
     policy = contextual(alpha=1.0)
-    policy.add_actions(actions())
+    policy.offer(actions())
     query = Traffic().question()[1]
     z = policy.features.short(query)
     cost, plain = (
@@ -57,13 +57,13 @@ def mean_cost(policy: Contextual, aim: Aim) -> float:
 @pytest.mark.parametrize("target", [8e9, 2e10])
 def test_spend_comes_within_five_per_cent_and_stays_there_through_drifts(target: float) -> None:
     policy, traffic, aim = contextual(), Traffic(), Aim("t", mean_cost=target)
-    policy.add_actions(actions())
+    policy.offer(actions())
     live(policy, 1000, aim=aim, traffic=traffic)
     assert mean_cost(policy, aim) == pytest.approx(target, rel=0.05)
-    policy.remove_actions([f"middle/{qp}/1/1" for qp in (1, 4, 16)])
+    policy.offer([each for each in actions() if each.model != "middle"])
     live(policy, 400, aim=aim, traffic=traffic)
     assert mean_cost(policy, aim) == pytest.approx(target, rel=0.05)
-    policy.add_actions(actions())
+    policy.offer(actions())
     live(policy, 600, aim=aim, traffic=traffic, price=3.0)
     assert mean_cost(policy, aim) == pytest.approx(target, rel=0.05)
 
@@ -72,7 +72,7 @@ def test_a_target_that_cannot_be_met_is_known_with_what_can() -> None:
     policy, traffic = contextual(), Traffic()
     low, enough = Aim("low", mean_cost=1e6), Aim("enough", mean_cost=1e12)
     assert policy.shortfall(low) is None, "nothing is known yet"
-    policy.add_actions(actions())
+    policy.offer(actions())
     assert live(policy, 300, aim=low, traffic=traffic, warm_up=100)["cost"] > 1e6
     before = policy.state()
     least = policy.shortfall(low)
@@ -92,7 +92,7 @@ def test_a_target_that_cannot_be_met_is_known_with_what_can() -> None:
 def test_where_nothing_was_right_yet_an_accuracy_sets_hardly_a_price_and_the_policy_keeps_looking() -> None:
     """The large model is right on one question in ten, and the others never are."""
     policy, rng, aim = contextual(), np.random.default_rng(0), Aim("a", accuracy=0.98)
-    policy.add_actions(actions())
+    policy.offer(actions())
     known, chosen = dict(MODELS), []
     for at in range(400):
         query = rng.normal(size=DIM)
@@ -102,11 +102,11 @@ def test_where_nothing_was_right_yet_an_accuracy_sets_hardly_a_price_and_the_pol
             if at < 60
             else policy.select([Context(f"q{at}", query)], [objective], 1)[0].action_id
         )
-        policy.expect([Pending(f"q{at}", query, action, aim)])
+        policy.decided([Pending(f"q{at}", query, action, aim)])
         model = action.split("/")[0]
         correct = float(at >= 100 and model == "large" and rng.random() < 0.1)
         log_cost = float(np.log(1e3 * known[model]))
-        policy.update([Observation(f"q{at}", query, action, correct, 0.0, log_cost, correct, objective)])
+        policy.learn([Observation(f"q{at}", query, action, correct, 0.0, log_cost, correct, objective)])
         if at == 99:
             assert policy.price(aim) * 16 * 1e3 * 1e8 < 0.01, "even the dearest costs next to nothing"
         chosen.append(model)
@@ -116,7 +116,7 @@ def test_where_nothing_was_right_yet_an_accuracy_sets_hardly_a_price_and_the_pol
 @pytest.mark.parametrize("seed", [0, 1, 5])
 def test_an_accuracy_is_kept_at_a_part_of_the_cost(seed: int) -> None:
     policy, traffic, aim = contextual(), Traffic(seed), Aim("a", accuracy=0.95)
-    policy.add_actions(actions())
+    policy.offer(actions())
     live(policy, 1200, aim=aim, traffic=traffic, warm_up=200)
     found = live(policy, 600, aim=aim, traffic=traffic)
     best = (0.9 + 0.95) / 2
@@ -131,19 +131,18 @@ def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
     """Two learners see the same searches, one of them at three times the price: they learn the same."""
     plain, charged, traffic = contextual(), contextual(), Traffic(5)
     aim = Aim("a", accuracy=0.9)
-    for policy in (plain, charged):
-        policy.add_actions(actions())
-    charged.reprice({"middle": 3.0})
+    plain.offer(actions())
+    charged.offer(actions(), {"middle": 3.0})
     for _ in range(200):
         query_id, query, hard = traffic.question()
         chosen = plain.features.ids[int(traffic.rng.integers(len(plain.features.ids)))]
         correct, log_cost = traffic.outcome(chosen, hard)
         factor = 3.0 if chosen.startswith("middle") else 1.0
         for policy, paid in ((plain, 1.0), (charged, factor)):
-            policy.expect([Pending(query_id, query, chosen, aim)])
+            policy.decided([Pending(query_id, query, chosen, aim)])
             priced = float(log_cost + np.log(paid))
             observed = Observation(query_id, query, chosen, correct, correct, priced, correct, _plain())
-            policy.update([replace_factor(observed, paid)])
+            policy.learn([replace_factor(observed, paid)])
     assert np.allclose(plain.estimates.paid.ridge.theta, charged.estimates.paid.ridge.theta, rtol=1e-9)
     assert np.allclose(plain.estimates.right.ridge.theta, charged.estimates.right.ridge.theta, rtol=1e-9)
     dear = np.array([3.0 if action.startswith("middle") else 1.0 for action in plain.features.ids])
@@ -153,15 +152,15 @@ def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
     assert np.allclose(np.exp(theirs[:, 2]), np.exp(ours[:, 2]) * dear)
     # λ was solved under the old price; the next decision solves for it again, and a price that goes back does not.
     before = plain.price(aim)
-    plain.reprice({"middle": 3.0})
+    plain.offer(actions(), {"middle": 3.0})
     assert plain.price(aim) != before
-    plain.reprice({})
+    plain.offer(actions())
     assert plain.price(aim) == before
     # The middle model is worth its price only while it is not too dear.
     objective = Objective(1, 0, 0, 0, 30, before)
     shares = []
     for factors in ({}, {"middle": 100.0}):
-        plain.reprice(factors)
+        plain.offer(actions(), factors)
         asked = [Context(f"p{n}", traffic.question()[1]) for n in range(40)]
         made = plain.select(asked, [objective] * 40, 1)
         shares.append(sum(choice.action_id.startswith("middle") for choice in made))
@@ -267,7 +266,7 @@ def test_without_a_prior_it_fits_its_directions_to_its_own_history() -> None:
     found = {}
     for refits in ((100, 300), ()):
         policy, rng = contextual(refits=refits), np.random.default_rng(3)
-        policy.add_actions(actions(MODELS[:1] + MODELS[2:]))
+        policy.offer(actions(MODELS[:1] + MODELS[2:]))
         objective = Objective(1, 0, 0, 0, 30, 4e-12)
         right = []
         for at in range(900):
@@ -280,7 +279,7 @@ def test_without_a_prior_it_fits_its_directions_to_its_own_history() -> None:
             large = chosen.startswith("large")
             correct = float(rng.random() < (0.9 if large or not hard else 0.1))
             log_cost = float(np.log(1e11 if large else 1e9))
-            policy.update(
+            policy.learn(
                 [Observation(seen.query_id, query, chosen, correct, 0.5, log_cost, correct, objective)]
             )
             right.append(large == hard)
@@ -294,14 +293,14 @@ def test_few_questions_or_directions_end_no_refit(questions: int, rank: int) -> 
     rng = np.random.default_rng(3)
     settings = ContextualSettings(refits=(60,))
     policy = Contextual(ContextualFeatures(FeatureSettings(DIM, 4, query_rank=rank)), settings)
-    policy.add_actions(actions())
+    policy.offer(actions())
     asked = np.abs(rng.normal(size=(questions, DIM)))
     transform = policy.features.transform
     objective = Objective(1, 0, 0, 0, 30)
     for at in range(80):
         query, action = asked[at % questions], policy.features.ids[at % 9]
         terms = float(rng.random() < 0.5), 0.5, float(20.0 + at % 3)
-        policy.update([Observation(f"q{at}", query, action, *terms, 0.5, objective)])
+        policy.learn([Observation(f"q{at}", query, action, *terms, 0.5, objective)])
     assert policy.memory.due == ()
     assert (policy.features.transform is transform) == (questions < 10)
     assert policy.features.rank <= 1 + rank
@@ -311,13 +310,13 @@ def test_few_questions_or_directions_end_no_refit(questions: int, rank: int) -> 
 def taught(rounds: int, models: tuple[tuple[str, float], ...] = MODELS) -> tuple[Contextual, Traffic]:
     """Return a policy that has seen every action equally often."""
     policy, traffic = contextual(), Traffic()
-    policy.add_actions(actions(models))
+    policy.offer(actions(models))
     for at in range(rounds):
         query_id, query, hard = traffic.question()
         action = policy.features.ids[at % len(policy.features.ids)]
         correct, log_cost = traffic.outcome(action, hard)
-        policy.expect([Pending(query_id, query, action)])
-        policy.update([Observation(query_id, query, action, correct, correct, log_cost, correct, _plain())])
+        policy.decided([Pending(query_id, query, action)])
+        policy.learn([Observation(query_id, query, action, correct, correct, log_cost, correct, _plain())])
     return policy, traffic
 
 
@@ -327,7 +326,7 @@ def asked(traffic: Traffic, count: int) -> list[Context]:
 
 def test_before_anything_is_known_every_model_is_tried_alike_in_its_cheapest_configuration() -> None:
     policy = contextual()
-    policy.add_actions(actions())
+    policy.offer(actions())
     scored = policy.scores(asked(Traffic(), 900), [_plain()] * 900, 1)
     drawn = [each.action_ids[each.chosen] for each in scored]
     cheapest = {f"{model}/1/1/1" for model, _ in MODELS}
@@ -345,7 +344,7 @@ def test_before_anything_is_known_every_model_is_tried_alike_in_its_cheapest_con
 def test_a_model_that_joins_is_tried_until_something_is_known_of_it() -> None:
     policy, traffic = taught(90)
     assert {each.reason for each in policy.scores(asked(traffic, 50), [_plain()] * 50, 1)} == {"policy"}
-    policy.add_actions([ActionVector(f"new/{qp}/1/1", "new", np.ones(4), 3e7) for qp in (4, 1)])
+    policy.offer([*actions(), *(ActionVector(f"new/{qp}/1/1", "new", np.ones(4), 3e7) for qp in (4, 1))])
     contexts = asked(traffic, 1200)
     scored = policy.scores(contexts, [_plain()] * 1200, 1)
     tried = [each.action_ids[each.chosen] == "new/1/1/1" for each in scored]
@@ -362,7 +361,7 @@ def test_a_model_that_joins_is_tried_until_something_is_known_of_it() -> None:
         assert np.mean([f.action_ids[f.chosen].startswith("new") for f in found]) == expected
     for at in range(2):
         query_id, query, _ = traffic.question()
-        policy.update([Observation(query_id, query, "new/1/1/1", 1.0, 1.0, 24.0, 1.0, _plain())])
+        policy.learn([Observation(query_id, query, "new/1/1/1", 1.0, 1.0, 24.0, 1.0, _plain())])
         reasons = {each.reason for each in policy.scores(contexts[:200], [_plain()] * 200, 1)}
         assert ("warm-up" in reasons) == (at == 0)
 
@@ -370,19 +369,19 @@ def test_a_model_that_joins_is_tried_until_something_is_known_of_it() -> None:
 def test_a_good_model_that_joins_gets_its_share() -> None:
     """Nothing but its size says what the new one is: as right as the large model, at a hundredth of its cost."""
     policy, traffic, aim = contextual(), Traffic(), Aim("a", accuracy=0.95)
-    policy.add_actions(actions())
+    policy.offer(actions())
     live(policy, 500, aim=aim, traffic=traffic)
-    policy.add_actions([ActionVector("new/1/1/1", "new", np.ones(4), 0.0)])
+    policy.offer([*actions(), ActionVector("new/1/1/1", "new", np.ones(4), 0.0)])
     chosen = []
     for _ in range(300):
         query_id, query, hard = traffic.question()
         objective = Objective(1, 0, 0, 0, 30, policy.price(aim))
         (choice,) = policy.select([Context(query_id, query)], [objective], 1)
-        policy.expect([Pending(query_id, query, choice.action_id, aim)])
+        policy.decided([Pending(query_id, query, choice.action_id, aim)])
         correct, log_cost = traffic.outcome(choice.action_id.replace("new", "large"), hard)
         if new := choice.action_id.startswith("new"):
             log_cost = float(np.log(1e9))
-        policy.update(
+        policy.learn(
             [Observation(query_id, query, choice.action_id, correct, correct, log_cost, correct, objective)]
         )
         chosen.append(new)
@@ -399,7 +398,7 @@ def test_a_share_is_of_what_can_be_reached_or_of_the_best_single_configuration()
             Aim("a", accuracy=0.95),
         )
         both = [ActionVector(f"{name}/1/1/1", name, np.ones(4), 0.0) for name in ("cheap", "dear")]
-        policy.add_actions(both)
+        policy.offer(both)
         right = []
         for at in range(900):
             query = rng.normal(size=DIM) * 0.1
@@ -410,10 +409,10 @@ def test_a_share_is_of_what_can_be_reached_or_of_the_best_single_configuration()
                 if at < 100
                 else policy.select([Context(f"q{at}", query)], [objective], 1)[0].action_id
             )
-            policy.expect([Pending(f"q{at}", query, chosen, aim if at >= 100 else None)])
+            policy.decided([Pending(f"q{at}", query, chosen, aim if at >= 100 else None)])
             correct = float(rng.random() < (0.95 if side == chosen.startswith("dear") else 0.35))
             log_cost = float(np.log(1e11 if chosen.startswith("dear") else 1e9))
-            policy.update([Observation(f"q{at}", query, chosen, correct, 0.5, log_cost, correct, objective)])
+            policy.learn([Observation(f"q{at}", query, chosen, correct, 0.5, log_cost, correct, objective)])
             right.append(correct)
         forecast = policy.recent.forecast()
         assert forecast is not None
@@ -436,14 +435,14 @@ def test_what_can_be_reached_is_taken_less_its_doubt_and_never_below_the_best_si
 @pytest.mark.parametrize("refits", [(), (10, 30)])
 def test_a_state_is_loaded_to_the_byte_and_goes_on_alike(refits: tuple[int, ...]) -> None:
     policy, traffic, aim = contextual(refits=refits), Traffic(), Aim("a", accuracy=0.9)
-    policy.add_actions(actions())
+    policy.offer(actions())
     live(policy, 60, aim=aim, traffic=traffic, warm_up=20)
     other = contextual(refits=())
     other.load(policy.state())
     assert other.state() == policy.state()
     later = [Traffic(4), Traffic(4)]
     for each, questions in zip((policy, other), later, strict=True):
-        each.add_actions([ActionVector("new/1/1/1", "new", np.ones(4), NEW[1])])
+        each.offer([*actions(), ActionVector("new/1/1/1", "new", np.ones(4), NEW[1])])
         live(each, 300, aim=aim, traffic=questions)
     assert other.state() == policy.state()
 
@@ -457,20 +456,20 @@ def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first:
     added = [each for each in actions() if each.action_id not in ids]
     added += [ActionVector(f"new/{qp}/1/1", "new", np.ones(4), NEW[1]) for qp in (1, 4)]
     for policy in (early, late):
-        policy.add_actions(known)
-    early.add_actions(added)
-    early.remove_actions([each.action_id for each in added])
+        policy.offer(known)
+    early.offer([*known, *added])
+    early.offer(known)
     for at in range(400):
         if at == 333:  # after a refit, before the next
             for policy in (early, late):
-                policy.add_actions(added)
+                policy.offer([*known, *added])
         query_id, query, hard = traffic.question()
         chosen = late.features.ids[int(traffic.rng.integers(len(late.features.ids)))]
         correct, log_cost = traffic.outcome(chosen, hard)
         seen = Observation(query_id, query, chosen, correct, correct, log_cost, correct, _plain())
         for policy in (early, late):
-            policy.expect([Pending(query_id, query, chosen)])
-            policy.update([seen])
+            policy.decided([Pending(query_id, query, chosen)])
+            policy.learn([seen])
         if at in (150, 332, 340, 399):
             one, other = (p.estimates.predicted(p.features.short(query)) for p in (early, late))
             assert one[: len(other)] == pytest.approx(other, rel=1e-8), at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,13 +23,13 @@ def learn(policy: Contextual, traffic: Traffic, rounds: int, longer: float = 1.0
         chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
         correct, log_cost = traffic.outcome(chosen, hard)
         log_cost += math.log(longer) if chosen.startswith("middle") else 0.0
-        policy.expect([Pending(query_id, query, chosen, AIM)])
-        policy.update([Observation(query_id, query, chosen, correct, correct, log_cost, correct, PLAIN)])
+        policy.decided([Pending(query_id, query, chosen, AIM)])
+        policy.learn([Observation(query_id, query, chosen, correct, correct, log_cost, correct, PLAIN)])
 
 
 def test_longer_searches_of_a_model_are_noticed_and_those_of_others_are_not() -> None:
     policy, traffic = contextual(), Traffic(7)
-    policy.add_actions(actions())
+    policy.offer(actions())
     learn(policy, traffic, 1_000)
     assert (policy.estimates.factors == 1.0).all()
     z = policy.features.short(traffic.question()[1])
@@ -40,13 +41,13 @@ def test_longer_searches_of_a_model_are_noticed_and_those_of_others_are_not() ->
     assert (policy.estimates.factors[~middle] == 1.0).all()
     # A price is told, not noticed: it multiplies on top.
     drifted = policy.estimates.factors.copy()
-    policy.reprice({"middle": 3.0})
+    policy.offer(actions(), {"middle": 3.0})
     assert np.allclose(policy.estimates.factors, np.where(middle, 3.0 * drifted, drifted))
 
 
 def test_what_was_noticed_survives_a_restart() -> None:
     policy, other, traffic = contextual(), contextual(), Traffic(8)
-    policy.add_actions(actions())
+    policy.offer(actions())
     learn(policy, traffic, 1_000)
     learn(policy, traffic, 60, longer=4.0)
     other.load(policy.state())
@@ -61,7 +62,7 @@ def test_what_was_noticed_survives_a_restart() -> None:
 
 def test_a_regression_that_knows_little_is_not_corrected() -> None:
     policy, traffic = contextual(), Traffic(10)
-    policy.add_actions(actions())
+    policy.offer(actions())
     learn(policy, traffic, 100)
     learn(policy, traffic, 100, longer=4.0)
     assert (policy.estimates.factors == 1.0).all()
@@ -91,13 +92,14 @@ def cut_short(policy: Contextual, traffic: Traffic, rounds: int) -> None:
         query_id, query, hard = traffic.question()
         chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
         log_cost = traffic.outcome(chosen, hard)[1] + math.log(0.1)
-        policy.expect([Pending(query_id, query, chosen, AIM)])
-        policy.price_only([Observation(query_id, query, chosen, None, 0.5, log_cost, 0.5, PLAIN)])
+        policy.decided([Pending(query_id, query, chosen, AIM)])
+        outcome = Observation(query_id, query, chosen, None, 0.5, log_cost, 0.5, PLAIN)
+        policy.learn([replace(outcome, kind="cost")])
 
 
 def test_a_cost_alone_moves_the_costs_and_neither_correctness_nor_its_width() -> None:
     policy, traffic = contextual(), Traffic(7)
-    policy.add_actions(actions())
+    policy.offer(actions())
     learn(policy, traffic, 300)
     z = policy.features.short(traffic.question()[1])
     before, width, version = (
@@ -122,13 +124,13 @@ def test_a_cost_alone_moves_the_costs_and_neither_correctness_nor_its_width() ->
 
 def test_costs_learned_alone_survive_a_restart_and_new_actions() -> None:
     policy, other = contextual(), contextual()
-    policy.add_actions(actions())
+    policy.offer(actions())
     learn(policy, Traffic(8), 100)
     cut_short(policy, Traffic(9), 20)
     other.load(policy.state())
     for each in (policy, other):
         learn(each, Traffic(10), 30)
-        each.add_actions([ActionVector("large/8/4/2", "large", np.ones(4), 1e8)])
+        each.offer([*actions(), ActionVector("large/8/4/2", "large", np.ones(4), 1e8)])
         cut_short(each, Traffic(11), 10)
         learn(each, Traffic(12), 30)
     assert policy.state() == other.state()
@@ -142,10 +144,10 @@ def serve(policy: Contextual, rounds: int, broken: str = "", seed: int = 0) -> l
         objective = Objective(1, 0, 0, 0, 30, policy.price(AIM))
         (choice,) = policy.select([Context(f"s{seed}-{at}", query)], [objective], 1)
         model = choice.action_id.split("/")[0]
-        policy.expect([Pending(f"s{seed}-{at}", query, choice.action_id, AIM)])
+        policy.decided([Pending(f"s{seed}-{at}", query, choice.action_id, AIM)])
         correct = float(rng.random() < (0.15 if model == broken else 0.85))
         log_cost = math.log(1e9 * FLEET[model])
-        policy.update(
+        policy.learn(
             [
                 Observation(
                     f"s{seed}-{at}", query, choice.action_id, correct, correct, log_cost, correct, objective
@@ -161,7 +163,7 @@ FLEET = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
 
 def fleet() -> Contextual:
     policy = contextual()
-    policy.add_actions([ActionVector(f"{name}/1/1/1", name, np.ones(4), 0.0) for name in FLEET])
+    policy.offer([ActionVector(f"{name}/1/1/1", name, np.ones(4), 0.0) for name in FLEET])
     return policy
 
 

@@ -63,11 +63,11 @@ def two_models() -> list[ActionVector]:
 def test_the_first_decision_knows_what_history_knew(logged: bool) -> None:
     actions = two_models()
     taught = policy()
-    taught.add_actions(actions)
+    taught.offer(actions)
     prior = teach(taught, history(actions, logged=logged, questions=600 if logged else 240))
     fresh = policy()
     fresh.begin(prior, actions)
-    fresh.add_actions(actions)
+    fresh.offer(actions)
     assert fresh.version == 0
     probe = history(actions, seed=9).queries
     objective = Objective(1, 0, 0, 20, 30, price=0.3 / 1e11)
@@ -83,7 +83,7 @@ def test_every_outcome_of_history_weighs_up_to_a_cap() -> None:
     sums = []
     for cap in (1e9, 60.0):
         taught = policy()
-        taught.add_actions(actions)
+        taught.offer(actions)
         teach(taught, history(actions), cap)
         sums.append(taught.estimates.right.outcomes)
     assert sums == pytest.approx([480.0, 60.0])
@@ -93,7 +93,7 @@ def test_a_log_begins_from_it_and_recovers_and_replays_exactly(make_shard: Calla
     shard = make_shard(lambda _: Explored(policy(encoder=""), warm_up=3))
     actions = list(shard.vectors.values())
     taught = policy(encoder="")
-    taught.add_actions(actions)
+    taught.offer(actions)
     prior = teach(taught, history(actions, questions=60))
     shard.table.clear()
     shard.decider = shard.fresh()
@@ -122,7 +122,7 @@ def test_a_log_begins_from_it_and_recovers_and_replays_exactly(make_shard: Calla
 def test_what_does_not_fit_is_refused_and_nothing_changes() -> None:
     actions = two_models()
     taught = policy()
-    taught.add_actions(actions)
+    taught.offer(actions)
     prior = teach(taught, history(actions))
     other = Contextual(
         ContextualFeatures(FeatureSettings(DIM, 10, query_rank=12)), ContextualSettings(encoder="tiny")
@@ -153,7 +153,7 @@ def test_a_prior_of_other_costs_is_refused_and_one_that_does_not_name_them_is_ta
 
     def taught(pricing: dict[str, Any] | None) -> bytes:
         fresh = policy(encoder="")
-        fresh.add_actions(actions)
+        fresh.offer(actions)
         return teach(fresh, history(actions, questions=20), pricing=pricing)
 
     here = shard.catalogue.pricing

@@ -35,7 +35,7 @@ def features(models: int = 6, rank: int = 20, widths: tuple[int, ...] = (1,)) ->
     plain, learned = made.transform, rank - 9
     axes = np.eye(rank, DIM)
     made.transform = QueryTransform(plain.offset, axes, plain.landmarks, 1.0, np.zeros((learned, 0)), learned)
-    made.add(
+    made.offer(
         [
             ActionVector(f"m{i}/{width}/1/1", f"m{i}", np.eye(models)[i], 0.0)
             for i in range(models)
@@ -99,14 +99,14 @@ def drawn(on: ContextualFeatures, variances: dict[str, float], seed: int = 1) ->
 @pytest.mark.parametrize("sizes", [True, False])
 def test_predictions_solve_the_normal_equations_with_the_variance_of_each_block(sizes: bool) -> None:
     policy = contextual(refits=())
-    policy.add_actions(actions() if sizes else actions(tuple((name, 0.0) for name, _ in MODELS)))
+    policy.offer(actions() if sizes else actions(tuple((name, 0.0) for name, _ in MODELS)))
     traffic, rows, right, paid = Traffic(), [], [], []
     d, e = policy.features, policy.estimates
     for at in range(60):
         query_id, query, hard = traffic.question()
         action = at % 9
         correct, log_cost = traffic.outcome(d.ids[action], hard)
-        policy.update([Observation(query_id, query, d.ids[action], correct, 0.4, log_cost, 0.4, PLAIN)])
+        policy.learn([Observation(query_id, query, d.ids[action], correct, 0.4, log_cost, 0.4, PLAIN)])
         rows.append(np.kron(d.sides[action], d.short(query)))
         ratio = log_cost - math.log(d.anchors[action])
         right.append([correct, 0.4])
@@ -133,12 +133,12 @@ MODELS = (("small", 1e6), ("middle", 1e7), ("large", 1e8))
 
 def test_forecasts_of_many_queries_are_the_predictions_of_each() -> None:
     policy, traffic = contextual(), Traffic()
-    policy.add_actions(actions())
+    policy.offer(actions())
     for at in range(80):
         query_id, query, hard = traffic.question()
         correct, log_cost = traffic.outcome(policy.features.ids[at % 9], hard)
         seen = Observation(query_id, query, policy.features.ids[at % 9], correct, 0.4, log_cost, 0.4, PLAIN)
-        policy.update([seen])
+        policy.learn([seen])
     z = np.array([policy.features.short(traffic.question()[1]) for _ in range(10)])
     offered = np.array([1, 4, 8])
     found = policy.estimates.forecast(z, offered)
@@ -286,12 +286,12 @@ def test_a_capped_history_predicts_the_same_less_surely() -> None:
 
 def test_new_features_begin_with_the_usual_variance_and_change_no_prediction() -> None:
     policy, traffic = contextual(refits=()), Traffic()
-    policy.add_actions(actions())
+    policy.offer(actions())
     _teach(policy, traffic, 60)
     z = policy.features.short(traffic.question()[1])
     before = policy.estimates.predicted(z)
     width = policy.estimates.right.widths(z, policy.features.sides)
-    policy.add_actions([ActionVector("new/1/1/1", "new", np.ones(4), 0.0)])
+    policy.offer([*actions(), ActionVector("new/1/1/1", "new", np.ones(4), 0.0)])
     assert np.array_equal(policy.estimates.predicted(z)[:9], before)
     after = policy.estimates.right.widths(z, policy.features.sides)
     assert after[:9] == pytest.approx(width)
@@ -301,7 +301,7 @@ def test_new_features_begin_with_the_usual_variance_and_change_no_prediction() -
 def test_the_columns_are_bounded_by_a_shorter_z_where_models_are_many() -> None:
     for models, rank in ((4, 41), (12, 41), (60, 41)):
         on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=rank - 1))
-        on.add([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(models)])
+        on.offer([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(models)])
         assert on.rank == 10, "before anything is known, the counts"
         fit_directions(on, *told(on, 60))
         assert on.rank == rank if models <= 4 else on.rank < rank
@@ -314,7 +314,7 @@ def test_directions_are_learned_where_questions_outnumber_what_describes_them(
     questions: int, learned: bool
 ) -> None:
     on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=20))
-    on.add([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(4)])
+    on.offer([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(4)])
     history, targets = told(on, questions)
     z = fit_directions(on, history, targets)
     assert ("one × directions" in on.column_blocks) == learned
@@ -330,7 +330,7 @@ def test_directions_are_learned_where_questions_outnumber_what_describes_them(
 def test_what_is_alike_is_close_in_the_kernel_and_what_is_like_nothing_is_at_zero() -> None:
     rng = np.random.default_rng(3)
     on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=30))
-    on.add([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(4)])
+    on.offer([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(4)])
     history, targets = told(on, 20)
     z = fit_directions(on, history, targets)[:, 10:]
     distance = np.linalg.norm(history.queries[:, None, :-9] - history.queries[:, :-9], axis=2)
@@ -357,14 +357,14 @@ def _teach(policy: Contextual, traffic: Traffic, rounds: int, **_: Any) -> None:
         query_id, query, hard = traffic.question()
         action = policy.features.ids[at % 9]
         correct, log_cost = traffic.outcome(action, hard)
-        policy.update([Observation(query_id, query, action, correct, correct, log_cost, correct, PLAIN)])
+        policy.learn([Observation(query_id, query, action, correct, correct, log_cost, correct, PLAIN)])
 
 
 def test_settings_do_not_change_what_is_learned() -> None:
     states = []
     for settings in (ContextualSettings(), ContextualSettings(alpha=2.0, accuracy_of="best")):
         policy = Contextual(ContextualFeatures(FeatureSettings(DIM, 4, query_rank=11)), settings)
-        policy.add_actions(actions())
+        policy.offer(actions())
         _teach(policy, Traffic(), 60)
         states.append(policy.state())
     assert states[0] == states[1]
@@ -374,7 +374,9 @@ def test_the_size_of_a_hosted_model_is_read_from_what_it_costs() -> None:
     """Three models cost as cost grows with size: whose size is told, whose is not, and who is not tried yet."""
     made = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=10))
     sizes = {"small": 1e9, "large": 1e11, "hosted": 0.0, "new": 0.0}
-    made.add([ActionVector(f"{name}/1/1/1", name, np.eye(4)[i], sizes[name]) for i, name in enumerate(sizes)])
+    made.offer(
+        [ActionVector(f"{name}/1/1/1", name, np.eye(4)[i], sizes[name]) for i, name in enumerate(sizes)]
+    )
     size = made.names.index("size")
     assert made.sides[:, size].tolist() == [-1.0, 1.0, 0.0, 0.0]
     asked, action = np.repeat(np.arange(200), 3), np.tile(np.arange(3), 200)

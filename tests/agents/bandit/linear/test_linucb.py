@@ -42,7 +42,8 @@ def test_equals_algorithm_1_over_long_sequences(
     """Batches, repeated queries, actions added and removed: means and widths agree to 1e-9."""
     world = make_world(seed=seed)
     policy = LinUCB(world.features(**options))
-    policy.add_actions(world.actions())
+    on_offer = {action.action_id: action for action in world.actions()}
+    policy.offer(list(on_offer.values()))
     learned: list[Any] = []
     objective = Objective(0.3, 0.3, 0.4, 20.0, 30.0)
     for step in range(12):
@@ -54,13 +55,13 @@ def test_equals_algorithm_1_over_long_sequences(
             if move == "repeat":
                 told = told * 6
             for part in [told] if move == "batch" else [[o] for o in told]:
-                policy.update(part)
+                policy.learn(part)
             learned += told
         elif move == "add":
-            policy.add_actions(world.actions(2, prefix=f"n{step}"))
-        elif sum(policy.features.active) > 3:
-            active = [i for i, on in zip(policy.features.ids, policy.features.active, strict=True) if on]
-            policy.remove_actions([active[step % len(active)]])
+            on_offer |= {action.action_id: action for action in world.actions(2, prefix=f"n{step}")}
+        elif len(on_offer) > 3:
+            del on_offer[[i for i in policy.features.ids if i in on_offer][step % len(on_offer)]]
+        policy.offer(list(on_offer.values()))
         # Algorithm 1 knows the final dimensions from the start: unseen ones only ever add λ.
         query = world.query()
         x = rows_in_own_axes(world, policy.features, query)
@@ -84,7 +85,7 @@ def test_any_objective_is_answered_as_if_it_had_always_been_in_force(
     """θ(w) = A⁻¹Bw against LinUCB trained from scratch on rewards scalarised with w and the bounds."""
     world = make_world(seed=seed)
     policy = LinUCB(world.features())
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     objective = Objective(*w, limits[0], limits[0] + limits[1])
     scratch = plain(world.query_dim + world.action_dim)
     for o in world.train(policy, 40):  # learned under another objective
@@ -106,7 +107,7 @@ def test_scalar_form_keeps_rewards_under_the_weights_of_their_day(
     world: Any, plain: Any, quality: Any, thrift: Any
 ) -> None:
     policy = LinUCB(world.features(), LinUCBSettings(reward="scalar"))
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     by_rule = plain(world.query_dim + world.action_dim)
     for i in range(60):
         context = world.context()
@@ -116,13 +117,13 @@ def test_scalar_form_keeps_rewards_under_the_weights_of_their_day(
         row = x[policy.features.index[chosen.action_id]]
         o = world.outcome(context, chosen.action_id, objective=objective)
         assert np.add(*by_rule.scores(x)).max() == pytest.approx(chosen.score, abs=1e-9)
-        policy.update([o])
+        policy.learn([o])
         by_rule.update(row, objective.reward(o.correct, o.score, o.log_cost))
 
 
 def test_greedy_is_linucb_without_width(world: Any, quality: Any) -> None:
     policy = greedy(world.features())
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     world.train(policy, 10)
     scored = policy.scores([world.context()], [quality], seed=1)[0]
     assert not scored.width.any()
@@ -131,18 +132,18 @@ def test_greedy_is_linucb_without_width(world: Any, quality: Any) -> None:
 
 def test_outstanding_decisions_narrow_the_width_and_leave_the_mean(world: Any, quality: Any) -> None:
     policy = LinUCB(world.features(), LinUCBSettings(widths="decided"))
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     world.train(policy, 10)
     context = world.context()
     before = policy.scores([context], [quality], seed=1)[0]
     waiting = [Pending(f"w{i}", context.embedding, before.action_ids[0]) for i in range(4)]
-    policy.expect(waiting)
-    policy.expect(waiting)  # told twice, counted once
+    policy.decided(waiting)
+    policy.decided(waiting)  # told twice, counted once
     after = policy.scores([context], [quality], seed=1)[0]
     assert np.array_equal(after.mean, before.mean)
     assert np.all(after.width < before.width)
-    policy.abandon(waiting)
-    policy.abandon(waiting)
+    policy.decided([replace(each, abandoned=True) for each in waiting])
+    policy.decided([replace(each, abandoned=True) for each in waiting])
     back = policy.scores([context], [quality], seed=1)[0]
     assert np.allclose(back.width, before.width, rtol=1e-12)
 
@@ -151,13 +152,13 @@ def test_a_reward_that_was_awaited_enters_the_width_once(world: Any, make_world:
     waited = LinUCB(world.features(), LinUCBSettings(widths="decided"))
     direct = LinUCB(world.features())
     for policy in (waited, direct):
-        policy.add_actions(make_world().actions())
+        policy.offer(make_world().actions())
     for _ in range(50):
         context = world.context()
         outcome = world.outcome(context, waited.features.ids[0])
-        waited.expect([Pending(context.query_id, context.embedding, outcome.action_id)])
-        waited.update([outcome])
-        direct.update([outcome])
+        waited.decided([Pending(context.query_id, context.embedding, outcome.action_id)])
+        waited.learn([outcome])
+        direct.learn([outcome])
     context = world.context()
     one, two = (p.scores([context], [quality], seed=1)[0] for p in (waited, direct))
     assert np.allclose(one.width, two.width, rtol=1e-10)
@@ -167,7 +168,7 @@ def test_a_reward_that_was_awaited_enters_the_width_once(world: Any, make_world:
 def test_ties_are_broken_by_seed_and_logged(world: Any, quality: Any) -> None:
     """Before any reward all actions have equal width; float noise must not decide."""
     policy = LinUCB(world.features())
-    policy.add_actions(world.actions())
+    policy.offer(world.actions())
     context = world.context()
     choices = [policy.select([context], [quality], seed=s)[0] for s in range(60)]
     assert len({c.action_id for c in choices}) == 7
