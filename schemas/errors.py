@@ -19,6 +19,9 @@ record is at fault, and makes a dead letter. What is the fault of the process or
 `Unavailable` and `Crash` of `streams.runtime.base`.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class UniscaleError(Exception):
     """Base class of everything this product refuses. Catch this, never Exception, to make a dead letter or message."""
@@ -66,4 +69,18 @@ def shown(value: object, most: int = 80) -> str:
         return repr(value[:most])
     return (
         repr(value)[:most] if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"
+    )
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the one that was meant, or all there are.
+
+    >>> closest("sead", ["seed", "prefix"]), closest("speed_of_light", ["seed", "prefix"])
+    ("did you mean 'seed'?", 'known: prefix, seed')
+    """
+    names = sorted(known)
+    return (
+        f"did you mean {meant[0]!r}?"
+        if (meant := get_close_matches(name, names, 1))
+        else f"known: {', '.join(names)}"
     )

@@ -68,7 +68,7 @@ class Control:
             self.pairs = parse_pairs(asked)
         except ActionError as error:
             raise SettingsError(f"{named_by}: {error}") from None
-        steering = Steering.of(self.base, beside.objectives)
+        steering = Steering.of(self.base, settings.queries.own_objectives())
         self.steering = replace(
             steering, objectives=replace(steering.objectives, default=default_objective(settings))
         )

@@ -1,5 +1,11 @@
-"""Every setting of the streaming processes, in one frozen struct of sections, parsed once."""
+"""Every setting of the streaming processes, in one frozen struct of sections, parsed once.
 
+Each setting has one name. It is set as UNISCALE_<NAME> in the environment or by that name in one configuration file,
+`uniscale.yaml`; what the command line says wins over the environment, the environment over the file, the file over the
+defaults. The supervisor passes its settings to its processes through the environment, and they read the same file.
+"""
+
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType
@@ -7,9 +13,11 @@ from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from agents.catalogue.file import beside_catalogue
+from agents.catalogue.file import decode_objective, read_yaml
+from agents.catalogue.models import CatalogueError
+from schemas.control import ObjectiveEntry
 from schemas.dead_letter import HEAD_BYTES
-from schemas.errors import UniscaleError
+from schemas.errors import UniscaleError, closest
 from schemas.record import MAX_RECORD
 
 # The settings by subject: one frozen struct each, with its defaults, and what cannot work refused.
@@ -36,7 +44,17 @@ def variable(name: str) -> str:
 
 
 class SettingsError(UniscaleError, ValueError):
-    """A setting cannot be used. The message names its variable and says what to write instead."""
+    """A setting cannot be used. The message names it where it was set and says what to write instead.
+
+    Attributes:
+        name: The setting's name; empty where several or none are at fault.
+        why: What is wrong and what to do, without the name.
+    """
+
+    def __init__(self, why: str, name: str = "") -> None:
+        super().__init__(f"{variable(name)}: {why}" if name else why)
+        self.name = name
+        self.why = why
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +93,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """
         if not holds:
             name = next(f.encode_name for f in msgspec.structs.fields(self) if f.name == field)
-            raise SettingsError(f"{variable(name)}: {why}, is {getattr(self, field)!r}")
+            raise SettingsError(f"{why}, is {getattr(self, field)!r}", name)
 
 
 class KafkaSettings(Section, frozen=True):
@@ -153,6 +171,25 @@ class QuerySettings(Section, frozen=True):
     # Objective of a query that asks for none. Empty: `careful` where the policy is `contextual`, which can aim at an
     # accuracy, else `cost-sensitive`.
     objective: str = ""
+    # What queries may ask for by name besides the modes that ship, each by one of `weights`, `mean_cost`, `accuracy`. A
+    # first state: what a record on `control` says of a name counts from then on.
+    objectives: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        super().__post_init__()
+        self.own_objectives()
+
+    def own_objectives(self) -> dict[str, ObjectiveEntry]:
+        """Return the deployment's own objectives by name.
+
+        Raises:
+            SettingsError: naming the objective, its field and the fix.
+        """
+        try:
+            return {name: decode_objective(name, asked) for name, asked in self.objectives.items()}
+        except CatalogueError as error:
+            raise SettingsError(str(error), "objectives") from None
 
 
 class ExecutorSettings(Section, frozen=True):
@@ -249,6 +286,20 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
     # Ids of ended queries that are recognised while their Query or Context is on the broker, at most: 16 bytes each.
     remembered_ids: int = 10_000_000
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        super().__post_init__()
+        if not self.options:
+            return
+        from agents.bandit.errors import PolicyRefused  # with numpy, which not every process needs
+        from agents.bandit.registry import options_of
+
+        try:
+            options_of(self.name, self.options)
+        except PolicyRefused as error:
+            field, _, why = str(error).partition(": ")
+            raise SettingsError(why, field) from None
+
 
 class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{field}"):
     """Where the gateway listens, and what it remembers."""
@@ -283,11 +334,6 @@ class PreviewSettings(
     urls: tuple[str, ...] = ()
 
 
-# Every setting of the streaming processes, in one frozen struct of sections, parsed once.
-#
-# Each setting has one name: its environment variable is `UNISCALE_<NAME>`, and flags of the command line and
-# `Settings.replace` use the same name. The supervisor passes its settings to its processes through the environment.
-
 __all__ = [
     "EncoderSettings",
     "ServingSettings",
@@ -315,6 +361,9 @@ class Settings(Section, frozen=True):
     Settings(kafka=KafkaSettings(prefix='trial.'), policy=PolicySettings(options={'alpha': 0.5}))
     """
 
+    # The configuration file. The default one is read where it exists; empty: none.
+    config: str = "uniscale.yaml"
+    # A file; in the configuration file, the catalogue itself may stand here.
     catalogue: str = "infra/catalogue/mini.yaml"
     state_dir: str = "out/state"
     # Metrics and health probes need no key: whoever reaches them reads them.
@@ -333,32 +382,20 @@ class Settings(Section, frozen=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: Any) -> "Settings":
-        """Return the settings of the catalogue's file, over them those of `environ`, over these the flags not None.
+        """Return the settings of the configuration file, over them those of `environ`, over these the flags not None.
 
         Raises:
-            SettingsError: a variable or the file names no setting, or a value does not fit.
-            CatalogueError: the file is not a catalogue.
+            SettingsError: naming the file and the key, or the variable, that names no setting or does not fit.
         """
-        given = {
-            name.removeprefix(ENV_PREFIX).lower(): text
-            for name, text in environ.items()
-            if name.startswith(ENV_PREFIX)
-        }
-        given |= {name: value for name, value in flags.items() if value is not None}
-        return cls._of_file(given.get("catalogue", cls().catalogue)).replace(**given)
-
-    @classmethod
-    def _of_file(cls, catalogue: str) -> "Settings":
-        """Return the settings that a catalogue's file holds; the defaults where there is no such file here."""
-        if not Path(catalogue).exists():  # a client may know the broker alone
-            return cls()
-        held = beside_catalogue(Path(catalogue)).settings
-        if "catalogue" in held:
-            raise SettingsError(f"{catalogue}, field settings.catalogue: is this file; leave it out")
+        layers = _layers(environ, flags)
+        given = {name: value for layer in layers.values() for name, value in layer.items()}
         try:
-            return cls().replace(**held)
+            return cls().replace(**given)
         except SettingsError as error:
-            raise SettingsError(f"{catalogue}, field settings: {error}") from None
+            path, by = next(iter(layers)), [where for where, layer in layers.items() if error.name in layer]
+            if by != [path]:
+                raise
+            raise SettingsError(f"{path}: {error.name}: {error.why}") from None
 
     def replace(self, **values: Any) -> "Settings":
         """Return these settings with others in place of the named ones.
@@ -372,9 +409,7 @@ class Settings(Section, frozen=True):
         fields = {field.encode_name: field for _, field in _fields()}
         for name in values:
             if name not in fields:
-                raise SettingsError(
-                    f"{variable(name)}: there is no such setting; known: {', '.join(sorted(fields))}"
-                )
+                raise SettingsError(f"there is no such setting; {closest(name, fields)}", name)
         now: dict[str, dict[str, Any]] = {}
         for section, field in _fields():
             name = field.encode_name
@@ -397,15 +432,62 @@ class Settings(Section, frozen=True):
             found[variable(field.encode_name)] = "***" if hidden else _text(shown)
         return found
 
-    def environ(self) -> dict[str, str]:
-        """Return the variables that make `from_env` give these settings again."""
-        plain = self._of_file(self.catalogue).variables(secrets=True)
-        plain[variable("catalogue")] = type(self)().catalogue
-        return {name: text for name, text in self.variables(secrets=True).items() if text != plain[name]}
+    def environ(self, around: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the variables that make `from_env` give these settings again, in the place of those of `around`.
+
+        What the configuration file says stays there: a child process reads it, too.
+        """
+        plain = Settings().variables(secrets=True)
+        plain |= {variable(name): _text(value) for name, value in _read_config(self.config).items()}
+        others = {name: text for name, text in (around or {}).items() if not name.startswith(ENV_PREFIX)}
+        own = self.variables(secrets=True)
+        return others | {name: text for name, text in own.items() if text != plain[name]}
 
     def state_path(self, *parts: str) -> Path:
         """Return a path below the directory that holds logs and crash counts."""
         return Path(self.state_dir).joinpath(*parts)
+
+
+def origins(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, str]:
+    """Return where the value of each setting comes from, by its variable: what `from_env` is given decides."""
+    found = {variable(field.encode_name): "default" for _, field in _fields()}
+    for where, layer in _layers(environ, flags).items():
+        found |= {variable(name): where for name in layer}
+    return found
+
+
+def _layers(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what is set by name in the configuration file, the environment and the command line, in this order."""
+    given = {
+        name.removeprefix(ENV_PREFIX).lower(): text
+        for name, text in environ.items()
+        if name.startswith(ENV_PREFIX)
+    }
+    said = {name: value for name, value in flags.items() if value is not None}
+    path = said.get("config", given.get("config"))
+    held = _read_config(Settings().config) if path is None else _read_config(path, needed=True)
+    return {path or Settings().config: held, "environment": given, "command line": said}
+
+
+def _read_config(path: str, *, needed: bool = False) -> dict[str, Any]:
+    """Return what a configuration file sets, by name; nothing where there is none and none is needed.
+
+    A catalogue that is written out in it is read from there: see `agents.catalogue.file`.
+
+    Raises:
+        SettingsError: it is no mapping of names to values, or names itself.
+    """
+    if not path or not (needed or Path(path).exists()):
+        return {}
+    try:
+        held = read_yaml(Path(path), "a configuration file")
+    except CatalogueError as error:
+        raise SettingsError(str(error)) from None
+    if "config" in held:
+        raise SettingsError(f"{path}: config: is this file; leave it out")
+    if isinstance(held.get("catalogue"), dict):
+        held["catalogue"] = path
+    return held
 
 
 def _fields() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
@@ -432,7 +514,7 @@ def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
         return msgspec.json.decode(value, type=field.type)
     except msgspec.DecodeError:
         raise SettingsError(
-            f"""{variable(field.encode_name)}: must be a JSON object, e.g. {{"name": 1}}, is {value!r}"""
+            f"""must be a JSON object, e.g. {{"name": 1}}, is {value!r}""", field.encode_name
         ) from None
 
 
@@ -441,7 +523,7 @@ def _text(value: Any) -> str:
         return msgspec.json.encode(value).decode()
     if value is None:
         return ""
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _converted(values: Mapping[str, Any], kind: type[S]) -> S:
@@ -450,11 +532,20 @@ def _converted(values: Mapping[str, Any], kind: type[S]) -> S:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, SettingsError):
             raise error.__cause__ from None
-        name = str(error).rpartition("`$.")[2].rstrip("`")
+        name = re.findall(r"\$\.(\w+)", str(error))[-1]  # without where in a list or a mapping
         expected = next(field.type for _, field in _fields() if field.encode_name == name)
-        choices = [each for each in get_args(expected) or (expected,) if each is not NoneType]
-        kind = choices[0]
-        wanted = (
-            f"a value of type {kind.__name__}" if isinstance(kind, type) else f"one of {', '.join(choices)}"
-        )
-        raise SettingsError(f"{variable(name)}: must be {wanted}, is {values[name]!r}") from None
+        shown = "***" if name in SECRETS else repr(values[name])
+        raise SettingsError(f"must be {_wanted(expected, values[name])}, is {shown}", name) from None
+
+
+def _wanted(expected: Any, given: Any) -> str:
+    """Return what a setting of a type must be."""
+    if get_origin(expected) is tuple:
+        return "a list of texts, or one text with commas"
+    if get_origin(expected) is dict:
+        return "a mapping"
+    choices = [each for each in get_args(expected) or (expected,) if each is not NoneType]
+    if not isinstance(choices[0], type):
+        return f"one of {', '.join(choices)}"
+    quotes = " in quotes" if choices[0] is str and isinstance(given, int | float) else ""
+    return f"a value of type {choices[0].__name__}{quotes}"

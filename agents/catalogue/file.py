@@ -1,13 +1,14 @@
 """Catalogues and their entries read from YAML, every error naming file, model, field and fix.
 
 A file may point at a family of checkpoints (`family: models/family.json`) instead of typing their numbers again: see
-`checkpoint.py`. It may also hold the rest of a deployment: see `CatalogueExtras`.
+`checkpoint.py`. A catalogue may also be written out under `catalogue` in a deployment's configuration file.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import yaml
@@ -22,28 +23,37 @@ from agents.catalogue.models import (
     VerifierModel,
 )
 from schemas.control import ObjectiveEntry
-from schemas.errors import InvalidField
+from schemas.errors import InvalidField, closest
 
 T = TypeVar("T")
-_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast
 _MADE = {"family": "train the family", "prior": "make it with `python -m experiments prior`"}
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 
 
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's: ten times as fast
+    """YAML that says no key twice; YAML itself lets the last one win."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Return a mapping; refuse one that says a key twice."""
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        keys = Counter(key.value for key, _ in pairs if isinstance(key, yaml.ScalarNode))
+        if twice := [key for key, times in keys.items() if times > 1]:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{twice[0]!r} is there twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
 class CatalogueExtras(NamedTuple):
-    """What a catalogue file says beside its models: a deployment can be described in this one file.
+    """What a catalogue file says beside its models.
 
     Attributes:
         prior: The file with what a learner of these models knows before its first decision; None: there is none.
         parallelism: Question and candidate parallelism on offer, as QP/CP; empty: all.
-        objectives: What queries may ask for by name, until a record on `control` says otherwise.
-        settings: Settings by their names, as in the environment without `UNISCALE_`, which wins.
     """
 
     prior: Path | None
     parallelism: tuple[str, ...]
-    objectives: dict[str, ObjectiveEntry]
-    settings: dict[str, Any]
 
 
 KEYS = (
@@ -70,30 +80,30 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
     Raises:
         CatalogueError: naming the file, the model, the field and the fix.
     """
-    entry = _read(path)
+    entry, where = _read(path)
     for beside in CatalogueExtras._fields:
         entry.pop(beside, None)
-    models = _entries(entry.pop("models", []), f"{path}, field models")
-    verifiers = _entries(entry.pop("verifiers", []), f"{path}, field verifiers")
+    models = _entries(entry.pop("models", []), f"{where}, field models")
+    verifiers = _entries(entry.pop("verifiers", []), f"{where}, field verifiers")
     if (family := entry.pop("family", None)) is not None:
         found_models, found_verifiers = read_family(
             _locate(path, "family", family), folder=str(Path(family).parent)
         )
         models, verifiers = _joined(found_models, models), _joined(found_verifiers, verifiers)
-    defaults = _mapping(entry.pop("defaults", {}), f"{path}, field defaults")
-    for_models = _mapping(defaults.pop("models", {}), f"{path}, field defaults.models")
-    for_verifiers = _mapping(defaults.pop("verifiers", {}), f"{path}, field defaults.verifiers")
+    defaults = _mapping(entry.pop("defaults", {}), f"{where}, field defaults")
+    for_models = _mapping(defaults.pop("models", {}), f"{where}, field defaults.models")
+    for_verifiers = _mapping(defaults.pop("verifiers", {}), f"{where}, field defaults.verifiers")
     if defaults:
         raise CatalogueError(
-            f"{path}, field defaults.{next(iter(defaults))}: is unknown; use models and verifiers"
+            f"{where}, field defaults.{next(iter(defaults))}: is unknown; use models and verifiers"
         )
     content = {
         **entry,
-        "models": [decode_model(_over(each, for_models), f"{path}") for each in models],
-        "verifiers": [decode_verifier(_over(each, for_verifiers), f"{path}") for each in verifiers],
+        "models": [decode_model(_over(each, for_models), where) for each in models],
+        "verifiers": [decode_verifier(_over(each, for_verifiers), where) for each in verifiers],
         "version": version,
     }
-    return _convert(content, Catalogue, f"{path}")
+    return _convert(content, Catalogue, where)
 
 
 def beside_catalogue(path: Path) -> CatalogueExtras:
@@ -105,45 +115,59 @@ def beside_catalogue(path: Path) -> CatalogueExtras:
     Raises:
         CatalogueError: naming the file and the field.
     """
-    content = _read(path)
+    content, where = _read(path)
     parallelism = content.get("parallelism", [])
     if not isinstance(parallelism, list) or not all(isinstance(each, str) for each in parallelism):
         raise CatalogueError(
-            f"{path}, field parallelism: expected a list of QP/CP, got {parallelism!r}; write it like [1/1, 4/16]"
+            f"{where}, field parallelism: expected a list of QP/CP, got {parallelism!r}; write it like [1/1, 4/16]"
         )
-    objectives = _mapping(content.get("objectives", {}), f"{path}, field objectives")
     return CatalogueExtras(
-        None if (prior := content.get("prior")) is None else _locate(path, "prior", prior),
-        tuple(parallelism),
-        {
-            name: _objective(name, goal, f"{path}, field objectives.{name}")
-            for name, goal in objectives.items()
-        },
-        _mapping(content.get("settings", {}), f"{path}, field settings"),
+        None if (prior := content.get("prior")) is None else _locate(path, "prior", prior), tuple(parallelism)
     )
 
 
-def _objective(name: str, goal: Any, where: str) -> ObjectiveEntry:
-    if unknown := _mapping(goal, where).keys() - {"weights", "mean_cost", "accuracy"}:
-        why = "is unknown; use one of weights, mean_cost, accuracy"  # a record ignores what a later release may add
-        raise CatalogueError(f"{where}, field {min(unknown)}: {why}")
-    return _convert({"name": name, "op": "set", **_mapping(goal, where)}, ObjectiveEntry, where)
+def _read(path: Path) -> tuple[dict[str, Any], str]:
+    """Return what a catalogue says and where it stands: in a file of its own, or in a configuration file."""
+    content, where = read_yaml(path, "a catalogue file"), f"{path}"
+    if "catalogue" in content:
+        where = f"{path}, catalogue"
+        content = _mapping(content["catalogue"], where)
+    for key in content:
+        if key not in KEYS:
+            raise CatalogueError(f"{where}: field {key!r} is unknown; {closest(key, KEYS)}")
+    return content, where
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, what: str) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds; empty where the file is.
+
+    Args:
+        path: The file.
+        what: What the file should be, for the message.
+
+    Raises:
+        CatalogueError: it cannot be read, is not YAML, or is no mapping of names to values.
+    """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
-        raise CatalogueError(
-            f"{path}: cannot be read ({error}); give the path of a catalogue file"
-        ) from error
+        raise CatalogueError(f"{path}: cannot be read ({error}); give the path of {what}") from error
     except yaml.YAMLError as error:
         raise CatalogueError(f"{path}: is not YAML ({error}); correct it there") from error
-    entry = _mapping(content, f"{path}")
-    for key in entry:
-        if key not in KEYS:
-            raise CatalogueError(f"{path}: field {key!r} is unknown; use only {', '.join(KEYS)}")
-    return entry
+    return {} if content is None else _mapping(content, f"{path}")
+
+
+def decode_objective(name: str, asked: Any) -> ObjectiveEntry:
+    """Return an objective that a deployment's settings describe.
+
+    Raises:
+        CatalogueError: naming the objective, the field and the fix.
+    """
+    fields = ("weights", "mean_cost", "accuracy")
+    for field in _mapping(asked, name):
+        if field not in fields:  # a record ignores what a later release may add, a file of today does not
+            raise CatalogueError(f"{name}.{field}: is unknown; {closest(field, fields)}")
+    return _convert({"name": name, "op": "set", **asked}, ObjectiveEntry, name)
 
 
 def decode_model(entry: Mapping[str, Any], where: str) -> Model:

@@ -181,7 +181,7 @@ class Steering:
 
         Args:
             catalogue: The models.
-            own: The deployment's own objectives by name, as its catalogue file sets them.
+            own: The deployment's own objectives by name, as its settings name them.
         """
         objectives = Objectives(cost_range=catalogue.cost_range)
         goals = {name: goal for name, entry in (own or {}).items() if (goal := goal_of(entry)) is not None}

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from schemas.errors import UniscaleError
-from streams.settings import Settings
+from streams.settings import Settings, origins
 
 _MODULES: Final = {
     "up": "running",
@@ -84,6 +84,11 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 _FLAGS: Final = (
     click.option(
+        "--config",
+        metavar="FILE",
+        help="Settings by name, below the environment. [env UNISCALE_CONFIG; uniscale.yaml, if any]",
+    ),
+    click.option(
         "--bootstrap",
         metavar="HOST:PORT",
         help="Address of the broker. [env UNISCALE_BOOTSTRAP; 127.0.0.1:9092]",
@@ -119,8 +124,8 @@ def flags_of_settings(command: F) -> F:
 def main(ctx: click.Context, /, **flags: Any) -> None:
     """UniScale-Streams: choose a model and its test-time search for each query, learned online, on Kafka.
 
-    Every setting is also an environment variable UNISCALE_<NAME> (`settings` lists them). TLS and SASL:
-    UNISCALE_SECURITY_PROTOCOL, UNISCALE_SSL_CAFILE, UNISCALE_SASL_USERNAME, …
+    Every setting (`settings` lists them) is an environment variable UNISCALE_<NAME>, and a key of the configuration
+    file. TLS and SASL: UNISCALE_SECURITY_PROTOCOL, UNISCALE_SSL_CAFILE, UNISCALE_SASL_USERNAME, …
 
     Exit codes: 0 success, 1 refused or failed (the last line says why), 2 usage error, 130 interrupted.
     """
@@ -128,8 +133,10 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
 
 
 @main.command("settings")
-@click.pass_obj
-def settings_command(settings: Settings) -> None:
-    """Print every setting with its current value, as environment variables."""
-    for name, text in settings.variables().items():
-        click.echo(f"{name}={text}")
+@click.pass_context
+def settings_command(ctx: click.Context) -> None:
+    """Print every setting with its current value, as environment variables, and where it was set."""
+    assert ctx.parent is not None
+    where = origins(os.environ, ctx.parent.params)
+    for name, text in ctx.obj.variables().items():
+        click.echo(f"{name}={text}  # {where[name]}")

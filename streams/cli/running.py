@@ -428,7 +428,7 @@ def up(
         )
         if gateway:
             settings = with_previews(settings)
-        environ = {**os.environ, **settings.environ()}
+        environ = settings.environ(os.environ)
         echo = None if quiet else click.echo
         supervisor = stack.enter_context(Supervisor(services, environ=environ, log_path=log_path, echo=echo))
 

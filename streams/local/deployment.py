@@ -482,7 +482,7 @@ class Deployment:
             self.broker = stack.enter_context(LocalBroker.choose(self._kind, os.environ))
             self.settings = settings_for(self.settings, self.broker)
             kafka_admin.create(self.settings, Topics(self.settings).declared(self.groups))
-            environ = {**os.environ, **self._environ, **self.settings.environ()}
+            environ = self.settings.environ({**os.environ, **self._environ})
             commands = service_commands(self.groups, optional=self._optional)
             services = Supervisor(commands, environ=environ, log_path=self._log_path)
             self.supervisor = stack.enter_context(services)

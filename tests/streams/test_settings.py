@@ -4,8 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from streams.settings import SECRETS, KafkaSettings, Settings, SettingsError, variable
+from agents.catalogue.file import load_catalogue
+from streams.control import Control
+from streams.settings import SECRETS, KafkaSettings, Settings, SettingsError, origins, variable
 
 
 def test_environment_gives_settings_and_settings_give_the_environment_back() -> None:
@@ -30,44 +33,140 @@ def test_flags_override_the_environment_and_absent_flags_do_not() -> None:
 
 
 FILE = """
-name: mine
-settings:
-  bootstrap: "kafka:9092"
-  policy: linucb
-  policy_options: {alpha: 0.5}
-  gateway_group_by: [family]
-  seed: 7
+bootstrap: "kafka:9092"
+policy: linucb
+policy_options: {alpha: 0.5}
+gateway_group_by: [family]
+timeout_s: 60
+early_exit: false
+seed: 7
+sasl_password: hunter2
+objectives:
+  thrifty: {accuracy: 0.9}
 """
 
 
-def test_a_catalogue_s_file_holds_settings_and_the_environment_wins(tmp_path: Path) -> None:
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
     path = tmp_path / "mine.yaml"
     path.write_text(FILE)
-    environ = {"UNISCALE_CATALOGUE": str(path), "UNISCALE_POLICY": "contextual", "UNISCALE_SEED": "8"}
+    return path
+
+
+def test_flags_win_over_the_environment_and_the_environment_over_the_file(config: Path) -> None:
+    environ = {"UNISCALE_CONFIG": str(config), "UNISCALE_POLICY": "contextual", "UNISCALE_SEED": "8"}
     settings = Settings.from_env(environ, seed=9)
     assert (settings.kafka.bootstrap, settings.gateway.group_by) == ("kafka:9092", ("family",))
-    assert (settings.policy.name, settings.policy.options, settings.policy.seed) == (
-        "contextual",
-        {"alpha": 0.5},
-        9,
-    )
-    # A process that is started with them reads the same file: what the environment set back to a default stays so.
-    assert Settings.from_env(settings.environ()) == settings
+    assert (settings.queries.timeout_s, settings.executor.early_exit) == (60.0, False)
+    assert settings.queries.own_objectives()["thrifty"].accuracy == 0.9
+    policy = settings.policy
+    assert (policy.name, policy.options, policy.seed) == ("contextual", {"alpha": 0.5}, 9)
+    found = origins(environ, {"seed": 9, "prefix": None})
+    names = ("BOOTSTRAP", "POLICY", "SEED", "PREFIX")
+    assert [found[f"UNISCALE_{name}"] for name in names] == [
+        str(config),
+        "environment",
+        "command line",
+        "default",
+    ]
+
+
+def test_every_setting_but_the_file_s_own_name_can_stand_in_the_file(tmp_path: Path) -> None:
+    texts = Settings(kafka=KafkaSettings(prefix="x.")).variables()
+    names = {name.removeprefix("UNISCALE_").lower(): text for name, text in texts.items()}
+    del names["config"]
+    path = tmp_path / "all.yaml"
+    path.write_text(yaml.safe_dump(names))
+    settings = Settings.from_env({}, config=str(path))
+    assert settings == Settings(config=str(path), kafka=KafkaSettings(prefix="x."))
+    assert origins({}, {"config": str(path)}).keys() == texts.keys()
+
+
+def test_children_get_the_same_settings_and_secrets_stay_in_the_file(config: Path) -> None:
+    around = {"UNISCALE_CONFIG": str(config), "UNISCALE_PREFIX": "x.", "UNISCALE_SEED": "8", "PATH": "/bin"}
+    settings = Settings.from_env(around, prefix="uniscale.", seed=3, policy="contextual")
+    environ = settings.environ(around)
+    assert Settings.from_env(environ) == settings, "set back to a default it stays so"
+    assert environ["PATH"] == "/bin"
+    assert "hunter2" not in environ.values()
+
+
+def test_the_file_of_the_folder_is_read_where_there_is_one(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(config.parent)
+    assert Settings.from_env({}) == Settings()
+    config.rename("uniscale.yaml")
+    assert Settings.from_env({}).policy.seed == 7
+    assert Settings.from_env({"UNISCALE_CONFIG": ""}) == Settings(config="")
+    with pytest.raises(
+        SettingsError, match=r"other.yaml: cannot be read .* give the path of a configuration"
+    ):
+        Settings.from_env({}, config="other.yaml")
+
+
+def test_what_the_file_leaves_out_may_come_from_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("security_protocol: SASL_SSL\n")
+    environ = {"UNISCALE_CONFIG": str(path), "UNISCALE_SASL_USERNAME": "me"}
+    assert Settings.from_env(environ).security.sasl_username == "me"
+
+
+def test_a_catalogue_in_the_file_is_read_from_there(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    mini = yaml.safe_load(Path("infra/catalogue/mini.yaml").read_text())
+    mini |= {"prior": None, "family": str(Path("models/family.json").resolve())}
+    path.write_text(yaml.safe_dump({"catalogue": mini, "objectives": {"thrifty": {"accuracy": 0.9}}}))
+    control = Control(Settings.from_env({}, config=str(path)))
+    assert control.base.model_names == load_catalogue(Path("infra/catalogue/mini.yaml")).model_names
+    assert control.objectives.in_force("thrifty").accuracy == 0.9
 
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("sead: 3", "mine.yaml, field settings: UNISCALE_SEAD: there is no such setting"),
-        ("seed: many", "mine.yaml, field settings: UNISCALE_SEED: must be a value of type int, is 'many'"),
-        ("catalogue: x.yaml", "mine.yaml, field settings.catalogue: is this file"),
+        ("sead: 3", "mine.yaml: sead: there is no such setting; did you mean 'seed'?"),
+        ("seed: many", "mine.yaml: seed: must be a value of type int, is 'many'"),
+        ("prefix: 3", "mine.yaml: prefix: must be a value of type str in quotes, is 3"),
+        ("sasl_password: 3141", "mine.yaml: sasl_password: must be a value of type str in quotes, is ***"),
+        ("gateway_hosts: [1]", "mine.yaml: gateway_hosts: must be a list of texts, or one text with commas"),
+        ("policy_options: [1]", "mine.yaml: policy_options: must be a mapping, is [1]"),
+        ("policy_options: {1: 2}", "mine.yaml: policy_options: must be a mapping, is {1: 2}"),
+        ("policy_options: {alfa: 1}", "mine.yaml: policy_options: 'alfa' is unknown to policy 'contextual'"),
+        (
+            "policy_options: {alpha: x}",
+            "mine.yaml: policy_options: Expected `float`, got `str` - at `$.alpha`",
+        ),
+        ("replication: 0", "mine.yaml: replication: must be at least 1, is 0"),
+        ("config: x.yaml", "mine.yaml: config: is this file"),
+        ("objectives: {o: {acuracy: 1}}", "objectives: o.acuracy: is unknown; did you mean 'accuracy'?"),
+        ("objectives: {o: {accuracy: 2}}", "mine.yaml: objectives: o, field accuracy"),
+        ("objectives: {o: {}}", "mine.yaml: objectives: o, field weights: is missing"),
+        ("objectives: {o: 3}", "mine.yaml: objectives: o: expected a mapping"),
+        ("- seed", "mine.yaml: expected a mapping"),
+        ("seed: 3\nseed: 4", "mine.yaml: is not YAML ('seed' is there twice"),
     ],
 )
-def test_a_setting_in_the_file_that_cannot_be_is_refused(tmp_path: Path, line: str, complaint: str) -> None:
+def test_what_cannot_be_in_the_file_is_refused_by_file_and_key(
+    tmp_path: Path, line: str, complaint: str
+) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(f"settings:\n  {line}\n")
+    path.write_text(f"{line}\n")
     with pytest.raises(SettingsError, match=re.escape(complaint)):
-        Settings.from_env({}, catalogue=str(path))
+        Settings.from_env({}, config=str(path))
+
+
+def test_a_variable_over_the_file_is_named_when_it_is_at_fault(config: Path) -> None:
+    with pytest.raises(SettingsError, match=r"^UNISCALE_SEED: must be"):
+        Settings.from_env({"UNISCALE_CONFIG": str(config), "UNISCALE_SEED": "many"})
+
+
+def test_the_example_in_the_docs_is_a_configuration_file(tmp_path: Path) -> None:
+    page = Path("docs/operating.md").read_text(encoding="utf-8")
+    path = tmp_path / "uniscale.yaml"
+    path.write_text(page.split("```yaml\n")[1].split("```")[0])
+    settings = Settings.from_env({}, config=str(path))
+    assert Control(settings).objectives.default == "thrifty"
 
 
 def test_an_empty_variable_leaves_a_setting_to_its_default() -> None:

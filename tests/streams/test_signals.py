@@ -12,6 +12,7 @@ import pytest
 
 from streams.local.broker import free_port, listening
 from streams.local.deployment import stopped_by_signals
+from streams.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,8 +74,13 @@ def test_a_broker_in_the_background_of_a_script_stops(tmp_path: Path, number: si
 @pytest.mark.embedded
 def test_up_in_the_background_of_a_script_stops_with_everything_it_started(tmp_path: Path) -> None:
     port = free_port()
-    pid, said = in_background(tmp_path, *up(tmp_path, port))
+    config = tmp_path / "mine.yaml"
+    config.write_text("prefix: mine.\nseed: 7\n")
+    pid, said = in_background(tmp_path, "--config", str(config), "--prefix", "trial.", *up(tmp_path, port))
     started = all_started(pid, said)
+    for worker in (child for child in started if "worker" in child.cmdline()):
+        given = Settings.from_env(worker.environ())
+        assert (given.kafka.prefix, given.policy.seed, given.config) == ("trial.", 7, str(config))
     os.kill(pid, signal.SIGINT)
     wait_gone(pid)
     assert not listening(port)

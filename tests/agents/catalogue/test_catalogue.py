@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from msgspec.structs import replace
 
-from agents.catalogue.file import beside_catalogue, decode_model, load_catalogue
+from agents.catalogue.file import beside_catalogue, decode_model, decode_objective, load_catalogue
 from agents.catalogue.models import Catalogue, CatalogueError
 from agents.catalogue.objectives import Steering
 from schemas.control import ObjectiveEntry
@@ -125,7 +126,7 @@ def put(values: dict[str, Any], path: str, value: object) -> None:
             "cat.yaml, field hardware: intensity is inf: give FLOPs per byte",
         ),
         ("cost_range/low_eflops", 1e13, "cat.yaml, field cost_range.low_eflops: is 10000000000000.0"),
-        ("modles", [], "cat.yaml: field 'modles' is unknown; use only name, hardware"),
+        ("modles", [], "cat.yaml: field 'modles' is unknown; did you mean 'models'"),
         ("defaults", {"model": {}}, "cat.yaml, field defaults.model: is unknown; use models and verifiers"),
         ("defaults", [], "cat.yaml, field defaults: expected a mapping"),
         ("family", 7, "cat.yaml, field family: expected a path, got 7"),
@@ -153,7 +154,7 @@ def test_a_missing_field_is_named(load: Load, content: dict[str, Any], field: st
         (b"a: [", "is not YAML"),
         (b"just words", "expected a mapping"),
         (b"\xff\xfe\xfa", "cannot be read"),
-        (b"", "expected a mapping of names to values, got NoneType"),
+        (b"", "object missing required field `name`"),
     ],
 )
 def test_a_file_that_is_no_catalogue_is_refused(tmp_path: Path, text: bytes, complaint: str) -> None:
@@ -267,29 +268,27 @@ def test_a_prior_that_a_catalogue_names_must_be_there(
     assert beside_catalogue(tmp_path / "cat.yaml").prior == tmp_path / "prior.bin"
 
 
-def test_objectives_of_a_file_are_in_force_until_control_says_otherwise(
-    qwen3: Catalogue, tmp_path: Path
-) -> None:
+def test_a_catalogue_may_stand_in_a_configuration_file(tmp_path: Path, content: dict[str, Any]) -> None:
+    path = tmp_path / "uniscale.yaml"
+    path.write_text(yaml.safe_dump({"seed": 7, "catalogue": {**content, "parallelism": ["1/1"]}}))
+    assert load_catalogue(path).model_names == tuple(each["name"] for each in content["models"])
+    assert beside_catalogue(path).parallelism == ("1/1",)
+    path.write_text(yaml.safe_dump({"catalogue": {**content, "modles": []}}))
+    with pytest.raises(CatalogueError, match=r"uniscale.yaml, catalogue: .*modles.*did you mean 'models'"):
+        load_catalogue(path)
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cat.yaml"
-    path.write_text("objectives: {thrifty: {accuracy: 0.9}, careful: {mean_cost: 1.0e+12}}")
-    start = Steering.of(qwen3, beside_catalogue(path).objectives)
+    path.write_text("name: a\nhardware: {name: b, intensity: 1, intensity: 2}\n")
+    with pytest.raises(CatalogueError, match=r"cat.yaml: is not YAML \('intensity' is there twice"):
+        load_catalogue(path)
+
+
+def test_own_objectives_are_in_force_until_control_says_otherwise(qwen3: Catalogue) -> None:
+    asked = {"thrifty": {"accuracy": 0.9}, "careful": {"mean_cost": 1e12}}
+    start = Steering.of(qwen3, {name: decode_objective(name, goal) for name, goal in asked.items()})
     assert start.objectives.in_force("thrifty").accuracy == 0.9
     assert start.objectives.in_force("careful").mean_cost == 1e12
     after = start.after(ObjectiveEntry(name="thrifty", op="set", accuracy=0.8), 0)
     assert after.objectives.in_force("thrifty").accuracy == 0.8
-
-
-@pytest.mark.parametrize(
-    ("goal", "complaint"),
-    [
-        ("{accuracy: 2}", "objectives.o.*accuracy"),
-        ("{}", "objectives.o, field weights: is missing"),
-        ("{speed: 1}", "objectives.o, field speed: is unknown; use one of weights, mean_cost, accuracy"),
-        ("3", "objectives.o: expected a mapping"),
-    ],
-)
-def test_an_objective_of_a_file_that_cannot_be_is_refused(tmp_path: Path, goal: str, complaint: str) -> None:
-    path = tmp_path / "cat.yaml"
-    path.write_text(f"objectives: {{o: {goal}}}")
-    with pytest.raises(CatalogueError, match=complaint):
-        beside_catalogue(path)

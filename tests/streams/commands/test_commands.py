@@ -1,5 +1,7 @@
 """The command line: help an operator can work from, refusals with exit code 1."""
 
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -42,6 +44,7 @@ def test_each_command_explains_itself(name: str) -> None:
             marks=pytest.mark.seconds,  # it asks for fifteen
         ),
         (["settings"], {"UNISCALE_BROKERS": "x"}, "UNISCALE_BROKERS: there is no such setting"),
+        (["--config", "none.yaml", "settings"], {}, "none.yaml: cannot be read"),
     ],
 )
 def test_a_refusal_is_one_line_and_exit_code_1(
@@ -62,6 +65,16 @@ def test_settings_hide_secrets() -> None:
     settings = Settings.from_env(environ)
     assert "secret" not in repr(settings)
     assert Settings.from_env(settings.environ()) == settings
+
+
+def test_settings_say_where_they_come_from(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("seed: 7\nprefix: mine.\n")
+    line = ["--config", str(tmp_path / "mine.yaml"), "--prefix", "other.", "settings"]
+    lines = CliRunner().invoke(main, line, env={"UNISCALE_TIMEOUT_S": "60"}).output.splitlines()
+    assert f"UNISCALE_SEED=7  # {tmp_path / 'mine.yaml'}" in lines
+    assert "UNISCALE_TIMEOUT_S=60.0  # environment" in lines
+    assert "UNISCALE_PREFIX=other.  # command line" in lines
+    assert "UNISCALE_CONCURRENCY=256  # default" in lines
 
 
 def test_a_pace_is_a_rate_or_the_recorded_times() -> None:
