@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from agents.bandit.features import FeatureMap, FeatureSettings
+from agents.bandit.learner import choose
 from agents.bandit.linucb import LinUCB
 from agents.bandit.policy import ActionVector, Context, Matrix, Objective, Observation
 from agents.decider.decider import Decider
@@ -212,7 +213,7 @@ def single(stream: Stream, rounds: int) -> dict[str, float]:
     decide, update = [], []
     for context in stream.contexts(rounds, WARM):
         begun = time.perf_counter()
-        choice = learner.select([context], [OBJECTIVE], 0)[0]
+        choice = choose(learner, [context], [OBJECTIVE], 0)[0]
         decide.append(time.perf_counter() - begun)
         outcome = stream.outcome(context, choice.action_id)
         begun = time.perf_counter()
@@ -252,7 +253,7 @@ def batch(stream: Stream, rounds: int) -> dict[str, float]:
     for start in range(0, max(rounds, 128), 64):
         contexts = list(stream.contexts(64, WARM + start))
         begun = time.perf_counter()
-        choices = learner.select(contexts, [OBJECTIVE] * 64, 0)
+        choices = choose(learner, contexts, [OBJECTIVE] * 64, 0)
         decide.append(time.perf_counter() - begun)
         outcomes = [stream.outcome(c, k.action_id) for c, k in zip(contexts, choices, strict=True)]
         begun = time.perf_counter()

@@ -206,6 +206,6 @@ def _difference(one: Decider, two: Decider, encoder: Encoder, around: Surroundin
     rng = np.random.default_rng(1)
     contexts = [context_of(_context(encoder, rng, n), around, surface=one.policy.surface) for n in range(8)]
     objective = Objective(0.4, 0.4, 0.2, 26.0, 36.0)
-    found = [d.policy.scores(contexts, [objective] * len(contexts), 1) for d in (one, two)]
+    found = [d.policy.predict(contexts, [objective] * len(contexts), 1) for d in (one, two)]
     scores = [np.array([s.score for s in each]) for each in found]
     return float(np.abs(scores[0] - scores[1]).max() / np.abs(scores[0]).max())

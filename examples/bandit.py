@@ -10,6 +10,7 @@ sys.path.insert(0, "")  # the packages lie in the repository root, where this is
 
 import numpy as np
 
+from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Context, Objective, Observation, Pending
 from agents.bandit.registry import build_policy
 
@@ -41,9 +42,9 @@ def objective(correct: float, cost: float) -> Objective:
     return Objective(correct, 0.0, cost, log_cost_min=np.log(1e9), log_cost_max=np.log(1e11))
 
 
-def choose(name: str, vector: np.ndarray, goal: Objective) -> str:
+def action_for(name: str, vector: np.ndarray, goal: Objective) -> str:
     """Return the configuration that the policy chooses for one query."""
-    [choice] = policy.select([Context(name, vector)], [goal], seed=3)
+    [choice] = choose(policy, [Context(name, vector)], [goal], seed=3)
     return choice.action_id
 
 
@@ -51,7 +52,7 @@ balanced, frugal = objective(0.7, 0.3), objective(0.1, 0.9)
 for n in range(ROUNDS):
     kind = hard if rng.random() < 0.5 else easy
     name, vector = f"q{n}", query(kind)
-    action = choose(name, vector, balanced)
+    action = action_for(name, vector, balanced)
     policy.decided([Pending(name, vector, action)])
     right = float(kind is easy or action.startswith("large"))
     policy.learn(
@@ -59,5 +60,7 @@ for n in range(ROUNDS):
     )
 
 for title, goal in (("correct 0.7, cost 0.3", balanced), ("correct 0.1, cost 0.9", frugal)):
-    chosen = {kind: choose(kind, query(vector), goal) for kind, vector in (("easy", easy), ("hard", hard))}
+    chosen = {
+        kind: action_for(kind, query(vector), goal) for kind, vector in (("easy", easy), ("hard", hard))
+    }
     print(f"{title}: an easy query gets {chosen['easy']}, a hard one {chosen['hard']}")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from agents.bandit.policy import Objective
+from agents.bandit.prior import begin
 from experiments.contenders import SERVICE, with_prior
 from experiments.frontier import Terms, most_accurate, points_of
 from experiments.loop import FeedbackChannel, Stage, Trial, stream
@@ -76,7 +77,7 @@ class Changed:
             self.world, seed, self.order(seed), self.sample(seed), stages, FeedbackChannel(), warm_up=0
         )
         policy = SERVICE["default"](self.world, seed)
-        policy.begin(prior, [self.world.vectors[i] for i in before])
+        begin(policy, prior, [self.world.vectors[i] for i in before])
         return np.array(stream(policy, trial, self.batch, None if worse is None else (BEFORE + 1, worse)))
 
     def rewards(self, seed: int, arms: Array) -> Array:

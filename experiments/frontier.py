@@ -18,6 +18,7 @@ import numpy as np
 
 from agents.bandit.features import COUNTS
 from agents.bandit.policy import Objective
+from agents.bandit.prior import begin
 from experiments.ceiling import ceiling
 from experiments.contenders import ALL, with_prior
 from experiments.journal import ROOT, Game, Journal, code_digest
@@ -440,7 +441,7 @@ def _play(task: _Task) -> list[list[int]]:
         with in_place(task.usual):
             policy = ALL[task.player.policy](task.world, task.seed)
             if task.prior:
-                policy.begin(task.prior, task.world.vectors)
+                begin(policy, task.prior, task.world.vectors)
             games.append(stream(policy, trial, task.batch)[-len(task.live) :])
     return games
 

@@ -12,6 +12,7 @@ from typing import TypedDict
 
 import numpy as np
 
+from agents.bandit.learner import choose
 from agents.bandit.policy import Context, Objective, Observation, Pending, Policy
 from agents.catalogue.actions import PAIRS, ActionSpace
 from agents.catalogue.models import Catalogue
@@ -194,7 +195,7 @@ def play(policy: Policy, trial: Trial) -> Iterator[Step]:
         query_id = f"{trial.seed}/{at}"
         embedding = world.queries[question]
         if not warm:
-            (choice,) = policy.select([Context(query_id, embedding)], [stage.objective], trial.seed)
+            (choice,) = choose(policy, [Context(query_id, embedding)], [stage.objective], trial.seed)
             arm = index[choice.action_id]
         terms = [column(at) for column in columns]
         step = _settle(trial, at, arm, terms)
@@ -246,7 +247,7 @@ def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array
         if first <= trial.warm_up:
             arms = [warm_up_arm(trial, at) for at in rounds]
         else:
-            choices = policy.select(contexts, [stage.objective] * len(contexts), trial.seed)
+            choices = choose(policy, contexts, [stage.objective] * len(contexts), trial.seed)
             arms = [index[choice.action_id] for choice in choices]
         pending = [
             Pending(context.query_id, context.embedding, world.vectors[arm].action_id)

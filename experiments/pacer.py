@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from agents.bandit.learner import choose
 from agents.bandit.policy import Aim, Context, Objective, Observation, Pending, Policy
+from agents.bandit.prior import begin
 from experiments.beyond import TILT
 from experiments.contenders import SERVICE, with_prior
 from experiments.frontier import FEWEST, most_accurate, points_of, tidied
@@ -152,9 +154,10 @@ def _play(
             question = live[int(rng.choice(len(live), p=market.chances))]
             sample = int(rng.integers(o.samples))
             query_id, embedding = f"{seed}/{len(done)}", world.queries[question]
-            price = policy.price(aim)
+            assert policy.pacer is not None
+            price = policy.pacer.price(aim)
             objective = Objective(1.0, 0.0, 0.0, *world.bounds, price=price)
-            (choice,) = policy.select([Context(query_id, embedding)], [objective], seed)
+            (choice,) = choose(policy, [Context(query_id, embedding)], [objective], seed)
             arm = index[choice.action_id]
             right, score = float(o.correct[sample, question, arm]), float(o.score[sample, question, arm])
             factor = float(market.price[arm])
@@ -182,7 +185,7 @@ def _play(
 
 def _fresh(world: BanditWorld, seed: int, prior: bytes) -> Policy:
     policy = SERVICE["default"](world, seed)
-    policy.begin(prior, world.vectors)
+    begin(policy, prior, world.vectors)
     return policy
 
 

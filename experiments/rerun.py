@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agents.answers import Judge
+from agents.bandit.learner import choose
 from agents.bandit.policy import Context, Observation, Pending
 from agents.catalogue.actions import MAX_DRAFTS, PAIRS
 from agents.catalogue.models import Catalogue, Sampling
@@ -171,7 +172,7 @@ async def breakdown(
         arm = warm_up_arm(trial, at)
         if at > trial.warm_up:
             with watch.of("bandit"):
-                (choice,) = policy.select([Context(name, embedding)], [objective], seed)
+                (choice,) = choose(policy, [Context(name, embedding)], [objective], seed)
             arm = index[choice.action_id]
         sample, variant = int(trial.sample[q, arm]), Variant(recording.verifier, early_exit=True)
         drawn = recording.search_id(question, o.arms[arm], sample)

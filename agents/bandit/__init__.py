@@ -2,7 +2,8 @@
 
 policy       the protocol, and the values that cross it
 registry     policies by name, each with its options; `build_policy` is the one factory
-learner      what all policies share besides their mathematics; `exploration` wraps any of them
+learner      what all policies share besides their mathematics, and `choose`
+exploration  recorded randomisation of any policy's predictions: warm-up, floor, control group
 features     the joint vector x
 linucb       UniScale's LinUCB, Greedy, Thompson sampling, forgetting; `ridge` has their matrices
 contextual   one hierarchical linear model, a ranking for each query; `contextual_features`, `pacing` and `prior`
@@ -10,11 +11,13 @@ contextual   one hierarchical linear model, a ranking for each query; `contextua
 baselines    Random, k-NN, MLP, NeuralUCB; `network` is the one file that loads torch
 """
 
+from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Choice, Context, Objective, Observation, Pending, Policy
 from agents.bandit.registry import build_policy
 
 __all__ = [
     "build_policy",
+    "choose",
     "Policy",
     "Objective",
     "ActionVector",

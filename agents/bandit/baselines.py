@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from agents.bandit.exploration import uniform
 from agents.bandit.features import FeatureMap
-from agents.bandit.learner import Learner, ReplayBuffer, pick
+from agents.bandit.learner import Learner, ReplayBuffer, ranked
 from agents.bandit.policy import (
     Context,
     Matrix,
     Observation,
     Policy,
-    Scores,
+    Prediction,
     Vector,
     check_outcome,
     generator,
@@ -31,9 +32,11 @@ class Uniform(Learner):
 
     name = "random"
 
-    def score(self, query: Vector, context: Context, seed: int) -> Scores:
-        """Give every allowed action the same score and probability."""
-        return equal_scores(self.features, context, seed)
+    def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
+        """Give every allowed action the same score and probability; each seed draws alike under every policy."""
+        rows = self.features.choosable(context.query_id, context.allowed)
+        ids, zero = [self.features.ids[j] for j in rows], np.zeros(len(rows))
+        return uniform(Prediction(context.query_id, ids, zero, zero, zero, 0, None), seed)
 
     def take(self, observations: Sequence[Observation]) -> None:
         """Check."""
@@ -43,15 +46,6 @@ class Uniform(Learner):
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
 
     amend = take
-
-
-def equal_scores(features: FeatureMap, context: Context, seed: int) -> Scores:
-    """Return the scores of a uniform draw; the same seed draws the same action under every policy."""
-    rows = features.choosable(context.query_id, context.allowed)
-    n = len(rows)
-    zero = np.zeros(n)
-    chosen = int(generator(seed, context.query_id, "uniform").integers(n))
-    return Scores([features.ids[j] for j in rows], zero, zero, zero, chosen, np.full(n, 1.0 / n))
 
 
 @policy("random", Options)
@@ -101,13 +95,13 @@ class KNN(Learner):
         """Return k and the features' settings."""
         return {"k": self.k, **super().identity()}
 
-    def score(self, query: Vector, context: Context, seed: int) -> Scores:
+    def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
         """Return the neighbours' mean reward of every allowed action."""
         rows = self.features.choosable(context.query_id, context.allowed)
         mean, ambiguous = self._means(query, rows, context, seed)
-        chosen, probability = pick(mean, seed, context.query_id)
         ids = [self.features.ids[j] for j in rows]
-        return Scores(ids, mean, np.zeros(len(rows)), mean, chosen, None if ambiguous else probability)
+        made = ranked(context.query_id, ids, mean, np.zeros(len(rows)), seed)
+        return replace(made, probability=None) if ambiguous else made
 
     def _means(self, query: Vector, rows: np.ndarray, context: Context, seed: int) -> tuple[Vector, bool]:
         """Return the neighbours' mean of each action, and whether a draw decided which rows were neighbours."""
@@ -240,14 +234,12 @@ class MLP(Learner):
         """Return the settings of network and features."""
         return {"network": asdict(self.settings), **super().identity()}
 
-    def score(self, query: Vector, context: Context, seed: int) -> Scores:
+    def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
         """Return the predicted reward of every allowed action."""
         rows = self.features.choosable(context.query_id, context.allowed)
         x = self.inputs(np.broadcast_to(query, (len(rows), len(query))), rows)
-        mean, width = self.network.predict(x), self.widths(x)
-        score = mean + width
-        chosen, probability = pick(score, seed, context.query_id)
-        return Scores([self.features.ids[j] for j in rows], mean, width, score, chosen, probability)
+        ids = [self.features.ids[j] for j in rows]
+        return ranked(context.query_id, ids, self.network.predict(x), self.widths(x), seed)
 
 
 class NetworkOptions(Options, frozen=True, kw_only=True):

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import COUNTS, FeatureSettings
-from agents.bandit.learner import Learner, pick
-from agents.bandit.pacing import Forecast, Pacer, RecentContexts
+from agents.bandit.learner import Learner, ranked
+from agents.bandit.pacing import Forecast, Pacer
 from agents.bandit.policy import (
     UNPRICED,
-    Account,
     ActionVector,
-    Aim,
     Context,
     Ground,
     Matrix,
@@ -25,7 +23,8 @@ from agents.bandit.policy import (
     Observation,
     Pending,
     Policy,
-    Scores,
+    Prediction,
+    Reason,
     Vector,
     check_outcome,
     generator,
@@ -37,7 +36,6 @@ from agents.bandit.prior import (
     estimated,
     evidence_of,
     fit_directions,
-    require_fit,
     set_anchors,
     usual_mean,
     usual_variance,
@@ -483,7 +481,6 @@ class Contextual(Learner):
 
     name = "contextual"
     order_free = False  # the pacer is a fold in strict order
-    paces = True
     surface = True
 
     features: ContextualFeatures
@@ -492,10 +489,7 @@ class Contextual(Learner):
         super().__init__(features)
         self.settings = settings or ContextualSettings()
         self.estimates = Estimates(features)
-        self.pacer = Pacer()
-        self.recent = RecentContexts(
-            self._forecast, self.pacer, reachable=self.settings.accuracy_of == "reachable"
-        )
+        self.pacer: Pacer = Pacer(self._forecast, reachable=self.settings.accuracy_of == "reachable")
         self.memory = Memory(self.settings.refits)
 
     def grown(self, kept: Sequence[int]) -> None:
@@ -506,13 +500,16 @@ class Contextual(Learner):
         """Choose from exactly these actions, at these prices from the next decision on."""
         super().offer(actions, price_factors)
         self.estimates.reprice(price_factors)
+        self.pacer.factors = self.estimates.price_factors
 
-    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
-        """Score every allowed action of every context."""
+    def predict(
+        self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
+    ) -> list[Prediction]:
+        """Predict the reward of every allowed action of every context, its width priced."""
         queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
-        return [self._scored(*each, seed) for each in zip(queries, contexts, objectives, strict=True)]
+        return [self._predicted(*each, seed) for each in zip(queries, contexts, objectives, strict=True)]
 
-    def _scored(self, query: Vector, context: Context, objective: Objective, seed: int) -> Scores:
+    def _predicted(self, query: Vector, context: Context, objective: Objective, seed: int) -> Prediction:
         d = self.features
         keep = d.choosable(context.query_id, context.allowed)
         z = d.short(query)
@@ -522,37 +519,23 @@ class Contextual(Learner):
         # What more an action costs than the best predicted one is what it takes to find out: it counts against hope.
         extra = objective.price * np.maximum(terms[:, COST] - terms[int(mean.argmax()), COST], 0.0)
         width = width * width / np.maximum(width + extra, TINY)
-        chosen, probability = pick(mean + width, seed, context.query_id)
+        made = ranked(context.query_id, [d.ids[j] for j in keep], mean, width, seed)
         # No answer is better than right: what is too dear even then need not be tried again.
         right = terms.copy()
         right[:, [CORRECT, SCORE]] = 1.0
         most = right[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
-        worth = most > mean[chosen]
-        tried, probability = self._tried(keep, worth, chosen, probability, seed, context.query_id)
-        correct, score, log_cost = terms[tried, :ONE].tolist()
-        return Scores(
-            [d.ids[j] for j in keep],
-            mean,
-            width,
-            mean + width,
-            tried,
-            probability,
-            predicted=(correct, score, log_cost),
-            reason="policy" if tried == chosen else "warm-up",
-        )
+        made = self._tried(made, keep, most > mean[made.chosen], seed)
+        correct, score, log_cost = terms[made.chosen, :ONE].tolist()
+        return replace(made, predicted=(correct, score, log_cost), terms=lambda: terms[:, :ONE])
 
-    def _tried(
-        self, keep: np.ndarray, worth: np.ndarray, chosen: int, probability: Vector, seed: int, query_id: str
-    ) -> tuple[int, Vector]:
-        """Return the choice and its probabilities; where some models are to be tried, one is drawn among all.
+    def _tried(self, of: Prediction, keep: np.ndarray, worth: np.ndarray, seed: int) -> Prediction:
+        """Return a prediction in which one model is drawn among all where some are to be tried.
 
         Args:
-            keep: Indices of the actions allowed.
+            of: What is chosen without tries.
+            keep: Indices of its actions.
             worth: Which of them could be worth their cost.
-            chosen: Which of them the policy prefers.
-            probability: Of each of them without tries.
             seed: Of the deployment.
-            query_id: The query.
         """
         cheapest: dict[str, int] = {}
         cost = self.features.anchors[keep] * self.estimates.factors[keep]
@@ -566,34 +549,16 @@ class Contextual(Learner):
             if not tried.get(name) or (tried[name] < FIRST and worth[place])
         ]
         if not new or len(cheapest) == 1:
-            return chosen, probability
-        probability = probability * (1.0 - len(new) / len(cheapest))
+            return of
+        assert of.probability is not None
+        probability = of.probability * (1.0 - len(new) / len(cheapest))
         for name in new:
             probability[cheapest[name]] += 1.0 / len(cheapest)
         names = sorted(cheapest)
-        drawn = names[int(generator(seed, query_id, "new model").integers(len(names)))]
-        return (cheapest[drawn] if drawn in new else chosen), probability
-
-    def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
-        """Start from a prior, or raise and change nothing.
-
-        Args:
-            prior: A state made by `prior.teach`.
-            actions: What will be on offer; the prior must come from the same models.
-
-        Raises:
-            PriorRefused: It was made with another encoder, other features, or from another catalogue.
-        """
-        require_fit(prior, self.name, self.identity(), actions)
-        self.load(prior)
-        # The first offer comes next; until then nothing is on offer.
-        self.offer([])
-
-    def terms(self, context: Context) -> Matrix | None:
-        """Return the predicted Correct, Score and log C of every allowed action."""
-        (query,) = self.features.queries([(context.query_id, context.embedding)])
-        keep = self.features.choosable(context.query_id, context.allowed)
-        return np.asarray(self.estimates.predicted(self.features.short(query))[keep][:, :ONE])
+        drawn = names[int(generator(seed, of.query_id, "new model").integers(len(names)))]
+        chosen = cheapest[drawn] if drawn in new else of.chosen
+        reason: Reason = "policy" if chosen == of.chosen else "warm-up"
+        return replace(of, chosen=chosen, probability=probability, reason=reason)
 
     def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
         """Return what each block of columns contributes, and first what is predicted before any of them."""
@@ -601,34 +566,17 @@ class Contextual(Learner):
         at = self.features.position(context.query_id, action_id)
         return self.estimates.right.parts(self.features.row(self.features.short(query), at))
 
-    def price(self, aim: Aim) -> float:
-        """Return λ of an aim: the one in force, or a new solution on the window for a new aim or price of a model."""
-        found = self.pacer.price(aim, self.estimates.price_factors)
-        return self.recent.price(aim) if found is None else found
-
-    def shortfall(self, aim: Aim) -> float | None:
-        """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
-        return self.recent.shortfall(aim)
-
-    def account(self, aim: Aim) -> Account | None:
-        """Return what an aim's decisions came to since its target was set."""
-        return self.pacer.account(aim)
-
     def decided(self, decisions: Sequence[Pending]) -> None:
         """Add decisions to the window and to the account of their aims; close the account of those abandoned."""
         made = [d for d in decisions if not d.abandoned]
         queries = self.features.queries([(d.observation_id, d.embedding) for d in made])
         for decision, query in zip(made, queries, strict=True):
             z = self.features.short(query)
-            if (aim := decision.aim) is not None:
-                price = self.price(aim)
+            if decision.aim is not None:
                 terms = self.estimates.predicted(z)[self._place(decision)]
                 cost, accuracy = float(terms[COST]), float(np.clip(terms[CORRECT], 0.0, 1.0))
-                factors = self.estimates.price_factors
-                due = self.pacer.decided(aim, decision.observation_id, cost, accuracy, price, factors)
-                if due or self.recent.borrows(aim.tenant):
-                    self.pacer.solved(aim, self.recent.price(aim))
-            self.recent.add(decision.tenant, z)
+                self.pacer.decided(decision.aim, decision.observation_id, cost, accuracy)
+            self.pacer.recent.add(decision.tenant, z)
         for decision in decisions:
             if decision.abandoned:
                 self.pacer.settled(decision.observation_id, decision.paid, decision.correct)
@@ -673,21 +621,20 @@ class Contextual(Learner):
             if last.get(tenant) != question:
                 asked.append((tenant, z[question]))
             last[tenant] = question
-        self.recent.replace(asked)
+        self.pacer.recent.replace(asked)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return regressions, window, accounts and memory, all bit for bit."""
         learned, arrays = self.estimates.snapshot()
         ahead, outcomes = self.memory.snapshot()
-        counts, windows = self.recent.snapshot()
-        meta = {"estimates": learned, "pacer": self.pacer.snapshot(), "windows": counts} | ahead
-        return meta, arrays | windows | outcomes
+        accounts, windows = self.pacer.snapshot()
+        return {"estimates": learned} | accounts | ahead, arrays | windows | outcomes
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore them."""
         self.estimates.restore(meta["estimates"], arrays)
-        self.recent.restore(meta["windows"], arrays)
-        self.pacer.restore(meta["pacer"])
+        self.pacer.factors = self.estimates.price_factors
+        self.pacer.restore(meta, arrays)
         self.memory.restore(meta, arrays)
 
     def identity(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Recorded randomisation around any policy: an exploration floor, a uniform warm-up, a control group.
+"""Recorded randomisation of any policy's predictions: an exploration floor, a uniform warm-up, a control group.
 
 Off-policy evaluation needs the probability with which the served action was drawn. A deterministic policy gives other
 actions a probability of zero; the floor gives each at least ε/n, known exactly. The warm-up is the paper's 50 uniform
@@ -15,21 +15,19 @@ from typing import Final
 
 import numpy as np
 
-from agents.bandit.learner import choices, pack, standard_error, unpack
+from agents.bandit.learner import pack, standard_error, unpack
 from agents.bandit.policy import (
     UNPRICED,
-    Account,
     ActionVector,
-    Aim,
-    Choice,
     Context,
     Ground,
-    Matrix,
     Objective,
     Observation,
     Pending,
     Policy,
-    Scores,
+    Prediction,
+    Reason,
+    Vector,
     generator,
 )
 from schemas.action import Action
@@ -67,8 +65,55 @@ class ControlGroup:
         return int.from_bytes(digest[:8], "big") < self.share * CONTROL_DRAW
 
 
+def uniform(of: Prediction, seed: int, reason: Reason = "policy") -> Prediction:
+    """Draw every action with equal probability; a seed draws the same action whatever the policy."""
+    n = len(of.action_ids)
+    chosen = int(generator(seed, of.query_id, "uniform").integers(n))
+    return replace(_redrawn(of, chosen, np.full(n, 1.0 / n), 0.0, reason), draws=0)
+
+
+def floored(of: Prediction, floor: float, seed: int) -> Prediction:
+    """Draw uniformly with probability ε, the floor; the probabilities account for both."""
+    n = len(of.action_ids)
+    random = generator(seed, of.query_id, "floor")
+    explored = bool(random.random() < floor)
+    chosen = int(random.integers(n)) if explored else of.chosen
+    probability, error = None, 0.0
+    if of.probability is not None:
+        probability = floor / n + (1.0 - floor) * of.probability
+        error = (1.0 - floor) * standard_error(float(of.probability[chosen]), of.draws)
+    return _redrawn(of, chosen, probability, error, "floor" if explored else of.reason)
+
+
+def controlled(of: Prediction, control: ControlGroup) -> Prediction:
+    """Assign a query to the control group or to the policy; the probabilities account for both."""
+    ids = list(of.action_ids)
+    if control.action_id not in ids or len(ids) == 1:
+        return of
+    at, share = ids.index(control.action_id), control.share
+    probability, error = None, 0.0
+    if of.probability is not None:
+        probability = (1.0 - share) * of.probability
+        probability[at] += share
+    if not control.holds(of.query_id):
+        return replace(of, probability=probability, error=(1.0 - share) * of.error, randomised=True)
+    if of.probability is not None:
+        error = (1.0 - share) * standard_error(float(of.probability[at]), of.draws)
+    return replace(_redrawn(of, at, probability, error, "control"), cohort="control", randomised=True)
+
+
+def _redrawn(
+    of: Prediction, chosen: int, probability: Vector | None, error: float, reason: Reason
+) -> Prediction:
+    """Return a prediction with another draw; what was predicted of the policy's choice holds for no other action."""
+    predicted = of.predicted if chosen == of.chosen else None
+    return replace(
+        of, chosen=chosen, probability=probability, error=error, reason=reason, predicted=predicted
+    )
+
+
 class Explored:
-    """A policy that draws uniformly with probability ε, and in the first `warm_up` rounds; otherwise `inner` chooses.
+    """A policy whose predictions are explored: uniformly in the first `warm_up` rounds, then with floor and control.
 
     A round is a decision passed to `decided`; the i-th context of a batch is i rounds later.
 
@@ -89,10 +134,9 @@ class Explored:
             raise ValueError(f"warm_up is {warm_up!r}; give a number of rounds, zero or more")
         self.inner = inner
         self.name = f"explored-{inner.name}"
-        self.order_free = inner.order_free
-        # The warm-up counts rounds, but `scores` counts those within its batch, so batches need not be split.
-        self.counts_decisions = inner.counts_decisions
-        self.paces, self.surface = inner.paces, inner.surface
+        # The warm-up counts rounds, but `predict` counts those within its batch, so batches need not be split.
+        self.order_free, self.counts_decisions = inner.order_free, inner.counts_decisions
+        self.surface, self.pacer = inner.surface, inner.pacer
         self.floor, self.warm_up, self.control = floor, warm_up, control
         self.decisions = 0
 
@@ -105,39 +149,23 @@ class Explored:
         """Pass on."""
         self.inner.offer(actions, price_factors)
 
-    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
-        """Return the inner scores with the drawn action and the mixed probabilities."""
-        inner = self.inner.scores(contexts, objectives, seed)
-        out = []
-        for i, (context, scores) in enumerate(zip(contexts, inner, strict=True)):
-            warming = self.decisions + i < self.warm_up
-            mixed = self._mixed(context, scores, seed, warming=warming)
-            out.append(mixed if warming or self.control is None else _split(mixed, context, self.control))
-        return out
+    def predict(
+        self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
+    ) -> list[Prediction]:
+        """Return the inner predictions with the drawn action and the mixed probabilities."""
+        inner = self.inner.predict(contexts, objectives, seed)
+        return [self._explored(of, seed, self.decisions + i) for i, of in enumerate(inner)]
 
-    def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
-        """Choose one action per context."""
-        return choices(contexts, self.scores(contexts, objectives, seed), self.version)
-
-    def terms(self, context: Context) -> Matrix | None:
-        """Return the inner policy's predictions."""
-        return self.inner.terms(context)
+    def _explored(self, of: Prediction, seed: int, round_: int) -> Prediction:
+        if round_ < self.warm_up:
+            return uniform(of, seed, "warm-up")
+        if self.floor:
+            of = floored(of, self.floor, seed)
+        return controlled(of, self.control) if self.control else of
 
     def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
         """Return the inner policy's parts."""
         return self.inner.explain(context, action_id)
-
-    def price(self, aim: Aim) -> float:
-        """Return the inner policy's price."""
-        return self.inner.price(aim)
-
-    def shortfall(self, aim: Aim) -> float | None:
-        """Return the inner policy's."""
-        return self.inner.shortfall(aim)
-
-    def account(self, aim: Aim) -> Account | None:
-        """Return the inner policy's."""
-        return self.inner.account(aim)
 
     def decided(self, decisions: Sequence[Pending]) -> None:
         """Count rounds, those of abandoned decisions too."""
@@ -147,11 +175,6 @@ class Explored:
     def learn(self, outcomes: Sequence[Observation]) -> None:
         """Let the inner policy learn, also from warm-up rounds."""
         self.inner.learn(outcomes)
-
-    def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
-        """Let the inner policy start from a prior, which takes the place of the warm-up."""
-        self.inner.begin(prior, actions)
-        self.decisions = self.warm_up
 
     def state(self) -> bytes:
         """Serialise the round count around the inner state."""
@@ -167,62 +190,3 @@ class Explored:
     def _identity(self) -> dict[str, float]:
         # The control group is left out: it changes no state, so it may differ between two snapshots.
         return {"floor": self.floor, "warm_up": self.warm_up}
-
-    def _mixed(self, context: Context, scores: Scores, seed: int, *, warming: bool) -> Scores:
-        n = len(scores.action_ids)
-        if warming:
-            # The same stream as `Uniform`, so that all policies with one seed share their warm-up choices.
-            chosen = int(generator(seed, context.query_id, "uniform").integers(n))
-            everywhere = np.full(n, 1.0 / n)
-            return replace(
-                scores,
-                chosen=chosen,
-                probability=everywhere,
-                draws=0,
-                error=0.0,
-                reason="warm-up",
-                predicted=scores.predicted if chosen == scores.chosen else None,
-            )
-        if not self.floor:
-            return scores
-        random = generator(seed, context.query_id, "floor")
-        explored = bool(random.random() < self.floor)
-        chosen = int(random.integers(n)) if explored else scores.chosen
-        probability, error = None, 0.0
-        if scores.probability is not None:
-            probability = self.floor / n + (1.0 - self.floor) * scores.probability
-            error = (1.0 - self.floor) * standard_error(float(scores.probability[chosen]), scores.draws)
-        return replace(
-            scores,
-            chosen=chosen,
-            probability=probability,
-            error=error,
-            reason="floor" if explored else scores.reason,
-            predicted=scores.predicted if chosen == scores.chosen else None,
-        )
-
-
-def _split(scores: Scores, context: Context, control: ControlGroup) -> Scores:
-    """Assign a query to the control group or to the policy; the probabilities account for both."""
-    ids = list(scores.action_ids)
-    if control.action_id not in ids or len(ids) == 1:
-        return scores
-    at, share = ids.index(control.action_id), control.share
-    probability, error = None, 0.0
-    if scores.probability is not None:
-        probability = (1.0 - share) * scores.probability
-        probability[at] += share
-    if not control.holds(context.query_id):
-        return replace(scores, probability=probability, error=(1.0 - share) * scores.error, randomised=True)
-    if scores.probability is not None:
-        error = (1.0 - share) * standard_error(float(scores.probability[at]), scores.draws)
-    return replace(
-        scores,
-        chosen=at,
-        probability=probability,
-        error=error,
-        reason="control",
-        cohort="control",
-        randomised=True,
-        predicted=scores.predicted if at == scores.chosen else None,
-    )

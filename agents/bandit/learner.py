@@ -1,4 +1,4 @@
-"""What all policies share besides their mathematics: from scores to a choice, history, state as bytes."""
+"""What all policies share besides their mathematics: from a prediction to a choice, history, state as bytes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby, zip_longest
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
-from agents.bandit.errors import CorruptState, PriorRefused
+from agents.bandit.errors import CorruptState
 from agents.bandit.features import FeatureMap
 from agents.bandit.policy import (
     UNPRICED,
-    Account,
     ActionVector,
-    Aim,
     Candidate,
     Choice,
     Context,
@@ -29,13 +27,17 @@ from agents.bandit.policy import (
     Objective,
     Observation,
     Pending,
-    Scores,
+    Policy,
+    Prediction,
     Vector,
     check_outcome,
     generator,
 )
 
-# From scores to a choice: seeded ties, exact propensities, runners-up.
+if TYPE_CHECKING:
+    from agents.bandit.pacing import Pacer
+
+# From a prediction to a choice: seeded ties, exact propensities, runners-up.
 
 TIE: Final = 1e-12
 """Scores closer than this, relative to the largest, count as equal: two equal float64 sums of a few thousand terms
@@ -80,37 +82,46 @@ def standard_error(probability: float, draws: int) -> float:
     return math.sqrt(probability * (1.0 - probability) / draws) if draws else 0.0
 
 
-def choice(context: Context, scores: Scores, version: int) -> Choice:
+def ranked(query_id: str, action_ids: Sequence[str], mean: Vector, width: Vector, seed: int) -> Prediction:
+    """Return the prediction of a policy that prefers the highest mean + width."""
+    score = mean + width
+    chosen, probability = pick(score, seed, query_id)
+    return Prediction(query_id, action_ids, mean, width, score, chosen, probability)
+
+
+def choose(
+    policy: Policy, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
+) -> list[Choice]:
+    """Choose one action per context, all from one state of the policy. Changes no state."""
+    return [choice(each, policy.version) for each in policy.predict(contexts, objectives, seed)]
+
+
+def choice(of: Prediction, version: int) -> Choice:
     """Return the choice of one context with every term that explains it."""
-    i = scores.chosen
-    order = np.argsort(scores.score)[::-1] if len(scores.score) <= RUNNERS_UP + 1 else _leaders(scores.score)
+    i = of.chosen
+    order = np.argsort(of.score)[::-1] if len(of.score) <= RUNNERS_UP + 1 else _leaders(of.score)
     others = [
-        Candidate(scores.action_ids[j], float(scores.mean[j]), float(scores.width[j]), float(scores.score[j]))
+        Candidate(of.action_ids[j], float(of.mean[j]), float(of.width[j]), float(of.score[j]))
         for j in order
         if j != i
     ]
     return Choice(
-        query_id=context.query_id,
-        action_id=scores.action_ids[i],
-        mean=float(scores.mean[i]),
-        width=float(scores.width[i]),
-        score=float(scores.score[i]),
+        query_id=of.query_id,
+        action_id=of.action_ids[i],
+        mean=float(of.mean[i]),
+        width=float(of.width[i]),
+        score=float(of.score[i]),
         runners_up=tuple(others[:RUNNERS_UP]),
-        propensity=None if scores.probability is None else float(scores.probability[i]),
-        candidates=len(scores.action_ids),
-        propensity_draws=scores.draws,
-        propensity_error=scores.error,
-        predicted=scores.predicted,
+        propensity=None if of.probability is None else float(of.probability[i]),
+        candidates=len(of.action_ids),
+        propensity_draws=of.draws,
+        propensity_error=of.error,
+        predicted=of.predicted,
         version=version,
-        reason=scores.reason,
-        cohort=scores.cohort,
-        randomised=scores.randomised,
+        reason=of.reason,
+        cohort=of.cohort,
+        randomised=of.randomised,
     )
-
-
-def choices(contexts: Sequence[Context], scores: Sequence[Scores], version: int) -> list[Choice]:
-    """Return one choice per context."""
-    return [choice(context, s, version) for context, s in zip(contexts, scores, strict=True)]
 
 
 def _leaders(score: Vector) -> np.ndarray:
@@ -292,10 +303,10 @@ class ReplayBuffer:
         self._rewards[:n] = arrays["rewards"]
 
 
-# What all policies share besides their mathematics: features, counters, select, save and load.
+# What all policies share besides their mathematics: features, counters, save and load.
 #
-# A subclass defines how the policy scores (`score`, or `scores` for a whole batch), how it learns from observations
-# (`take`, `amend`), and which state is saved (`saved`, `restored`).
+# A subclass defines what the policy predicts (`predict_one`, or `predict` for a whole batch), how it learns from
+# observations (`take`, `amend`), and which state is saved (`saved`, `restored`).
 
 
 class Learner:
@@ -309,8 +320,8 @@ class Learner:
     name: str
     order_free: bool = True
     counts_decisions: bool = False
-    paces: bool = False
     surface: bool = False
+    pacer: Pacer | None = None
 
     def __init__(self, features: FeatureMap) -> None:
         self.features = features
@@ -332,18 +343,18 @@ class Learner:
         if any(now > then for now, then in zip_longest(self.features.active, before, fillvalue=False)):
             self.grown(kept)
 
-    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
-        """Score every allowed action of every context. Changes no state."""
+    def predict(
+        self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
+    ) -> list[Prediction]:
+        """Predict the reward of every allowed action of every context."""
         queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
-        return [self.score(query, context, seed) for query, context in zip(queries, contexts, strict=True)]
+        return [
+            self.predict_one(query, context, seed) for query, context in zip(queries, contexts, strict=True)
+        ]
 
-    def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
-        """Choose one action per context. Changes no state."""
-        return choices(contexts, self.scores(contexts, objectives, seed), self.version)
-
-    def terms(self, context: Context) -> Matrix | None:
-        """Return None: only a policy with one regression per term predicts terms."""
-        return None
+    def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
+        """Return nothing: one x for query and action has no parts to tell apart."""
+        return ()
 
     def decided(self, decisions: Sequence[Pending]) -> None:
         """Do nothing: a decision does not change the next one before its reward."""
@@ -380,26 +391,6 @@ class Learner:
         self._updates, self._corrections = meta["updates"], meta["corrections"]
         self.restored(meta, arrays)
 
-    def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
-        """Return nothing: one x for query and action has no parts to tell apart."""
-        return ()
-
-    def price(self, aim: Aim) -> float:
-        """Refuse: only a policy that `paces` determines the price of an aim."""
-        raise NotImplementedError(f"policy {self.name!r} cannot aim at a mean cost or an accuracy")
-
-    def shortfall(self, aim: Aim) -> float | None:
-        """Return None: see `price`."""
-        return None
-
-    def account(self, aim: Aim) -> Account | None:
-        """Return None: see `price`."""
-        return None
-
-    def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
-        """Refuse: only the contextual policy can start from a prior."""
-        raise PriorRefused("policy", "contextual", self.name)
-
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal when a state is loaded."""
         return {"features": asdict(self.features.settings)}
@@ -411,8 +402,8 @@ class Learner:
             kept: The new position of each old column of f_a.
         """
 
-    def score(self, query: Vector, context: Context, seed: int) -> Scores:
-        """Score the allowed actions of one context; policies that override `scores` do not need it.
+    def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
+        """Predict for one context; policies that override `predict` do not need it.
 
         Args:
             query: The checked s_q, shape (query_dim,).

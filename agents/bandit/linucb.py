@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from agents.bandit.features import FeatureMap
-from agents.bandit.learner import Learner, estimate, pack, pick, standard_error, unpack
+from agents.bandit.learner import Learner, estimate, pack, ranked, standard_error, unpack
 from agents.bandit.policy import (
     TERMS,
     Context,
@@ -20,7 +20,7 @@ from agents.bandit.policy import (
     Observation,
     Pending,
     Policy,
-    Scores,
+    Prediction,
     Vector,
     check_outcome,
     generator,
@@ -74,46 +74,74 @@ class LinUCB(Learner):
                 gram.widen(self.features.action_dim, kept)
         self._attach()
 
-    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
-        """Return mean, width and acquisition value of every allowed action of every context."""
-        return self.scores_at(contexts, objectives, seed, self.settings.alpha)
+    @property
+    def alpha(self) -> float:
+        """Return the factor of the widths."""
+        return self.settings.alpha
 
-    def scores_at(
-        self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int, alpha: float
-    ) -> list[Scores]:
-        """Score with an α other than the settings' (forgetting scales it)."""
+    def predict(
+        self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
+    ) -> list[Prediction]:
+        """Return mean, width and acquisition value of every allowed action of every context."""
         f = self.features
         rows = [f.choosable(c.query_id, c.allowed) for c in contexts]
         queries = f.queries([(c.query_id, c.embedding) for c in contexts])
         blocks = f.blocks(queries)
-        widths = alpha * (self.decided_gram or self.gram).widths(queries, blocks)
-        q = f.settings.query_dim
-        theta = self.gram.theta
-        out = []
-        for i, (context, objective) in enumerate(zip(contexts, objectives, strict=True)):
-            block = f.coordinates if blocks is None else blocks[i]
-            w = self._weights(objective)
-            mean = queries[i] @ theta[:q] @ w + block @ (theta[q:] @ w)
-            keep = rows[i]
-            whole = len(keep) == len(mean)
-            mean, width = (mean, widths[i]) if whole else (mean[keep], widths[i][keep])
-            score = mean + width
-            chosen, probability = pick(score, seed, context.query_id)
-            predicted = self._predicted(queries[i], block[keep[chosen]])
-            ids = f.ids if whole else [f.ids[j] for j in keep]
-            out.append(Scores(ids, mean, width, score, chosen, probability, predicted=predicted))
-        return out
+        widths = self.alpha * (self.decided_gram or self.gram).widths(queries, blocks)
+        return [
+            self._predicted(
+                context.query_id,
+                objective,
+                query,
+                f.coordinates if blocks is None else blocks[i],
+                width,
+                keep,
+                seed,
+            )
+            for i, (context, objective, query, width, keep) in enumerate(
+                zip(contexts, objectives, queries, widths, rows, strict=True)
+            )
+        ]
 
-    def terms(self, context: Context) -> Matrix | None:
-        """Return the predicted terms of every allowed action; None for the scalar form, which has one column."""
-        if self.settings.reward == "scalar":
-            return None
-        f, q = self.features, self.features.settings.query_dim
-        rows = f.choosable(context.query_id, context.allowed)
-        queries = f.queries([(context.query_id, context.embedding)])
-        blocks = f.blocks(queries)
-        block = (f.coordinates if blocks is None else blocks[0])[rows]
-        return np.asarray((queries[0] @ self.gram.theta[:q] + block @ self.gram.theta[q:])[:, :3])
+    def _predicted(
+        self,
+        query_id: str,
+        objective: Objective,
+        query: Vector,
+        block: Matrix,
+        width: Vector,
+        keep: np.ndarray,
+        seed: int,
+    ) -> Prediction:
+        """Return the prediction for one context.
+
+        Args:
+            query_id: The context's.
+            objective: Its weights.
+            query: s_q, shape (q,).
+            block: f_a of every known action, shape (n, e).
+            width: Their widths, shape (n,).
+            keep: Indices of the actions allowed.
+            seed: Of the deployment.
+        """
+        q, theta, ids = self.features.settings.query_dim, self.gram.theta, self.features.ids
+        w = objective.coefficients if self.settings.reward == "terms" else np.ones(1)
+        mean = query @ theta[:q] @ w + block @ (theta[q:] @ w)
+        if len(keep) < len(mean):
+            mean, width, ids = mean[keep], width[keep], [ids[j] for j in keep]
+        made = ranked(query_id, ids, mean, width, seed)
+        if self.settings.reward == "terms":
+            made.predicted = self._terms_of(query, block[keep[made.chosen]])
+            made.terms = lambda: self._terms(query, block[keep])[:, :3]
+        return made
+
+    def _terms(self, query: Vector, block: Matrix) -> Matrix:
+        q = self.features.settings.query_dim
+        return np.asarray(query @ self.gram.theta[:q] + block @ self.gram.theta[q:])
+
+    def _terms_of(self, query: Vector, row: Vector) -> tuple[float, float, float]:
+        correct, score, log_cost, _ = self._terms(query, row).tolist()
+        return correct, score, log_cost
 
     def decided(self, decisions: Sequence[Pending]) -> None:
         """Count outstanding decisions in the width, if the settings say so, until they are rewarded or abandoned."""
@@ -186,16 +214,6 @@ class LinUCB(Learner):
     def _grams(self) -> list[tuple[str, Gram]]:
         named = [("rewarded", self.gram)]
         return named if self.decided_gram is None else [*named, ("decided", self.decided_gram)]
-
-    def _weights(self, objective: Objective) -> Vector:
-        return objective.coefficients if self.settings.reward == "terms" else np.ones(1)
-
-    def _predicted(self, query: Vector, block: Vector) -> tuple[float, float, float] | None:
-        if self.settings.reward == "scalar":
-            return None
-        q = self.features.settings.query_dim
-        correct, score, log_cost, _ = (query @ self.gram.theta[:q] + block @ self.gram.theta[q:]).tolist()
-        return correct, score, log_cost
 
     def _joint(self, items: Sequence[Pending] | Sequence[Observation]) -> Matrix:
         places = [self.features.position(i.observation_id, i.action_id) for i in items]
@@ -272,14 +290,19 @@ class Thompson(LinUCB):
         super().__init__(features, settings, name="thompson")
         self.propensity_draws = propensity_draws
 
-    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
-        """Draw one θ̃ per context and score by xᵀθ̃; `width` is the draw's departure from the mean."""
-        return [
-            self._drawn(context, plain, seed)
-            for context, plain in zip(contexts, self.scores_at(contexts, objectives, seed, 0.0), strict=True)
-        ]
+    @property
+    def alpha(self) -> float:
+        """Return 0: the draw takes the place of the width."""
+        return 0.0
 
-    def _drawn(self, context: Context, plain: Scores, seed: int) -> Scores:
+    def predict(
+        self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
+    ) -> list[Prediction]:
+        """Draw one θ̃ per context and score by xᵀθ̃; `width` is the draw's departure from the mean."""
+        plain = super().predict(contexts, objectives, seed)
+        return [self._drawn(*each, seed) for each in zip(contexts, plain, strict=True)]
+
+    def _drawn(self, context: Context, plain: Prediction, seed: int) -> Prediction:
         query = np.asarray(context.embedding, dtype=np.float64)
         size = float(np.linalg.norm(query))
         own, cross, action = (self.decided_gram or self.gram).marginal(query / size)
@@ -306,7 +329,7 @@ class Thompson(LinUCB):
             hits = np.bincount(winners, minlength=len(score))
             probability = estimate(hits, chosen, self.propensity_draws)
             error = standard_error(float(probability[chosen]), self.propensity_draws)
-        predicted = self._predicted(query, rows[chosen])
+        predicted = None if plain.predicted is None else self._terms_of(query, rows[chosen])
         return replace(
             plain,
             width=departure,
@@ -443,10 +466,10 @@ class Discounted(LinUCB):
         self._period = max(1, math.ceil(math.log(RIDGE_FLOOR) / math.log(gamma)))
         self._epoch = 0
 
-    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
-        """Score with the width in today's units."""
-        factor = self.gamma ** (-(self.clock - self._epoch) / 2.0)
-        return self.scores_at(contexts, objectives, seed, self.settings.alpha * factor)
+    @property
+    def alpha(self) -> float:
+        """Return the factor of the widths in today's units."""
+        return float(self.settings.alpha * self.gamma ** (-(self.clock - self._epoch) / 2.0))
 
     def decided(self, decisions: Sequence[Pending]) -> None:
         """Advance the decision clock; restore λ when the discount has eaten a tenth of it."""

@@ -114,7 +114,8 @@ def _least(holds: Callable[[float], bool], scale: float) -> float:
     return scale * float(np.exp(high))
 
 
-# What recent queries are predicted to be and to cost: from it follow λ, and what an aim cannot ask for.
+# Which recent queries stand for those of a tenant: from what is predicted of them follow λ, and what an aim cannot ask
+# for.
 #
 # An aim is met on the queries of its own tenant: what others ask changes neither its price nor what it is charged. The
 # questions of a prior are nobody's, so they stand for everybody until a tenant has enough queries of its own. Without
@@ -132,52 +133,17 @@ KEPT: Final = 10_000
 
 
 class RecentContexts:
-    """The last contexts of every tenant, and the present predictions for each of them.
-
-    Args:
-        predict: From contexts as rows, shape (m, rank), to what is predicted of everything on offer; None as long as
-            nothing is known.
-        pacer: How far an aim's spend and accuracy are off by now.
-        reachable: What a share of the accuracy is a share of (`Forecast.best_accuracy`).
+    """The last contexts of every tenant, as rows of shape (rank,).
 
     Attributes:
         prior: Contexts of a prior.
         of: Those of each tenant.
     """
 
-    def __init__(
-        self, predict: Callable[[Matrix], Forecast | None], pacer: Pacer, *, reachable: bool
-    ) -> None:
-        self._predict, self._pacer, self._reachable = predict, pacer, reachable
+    def __init__(self) -> None:
         self.prior: deque[Vector] = deque(maxlen=WINDOW)
         self.of: dict[str, deque[Vector]] = {}
         self._count = 0
-
-    def price(self, aim: Aim) -> float:
-        """Return λ at which an aim is met on its tenant's window; 0 as long as nothing is known."""
-        forecast = self.forecast(aim.tenant)
-        if forecast is None:
-            return 0.0
-        if aim.mean_cost is not None:
-            return price_for_cost(forecast, self._pacer.momentary(aim))
-        assert aim.accuracy is not None
-        share = aim.accuracy / self._pacer.optimism(aim)
-        return price_for_accuracy(forecast, share, reachable=self._reachable)
-
-    def shortfall(self, aim: Aim) -> float | None:
-        """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
-        forecast = self.forecast(aim.tenant)
-        if forecast is None:
-            return None
-        if aim.mean_cost is not None:
-            least = float(forecast.cost.min(axis=1).mean()) * self._pacer.dearer(aim)
-            return least if least > aim.mean_cost else None
-        assert aim.accuracy is not None
-        best = forecast.best_accuracy(reachable=self._reachable)
-        if best <= 0.0:
-            return None  # nothing was right yet: what share can be had is not known
-        most = forecast.mean_accuracy(0.0) / best * self._pacer.optimism(aim)
-        return most if most < aim.accuracy else None
 
     def add(self, tenant: str, context: Vector) -> None:
         """Add a context of a tenant."""
@@ -214,11 +180,6 @@ class RecentContexts:
         """Return whether some of the contexts on which a tenant's aims are met are those of others."""
         own = len(self.of.get(tenant, ()))
         return len(self.prior) + own < FEW and self._count > own
-
-    def forecast(self, tenant: str = "") -> Forecast | None:
-        """Return what is predicted of everything on offer, for every context of a window; None without any."""
-        window = self.window(tenant)
-        return self._predict(np.array(window)) if window else None
 
     def snapshot(self) -> tuple[dict[str, int], dict[str, Matrix]]:
         """Return how many contexts each tenant has, and all of them in that order."""
@@ -296,34 +257,100 @@ class Pace:
     paid: float = 0.0
     factors: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def dearer(self) -> float:
+        """Return true divided by predicted cost of the choices; 1 before there is any."""
+        return self.paid / self.told if self.paid > 0 and self.told > 0 else 1.0
+
+    @property
+    def optimism(self) -> float:
+        """Return true divided by predicted accuracy of the choices: the best of many predictions is often too high."""
+        return min(1.0, (self.correct + TRUST) / (self.predicted + TRUST))
+
+    def momentary(self, target: float) -> float:
+        """Return the predicted mean cost to aim at now, given what was spent and how costs compare with predictions."""
+        saved = target * self.decisions - self.spent
+        low, high = (share * target for share in MARGIN)
+        wanted = min(max(target + saved / CATCH_UP, low), high)
+        return wanted * self.told / self.paid if self.paid > 0 and self.told > 0 else wanted
+
 
 class Pacer:
-    """The accounts of all tenants under all objectives with an aim."""
+    """The accounts of all tenants under all objectives with an aim, and their prices.
 
-    def __init__(self) -> None:
-        self.paces: dict[tuple[str, str], Pace] = {}  # by tenant and key
+    Args:
+        predict: From contexts as rows, shape (m, rank), to what is predicted of everything on offer; None as long as
+            nothing is known.
+        reachable: What a share of the accuracy is a share of (`Forecast.best_accuracy`).
+
+    Attributes:
+        factors: The models' price factors in force.
+        recent: The contexts on which aims are met.
+        paces: The accounts, by tenant and key.
+        open: For each decision whose outcome is not known its account, and its predicted cost and accuracy.
+    """
+
+    def __init__(self, predict: Callable[[Matrix], Forecast | None], *, reachable: bool) -> None:
+        self._predict, self._reachable = predict, reachable
+        self.factors: dict[str, float] = {}
+        self.recent = RecentContexts()
+        self.paces: dict[tuple[str, str], Pace] = {}
         self.open: dict[str, tuple[tuple[str, str], float, float]] = {}
 
-    def price(self, aim: Aim, factors: dict[str, float]) -> float | None:
-        """Return the last solution for λ; None if the aim is new, or if models' prices have changed since."""
-        pace = self.paces.get(aim.account_id)
-        return None if pace is None or pace.factors != factors else pace.price
+    def price(self, aim: Aim) -> float:
+        """Return λ, the price of one eFLOP at which an aim is met by now. Changes no state.
 
-    def decided(
-        self, aim: Aim, query_id: str, cost: float, accuracy: float, price: float, factors: dict[str, float]
-    ) -> bool:
-        """Record a decision; return whether the price is due to be solved again.
+        That is the last solution, or a new one if the aim is new or models' prices have changed since.
+        """
+        pace = self.paces.get(aim.account_id)
+        return self._solved(aim) if pace is None or pace.factors != self.factors else pace.price
+
+    def _solved(self, aim: Aim) -> float:
+        """Return λ at which an aim is met on its tenant's window; 0 as long as nothing is known."""
+        forecast = self.forecast(aim.tenant)
+        if forecast is None:
+            return 0.0
+        if aim.mean_cost is not None:
+            return price_for_cost(forecast, self._pace(aim).momentary(aim.mean_cost))
+        assert aim.accuracy is not None
+        share = aim.accuracy / self._pace(aim).optimism
+        return price_for_accuracy(forecast, share, reachable=self._reachable)
+
+    def shortfall(self, aim: Aim) -> float | None:
+        """Return what can be had at best of an aim that cannot be met; None if it can be, or nothing is known yet.
+
+        The least mean cost, or the largest share of the accuracy within reach, on its tenant's window.
+        """
+        forecast = self.forecast(aim.tenant)
+        if forecast is None:
+            return None
+        if aim.mean_cost is not None:
+            least = float(forecast.cost.min(axis=1).mean()) * self._pace(aim).dearer
+            return least if least > aim.mean_cost else None
+        assert aim.accuracy is not None
+        best = forecast.best_accuracy(reachable=self._reachable)
+        if best <= 0.0:
+            return None  # nothing was right yet: what share can be had is not known
+        most = forecast.mean_accuracy(0.0) / best * self._pace(aim).optimism
+        return most if most < aim.accuracy else None
+
+    def forecast(self, tenant: str = "") -> Forecast | None:
+        """Return what is predicted of everything on offer, for every context of a window; None without any."""
+        window = self.recent.window(tenant)
+        return self._predict(np.array(window)) if window else None
+
+    def decided(self, aim: Aim, query_id: str, cost: float, accuracy: float) -> None:
+        """Record a decision; solve for the price again if that is due.
 
         Args:
             aim: The aim of its objective.
             query_id: Its query.
             cost: Predicted cost of the chosen action.
             accuracy: Its predicted accuracy.
-            price: λ that was in force.
-            factors: The models' price factors for which it was solved.
         """
+        price = self.price(aim)
         pace = self.paces.pop(aim.account_id, None) or Pace()
-        pace.price, pace.factors = price, factors
+        pace.price, pace.factors = price, self.factors
         self.paces[aim.account_id] = pace  # the newest stands last
         if len(self.paces) > KEYS:
             oldest = spare(self.paces)
@@ -332,11 +359,8 @@ class Pacer:
         pace.decisions += 1
         pace.spent += cost
         self.open[query_id] = (aim.account_id, cost, accuracy)
-        return pace.decisions % EVERY == 0
-
-    def solved(self, aim: Aim, price: float) -> None:
-        """Take a new solution for λ of an aim that has decisions."""
-        self.paces[aim.account_id].price = price
+        if pace.decisions % EVERY == 0 or self.recent.borrows(aim.tenant):
+            pace.price = self._solved(aim)
 
     def settled(self, query_id: str, cost: float | None, correct: float | None) -> None:
         """Record the outcome of a decision.
@@ -374,36 +398,21 @@ class Pacer:
             correct=known and sum(pace.correct for pace in paces) / known,
         )
 
-    def momentary(self, aim: Aim) -> float:
-        """Return the predicted mean cost to aim at now, given what was spent and how costs compare with predictions."""
-        assert aim.mean_cost is not None
-        pace = self._pace(aim)
-        saved = aim.mean_cost * pace.decisions - pace.spent
-        low, high = (share * aim.mean_cost for share in MARGIN)
-        wanted = min(max(aim.mean_cost + saved / CATCH_UP, low), high)
-        return wanted * pace.told / pace.paid if pace.paid > 0 and pace.told > 0 else wanted
-
-    def dearer(self, aim: Aim) -> float:
-        """Return true divided by predicted cost of the choices; 1 before there is any."""
-        pace = self._pace(aim)
-        return pace.paid / pace.told if pace.paid > 0 and pace.told > 0 else 1.0
-
-    def optimism(self, aim: Aim) -> float:
-        """Return true divided by predicted accuracy of the choices: the best of many predictions is often too high."""
-        pace = self._pace(aim)
-        return min(1.0, (pace.correct + TRUST) / (pace.predicted + TRUST))
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the accounts as plain values."""
-        return {
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Matrix]]:
+        """Return accounts and windows as plain values and arrays."""
+        counts, arrays = self.recent.snapshot()
+        accounts = {
             "paces": [[*account, _plain(pace)] for account, pace in self.paces.items()],
             "open": {i: [*account, cost, accuracy] for i, (account, cost, accuracy) in self.open.items()},
         }
+        return {"pacer": accounts, "windows": counts}, arrays
 
-    def restore(self, meta: dict[str, Any]) -> None:
+    def restore(self, meta: dict[str, Any], arrays: dict[str, Matrix]) -> None:
         """Become what `snapshot` returned."""
-        self.paces = {(tenant, key): Pace(**pace) for tenant, key, pace in meta["paces"]}
-        self.open = {i: ((e[0], e[1]), e[2], e[3]) for i, e in meta["open"].items()}
+        self.recent.restore(meta["windows"], arrays)
+        accounts = meta["pacer"]
+        self.paces = {(tenant, key): Pace(**pace) for tenant, key, pace in accounts["paces"]}
+        self.open = {i: ((e[0], e[1]), e[2], e[3]) for i, e in accounts["open"].items()}
 
     def _pace(self, aim: Aim) -> Pace:
         return self.paces.get(aim.account_id) or Pace()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from agents.bandit.errors import InvalidObjective, InvalidObservation
+
+if TYPE_CHECKING:
+    from agents.bandit.pacing import Pacer
 
 # What policies are asked and told, and what they answer (UniScale §3.2, Alg. 1); their protocol is `Policy`.
 
@@ -264,21 +267,29 @@ class Observation:
 
 
 @dataclass(slots=True)
-class Scores:
-    """The scores of one context's allowed actions. Policies return it, and wrappers modify it.
+class Prediction:
+    """What a policy predicts of one context's allowed actions, and how likely it is to choose each.
+
+    Recorded randomisation (`agents.bandit.exploration`) is functions from one prediction to another.
 
     Attributes:
-        action_ids: The n actions scored.
-        mean, width, score: Shape (n,).
-        chosen: Index of the choice.
+        query_id: The context's.
+        action_ids: The n actions.
+        mean, width: Of the reward under the objective, shape (n,).
+        score: By which the actions are ranked, shape (n,).
+        chosen: Index of the action that was drawn; where nothing is random, that of the best score.
         probability: Probability of each action, shape (n,); None if not known.
-        cohort: Whether the query belongs to the policy or to the control group.
-        randomised: Whether a random draw decided the cohort.
         draws: Monte Carlo draws behind `probability`; 0 when exact.
         error: Standard error of the chosen action's probability; 0.0 when exact.
         predicted: Predicted (Correct, Score, log C) of the chosen action.
+        terms: Returns those of every action, shape (n, 3), as long as nothing more is learned; None where the policy
+            models the reward alone.
+        reason: Whether the policy, the warm-up, the exploration floor or the control group chose the action.
+        cohort: Whether the query belongs to the policy or to the control group.
+        randomised: Whether a random draw decided the cohort.
     """
 
+    query_id: str
     action_ids: Sequence[str]
     mean: Vector
     width: Vector
@@ -288,6 +299,7 @@ class Scores:
     draws: int = 0
     error: float = 0.0
     predicted: tuple[float, float, float] | None = None
+    terms: Callable[[], Matrix] | None = None
     reason: Reason = "policy"
     cohort: Cohort = "policy"
     randomised: bool = False
@@ -301,12 +313,11 @@ def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
 
 # The protocol of all policies (UniScale §3.2, Alg. 1).
 #
-# A policy is asked (`select`) and told (`offer`, `decided`, `learn`). It is pure: no clock, no global randomness,
+# A policy is asked (`predict`) and told (`offer`, `decided`, `learn`). It is pure: no clock, no global randomness,
 # no I/O. The same state, contexts and seed give the same choices for any batch size, because every context has its
 # own random generator, derived from the seed and the query_id.
 #
 # Policies do not detect repeated rewards: `agents.decider.log.applied` makes each happen once.
-
 
 UNPRICED: Final[Mapping[str, float]] = {}
 """The prices where each model charges its eFLOPs."""
@@ -314,17 +325,24 @@ UNPRICED: Final[Mapping[str, float]] = {}
 
 @runtime_checkable
 class Policy(Protocol):
-    """The protocol of all policies. One contract suite tests every implementation."""
+    """The protocol of all policies. One contract suite tests every implementation.
+
+    Three of its members are flags: a caller cannot see from anything else how to fold a log, how many queries to decide
+    from one state, and what to give as a query's vector.
+    """
 
     name: str
     order_free: bool
     """Whether the state depends only on the set of observations, so that a fold may reorder and batch."""
     counts_decisions: bool
     """Whether a decision changes the next one before any reward, so that decisions are made one at a time."""
-    paces: bool
-    """Whether it determines the price λ of an objective by mean cost or accuracy."""
     surface: bool
     """Whether it reads the surface counts of the question behind the embedding (`agents.bandit.features`)."""
+
+    @property
+    def pacer(self) -> Pacer | None:
+        """Return what determines the price λ of objectives by mean cost and by accuracy; None if it serves neither."""
+        ...
 
     @property
     def version(self) -> int:
@@ -341,18 +359,13 @@ class Policy(Protocol):
         """
         ...
 
-    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
-        """Score every allowed action of every context. Changes no state."""
-        ...
+    def predict(
+        self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
+    ) -> list[Prediction]:
+        """Predict the reward of every allowed action of every context, and draw one. Changes no state.
 
-    def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
-        """Choose one action per context. Changes no state."""
-        ...
-
-    def terms(self, context: Context) -> Matrix | None:
-        """Return the predicted (Correct, Score, log C) of every allowed action, shape (n, 3), in the order of `scores`.
-
-        None where the policy models the reward alone. Changes no state.
+        The objective is asked for because a policy sums with its weights in an order of its own, down to the last bit.
+        The seed is, because some sample what they predict: Thompson's θ, and which of equally near neighbours count.
         """
         ...
 
@@ -361,21 +374,6 @@ class Policy(Protocol):
 
         Changes no state.
         """
-        ...
-
-    def price(self, aim: Aim) -> float:
-        """Return λ, the price of one eFLOP at which the aim is met by now. Changes no state."""
-        ...
-
-    def shortfall(self, aim: Aim) -> float | None:
-        """Return what can be had at best of an aim that cannot be met; None if it can be, or nothing is known yet.
-
-        The least mean cost, or the largest share of the accuracy within reach. Changes no state.
-        """
-        ...
-
-    def account(self, aim: Aim) -> Account | None:
-        """Return what an aim's decisions came to; None before the first, or if the policy paces none."""
         ...
 
     def decided(self, decisions: Sequence[Pending]) -> None:
@@ -391,10 +389,6 @@ class Policy(Protocol):
         With the first reward, x enters A once. A correction adds (correct − imputed)·x to the column of Correct only.
         A policy that cannot learn a cost alone takes the decision back.
         """
-        ...
-
-    def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
-        """Start from a prior made from history, before anything is learned; or raise PriorRefused, changing nothing."""
         ...
 
     def state(self) -> bytes:

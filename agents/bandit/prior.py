@@ -12,9 +12,10 @@ import numpy as np
 
 from agents.bandit.contextual_features import ContextualFeatures, QueryTransform, bounded, count_axes
 from agents.bandit.errors import CorruptState, InvalidObservation, PriorRefused
+from agents.bandit.exploration import Explored
 from agents.bandit.features import COUNTS
-from agents.bandit.learner import header, pack, plain, unpack, values
-from agents.bandit.policy import ActionVector, Matrix, Observation, Vector
+from agents.bandit.learner import header, pack, unpack, values
+from agents.bandit.policy import ActionVector, Matrix, Observation, Policy, Vector
 from agents.bandit.ridge import inverted
 
 if TYPE_CHECKING:
@@ -547,21 +548,36 @@ def teach(
     return pack(policy.name, policy.identity(), meta | {"pricing": dict(pricing)}, arrays)
 
 
-def require_fit(prior: bytes, name: str, identity: dict[str, Any], actions: Sequence[ActionVector]) -> None:
+def begin(policy: Policy, prior: bytes, actions: Sequence[ActionVector]) -> None:
+    """Let a policy that has learned nothing start from a prior, or raise and change nothing.
+
+    Args:
+        policy: The policy; a warm-up around it is over.
+        prior: A state made by `teach`.
+        actions: What will be on offer; the prior must come from the same models.
+
+    Raises:
+        PriorRefused: It was made for another policy, with another encoder, other features, or from another catalogue.
+        CorruptState: The bytes are not whole.
+    """
+    inner = policy.inner if isinstance(policy, Explored) else policy
+    _require_fit(prior, *header(inner.state()), actions)
+    inner.load(prior)
+    inner.offer([])  # the first offer comes next
+    if isinstance(policy, Explored):
+        policy.decisions = policy.warm_up
+
+
+def _require_fit(prior: bytes, name: str, mine: dict[str, Any], actions: Sequence[ActionVector]) -> None:
     """Refuse a prior that was made for another policy or from another catalogue.
 
     Args:
         prior: A state made by `teach`.
         name: Name of the policy that is to begin from it.
-        identity: Settings of that policy.
+        mine: Settings of that policy.
         actions: What will be on offer.
-
-    Raises:
-        PriorRefused: It was made with another encoder, other features, or from another catalogue.
-        CorruptState: The bytes are not whole.
     """
     kind, settings = header(prior)
-    mine = plain(identity)
     if kind != name:
         raise PriorRefused("policy", kind, name)
     for field, wanted in mine["contextual"].items():
@@ -570,7 +586,7 @@ def require_fit(prior: bytes, name: str, identity: dict[str, Any], actions: Sequ
     for field, wanted in mine["features"].items():
         if settings["features"].get(field) != wanted:
             raise PriorRefused(f"features: {field}", settings["features"].get(field), wanted)
-    meta, _ = unpack(prior, name, identity)
+    meta, _ = unpack(prior, name, mine)
     known = meta["features"]
     theirs = dict(zip(known["models"], known["sizes"], strict=True))
     ours = {action.model: action.size for action in actions}

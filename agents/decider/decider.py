@@ -20,8 +20,9 @@ from agents.bandit.errors import (
     UnservedObjective,
 )
 from agents.bandit.features import counts
+from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Choice, Context, Policy
-from agents.bandit.prior import outcomes_of, require_pricing
+from agents.bandit.prior import begin, outcomes_of, require_pricing
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.objectives import Steering
 from agents.decider import snapshot
@@ -101,7 +102,7 @@ class Surroundings:
     living: frozenset[str] | None = None
 
 
-def choose(
+def decisions(
     policy: Policy,
     asked: Sequence[tuple[QueryContext, Origin]],
     around: Surroundings,
@@ -131,7 +132,7 @@ def choose(
     """
     objectives = [in_force(record, around, policy) for record, _ in asked]
     contexts = [context_of(record, around, encoder, policy.surface) for record, _ in asked]
-    choices = policy.select(contexts, [policy_objective(o) for o in objectives], seed)
+    choices = choose(policy, contexts, [policy_objective(o) for o in objectives], seed)
     made = []
     for i, ((record, origin), objective, choice) in enumerate(zip(asked, objectives, choices, strict=True)):
         decision = decision_of(
@@ -177,9 +178,9 @@ def in_force(record: QueryContext, around: Surroundings, policy: Policy) -> Obje
     aim = aim_of(objective, record.query.account)
     if aim is None:
         return objective
-    if not policy.paces:
+    if policy.pacer is None:
         raise UnservedObjective(record.query_id, objective.aim, policy.name)
-    return msgspec.structs.replace(objective, price=policy.price(aim))
+    return msgspec.structs.replace(objective, price=policy.pacer.price(aim))
 
 
 def context_of(
@@ -478,7 +479,7 @@ class Decider:
             raise CorruptState("the log", f"sequence number {self.seq}", "an empty log to start from a prior")
         if pricing is not None:
             require_pricing(prior, pricing)
-        self.policy.begin(prior, actions)
+        begin(self.policy, prior, actions)
         self.prior = hashlib.sha256(prior).hexdigest()
         self.shares = TeachingShares(outcomes_of(prior))
         return self.snapshot(chunk_bytes, prior=self.prior)
@@ -520,7 +521,7 @@ class Decider:
         for start in range(0, len(asked), step):
             part = asked[start : start + step]
             try:
-                made = choose(
+                made = decisions(
                     self.policy,
                     part,
                     around,

@@ -99,24 +99,24 @@ def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Pre
     policy = decider.policy
     objective = in_force(record, around, policy)
     context = context_of(record, around, decider.encoder, policy.surface)
-    (scores,) = policy.scores([context], [policy_objective(objective)], decider.seed)
-    terms = policy.terms(context)
+    (of,) = policy.predict([context], [policy_objective(objective)], decider.seed)
+    terms = of.terms and of.terms()
     # A draw by the floor or the control group is not the policy's preference.
-    chosen = scores.chosen if scores.reason == "policy" else int(np.argmax(scores.score))
+    chosen = of.chosen if of.reason == "policy" else int(np.argmax(of.score))
     found = [
         Configuration(
             action=action,
-            mean=float(scores.mean[at]),
-            width=float(scores.width[at]),
-            score=float(scores.score[at]),
-            propensity=None if scores.probability is None else float(scores.probability[at]),
+            mean=float(of.mean[at]),
+            width=float(of.width[at]),
+            score=float(of.score[at]),
+            propensity=None if of.probability is None else float(of.probability[at]),
             predicted=None if terms is None else _predicted(terms[at].tolist()),
         )
-        for at, action in enumerate(scores.action_ids)
+        for at, action in enumerate(of.action_ids)
     ]
     action, aim = found[chosen].action, aim_of(objective, record.query.account)
     living, catalogue = around.living, around.steering.catalogue
-    warming = scores.reason == "warm-up"
+    warming = of.reason == "warm-up"
     return Preview(
         action=action,
         group=catalogue.model(action.partition("/")[0]).group,
@@ -128,7 +128,7 @@ def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Pre
         masked_models=() if living is None else tuple(m for m in around.space.models if m not in living),
         served=living is not None,
         configurations=tuple(sorted(found, key=lambda each: (-each.score, each.action != action))),
-        shortfall=None if aim is None else policy.shortfall(aim),
+        shortfall=None if aim is None or policy.pacer is None else policy.pacer.shortfall(aim),
         grounds=tuple(policy.explain(context, action)),
     )
 

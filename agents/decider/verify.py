@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from agents.bandit.errors import CorruptState
 from agents.bandit.learner import choice, tied
-from agents.bandit.policy import Choice, Context, Policy, Scores
+from agents.bandit.policy import Choice, Context, Policy, Prediction
 from agents.catalogue.actions import ActionSpace
 from agents.decider import snapshot
 from agents.decider.decider import seed_of
@@ -133,15 +133,15 @@ def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int)
     decisions = [decode(bytes(row.decision), Decision) for row in rows]
     contexts = [_context(row, made, offered.actions) for row, made in zip(rows, decisions, strict=True)]
     objectives = [policy_objective(row.objective) for row in rows]
-    scored = policy.scores(contexts, objectives, seed)
-    for row, made, context, scores in zip(rows, decisions, contexts, scored, strict=True):
+    predictions = policy.predict(contexts, objectives, seed)
+    for row, made, of in zip(rows, decisions, predictions, strict=True):
         factor = offered.price_factors.get(made.action.model, 1.0)
         if made.price_factor != factor:
             yield Mismatch(row.query_id, row.seq, "price_factor", made.price_factor, factor)
         own = seed_of(seed, made.query)
         if made.seed != own:
             yield Mismatch(row.query_id, row.seq, "seed", made.seed, own)
-        for field, logged, replayed in _differences(policy, row, made, context, scores):
+        for field, logged, replayed in _differences(policy, row, made, of):
             yield Mismatch(row.query_id, row.seq, field, logged, replayed)
 
 
@@ -157,31 +157,31 @@ def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
     return Context(row.query_id, row.vector(), frozenset(space[i].id for i in left))
 
 
-def _differences(
-    policy: Policy, row: Row, decision: Decision, context: Context, scores: Scores
-) -> Iterator[Difference]:
+def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -> Iterator[Difference]:
     """Yield (field, logged, replayed) of what the state does not call for."""
     aim = aim_of(row.objective, row.tenant)
-    if aim is not None and not _close(row.objective.price, price := policy.price(aim), relative=True):
-        yield "objective.price", row.objective.price, price
-    if decision.candidates != len(scores.action_ids):
-        yield "candidates", decision.candidates, len(scores.action_ids)
+    if aim is not None and policy.pacer is not None:
+        price = policy.pacer.price(aim)
+        if not _close(row.objective.price, price, relative=True):
+            yield "objective.price", row.objective.price, price
+    if decision.candidates != len(of.action_ids):
+        yield "candidates", decision.candidates, len(of.action_ids)
     if decision.policy.version != policy.version:
         yield "policy.version", decision.policy.version, policy.version
-    ids, at = list(scores.action_ids), scores.chosen
-    if decision.action.id in ids and scores.reason == "policy":
+    ids, at = list(of.action_ids), of.chosen
+    if decision.action.id in ids and of.reason == "policy":
         # Where two actions score alike to rounding, either reproduces the decision.
         own = ids.index(decision.action.id)
-        if _close(float(scores.score[own]), float(scores.score[at])):
+        if _close(float(of.score[own]), float(of.score[at])):
             at = own
     if decision.action.id != ids[at]:
         yield "action", decision.action.id, ids[at]
     if row.action != decision.action.id:
         yield "action of the row", row.action, decision.action.id
-    chosen = choice(context, replace(scores, chosen=at), policy.version)
+    chosen = choice(replace(of, chosen=at), policy.version)
     yield from _provenance(policy, row, decision, chosen)
-    yield from _numbers(decision, chosen, sure=at == scores.chosen and _clear(scores))
-    yield from _runners_up(decision, chosen, scores)
+    yield from _numbers(decision, chosen, sure=at == of.chosen and _clear(of))
+    yield from _runners_up(decision, chosen, of)
 
 
 def _provenance(policy: Policy, row: Row, decision: Decision, chosen: Choice) -> Iterator[Difference]:
@@ -230,26 +230,26 @@ def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Diff
             yield name, one, two
 
 
-def _runners_up(decision: Decision, chosen: Choice, scores: Scores) -> Iterator[Difference]:
+def _runners_up(decision: Decision, chosen: Choice, of: Prediction) -> Iterator[Difference]:
     """Yield the runners-up that differ; of those that score alike to rounding, any order is right."""
     logged, replayed = decision.runners_up, chosen.runners_up
     others = {each.action for each in logged} - {chosen.action_id}
     if not len(others) == len(logged) == len(replayed):
         yield "runners_up", [each.action for each in logged], [each.action_id for each in replayed]
         return
-    ids = list(scores.action_ids)
+    ids = list(of.action_ids)
     for own, other in zip(logged, replayed, strict=True):
-        at = ids.index(own.action) if own.action in ids else scores.chosen
-        terms = ((own.mean, scores.mean[at]), (own.width, scores.width[at]), (own.score, scores.score[at]))
+        at = ids.index(own.action) if own.action in ids else of.chosen
+        terms = ((own.mean, of.mean[at]), (own.width, of.width[at]), (own.score, of.score[at]))
         alike = all(_close(one, float(two)) for one, two in terms)
         if own.action not in ids or not alike or not _close(own.score, other.score):
             yield "runners_up", own, other
 
 
-def _clear(scores: Scores) -> bool:
+def _clear(of: Prediction) -> bool:
     """Return whether rounding cannot change which actions are the best: none is nearly tied with them."""
-    best = float(scores.score.max())
-    return sum(_close(float(each), best) for each in scores.score) == len(tied(scores.score))
+    best = float(of.score.max())
+    return sum(_close(float(each), best) for each in of.score) == len(tied(of.score))
 
 
 def _close(one: float, two: float, *, relative: bool = False) -> bool:

@@ -191,16 +191,16 @@ class Pacing:
         aim = aim_of(objective, tenant)
         if objective.name is not None:
             self._forget(objective.name, aim)
-        if aim is None:
+        if aim is None or policy.pacer is None:
             return
         count, short = self._seen.pop(aim.account_id, (0, False))
         if count % EVERY == 0:
-            short = self._told(objective, tenant, policy.shortfall(aim), short)
+            short = self._told(objective, tenant, policy.pacer.shortfall(aim), short)
         self._seen[aim.account_id] = count + 1, short
         if len(self._seen) > KEYS:
             del self._seen[spare(self._seen)]
         if objective.name is not None:
-            self._show(objective.name, aim, policy.account(aim))
+            self._show(objective.name, aim, policy.pacer.account(aim))
 
     def _forget(self, name: str, aim: Aim | None) -> None:
         """Remove the metrics of a named objective whose target is another one now, or none."""

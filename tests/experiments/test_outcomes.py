@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agents.bandit.prior import begin
 from agents.bandit.registry import build_policy
 from agents.catalogue.actions import beam_size
 from agents.catalogue.file import load_catalogue
@@ -179,6 +180,6 @@ def test_history_makes_the_prior_and_names_what_traffic_is_compared_with(recordi
     prior, count = prior_of_outcomes(outcomes, ENCODER, CATALOGUE, {}, history_only=True)
     assert count == len(history)
     policy: Any = build_policy("contextual", query_dim=16, action_dim=16, encoder=encoder_id(ENCODER))
-    policy.begin(prior, action_vectors(CATALOGUE, ENCODER))
+    begin(policy, prior, action_vectors(CATALOGUE, ENCODER))
     assert np.isclose(policy.estimates.right.outcomes, count * len(outcomes.arms))
     assert control_of(outcomes, CATALOGUE, history_only=True) == f"{MODELS[-1]}/16/1/1"

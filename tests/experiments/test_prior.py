@@ -9,6 +9,7 @@ import pytest
 
 from agents.bandit.contextual import Contextual
 from agents.bandit.learner import values
+from agents.bandit.prior import begin
 from agents.bandit.registry import build_policy
 from agents.catalogue.file import load_catalogue
 from agents.embedding import encoder_id
@@ -40,7 +41,7 @@ def test_a_log_makes_a_prior_that_the_deployment_takes(tmp_path: Path) -> None:
     assert isinstance(policy, Contextual)
     # Half of the models never ran, and no action was wide: all are on offer, known by size and shape.
     actions = action_vectors(CATALOGUE, ENCODER)
-    policy.begin(prior, actions)
+    begin(policy, prior, actions)
     policy.offer(actions)
     assert sum(policy.features.active) == len(actions) == 28 * len(CATALOGUE.model_names)
     assert policy.estimates.right.outcomes == pytest.approx(80.0)

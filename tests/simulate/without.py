@@ -17,7 +17,7 @@ import pytest
 
 from agents.answers import GradingPool
 from agents.bandit import contextual
-from agents.bandit.pacing import RecentContexts
+from agents.bandit.pacing import Pacer
 from agents.decider import decider
 from agents.decider.shares import TeachingShares
 from agents.embedding import HttpEncoder
@@ -58,7 +58,7 @@ class Fix(NamedTuple):
 
 FIXES = {
     "nothing was right yet": Fix(
-        RecentContexts,
+        Pacer,
         "shortfall",
         {
             "    if best <= 0.0:\n"

@@ -187,7 +187,7 @@ class Shard:
         rng = np.random.default_rng(5)
         dim = 21 if other.policy.surface else 12
         contexts = [Context(f"probe{i}", unit(rng.normal(size=dim))) for i in range(5)]
-        mine, others = (d.policy.scores(contexts, [QUALITY] * 5, 1) for d in (self.decider, other))
+        mine, others = (d.policy.predict(contexts, [QUALITY] * 5, 1) for d in (self.decider, other))
         for one, two in zip(mine, others, strict=True):
             assert list(one.action_ids) == list(two.action_ids)
             assert np.abs(one.score - two.score).max() <= 1e-9 * max(1.0, np.abs(one.score).max())

@@ -7,6 +7,7 @@ import numpy as np
 from agents.bandit.contextual import Contextual, ContextualSettings
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import FeatureSettings
+from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
 
 DIM = 21  # 12 of an embedding and nine counts
@@ -63,12 +64,12 @@ def live(
     right, spent = [], []
     for _ in range(rounds):
         query_id, query, hard = traffic.question()
-        objective = Objective(1, 0, 0, 0, 30, policy.price(aim))
+        objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(aim))
         warm = policy.version < warm_up
         if warm:
             chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
         else:
-            chosen = policy.select([Context(query_id, query)], [objective], 1)[0].action_id
+            chosen = choose(policy, [Context(query_id, query)], [objective], 1)[0].action_id
         policy.decided([Pending(query_id, query, chosen, None if warm else aim)])
         correct, log_cost = traffic.outcome(chosen, hard)
         log_cost += float(np.log(price))

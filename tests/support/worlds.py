@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from agents.bandit.features import FeatureMap, FeatureSettings
+from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Context, Objective, Observation, Pending
 
 Array = np.ndarray
@@ -69,7 +70,7 @@ class World:
         told = []
         for _ in range(rounds):
             context = self.context()
-            chosen = policy.select([context], [QUALITY], seed)[0]
+            chosen = choose(policy, [context], [QUALITY], seed)[0]
             policy.decided([Pending(context.query_id, context.embedding, chosen.action_id)])
             told.append(self.outcome(context, chosen.action_id))
             policy.learn(told[-1:])

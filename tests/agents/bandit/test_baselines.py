@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from agents.bandit.baselines import KNN, MLP, NetworkSettings, NeuralUCB
+from agents.bandit.learner import choose
 from agents.bandit.linucb import Discounted, LinUCBSettings, SlidingWindow
 from agents.bandit.policy import Pending
 
@@ -22,7 +23,7 @@ def test_knn_averages_the_rewards_of_the_nearest_pairs(world: Any, quality: Any)
     policy = KNN(world.features())
     told = taught(policy, world, 30)
     context = world.context()
-    scored = policy.scores([context], [quality], seed=1)[0]
+    scored = policy.predict([context], [quality], seed=1)[0]
     for i, vector in enumerate(policy.features.vectors):
         x = np.concatenate([context.embedding, vector])
         past = [
@@ -115,7 +116,7 @@ def test_one_hot_actions_beyond_the_room_are_refused(world: Any, quality: Any) -
     policy = MLP(world.features(action_features="one-hot"), NetworkSettings(hidden=4, iterations=1))
     policy.offer(world.actions(11))
     with pytest.raises(ValueError, match="raise action_dim"):
-        policy.select([world.context()], [quality], seed=1)
+        choose(policy, [world.context()], [quality], seed=1)
 
 
 @pytest.mark.parametrize("widths", ["rewarded", "decided"])
@@ -159,7 +160,7 @@ def test_a_discount_weighs_rows_by_their_age_in_decisions(world: Any, quality: A
         weight = 0.9 ** (40 - o.clock)
         a, b = a + weight * np.outer(x, x), b + weight * np.outer(x, o.terms())
     context = world.context()
-    scored = policy.scores([context], [quality], seed=1)[0]
+    scored = policy.predict([context], [quality], seed=1)[0]
     x = policy.features.joint(np.repeat(context.embedding[None], 7, axis=0), range(7))
     assert np.allclose(scored.mean, x @ np.linalg.solve(a, b) @ quality.coefficients, rtol=1e-9)
     assert np.allclose(scored.width, np.sqrt(np.einsum("nd,nd->n", x @ np.linalg.inv(a), x)), rtol=1e-9)

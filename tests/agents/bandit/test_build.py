@@ -15,6 +15,7 @@ from agents.bandit import registry
 from agents.bandit.baselines import Uniform
 from agents.bandit.errors import PolicyRefused
 from agents.bandit.features import COUNTS
+from agents.bandit.learner import choose
 from agents.bandit.policy import Policy
 from agents.bandit.registry import Inputs, Options, build_policy, kinds, options_of, policy
 
@@ -41,7 +42,7 @@ def test_every_name_builds_its_policy(name: str, world: Any) -> None:
 def test_a_floor_or_a_warm_up_wraps_the_policy(world: Any, quality: Any) -> None:
     made = built("linucb", warm_up=2, floor=0.5)
     made.offer(world.actions())
-    assert made.select([world.context()], [quality], 0)[0].reason == "warm-up"
+    assert choose(made, [world.context()], [quality], 0)[0].reason == "warm-up"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ import scipy
 import zstandard
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Choice, Context, Objective, Observation, Pending
 from agents.bandit.registry import build_policy
 
@@ -112,8 +113,8 @@ def replayed(run: str) -> Iterator[tuple[Choice, dict[str, Any]]]:
                         Context(q["id"], vectors[q["id"]], q["allowed"] and frozenset(q["allowed"]))
                         for q in part
                     ]
-                    choices = policy.select(
-                        contexts, [objectives[q["objective"]] for q in part], about["seed"]
+                    choices = choose(
+                        policy, contexts, [objectives[q["objective"]] for q in part], about["seed"]
                     )
                     policy.decided([pending(q["id"]) for q in part])
                     yield from ((choice, rows[choice.query_id]) for choice in choices)

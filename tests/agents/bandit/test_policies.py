@@ -15,6 +15,7 @@ from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.errors import CorruptState, InvalidObservation, NoAction, UnknownAction
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
+from agents.bandit.learner import choose
 from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson, greedy
 from agents.bandit.policy import Context, Pending, Policy
 
@@ -82,8 +83,8 @@ def test_a_batch_makes_the_choices_of_single_calls(
 ) -> None:
     world.train(policy, 12)
     contexts, objectives = [world.context() for _ in range(6)], [quality, thrift] * 3
-    batch = policy.select(contexts, objectives, seed=5)
-    singles = [policy.select([c], [o], seed=5)[0] for c, o in zip(contexts, objectives, strict=True)]
+    batch = choose(policy, contexts, objectives, seed=5)
+    singles = [choose(policy, [c], [o], seed=5)[0] for c, o in zip(contexts, objectives, strict=True)]
     # MLP predicts in float32, whose sums differ in the seventh digit between shapes.
     assert all(a.action_id == b.action_id for a, b in zip(batch, singles, strict=True))
     assert all(
@@ -95,20 +96,20 @@ def test_the_same_seed_makes_the_same_choices_and_another_seed_may_not(
     policy: Policy, world: Any, quality: Any
 ) -> None:
     contexts = [world.context() for _ in range(20)]
-    once = policy.select(contexts, [quality] * 20, seed=1)
-    assert once == policy.select(contexts, [quality] * 20, seed=1)
+    once = choose(policy, contexts, [quality] * 20, seed=1)
+    assert once == choose(policy, contexts, [quality] * 20, seed=1)
 
 
 def test_selecting_changes_no_state(policy: Policy, world: Any, quality: Any) -> None:
     world.train(policy, 5)
     before = policy.state()
-    policy.select([world.context() for _ in range(4)], [quality] * 4, seed=1)
+    choose(policy, [world.context() for _ in range(4)], [quality] * 4, seed=1)
     assert policy.state() == before
 
 
 def test_a_choice_carries_every_term_that_explains_it(policy: Policy, world: Any, quality: Any) -> None:
     world.train(policy, 8)
-    choice = policy.select([world.context()], [quality], seed=2)[0]
+    choice = choose(policy, [world.context()], [quality], seed=2)[0]
     assert choice.score == pytest.approx(choice.mean + choice.width, abs=1e-12)
     assert len(choice.runners_up) == 3
     assert choice.action_id not in {c.action_id for c in choice.runners_up}
@@ -123,7 +124,7 @@ def test_probabilities_are_a_distribution_over_the_allowed_actions(
     world.train(policy, 8)
     some = frozenset(a.action_id for a in world.actions()[:4])
     for allowed in (None, some):
-        scored = policy.scores([world.context(allowed)], [quality], seed=2)[0]
+        scored = policy.predict([world.context(allowed)], [quality], seed=2)[0]
         assert set(scored.action_ids) == (some if allowed else {a.action_id for a in world.actions()})
         if scored.probability is not None:
             assert scored.probability.sum() == pytest.approx(1.0)
@@ -133,9 +134,9 @@ def test_probabilities_are_a_distribution_over_the_allowed_actions(
 def test_only_allowed_actions_are_chosen(policy: Policy, world: Any, quality: Any) -> None:
     allowed = frozenset(a.action_id for a in world.actions()[2:4])
     contexts = [world.context(allowed) for _ in range(12)]
-    assert {c.action_id for c in policy.select(contexts, [quality] * 12, seed=1)} <= allowed
+    assert {c.action_id for c in choose(policy, contexts, [quality] * 12, seed=1)} <= allowed
     with pytest.raises(NoAction, match=r"q-none.*allow more models"):
-        policy.select([Context("q-none", world.query(), frozenset({"other/1/1/1"}))], [quality], seed=1)
+        choose(policy, [Context("q-none", world.query(), frozenset({"other/1/1/1"}))], [quality], seed=1)
 
 
 def test_a_removed_action_is_never_chosen_and_still_learns(policy: Policy, world: Any, quality: Any) -> None:
@@ -145,12 +146,12 @@ def test_a_removed_action_is_never_chosen_and_still_learns(policy: Policy, world
     policy.decided([Pending(pending.query_id, pending.embedding, gone[0])])
     policy.offer([a for a in world.actions() if a.action_id not in gone])
     contexts = [world.context() for _ in range(15)]
-    assert not {c.action_id for c in policy.select(contexts, [quality] * 15, seed=1)} & set(gone)
+    assert not {c.action_id for c in choose(policy, contexts, [quality] * 15, seed=1)} & set(gone)
     version = policy.version
     policy.learn([world.outcome(pending, gone[0])])
     assert policy.version == version + 1
     policy.offer(world.actions())
-    assert policy.scores([world.context(frozenset(gone[:1]))], [quality], 1)[0].action_ids == gone[:1]
+    assert policy.predict([world.context(frozenset(gone[:1]))], [quality], 1)[0].action_ids == gone[:1]
 
 
 def test_an_action_added_at_run_time_is_chosen_and_learned(policy: Policy, world: Any, quality: Any) -> None:
@@ -160,7 +161,7 @@ def test_an_action_added_at_run_time_is_chosen_and_learned(policy: Policy, world
     policy.offer([*world.actions(), *new])
     only = frozenset(a.action_id for a in new)
     context = world.context(only)
-    chosen = policy.select([context], [quality], seed=1)[0]
+    chosen = choose(policy, [context], [quality], seed=1)[0]
     assert chosen.action_id in only
     policy.learn([world.outcome(context, chosen.action_id)])
     world.train(policy, 3)
@@ -176,7 +177,7 @@ def test_state_round_trips_and_keeps_learning_alike(
     assert twin.version == policy.version
     for _ in range(4):
         context = world.context()
-        one, two = (p.select([context], [quality], seed=4)[0] for p in (policy, twin))
+        one, two = (choose(p, [context], [quality], seed=4)[0] for p in (policy, twin))
         assert close(one, two)
         outcome = world.outcome(context, one.action_id)
         for p in (policy, twin):
@@ -235,7 +236,7 @@ def test_an_embedding_that_cannot_be_decided_names_its_query(
     policy: Policy, world: Any, quality: Any
 ) -> None:
     with pytest.raises(InvalidObservation, match=r"bad: embedding.*length 12"):
-        policy.select([Context("bad", np.ones(5))], [quality], seed=1)
+        choose(policy, [Context("bad", np.ones(5))], [quality], seed=1)
 
 
 def test_an_unknown_action_is_refused(policy: Policy, world: Any) -> None:
@@ -259,7 +260,7 @@ def test_a_correction_replaces_what_was_imputed(
     policy.learn([replace(o, kind="correction") for o in true])
     assert policy.version == 16
     context = world.context()
-    one, two = (p.scores([context], [quality], seed=1)[0] for p in (policy, sure))
+    one, two = (p.predict([context], [quality], seed=1)[0] for p in (policy, sure))
     assert np.allclose(one.score, two.score, rtol=1e-9, atol=1e-9)
 
 

@@ -12,6 +12,7 @@ from scipy import stats
 
 from agents.bandit.baselines import KNN, Uniform
 from agents.bandit.exploration import Explored
+from agents.bandit.learner import choose
 from agents.bandit.linucb import LinUCB, LinUCBSettings, Thompson
 
 DRAWS = 2000
@@ -26,8 +27,8 @@ def drawn(policy: Any, world: Any, objective: Any) -> tuple[Counter[str], Any]:
     counts: Counter[str] = Counter()
     for start in range(0, DRAWS, 500):
         part = contexts[start : start + 500]
-        counts.update(c.action_id for c in policy.select(part, [objective] * len(part), seed=11))
-    return counts, policy.scores([context], [objective], seed=11)[0]
+        counts.update(c.action_id for c in choose(policy, part, [objective] * len(part), seed=11))
+    return counts, policy.predict([context], [objective], seed=11)[0]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_thompsons_estimate_states_draws_and_error(world: Any, quality: Any) -> 
     policy = Thompson(world.features(), LinUCBSettings(alpha=0.4), propensity_draws=400)
     policy.offer(world.actions())
     world.train(policy, 30)
-    choice = policy.select([world.context()], [quality], seed=11)[0]
+    choice = choose(policy, [world.context()], [quality], seed=11)[0]
     p = choice.propensity
     assert choice.propensity_draws == 400
     assert choice.propensity_error == pytest.approx(np.sqrt(p * (1 - p) / 400))
@@ -67,10 +68,10 @@ def test_thompsons_logged_propensity_meets_its_frequency(world: Any, quality: An
     policy.offer(world.actions())
     world.train(policy, 30)
     context = world.context()
-    scored = policy.scores([context], [quality], seed=11)[0]
+    scored = policy.predict([context], [quality], seed=11)[0]
     policy.propensity_draws = 0
     contexts = [replace(context, query_id=f"draw{i}") for i in range(DRAWS)]
-    counts = Counter(c.action_id for c in policy.select(contexts, [quality] * DRAWS, seed=11))
+    counts = Counter(c.action_id for c in choose(policy, contexts, [quality] * DRAWS, seed=11))
     observed = np.array([counts[action_id] for action_id in scored.action_ids])
     table = np.array([observed, np.round(scored.probability * DRAWS)])
     table = table[:, table.sum(axis=0) > 0]
@@ -85,7 +86,7 @@ def test_thompsons_scores_have_the_moments_of_the_posterior(world: Any, quality:
     world.train(policy, 25)
     context = world.context()
     contexts = [replace(context, query_id=f"d{i}") for i in range(2500)]
-    draws = np.array([scored.score for scored in policy.scores(contexts, [quality] * 2500, seed=1)])
+    draws = np.array([scored.score for scored in policy.predict(contexts, [quality] * 2500, seed=1)])
     x = policy.features.joint(np.repeat(context.embedding[None], 7, axis=0), range(7))
     covariance = 0.49 * x @ policy.gram.solve(x).T
     mean = x @ policy.gram.theta @ quality.coefficients
@@ -99,7 +100,7 @@ def test_masked_actions_have_no_propensity(world: Any, quality: Any) -> None:
     policy.offer(world.actions())
     inner: Any = policy.inner
     allowed = frozenset(inner.features.ids[:2])
-    choices = policy.select([world.context(allowed) for _ in range(50)], [quality] * 50, seed=3)
+    choices = choose(policy, [world.context(allowed) for _ in range(50)], [quality] * 50, seed=3)
     assert {c.action_id for c in choices} == allowed
     assert {c.propensity for c in choices} == {0.5}
 
@@ -110,7 +111,7 @@ def test_knn_says_when_it_does_not_know_its_propensity(world: Any, quality: Any)
     context = world.context()
     same = [replace(world.outcome(context, policy.features.ids[0]), observation_id=f"o{i}") for i in range(6)]
     policy.learn(same)
-    choices = policy.select([replace(context, query_id=f"k{i}") for i in range(40)], [quality] * 40, seed=1)
+    choices = choose(policy, [replace(context, query_id=f"k{i}") for i in range(40)], [quality] * 40, seed=1)
     assert {c.propensity for c in choices} == {None}
     assert len({c.mean for c in choices}) > 1  # tied neighbours are drawn by chance
 

@@ -97,13 +97,13 @@ def test_a_warm_up_does_not_switch_batches_off(make_shard: Any) -> None:
     """A batch costs one pass of BLAS; deciding one at a time costs a pass each, forever."""
     together, singly = (make_shard(lambda f: Explored(LinUCB(f), warm_up=12)) for _ in range(2))
     calls: list[int] = []
-    plain = together.decider.policy.select
+    plain = together.decider.policy.predict
 
-    def select(*asked: Any) -> Any:
+    def predict(*asked: Any) -> Any:
         calls.append(len(asked[0]))
         return plain(*asked)
 
-    together.decider.policy.select = select
+    together.decider.policy.predict = predict
     for _ in range(4):
         contexts = [together.context() for _ in range(8)]
         made = together.ask(*contexts)

@@ -139,7 +139,7 @@ class Life:
         self.vectors: dict[int, bytes] = {}
         self.shard = make_shard(lambda _: self.policy(), pairs=PAIRS, models=world.models)
         self.waiting: deque[Any] = deque()
-        self.aim = world.aim if self.policy().paces else {}
+        self.aim = world.aim if self.policy().pacer else {}
 
     def policy(self) -> Any:
         return build_policy(

@@ -9,7 +9,8 @@ import pytest
 
 from agents.bandit import pacing
 from agents.bandit.contextual import Contextual
-from agents.bandit.pacing import FEW, Pacer, RecentContexts
+from agents.bandit.learner import choose
+from agents.bandit.pacing import FEW, RecentContexts
 from agents.bandit.policy import Aim, Context, Objective, Observation, Pending
 from tests.support.traffic import Traffic, actions, contextual
 
@@ -43,8 +44,8 @@ def experienced() -> Contextual:
 
 
 def served(policy: Contextual, query_id: str, query: np.ndarray, aim: Aim) -> str:
-    objective = Objective(1, 0, 0, 0, 30, policy.price(aim))
-    (choice,) = policy.select([Context(query_id, query)], [objective], 1)
+    objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(aim))
+    (choice,) = choose(policy, [Context(query_id, query)], [objective], 1)
     policy.decided([Pending(query_id, query, choice.action_id, aim, aim.tenant)])
     return choice.action_id
 
@@ -71,7 +72,7 @@ def bill(rounds: int, *, hostile: bool, settled: int = 0) -> list[tuple[str, flo
         query_id, query = of_kind(asked, hard=at % 25 < 5)
         action = served(policy, query_id, query, aim)
         policy.decided([Pending(query_id, query, action, aim, aim.tenant, abandoned=True)])
-        found.append((action, policy.price(aim)))
+        found.append((action, policy.pacer.price(aim)))
         if hostile and at >= 5 * settled:
             own = Aim(f"/mean_cost={at}", mean_cost=1e9 * (at + 1), tenant="evil")
             query_id, query = of_kind(hard, hard=True)
@@ -105,7 +106,7 @@ def test_with_one_window_for_everybody_they_would_pay_for_it(monkeypatch: pytest
 
 def recent(**of: int) -> RecentContexts:
     """Return contexts, each with the place of its tenant in it, newest last."""
-    made = RecentContexts(lambda window: None, Pacer(), reachable=True)
+    made = RecentContexts()
     for name, count in of.items():
         for at in range(count):
             made.add(name, np.array([ord(name), at]))
@@ -171,5 +172,5 @@ def test_tenants_and_their_contexts_come_back_after_a_refit() -> None:
         policy.learn(
             [Observation(query_id, query, action, correct, 0.5, log_cost, 0.5, objective, tenant=tenant)]
         )
-    assert {name: len(own) for name, own in policy.recent.of.items()} == {"a": 14, "b": 26}
-    assert not policy.recent.prior
+    assert {name: len(own) for name, own in policy.pacer.recent.of.items()} == {"a": 14, "b": 26}
+    assert not policy.pacer.recent.prior

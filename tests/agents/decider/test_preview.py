@@ -49,7 +49,7 @@ def test_a_preview_changes_nothing_to_the_bit(make_shard: Any, name: str) -> Non
     aims: list[dict[str, Any]] = [{}, {"weights": None}, {"n": 4}]
     aims += [{"accuracy": 0.9}] if name == "contextual" else []
     for fields in aims:
-        shard.decider.policy.scores([], [], 0)
+        shard.decider.policy.predict([], [], 0)
         context, _ = shard.context(PREVIEW, **{k: v for k, v in fields.items() if v is not None})
         preview(shard.decider, context, shard.around)  # which actions may be chosen is memorised once
         before = pickle.dumps(shard.decider)

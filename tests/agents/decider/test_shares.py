@@ -70,7 +70,7 @@ def known(shard: Shard) -> Any:
     """Return what is predicted of every action, terms and widths."""
     policy = shard.decider.policy
     dim = 21 if policy.surface else 12
-    scores = policy.scores([Context("probe", np.full(dim, dim**-0.5))], [QUALITY], 1)[0]
+    scores = policy.predict([Context("probe", np.full(dim, dim**-0.5))], [QUALITY], 1)[0]
     return np.array([scores.mean, scores.width]).tolist()
 
 
@@ -107,13 +107,13 @@ def test_what_may_not_teach_teaches_nothing_and_settles_the_account_of_its_own_t
     if policy is contextual:
         aim = aim_of(row.objective, "e")
         assert aim is not None
-        account = live.policy.account(aim)
+        account = live.policy.pacer.account(aim)
         assert account is not None
         assert account.mean_cost == pytest.approx(np.exp(20.0))
         assert account.correct == pytest.approx((1.0 + 0.25) / 2), "of what was cut, nobody knows"
     shard.crash()
     shard.same_as(live)
-    assert shard.decider.policy.account(aim) == account if policy is contextual else True
+    assert shard.decider.policy.pacer.account(aim) == account if policy is contextual else True
 
 
 def test_answers_that_their_client_cut_count_in_the_shares() -> None:

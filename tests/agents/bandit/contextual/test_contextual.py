@@ -18,6 +18,7 @@ from agents.bandit.contextual import COST, Contextual, ContextualSettings
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
+from agents.bandit.learner import choose
 from agents.bandit.pacing import KEYS, Forecast, Pace, Pacer
 from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
 from agents.decider.log import Row, decode_row
@@ -41,7 +42,7 @@ def test_what_is_dear_is_explored_the_less_the_more_it_costs_at_the_price_in_for
         policy.estimates.right.widths(z, policy.features.sides),
     )
     price = 0.5 / float(np.median(cost))
-    (scores,) = policy.scores([Context("q", query)], [Objective(1, 0, 0, 0, 30, price)], 1)
+    (scores,) = policy.predict([Context("q", query)], [Objective(1, 0, 0, 0, 30, price)], 1)
     extra = price * np.maximum(cost - cost[scores.mean.argmax()], 0.0)
     assert scores.width == pytest.approx(plain**2 / (plain + extra))
     assert scores.width.max() > 0.99 * plain.max(), "what is cheap is explored"
@@ -49,7 +50,7 @@ def test_what_is_dear_is_explored_the_less_the_more_it_costs_at_the_price_in_for
 
 
 def mean_cost(policy: Contextual, aim: Aim) -> float:
-    account = policy.account(aim)
+    account = policy.pacer.account(aim)
     assert account is not None
     return account.mean_cost
 
@@ -71,18 +72,18 @@ def test_spend_comes_within_five_per_cent_and_stays_there_through_drifts(target:
 def test_a_target_that_cannot_be_met_is_known_with_what_can() -> None:
     policy, traffic = contextual(), Traffic()
     low, enough = Aim("low", mean_cost=1e6), Aim("enough", mean_cost=1e12)
-    assert policy.shortfall(low) is None, "nothing is known yet"
+    assert policy.pacer.shortfall(low) is None, "nothing is known yet"
     policy.offer(actions())
     assert live(policy, 300, aim=low, traffic=traffic, warm_up=100)["cost"] > 1e6
     before = policy.state()
-    least = policy.shortfall(low)
+    least = policy.pacer.shortfall(low)
     assert least is not None
     spent = live(copy.deepcopy(policy), 300, aim=low, traffic=traffic)["cost"]
     assert spent == pytest.approx(least, rel=0.25)
-    assert policy.shortfall(enough) is None
-    assert policy.shortfall(Aim("most", accuracy=0.9)) is None
+    assert policy.pacer.shortfall(enough) is None
+    assert policy.pacer.shortfall(Aim("most", accuracy=0.9)) is None
     policy.pacer.paces["", "much"] = Pace(rewarded=500, predicted=400.0, correct=200.0)
-    most = policy.shortfall(Aim("much", accuracy=0.99))
+    most = policy.pacer.shortfall(Aim("much", accuracy=0.99))
     assert most is not None
     assert 0.5 < most < 0.99, "predictions that are too high leave less than they promise"
     del policy.pacer.paces["", "much"]
@@ -96,11 +97,11 @@ def test_where_nothing_was_right_yet_an_accuracy_sets_hardly_a_price_and_the_pol
     known, chosen = dict(MODELS), []
     for at in range(400):
         query = rng.normal(size=DIM)
-        objective = Objective(1, 0, 0, 0, 30, policy.price(aim))
+        objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(aim))
         action = (
             policy.features.ids[at % 9]
             if at < 60
-            else policy.select([Context(f"q{at}", query)], [objective], 1)[0].action_id
+            else choose(policy, [Context(f"q{at}", query)], [objective], 1)[0].action_id
         )
         policy.decided([Pending(f"q{at}", query, action, aim)])
         model = action.split("/")[0]
@@ -108,7 +109,7 @@ def test_where_nothing_was_right_yet_an_accuracy_sets_hardly_a_price_and_the_pol
         log_cost = float(np.log(1e3 * known[model]))
         policy.learn([Observation(f"q{at}", query, action, correct, 0.0, log_cost, correct, objective)])
         if at == 99:
-            assert policy.price(aim) * 16 * 1e3 * 1e8 < 0.01, "even the dearest costs next to nothing"
+            assert policy.pacer.price(aim) * 16 * 1e3 * 1e8 < 0.01, "even the dearest costs next to nothing"
         chosen.append(model)
     assert chosen[300:].count("large") > 50
 
@@ -122,7 +123,7 @@ def test_an_accuracy_is_kept_at_a_part_of_the_cost(seed: int) -> None:
     best = (0.9 + 0.95) / 2
     assert found["accuracy"] >= 0.95 * best - 0.03
     assert found["cost"] < 0.85 * 1e3 * 1e8  # one path of the large model
-    account = policy.account(aim)
+    account = policy.pacer.account(aim)
     assert account is not None
     assert account.predicted == pytest.approx(account.correct, abs=0.05)
 
@@ -151,18 +152,18 @@ def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
     assert np.allclose(theirs[:, COST], ours[:, COST] * dear)
     assert np.allclose(np.exp(theirs[:, 2]), np.exp(ours[:, 2]) * dear)
     # λ was solved under the old price; the next decision solves for it again, and a price that goes back does not.
-    before = plain.price(aim)
+    before = plain.pacer.price(aim)
     plain.offer(actions(), {"middle": 3.0})
-    assert plain.price(aim) != before
+    assert plain.pacer.price(aim) != before
     plain.offer(actions())
-    assert plain.price(aim) == before
+    assert plain.pacer.price(aim) == before
     # The middle model is worth its price only while it is not too dear.
     objective = Objective(1, 0, 0, 0, 30, before)
     shares = []
     for factors in ({}, {"middle": 100.0}):
         plain.offer(actions(), factors)
         asked = [Context(f"p{n}", traffic.question()[1]) for n in range(40)]
-        made = plain.select(asked, [objective] * 40, 1)
+        made = choose(plain, asked, [objective] * 40, 1)
         shares.append(sum(choice.action_id.startswith("middle") for choice in made))
     assert shares[0] > shares[1] == 0
     other = contextual()
@@ -274,7 +275,9 @@ def test_without_a_prior_it_fits_its_directions_to_its_own_history() -> None:
             hard = bool(query[5] + query[7] > 0)
             seen = Context(f"q{at}", query)
             chosen = (
-                policy.features.ids[at % 6] if at < 60 else policy.select([seen], [objective], 1)[0].action_id
+                policy.features.ids[at % 6]
+                if at < 60
+                else choose(policy, [seen], [objective], 1)[0].action_id
             )
             large = chosen.startswith("large")
             correct = float(rng.random() < (0.9 if large or not hard else 0.1))
@@ -327,7 +330,7 @@ def asked(traffic: Traffic, count: int) -> list[Context]:
 def test_before_anything_is_known_every_model_is_tried_alike_in_its_cheapest_configuration() -> None:
     policy = contextual()
     policy.offer(actions())
-    scored = policy.scores(asked(Traffic(), 900), [_plain()] * 900, 1)
+    scored = policy.predict(asked(Traffic(), 900), [_plain()] * 900, 1)
     drawn = [each.action_ids[each.chosen] for each in scored]
     cheapest = {f"{model}/1/1/1" for model, _ in MODELS}
     assert set(drawn) == cheapest
@@ -343,10 +346,10 @@ def test_before_anything_is_known_every_model_is_tried_alike_in_its_cheapest_con
 
 def test_a_model_that_joins_is_tried_until_something_is_known_of_it() -> None:
     policy, traffic = taught(90)
-    assert {each.reason for each in policy.scores(asked(traffic, 50), [_plain()] * 50, 1)} == {"policy"}
+    assert {each.reason for each in policy.predict(asked(traffic, 50), [_plain()] * 50, 1)} == {"policy"}
     policy.offer([*actions(), *(ActionVector(f"new/{qp}/1/1", "new", np.ones(4), 3e7) for qp in (4, 1))])
     contexts = asked(traffic, 1200)
-    scored = policy.scores(contexts, [_plain()] * 1200, 1)
+    scored = policy.predict(contexts, [_plain()] * 1200, 1)
     tried = [each.action_ids[each.chosen] == "new/1/1/1" for each in scored]
     told = [dict(zip(each.action_ids, each.probability, strict=True))["new/1/1/1"] for each in scored]
     assert all(each.probability.sum() == pytest.approx(1.0) for each in scored)
@@ -357,12 +360,12 @@ def test_a_model_that_joins_is_tried_until_something_is_known_of_it() -> None:
     only = frozenset(f"{model}/1/1/1" for model, _ in MODELS)
     for allowed, expected in ((only, 0.0), (frozenset({"new/1/1/1"}), 1.0)):
         narrow = [Context(c.query_id, c.embedding, allowed) for c in contexts[:100]]
-        found = policy.scores(narrow, [_plain()] * 100, 1)
+        found = policy.predict(narrow, [_plain()] * 100, 1)
         assert np.mean([f.action_ids[f.chosen].startswith("new") for f in found]) == expected
     for at in range(2):
         query_id, query, _ = traffic.question()
         policy.learn([Observation(query_id, query, "new/1/1/1", 1.0, 1.0, 24.0, 1.0, _plain())])
-        reasons = {each.reason for each in policy.scores(contexts[:200], [_plain()] * 200, 1)}
+        reasons = {each.reason for each in policy.predict(contexts[:200], [_plain()] * 200, 1)}
         assert ("warm-up" in reasons) == (at == 0)
 
 
@@ -375,8 +378,8 @@ def test_a_good_model_that_joins_gets_its_share() -> None:
     chosen = []
     for _ in range(300):
         query_id, query, hard = traffic.question()
-        objective = Objective(1, 0, 0, 0, 30, policy.price(aim))
-        (choice,) = policy.select([Context(query_id, query)], [objective], 1)
+        objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(aim))
+        (choice,) = choose(policy, [Context(query_id, query)], [objective], 1)
         policy.decided([Pending(query_id, query, choice.action_id, aim)])
         correct, log_cost = traffic.outcome(choice.action_id.replace("new", "large"), hard)
         if new := choice.action_id.startswith("new"):
@@ -403,18 +406,18 @@ def test_a_share_is_of_what_can_be_reached_or_of_the_best_single_configuration()
         for at in range(900):
             query = rng.normal(size=DIM) * 0.1
             query[12:] = 1.0 + 2.0 * (side := bool(rng.random() < 0.5))
-            objective = Objective(1, 0, 0, 0, 30, policy.price(aim))
+            objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(aim))
             chosen = (
                 both[at % 2].action_id
                 if at < 100
-                else policy.select([Context(f"q{at}", query)], [objective], 1)[0].action_id
+                else choose(policy, [Context(f"q{at}", query)], [objective], 1)[0].action_id
             )
             policy.decided([Pending(f"q{at}", query, chosen, aim if at >= 100 else None)])
             correct = float(rng.random() < (0.95 if side == chosen.startswith("dear") else 0.35))
             log_cost = float(np.log(1e11 if chosen.startswith("dear") else 1e9))
             policy.learn([Observation(f"q{at}", query, chosen, correct, 0.5, log_cost, correct, objective)])
             right.append(correct)
-        forecast = policy.recent.forecast()
+        forecast = policy.pacer.forecast()
         assert forecast is not None
         single, every = (forecast.best_accuracy(reachable=each) for each in (False, True))
         assert single == pytest.approx(0.65, abs=0.1)
@@ -476,15 +479,15 @@ def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first:
 
 
 def test_the_targets_of_one_tenant_put_out_nobody_elses_accounts() -> None:
-    pacer = Pacer()
+    pacer = Pacer(lambda window: None, reachable=True)
     ours = [Aim("careful/accuracy=0.98", accuracy=0.98), Aim("/accuracy=0.9", accuracy=0.9, tenant="shop")]
     for at, aim in enumerate(ours):
-        pacer.decided(aim, f"q{at}", 1.0, 0.5, 0.1, {})
+        pacer.decided(aim, f"q{at}", 1.0, 0.5)
     for at in range(3 * KEYS):
         own = Aim(f"/mean_cost={at}.0", mean_cost=float(at + 1), tenant="evil")
-        pacer.decided(own, f"evil{at}", 1.0, 0.5, 0.1, {})
+        pacer.decided(own, f"evil{at}", 1.0, 0.5)
     assert len(pacer.paces) == KEYS
     assert all(pacer.account(aim) is not None for aim in ours)
-    other = Pacer()
-    other.restore(pacer.snapshot())
-    assert other.snapshot() == pacer.snapshot()
+    other = Pacer(lambda window: None, reachable=True)
+    other.restore(*pacer.snapshot())
+    assert other.snapshot()[0] == pacer.snapshot()[0]

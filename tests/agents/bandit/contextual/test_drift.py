@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from agents.bandit.contextual import COST, LEAST, AccuracyDrift, Contextual, CostDrift
+from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
 from tests.support.traffic import Traffic, actions, contextual, single
 
@@ -107,7 +108,7 @@ def test_a_cost_alone_moves_the_costs_and_neither_correctness_nor_its_width() ->
         policy.estimates.right.widths(z, policy.features.sides),
         policy.version,
     )
-    account = policy.account(AIM)
+    account = policy.pacer.account(AIM)
     cut_short(policy, traffic, 300)
     after = policy.estimates.predicted(z)
     assert np.array_equal(after[:, [0, 1, 3]], before[:, [0, 1, 3]])
@@ -115,7 +116,7 @@ def test_a_cost_alone_moves_the_costs_and_neither_correctness_nor_its_width() ->
     # Half of the outcomes cost a tenth: the mean of the logarithm falls by half of ln 10.
     assert np.median(after[:, COST] / before[:, COST]) == pytest.approx(10**-0.5, abs=0.06)
     assert policy.version == version
-    paid = policy.account(AIM)
+    paid = policy.pacer.account(AIM)
     assert account is not None
     assert paid is not None
     assert (paid.correct, paid.predicted) == (account.correct, account.predicted)
@@ -141,8 +142,8 @@ def serve(policy: Contextual, rounds: int, broken: str = "", seed: int = 0) -> l
     rng, chosen = np.random.default_rng(seed), []
     for at in range(rounds):
         query = single(rng.normal(size=21) * 0.1)
-        objective = Objective(1, 0, 0, 0, 30, policy.price(AIM))
-        (choice,) = policy.select([Context(f"s{seed}-{at}", query)], [objective], 1)
+        objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(AIM))
+        (choice,) = choose(policy, [Context(f"s{seed}-{at}", query)], [objective], 1)
         model = choice.action_id.split("/")[0]
         policy.decided([Pending(f"s{seed}-{at}", query, choice.action_id, AIM)])
         correct = float(rng.random() < (0.15 if model == broken else 0.85))

@@ -14,9 +14,10 @@ from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.errors import CorruptState, InvalidObservation, PriorRefused
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
+from agents.bandit.learner import choose
 from agents.bandit.linucb import LinUCB
 from agents.bandit.policy import ActionVector, Context, Objective
-from agents.bandit.prior import History, digest, teach
+from agents.bandit.prior import History, begin, digest, teach
 from agents.decider.snapshot import versions
 from agents.decider.verify import mismatches, opened
 
@@ -66,12 +67,12 @@ def test_the_first_decision_knows_what_history_knew(logged: bool) -> None:
     taught.offer(actions)
     prior = teach(taught, history(actions, logged=logged, questions=600 if logged else 240))
     fresh = policy()
-    fresh.begin(prior, actions)
+    begin(fresh, prior, actions)
     fresh.offer(actions)
     assert fresh.version == 0
     probe = history(actions, seed=9).queries
     objective = Objective(1, 0, 0, 20, 30, price=0.3 / 1e11)
-    chosen = fresh.select([Context(f"q{i}", q) for i, q in enumerate(probe)], [objective] * len(probe), 1)
+    chosen = choose(fresh, [Context(f"q{i}", q) for i, q in enumerate(probe)], [objective] * len(probe), 1)
     right = [
         (choice.action_id == "large/1/1/1") == (q[3] > 0) for choice, q in zip(chosen, probe, strict=True)
     ]
@@ -137,10 +138,10 @@ def test_what_does_not_fit_is_refused_and_nothing_changes() -> None:
     ):
         before = learner.state()
         with pytest.raises(PriorRefused, match=f"prior: {why}.*make it again with"):
-            learner.begin(prior, offered)
+            begin(learner, prior, offered)
         assert learner.state() == before
     with pytest.raises(CorruptState, match="sha256"):
-        policy().begin(prior[:-1], actions)
+        begin(policy(), prior[:-1], actions)
     with pytest.raises(CorruptState, match="a fresh policy"):
         teach(taught, history(actions))
 
@@ -159,8 +160,8 @@ def test_a_prior_of_other_costs_is_refused_and_one_that_does_not_name_them_is_ta
     here = shard.catalogue.pricing
     # What a prior says of its costs is no part of the state that it is.
     unnamed, named = policy(encoder=""), policy(encoder="")
-    unnamed.begin(taught(None), actions)
-    named.begin(taught(here), actions)
+    begin(unnamed, taught(None), actions)
+    begin(named, taught(here), actions)
     assert unnamed.state() == named.state()
     for part, theirs in (
         ("verifier", "other"),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.bandit.learner import choose
 from agents.bandit.linucb import LinUCB, LinUCBSettings, greedy
 from agents.bandit.policy import Objective, Pending
 
@@ -50,7 +51,7 @@ def test_equals_algorithm_1_over_long_sequences(
         move = data.draw(st.sampled_from(["learn", "learn", "learn", "batch", "repeat", "add", "remove"]))
         if move in ("learn", "batch", "repeat"):
             contexts = [world.context() for _ in range({"learn": 5, "batch": 40, "repeat": 1}[move])]
-            chosen = policy.select(contexts, [objective] * len(contexts), seed=step)
+            chosen = choose(policy, contexts, [objective] * len(contexts), seed=step)
             told = [world.outcome(c, k.action_id) for c, k in zip(contexts, chosen, strict=True)]
             if move == "repeat":
                 told = told * 6
@@ -70,7 +71,7 @@ def test_equals_algorithm_1_over_long_sequences(
             row = rows_in_own_axes(world, policy.features, o.embedding)[policy.features.index[o.action_id]]
             by_rule.update(row, objective.reward(o.entered, o.score, o.log_cost))
         mean, width = by_rule.scores(x)
-        got = policy.scores([replace(world.context(), embedding=query)], [objective], seed=1)[0]
+        got = policy.predict([replace(world.context(), embedding=query)], [objective], seed=1)[0]
         keep = [policy.features.index[i] for i in got.action_ids]
         scale = max(1.0, float(np.abs(mean).max()))
         assert np.abs(got.mean - mean[keep]).max() <= 1e-9 * scale
@@ -95,7 +96,7 @@ def test_any_objective_is_answered_as_if_it_had_always_been_in_force(
             row, objective.correct * o.correct + objective.score * o.score + objective.cost * (1 - c)
         )
     contexts = [world.context() for _ in range(5)]
-    choices = policy.select(contexts, [objective] * 5, seed=9)
+    choices = choose(policy, contexts, [objective] * 5, seed=9)
     for context, choice in zip(contexts, choices, strict=True):
         x = rows_in_own_axes(world, policy.features, context.embedding)
         score = np.add(*scratch.scores(x))
@@ -112,7 +113,7 @@ def test_scalar_form_keeps_rewards_under_the_weights_of_their_day(
     for i in range(60):
         context = world.context()
         objective = thrift if i < 30 else quality  # the C → Q drift
-        chosen = policy.select([context], [objective], seed=1)[0]
+        chosen = choose(policy, [context], [objective], seed=1)[0]
         x = rows_in_own_axes(world, policy.features, context.embedding)
         row = x[policy.features.index[chosen.action_id]]
         o = world.outcome(context, chosen.action_id, objective=objective)
@@ -125,7 +126,7 @@ def test_greedy_is_linucb_without_width(world: Any, quality: Any) -> None:
     policy = greedy(world.features())
     policy.offer(world.actions())
     world.train(policy, 10)
-    scored = policy.scores([world.context()], [quality], seed=1)[0]
+    scored = policy.predict([world.context()], [quality], seed=1)[0]
     assert not scored.width.any()
     assert scored.chosen == int(np.argmax(scored.mean))
 
@@ -135,16 +136,16 @@ def test_outstanding_decisions_narrow_the_width_and_leave_the_mean(world: Any, q
     policy.offer(world.actions())
     world.train(policy, 10)
     context = world.context()
-    before = policy.scores([context], [quality], seed=1)[0]
+    before = policy.predict([context], [quality], seed=1)[0]
     waiting = [Pending(f"w{i}", context.embedding, before.action_ids[0]) for i in range(4)]
     policy.decided(waiting)
     policy.decided(waiting)  # told twice, counted once
-    after = policy.scores([context], [quality], seed=1)[0]
+    after = policy.predict([context], [quality], seed=1)[0]
     assert np.array_equal(after.mean, before.mean)
     assert np.all(after.width < before.width)
     policy.decided([replace(each, abandoned=True) for each in waiting])
     policy.decided([replace(each, abandoned=True) for each in waiting])
-    back = policy.scores([context], [quality], seed=1)[0]
+    back = policy.predict([context], [quality], seed=1)[0]
     assert np.allclose(back.width, before.width, rtol=1e-12)
 
 
@@ -160,7 +161,7 @@ def test_a_reward_that_was_awaited_enters_the_width_once(world: Any, make_world:
         waited.learn([outcome])
         direct.learn([outcome])
     context = world.context()
-    one, two = (p.scores([context], [quality], seed=1)[0] for p in (waited, direct))
+    one, two = (p.predict([context], [quality], seed=1)[0] for p in (waited, direct))
     assert np.allclose(one.width, two.width, rtol=1e-10)
     assert np.allclose(one.mean, two.mean, rtol=1e-10)
 
@@ -170,6 +171,6 @@ def test_ties_are_broken_by_seed_and_logged(world: Any, quality: Any) -> None:
     policy = LinUCB(world.features())
     policy.offer(world.actions())
     context = world.context()
-    choices = [policy.select([context], [quality], seed=s)[0] for s in range(60)]
+    choices = [choose(policy, [context], [quality], seed=s)[0] for s in range(60)]
     assert len({c.action_id for c in choices}) == 7
     assert {c.propensity for c in choices} == {1 / 7}
