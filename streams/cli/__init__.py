@@ -20,7 +20,6 @@ _MODULES: Final = {
     "broker": "running",
     "demo": "running",
     "topics": "running",
-    "monitor": "running",
     "ask": "queries",
     "produce": "queries",
     "answers": "queries",

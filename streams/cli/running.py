@@ -1,27 +1,21 @@
-"""Starting processes and watching them: `up`, `worker`, `broker`, `demo`, `topics`, `monitor`."""
+"""Starting processes: `up`, `worker`, `broker`, `demo`, and the topics they need."""
 
 import contextlib
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any
 
 import click
-import orjson
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.table import Table
 
 from agents.catalogue.file import load_catalogue
-from agents.reward.comparison import Uplift
 from streams.acls import command, grants
 from streams.cli.queries import bars
 from streams.client.client import SentQueries
-from streams.client.events import EventFollower, Timelines, compared
 from streams.control import Control
 from streams.demo.run import CONTROL, QUESTIONS, Demo, run
 from streams.local.broker import LocalBroker
@@ -173,159 +167,6 @@ def show_demo(summary: Mapping[str, Any], console: Console) -> None:
         )
         table.add_row(name, shown)
     console.print(table)
-
-
-# `monitor`: the live view in the terminal.
-
-_WINDOW = 100
-_KEPT = 20 * _WINDOW
-_LAG_EVERY_S = 5.0
-
-
-@click.command()
-@click.option("--refresh", default=1.0, show_default=True, help="Seconds between updates.")
-@click.option("--for", "seconds", type=float, help="Stop after this many seconds. [until Ctrl-C]")
-@click.option("--once", is_flag=True, help="Print the latest queries once and stop.")
-@click.option("--json", "as_json", is_flag=True, help="With --once: print one JSON object, for scripts.")
-@click.pass_obj
-def monitor(settings: Settings, refresh: float, seconds: float | None, once: bool, as_json: bool) -> None:
-    """Watch throughput, lag, choices, accuracy, cost and reward of the latest queries.
-
-    It reads alongside the services and commits nothing. It starts with the latest records of every topic. Where there
-    is a control group, the policy is compared with it over everything seen since the start; the intervals stay valid
-    however often you look.
-    """
-    if as_json and not once:
-        raise click.UsageError("--json needs --once")
-    topics = Topics(settings)
-    groups = tuple(load_catalogue(Path(settings.catalogue)).groups)
-    apps = [app for spec in SERVICES.values() for app in spec.apps(topics, groups)]
-    seen = MonitoredQueries()
-    follower = EventFollower(
-        settings,
-        ["query", "decision", "answer", "reward", "dead-letter"],
-        tail=_WINDOW,
-        on_unreadable=lambda where, error: None,
-    )
-    began = last_lag = time.monotonic()
-    try:
-        for event in follower.catch_up():
-            seen.timelines.take(event)
-        now = seen.numbers(kafka_admin.lag(settings, apps))
-        if as_json:
-            click.echo(orjson.dumps(now, option=orjson.OPT_INDENT_2).decode())
-            return
-        if once:
-            Console().print(picture(now))
-            return
-        console = Console()
-        with contextlib.ExitStack() as stack:
-            show: Callable[[Group], None] = console.print  # into a file or a pipe: one view after another
-            if console.is_terminal:
-                show = stack.enter_context(Live(console=console, refresh_per_second=4)).update
-            show(picture(now))
-            while seconds is None or time.monotonic() - began < seconds:
-                for event in follower.poll(refresh):
-                    seen.timelines.take(event)
-                behind = now["lag"]
-                if time.monotonic() - last_lag > _LAG_EVERY_S:
-                    behind, last_lag = kafka_admin.lag(settings, apps), time.monotonic()
-                now = seen.numbers(behind)
-                show(picture(now))
-    except KeyboardInterrupt:
-        return  # the usual way to leave
-    finally:
-        follower.close()
-
-
-class MonitoredQueries:
-    """What was read since the start: the latest queries whole, all earlier ones in the comparison of the cohorts."""
-
-    def __init__(self) -> None:
-        self.timelines = Timelines()
-        self.uplift = Uplift()
-        self._compared: set[str] = set()
-
-    def numbers(self, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
-        """Return what is shown now."""
-        queries = self.timelines.by_id
-        ended = [s for s in queries.values() if s.closing and s.decision and s.query_id not in self._compared]
-        compared(ended, self.uplift)
-        self._compared.update(timeline.query_id for timeline in ended)
-        for timeline in list(queries.values())[:-_KEPT]:
-            if timeline.closing or not timeline.decision:
-                del queries[timeline.query_id]
-                self._compared.discard(timeline.query_id)
-        told = min(group.queries for group in self.uplift.groups.values()) > 0
-        return {**numbers(self.timelines, lag), "uplift": self.uplift.report() if told else None}
-
-
-def numbers(timelines: Timelines, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
-    """Return what is shown, over the latest queries in the order of decisions."""
-    queries = sorted((s for s in timelines.by_id.values() if s.decision), key=lambda s: s.seq)[-_WINDOW:]
-    closed = [s.closing for s in queries if s.closing]
-    times = sorted(s.at_ms["answer"] for s in queries if s.answer)
-    span_s = (times[-1] - times[0]) / 1000 if len(times) > 1 else 0.0
-    waits = [s.at_ms["answer"] - s.at_ms["query"] for s in queries if s.answer and "query" in s.at_ms]
-    chosen = {}
-    for action, count in Counter(s.decision.action.id for s in queries if s.decision).most_common(8):
-        own = [
-            s.closing.reward
-            for s in queries
-            if s.decision and s.decision.action.id == action and s.closing and s.closing.reward is not None
-        ]
-        chosen[action] = {"times": count, "reward": _mean(own)}
-    return {
-        "queries": len(queries),
-        "unanswered": sum(s.answer is None for s in queries),
-        "answers_per_s": (len(times) - 1) / span_s if span_s else None,
-        "query_to_answer_ms": float(median(waits)) if waits else None,
-        "reward": _mean([r.reward for r in closed if r.reward is not None]),
-        "accuracy": _mean([r.correct for r in closed if r.correct is not None]),
-        "eflops": _mean([r.price.eflops for r in closed if r.price]),
-        "statuses": dict(Counter(s.answer.status for s in queries if s.answer)),
-        "dead_letters": len(timelines.dead_letters),
-        "chosen": chosen,
-        "lag": lag,
-    }
-
-
-def picture(now: Mapping[str, Any]) -> Group:
-    """Return the current view."""
-    head = Table(title=f"UniScale-Streams: the latest {now['queries']} queries", show_header=False)
-    head.add_row("answers per second", _n(now["answers_per_s"]))
-    waited = now["query_to_answer_ms"]
-    head.add_row("query to answer", "–" if waited is None else f"{waited:,.0f} ms")
-    head.add_row("mean reward", _n(now["reward"]))
-    head.add_row("accuracy", _n(now["accuracy"]))
-    head.add_row("mean cost", f"{_n(now['eflops'])} eFLOPs")
-    statuses = [f"{status} {count}" for status, count in now["statuses"].items()]
-    head.add_row("answers", ", ".join([*statuses, f"none yet {now['unanswered']}"]))
-    head.add_row("recent dead letters", str(now["dead_letters"]))
-    chosen = Table("configuration", "times", "mean reward", title="recently chosen")
-    for action, of in now["chosen"].items():
-        chosen.add_row(action, str(of["times"]), _n(of["reward"]))
-    behind = Table("consumer group", "records", title="waiting")
-    for app, by_topic in now["lag"].items():
-        behind.add_row(app, str(sum(by_topic.values())))
-    if not now["lag"]:
-        behind.add_row("no service has committed anything yet", "–")
-    compared: list[Table | str] = []
-    if uplift := now.get("uplift"):
-        groups = Table("cohort", "queries", "failed", "graded", title="policy and control group")
-        for cohort, count in uplift["queries"].items():
-            graded = f"{uplift['feedback_rate'][cohort]:.0%}"
-            groups.add_row(cohort, str(count), str(uplift["failed"][cohort]), graded)
-        compared = [uplift["sentence"], groups]
-    return Group(head, *compared, chosen, behind)
-
-
-def _mean(values: list[float]) -> float | None:
-    return fmean(values) if values else None
-
-
-def _n(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
 
 
 # `up`, `worker`, `broker`: start processes.
@@ -551,4 +392,4 @@ def acls(settings: Settings, groups: tuple[str, ...], principal: str, tool: str,
             click.echo(command(grant, principal.replace("{worker}", worker), connection))
 
 
-COMMANDS = [demo, monitor, up, worker, broker_command, topics]
+COMMANDS = [demo, up, worker, broker_command, topics]

@@ -167,7 +167,7 @@ _SEND_S = 60.0
 
 
 class NoAnswer(UniscaleError):
-    """A query got no Answer in time. Check that the services are running (`python -m streams monitor`)."""
+    """A query got no Answer in time. Check that the services are running (the page, or `/health/ready` of each)."""
 
 
 class IdTaken(UniscaleError):

@@ -211,7 +211,7 @@ def _warn(where: str, error: UniscaleError) -> None:
 
 # The log of a run, read back: every record of every query, in order, with its append time.
 #
-# The summaries of a run (demo, explain, monitor, tests) are computed from here and from nothing else.
+# The summaries of a run (demo, explain, tests) are computed from here and from nothing else.
 
 
 @dataclass

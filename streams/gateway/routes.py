@@ -218,7 +218,7 @@ class Now:
                 {
                     "service": app.removeprefix(runtime.settings.kafka.prefix),
                     "workers": found[app].members if app in found else None,
-                    "waiting": sum(found[app].waiting.values()) if app in found else None,
+                    "waiting": found[app].waiting if app in found else None,
                 }
                 for app in names
             ]

@@ -135,11 +135,11 @@ class ConsumerGroup(msgspec.Struct, frozen=True):
     """A consumer group as the broker sees it.
 
     Attributes:
-        waiting: Records that are not handled yet, by topic.
+        waiting: Records that are not handled yet.
         members: Its workers; None where the broker does not say.
     """
 
-    waiting: dict[str, int]
+    waiting: int = 0
     members: int | None = None
 
 
@@ -615,7 +615,7 @@ class Input(NamedTuple):
 
 
 class ServiceSpec(Struct, frozen=True, kw_only=True):
-    """One service as the command line, the launcher, the monitor and the tests know it.
+    """One service as the command line, the launcher, the gateway and the tests know it.
 
     Attributes:
         name: Its name on the command line, in consumer groups and in metrics.

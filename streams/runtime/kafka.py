@@ -337,14 +337,8 @@ class KafkaLookups:
 
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
         """Ask the broker; see the base."""
-
-        def found() -> dict[str, ConsumerGroup]:
-            members = kafka_admin.members(self.settings, app_ids)
-            lag = kafka_admin.lag(self.settings, app_ids)
-            return {app_id: ConsumerGroup(waiting, members.get(app_id)) for app_id, waiting in lag.items()}
-
         try:
-            return await asyncio.to_thread(found)
+            return await asyncio.to_thread(kafka_admin.groups, self.settings, app_ids)
         except (ClientError, kafka_clients.BrokerUnreachable) as error:
             raise Unavailable(f"the consumer groups cannot be read: {error}") from error
 

@@ -11,6 +11,7 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from schemas.errors import UniscaleError
 from streams.runtime import kafka_clients
+from streams.runtime.base import ConsumerGroup
 from streams.settings import Settings, variable
 from streams.topics import Topic
 
@@ -119,12 +120,12 @@ def miscounted(topics: Iterable[Topic], found: Callable[[str], int]) -> list[str
     return wrong
 
 
-def lag(settings: Settings, app_ids: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Return how many records wait, by consumer group and topic. Groups that never committed are left out."""
+def groups(settings: Settings, app_ids: Iterable[str]) -> dict[str, ConsumerGroup]:
+    """Return consumer groups by id; those that have never committed anything are left out."""
     client = kafka_clients.admin(settings)
     reader = kafka_clients.consumer(settings)
     try:
-        result: dict[str, dict[str, int]] = {}
+        found: dict[str, ConsumerGroup] = {}
         for app_id in app_ids:
             try:
                 offsets = client.list_group_offsets({app_id: None})[app_id]
@@ -136,26 +137,15 @@ def lag(settings: Settings, app_ids: Iterable[str]) -> dict[str, dict[str, int]]
             if not committed:
                 continue
             ends: Mapping[TopicPartition, int] = reader.end_offsets(list(committed))
-            by_topic = result.setdefault(app_id, {})
-            for tp, offset in committed.items():
-                by_topic[tp.topic] = by_topic.get(tp.topic, 0) + max(0, ends[tp] - offset)
-        return result
-    finally:
-        reader.close()
-        client.close()
-
-
-def members(settings: Settings, app_ids: Iterable[str]) -> dict[str, int]:
-    """Return how many workers each consumer group has. A group is left out if the broker cannot describe it."""
-    client = kafka_clients.admin(settings)
-    try:
-        found: dict[str, int] = {}
-        for app_id in app_ids:
+            waiting = sum(max(0, ends[tp] - offset) for tp, offset in committed.items())
+            members = None
             # ValueError: the embedded broker lists permissions that kafka-python does not know.
             with contextlib.suppress(KafkaError, ValueError):
-                found[app_id] = len(client.describe_groups([app_id])[app_id]["members"])
+                members = len(client.describe_groups([app_id])[app_id]["members"])
+            found[app_id] = ConsumerGroup(waiting, members)
         return found
     finally:
+        reader.close()
         client.close()
 
 

@@ -408,8 +408,8 @@ class MemoryLookups:
         found: dict[str, ConsumerGroup] = {}
         for (app, topic, partition), offset in self.broker.committed.items():
             if app in app_ids:
-                waiting = found.setdefault(app, ConsumerGroup({})).waiting
-                waiting[topic] = waiting.get(topic, 0) + self.broker.end(topic, partition) - offset
+                waiting = found.get(app, ConsumerGroup()).waiting + self.broker.end(topic, partition) - offset
+                found[app] = ConsumerGroup(waiting)
         return found
 
     async def has_topic(self, topic: str) -> bool:

@@ -113,22 +113,6 @@ def test_answers_are_one_json_line_each(live: Any) -> None:
     assert all("boxed" in x["text"] for x in found if x["status"] == "ok")
 
 
-def test_monitor_shows_what_the_log_says(live: Any) -> None:
-    now = json.loads(live.run("monitor", "--once", "--json").stdout)
-    queries = [s for s in timelines(live).by_id.values() if s.decision]
-    assert now["queries"] == len(queries) < 100
-    assert now["unanswered"] == 0
-    assert now["statuses"] == dict(Counter(s.answer.status for s in queries if s.answer))
-    right = [s.closing.correct for s in queries if s.closing and s.closing.correct is not None]
-    assert now["accuracy"] == pytest.approx(sum(right) / len(right))
-    assert set(now["lag"]) == {f"{live.settings.kafka.prefix}{r}" for r in
-                               ("embedder", "decider", "verifier", "aggregator", "executor.mini")}  # fmt: skip
-    picture = live.run("monitor", "--for", "2").stdout
-    assert "recently chosen" in picture
-    assert f"the latest {len(queries)} queries" in picture
-    live.run("monitor", "--json", code=2)
-
-
 def test_explain_tells_why_and_what_each_step_was(live: Any) -> None:
     text = live.run("explain", "questions-1").stdout
     timeline = timelines(live, "questions-1").by_id["questions-1"]
@@ -225,7 +209,6 @@ def test_topics_are_made_checked_and_named_when_wrong(live: Any) -> None:
     for words in (
         ("ask", "x"),
         ("produce", "questions.jsonl"),
-        ("monitor", "--once"),
         ("dead-letters", "list"),
     ):
         assert (
@@ -267,11 +250,6 @@ def test_every_command_of_the_readme_runs(live: Any) -> None:
             read_until(process, "uniscale: ready")
             process.terminate()
             process.wait(60)
-        elif words[0] == "monitor":
-            process = live.start(*words)
-            read_until(process, "waiting")
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
         elif words[0] == "answers":
             process = live.start(*words)
             _until_one_line(live, process)

@@ -24,8 +24,7 @@ from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Reward
 from streams.audit.run import Report
-from streams.cli.running import MonitoredQueries
-from streams.client.events import QueryEvent
+from streams.client.events import QueryEvent, Timelines, compared
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
@@ -111,17 +110,17 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
     assert all(answers[query_id].action.qp * answers[query_id].action.cp >= 2 for query_id in wide)
     assert any(len(answers[query_id].answers) == 2 for query_id in wide)
     counted, gain = cohorts_in_metrics(cluster), gain_in_metrics(cluster)
-    seen = MonitoredQueries()
+    seen = Timelines()
     for decision in made:
-        seen.timelines.take(QueryEvent(kind="decision", query_id=decision.query_id, record=decision, at_ms=0))
+        seen.take(QueryEvent(kind="decision", query_id=decision.query_id, record=decision, at_ms=0))
     for kind, topic, record in (
         ("answer", cluster.topics.answer, Answer),
         ("reward", cluster.topics.reward, Reward),
     ):
         for raw in cluster.broker.records(topic):
             found: Any = decode(raw.value, record)
-            seen.timelines.take(QueryEvent(kind=kind, query_id=found.query_id, record=found, at_ms=0))  # type: ignore[arg-type]
-    said = seen.numbers({})["uplift"]
+            seen.take(QueryEvent(kind=kind, query_id=found.query_id, record=found, at_ms=0))  # type: ignore[arg-type]
+    said = compared(seen.by_id.values()).report()
     assert said["queries"] == counted
     assert counted["control"] == len(control)
     assert gain == pytest.approx(said["accuracy_difference"])

@@ -102,7 +102,7 @@ async def build_copier(runtime: Runtime) -> None:
         if value == b"groups":
             own = runtime.topics.app_id(runtime.service)
             found = await runtime.groups([own, "no such group"])
-            waiting = sum(found[own].waiting.values()) if own in found else -1
+            waiting = found[own].waiting if own in found else -1
             value = b"%d in %d" % (waiting, len(set(found) - {own}))
         await runtime.send(Outgoing(runtime.topics.context, record.key, value))
         copied += 1

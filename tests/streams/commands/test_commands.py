@@ -15,7 +15,7 @@ from streams.settings import Settings
 
 COMMANDS = [
     "answers", "ask", "audit", "broker", "catalogue", "dead-letters", "demo", "explain", "feedback", "keys", "learner",
-    "monitor", "objective", "produce", "replay", "settings", "simulate", "topics", "up", "verify-decisions", "worker",
+    "objective", "produce", "replay", "settings", "simulate", "topics", "up", "verify-decisions", "worker",
 ]  # fmt: skip
 
 
