@@ -50,7 +50,6 @@ _SHOWN = (
     "mean_cost_eflops_first_third",
     "mean_cost_eflops_last_third",
     "distinct_actions",
-    "adapted_after",
     "wall_s",
 )
 
@@ -94,13 +93,6 @@ _SHOWN = (
     help="Configuration that a baseline of every question takes, for comparison; `none` asks each question once.",
 )
 @click.option(
-    "--drift",
-    type=click.IntRange(min=0),
-    default=60,
-    show_default=True,
-    help="Questions asked again once the model that was chosen most costs three times as much; 0 for none.",
-)
-@click.option(
     "--broker",
     type=click.Choice(["embedded", "kafka", "auto"]),
     default="embedded",
@@ -123,11 +115,9 @@ def demo(settings: Settings, /, objective: str | None, accuracy: float, control:
     """Stream questions through the whole loop on this machine and see the choices improve.
 
     Starts a broker and all services with the six mini models and sends the questions with several in flight. The policy
-    chooses for each question; its baseline takes the control's configuration and is not learned from. Then the model
-    chosen most costs three times as much, and some questions are asked again. Audits the log and stops everything it
-    started. Prints what the policy is worth against the control, how it follows the price, and the figures, in this
-    order; writes summary.json and report.html. Exits with 1 if a query has no Answer or the audit finds a
-    discrepancy.
+    chooses for each question; its baseline takes the control's configuration and is not learned from. Audits the log
+    and stops everything it started. Prints what the policy is worth against the control, then the figures; writes
+    summary.json and report.html. Exits with 1 if a query has no Answer or the audit finds a discrepancy.
     """
     console = Console()
     if objective is not None:
@@ -150,11 +140,9 @@ def demo(settings: Settings, /, objective: str | None, accuracy: float, control:
 
 
 def show_demo(summary: Mapping[str, Any], console: Console) -> None:
-    """Print what a run came to: first what choosing was worth, then how it followed the price, then figures."""
+    """Print what a run came to: first what choosing was worth, then figures."""
     if "sentence" in summary:
         console.print(summary["sentence"], style="bold")
-    if "drift_sentence" in summary:
-        console.print(summary["drift_sentence"])
     table = Table("", "", show_header=False)
     for name in _SHOWN:
         value = summary[name]

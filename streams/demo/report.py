@@ -1,4 +1,4 @@
-"""A run in numbers and as one self-contained page, and what the policy did when its favourite became dear."""
+"""A run in numbers, and as one self-contained page."""
 
 import html
 import random
@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, Final, NamedTuple
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from schemas.query import Query
@@ -41,150 +40,6 @@ def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
         rng.shuffle(part)
         ordered += part
     return ordered
-
-
-# The demo's second part: the policy's favourite model costs three times as much, and the policy is watched following.
-#
-# `adapted_after` was defined before it was first measured: the number of queries, in the order of decisions after
-# the change, until the favourite's share of the last 20 choices is at most half its share of the first part. The 20
-# reach back over the change, so a policy that never chooses it again needs about ten. It is null where that does
-# not happen, and that is no verdict: a model may be worth three times its price.
-#
-# A choice is the model of a query that the policy decided itself. Baselines, the warm-up, the control group and draws
-# of the exploration floor are none.
-
-FACTOR: Final = 3.0
-"""By how much the favourite's price rises."""
-
-WINDOW: Final = 20
-"""Choices that a share is taken of."""
-
-HALF: Final = 0.5
-
-
-class Later(NamedTuple):
-    """The second part: the model whose price has risen, and what is asked then."""
-
-    model: str
-    queries: list[Query]
-
-
-def further(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
-    """Return questions of the first part again, under ids of their own, every level with the share it has there."""
-    return [
-        msgspec.structs.replace(
-            query, query_id=f"{query.query_id}-drift", metadata={**query.metadata, "drift_of": query.query_id}
-        )
-        for query in thirds(queries, count, seed + 1)
-    ]
-
-
-def is_further(timeline: Timeline) -> bool:
-    """Say whether a query belongs to the second part."""
-    return timeline.decision is not None and "drift_of" in timeline.decision.query.metadata
-
-
-def chosen(timelines: Timelines, ids: Iterable[str]) -> list[Timeline]:
-    """Return the queries that the policy itself decided, in the order of decisions."""
-    wanted = set(ids)
-    queries = [s for s in timelines.by_id.values() if s.query_id in wanted and s.decision]
-    own = [s for s in queries if s.decision and s.decision.reason == "policy"]
-    return sorted(own, key=lambda s: s.seq)
-
-
-def favourite(queries: Sequence[Timeline]) -> str | None:
-    """Return the model that was chosen most, of equals the one chosen first; None where nothing was chosen."""
-    count = Counter(map(_model, queries))
-    return count.most_common(1)[0][0] if count else None
-
-
-def adapted_after(before: Sequence[str], after: Sequence[str], model: str) -> int | None:
-    """Return how many queries the policy took to choose a model half as often; None where it never did.
-
-    Args:
-        before: The models chosen before its price rose, in order.
-        after: Those chosen afterwards.
-        model: The favourite.
-
-    >>> adapted_after(["a"] * 30, ["a"] * 4 + ["b"] * 30, "a")
-    14
-    >>> adapted_after(["a", "b"] * 15, ["a", "b"] * 15, "a") is None
-    True
-    """
-    share = before.count(model) / len(before)
-    whole = [*before, *after]
-    for n in range(1, len(after) + 1):
-        last = whole[: len(before) + n][-WINDOW:]
-        if last.count(model) / len(last) <= HALF * share:
-            return n
-    return None
-
-
-def followed(timelines: Timelines, before: Iterable[str], after: Iterable[str], model: str) -> dict[str, Any]:
-    """Return `adapted_after` and, as `drift`, what the policy made of the new price.
-
-    `cost_ratio` is the mean cost afterwards over that of the first part; `cost_ratio_unchanged` is what it would have
-    been with the choices of the first part.
-
-    Args:
-        timelines: The run's log.
-        before: The ids of the first part's queries, without baselines.
-        after: Those of the second part.
-        model: The favourite.
-    """
-    first, second = chosen(timelines, before), chosen(timelines, after)
-    models = [_model(s) for s in first], [_model(s) for s in second]
-    paid = fmean(s.eflops or 0.0 for s in first)
-    unchanged = fmean((s.eflops or 0.0) * (FACTOR if _model(s) == model else 1.0) for s in first)
-    now = _mean(s.eflops or 0.0 for s in second)
-    last = models[1][-WINDOW:]
-    return {
-        "adapted_after": adapted_after(*models, model),
-        "drift": {
-            "model": model,
-            "times": FACTOR,
-            "queries": len(second),
-            "share_before": models[0].count(model) / len(first),
-            "share_after": last.count(model) / len(last) if last else None,
-            "accuracy_before": _accuracy(first),
-            "accuracy_after": _accuracy(second),
-            "cost_ratio": now / paid if now is not None and paid else None,
-            "cost_ratio_unchanged": unchanged / paid if paid else None,
-        },
-    }
-
-
-def sentence(report: dict[str, Any]) -> str:
-    """Return what the policy made of the new price in a few sentences, whatever that was."""
-    found, took = report["drift"], report["adapted_after"]
-    if not found["queries"] or found["cost_ratio"] is None:
-        return (
-            f"Then {found['model']} cost {found['times']:g} times as much, and no further query was answered."
-        )
-    half = (
-        f"After {took} queries it was chosen at most half as often"
-        if took is not None
-        else f"In {found['queries']} further queries it was never chosen half as often"
-    )
-    right = [found[f"accuracy_{when}"] for when in ("before", "after")]
-    known = f" Accuracy {right[0]:.0%} before, {right[1]:.0%} after." if None not in right else ""
-    share = f"{found['share_before']:.0%} of the questions"
-    return (
-        f"Then {found['model']}, chosen for {share}, cost {found['times']:g} times as much. {half}; of the last "
-        f"{min(WINDOW, found['queries'])} choices it has {found['share_after']:.0%}. A query costs "
-        f"{found['cost_ratio']:.2f} times as much as before; with the choices of before it would be "
-        f"{found['cost_ratio_unchanged']:.2f} times.{known}"
-    )
-
-
-def _model(timeline: Timeline) -> str:
-    assert timeline.decision is not None
-    return timeline.decision.action.model
-
-
-def _accuracy(queries: Sequence[Timeline]) -> float | None:
-    right = [s.closing.correct or 0.0 for s in queries if s.closing is not None]
-    return sum(right) / len(right) if right else None
 
 
 # A run in numbers, from its log: what the demo writes as summary.json.
@@ -295,7 +150,7 @@ th:first-child,td:first-child{text-align:left}svg{background:#fafafa;border:1px 
 
 _WINDOW = 20
 
-_SHOWN_ABOVE = ("latency_ms", "sentence", "drift_sentence", "pairs")
+_SHOWN_ABOVE = ("latency_ms", "sentence", "pairs")
 
 
 def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
@@ -304,8 +159,7 @@ def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
         (s for s in timelines.by_id.values() if s.decision and s.closing),
         key=lambda s: s.seq,
     )
-    further = [s for s in closed if is_further(s)]
-    queries = [s for s in closed if s.decision and s.decision.query.learn and not is_further(s)]
+    queries = [s for s in closed if s.decision and s.decision.query.learn]
     baselines = [s for s in closed if s.decision and not s.decision.query.learn]
     return "\n".join(
         [
@@ -324,7 +178,6 @@ def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
             curve(_correct(queries), _correct(baselines)),
             "<h2>Choices by level</h2>",
             choices(queries),
-            *_after_the_price_rose(queries, further, summary),
             "<h2>Where the time goes</h2>",
             latency_table(summary["latency_ms"]),
             "<h2>Numbers</h2>",
@@ -337,25 +190,6 @@ def _against_control_group(queries: Sequence[Timeline]) -> list[str]:
     if not any(s.decision and s.decision.cohort == "control" for s in queries):
         return []
     return [f"<p>{html.escape(compared(queries).sentence())}</p>"]
-
-
-def _after_the_price_rose(
-    queries: Sequence[Timeline], further: Sequence[Timeline], summary: Mapping[str, Any]
-) -> list[str]:
-    if "drift" not in summary:
-        return []
-    model = summary["drift"]["model"]
-    before = queries[-len(further) :] if further else []
-    part = [s for s in (*before, *further) if s.decision]
-    share = [float(s.decision.action.model == model) for s in part if s.decision]
-    return [
-        f"<h2>{html.escape(model)} costs {summary['drift']['times']:g} times as much</h2>",
-        f"<p>{html.escape(summary['drift_sentence'])} The dashed line is the moment of the change.</p>",
-        "<h3>Its share of the choices</h3>",
-        curve(share, dashed=len(before)),
-        "<h3>Cost, eFLOPs a query</h3>",
-        curve(_costs(part), dashed=len(before)),
-    ]
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -371,8 +205,8 @@ def latency_table(stages: Mapping[str, Mapping[str, float]]) -> str:
     return table(("stage, ms", "p50", "p95"), rows)
 
 
-def curve(values: Sequence[float], control: Sequence[float] = (), dashed: int = 0) -> str:
-    """Return running means as inline SVG: the policy's, and in grey the control's; a dashed line, if not at 0."""
+def curve(values: Sequence[float], control: Sequence[float] = ()) -> str:
+    """Return running means as inline SVG: the policy's, and in grey the control's."""
     width, height = 860, 220
     if len(values) < 2:
         return "<p>too few values</p>"
@@ -387,13 +221,9 @@ def curve(values: Sequence[float], control: Sequence[float] = (), dashed: int = 
         )
         return f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" stroke-width="2"/>'
 
-    at = 70 + min(dashed, len(means) - 1) * (width - 90) / (len(means) - 1)
-    upright = (
-        f'<line x1="{at:.1f}" x2="{at:.1f}" y1="10" y2="{height - 25}" stroke="#999" stroke-dasharray="4"/>'
-    )
     return (
         f'<svg viewBox="0 0 {width} {height}" width="100%">{line(others, "#aaa")}'
-        f"{line(means, '#1660a8')}{upright if dashed else ''}"
+        f"{line(means, '#1660a8')}"
         f'<text x="5" y="{height - 25}" font-size="12">{low:.4g}</text>'
         f'<text x="5" y="22" font-size="12">{high:.4g}</text>'
         f'<text x="{width - 90}" y="{height - 6}" font-size="12">{len(means)} queries</text></svg>'
@@ -411,10 +241,10 @@ def choices(queries: Sequence[Timeline]) -> str:
         if timeline.decision and timeline.decision.reason == "policy":
             level = str(timeline.decision.query.metadata.get("level", "all"))
             levels.setdefault(level, []).append(timeline)
-    models = sorted({_model(s) for group in levels.values() for s in group})
+    models = sorted({s.decision.action.model for group in levels.values() for s in group if s.decision})
     rows = []
     for level, group in sorted(levels.items()):
-        count = Counter(map(_model, group))
+        count = Counter(s.decision.action.model for s in group if s.decision)
         width = fmean(s.decision.action.qp * s.decision.action.cp for s in group if s.decision)
         right = _mean(_correct(group))
         share = None if right is None else f"{right:.0%}"

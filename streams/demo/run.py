@@ -2,14 +2,13 @@
 
 It stops everything it starts. Questions are shuffled with the levels alike in each third, so that their order
 cannot look like learning. Every question is asked twice: the policy chooses for the one, its baseline takes the
-control's configuration and is not learned from. Then the price of the model that was chosen most rises, and some
-questions are asked again: see `drift`.
+control's configuration and is not learned from.
 """
 
 import importlib.util
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,22 +16,18 @@ import msgspec
 import orjson
 import psutil
 
-from schemas.control import PriceEntry
 from schemas.errors import UniscaleError
-from schemas.query import Query
 from streams.audit.reading import BrokerLog
 from streams.audit.run import Report, audit
 from streams.client.client import Client, SentQueries
 from streams.client.events import read_timelines
 from streams.client.questions import read_questions
 from streams.control import Control, default_objective
-from streams.demo import report
 from streams.demo.paired import NOT_COMPARED, baseline_for, compared
 from streams.demo.paired import sentence as paired_sentence
 from streams.demo.report import render, summarise, thirds
 from streams.local.deployment import Deployment, stopped_by_signals, with_previews
 from streams.settings import Settings
-from streams.topics import Topics
 
 QUESTIONS = Path("models/mini-mixed-test.jsonl")
 
@@ -83,7 +78,6 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         recording: Answers come from this file instead of engines.
         timeout_s: Seconds a query may take.
         gateway: Whether the page is served while it runs.
-        drift: How many questions are asked again after the price of the policy's favourite model has risen; 0: none.
     """
 
     out: Path
@@ -97,7 +91,6 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     recording: str = ""
     timeout_s: float = 900.0
     gateway: bool = False
-    drift: int = 60
 
 
 def check_machine(demo: Demo, settings: Settings) -> None:
@@ -181,14 +174,6 @@ def run(
             say(f"the page: http://{settings.gateway.host}:{settings.gateway.port}/")
         with Client(deployment.settings) as client:
             asked = client.ask_all(both, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress)
-            later = _dearer(demo, deployment, client, queries, say)
-            missing = (
-                client.ask_all(
-                    later.queries, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress
-                ).missing
-                if later
-                else []
-            )
         timelines = read_timelines(deployment.settings, deployment.groups)
         audited = _audited(deployment.settings)
         say(f"audit: {audited.line}")
@@ -210,34 +195,10 @@ def run(
         summary |= compared(timelines, pairs, action=demo.control, seed=demo.seed)
         summary["sentence"] = paired_sentence(summary)
         summary["unanswered"] += len(set(asked.missing) & {baseline.query_id for baseline in baselines})
-    summary["adapted_after"] = None
-    if later is not None:
-        ids = [query.query_id for query in queries], [query.query_id for query in later.queries]
-        summary |= report.followed(timelines, *ids, later.model)
-        summary["drift_sentence"] = report.sentence(summary)
-        summary["unanswered"] += len(missing)
     summary["audit"] = msgspec.to_builtins(audited)
     (demo.out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     (demo.out / "report.html").write_text(render(timelines, summary), encoding="utf-8")
     return summary
-
-
-def _dearer(
-    demo: Demo, deployment: Deployment, client: Client, queries: Sequence[Query], say: Callable[[str], None]
-) -> report.Later | None:
-    """Raise the price of the policy's favourite model; return it with what is asked then, or None for neither."""
-    if not demo.drift:
-        return None
-    settings = deployment.settings
-    timelines = read_timelines(settings, deployment.groups, only=[Topics(settings).decision])
-    model = report.favourite(report.chosen(timelines, [query.query_id for query in queries]))
-    if model is None:
-        say("the policy has chosen nothing yet, so no price is raised: ask more questions")
-        return None
-    factor = Control(settings).catalogue.model(model).price_factor * report.FACTOR
-    client.steer(PriceEntry(name=model, factor=factor))
-    say(f"{model}, which the policy chose most, costs {report.FACTOR:g} times as much from now on")
-    return report.Later(model, report.further(queries, demo.drift, demo.seed))
 
 
 def _mode(demo: Demo, settings: Settings) -> str:

@@ -16,7 +16,6 @@ from schemas.query import Budget, Query
 from schemas.record import decode, encode
 from schemas.reward import Reward
 from streams.audit.run import Report
-from streams.demo.report import adapted_after
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
@@ -154,6 +153,16 @@ def test_a_budget_is_spent_at_the_price(in_memory: InMemory, ask: Ask) -> None:
     assert (found["short"].status, found["short"].error) == ("budget", "the budget of eflops ran out")
 
 
+def choices_until_half(before: list[str], after: list[str]) -> int | None:
+    """Return after how many choices the small model has half its former share of the last 20; None: never."""
+    share = before.count("small") / len(before)
+    for n in range(1, len(after) + 1):
+        last = [*before, *after[:n]][-20:]
+        if last.count("small") / len(last) <= share / 2:
+            return n
+    return None
+
+
 def test_the_default_policy_follows_a_price_at_once_and_linucb_as_it_learns_it(
     in_memory: InMemory, ask: Ask
 ) -> None:
@@ -181,7 +190,7 @@ def test_the_default_policy_follows_a_price_at_once_and_linucb_as_it_learns_it(
             [d.action.model for d in own if d.query_id.startswith(part)] for part in ("before", "after")
         )
         assert before.count("small") > len(before) / 2
-        took[policy] = adapted_after(before, after, "small")
+        took[policy] = choices_until_half(before, after)
     assert took["contextual"] is not None
     assert took["contextual"] <= 12  # about ten is the least: the last 20 choices reach back over the change
     assert took["linucb"] is None or took["linucb"] > took["contextual"]
