@@ -31,12 +31,12 @@ class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         text: Its text.
-        score: Its mean score, V(p).
+        score: Its mean score, V(p); None where nothing scored it.
         extracted: The answer in it, for instance the content of its last box.
     """
 
     text: str
-    score: Unit
+    score: Unit | None = None
     extracted: str | None = None
 
 
@@ -53,7 +53,8 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         text: The chosen path's text; None when there is none.
         complete: Whether the chosen path is a completed one: an unfinished one never passes for an answer.
         extracted: The answer in it, for instance the content of its last box.
-        score: The chosen path's mean score, V(p).
+        score: The chosen path's mean score, V(p); None without a text, or where nothing scored it: no verifier is in
+            use for its model. That is no fault, and says nothing of the answer.
         answers: The best completed paths, best first, as many as `Query.n` asked for and were completed; empty
             where it asked for one.
         path: Indices of the chosen path in the trace, root first.

@@ -108,7 +108,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         action: What was run.
         status: How the query ended.
         correct: 1, 0 or a grade between; None while it is not known, or never.
-        score: The chosen path's mean score; None when there was no path.
+        score: The chosen path's mean score; None when there was no path, or where nothing scored it (`unscored`).
         log_cost: Natural logarithm of the cost, `price.eflops`; None when nothing was run.
         price: The cost with its parts.
         objective: The objective in force at the Decision.
@@ -120,6 +120,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         learn: As the Query said; False: nothing is learned.
         bounded: Whether the client's own `max_tokens` or `stop` cut the answer: correctness is then never known, and
             the cost alone is learned.
+        unscored: Whether the answer has no score because nothing scored it. Where its correctness is known, the column
+            Score takes its value, so that w₁ and w₂ add up; else the cost alone is learned.
         missing: Why the price or the grade could not be worked out; empty when nothing went wrong.
     """
 
@@ -141,6 +143,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     fault: Fault = ""
     learn: bool = True
     bounded: bool = False
+    unscored: bool = False
     missing: str = ""
 
     def __post_init__(self) -> None:
@@ -160,6 +163,10 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         if self.bounded and self.kind != "default":
             why = f"is true in a {self.kind}; send default, because an answer that was cut is not graded"
             raise InvalidField("Reward", "bounded", why)
+        if self.unscored and self.score is not None:
+            raise InvalidField(
+                "Reward", "unscored", f"is true with a score of {self.score}; send one of the two"
+            )
 
     @property
     def closes(self) -> bool:
@@ -169,7 +176,17 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     @property
     def learnable(self) -> bool:
         """Return whether score and cost are both there: without them nothing may enter A."""
-        return self.score is not None and self.log_cost is not None
+        return self.score_learned is not None and self.log_cost is not None
+
+    @property
+    def score_learned(self) -> float | None:
+        """Return what the column Score learns: the score, or correctness where nothing scored the answer."""
+        return self.correct if self.unscored else self.score
+
+    @property
+    def cost_only(self) -> bool:
+        """Return whether correctness and score say nothing of the configuration, so that its cost alone is learned."""
+        return self.bounded or (self.unscored and self.correct is None)
 
 
 def reward_id(query_id: str, kind: Kind) -> str:

@@ -162,7 +162,8 @@ def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
 #
 #     pending ──provisional──▶ learned ──correction, default──▶ closed
 #        ├──final, correction, default──────────────────────────▶ closed
-#        ├──default of an answer that the client's bounds cut───▶ priced      (its cost alone is learned)
+#        ├──default of an answer that the client's bounds cut,
+#        │  or that was neither scored nor graded───────────────▶ priced      (its cost alone is learned)
 #        └──the first of a tenant that has taught enough (weight 0); a reward without score or cost,
 #           or of a query with learn: false────────────────────▶ abandoned   (nothing is learned)
 
@@ -450,15 +451,17 @@ def applied(
     change: dict[str, Any] = {"kinds": (*row.kinds, reward.kind), "reward_offset": offset}
     if row.stage == "learned":
         return _resolved(row, reward, seq, rules, change)
-    score, log_cost = reward.score, reward.log_cost
+    score, log_cost = reward.score_learned, reward.log_cost
     if not (reward.learn or reward.closes):
         return "unlearnable", None
+    if reward.closes and reward.cost_only and score is None:
+        score = 0.0  # of which nothing is learned
     if score is None or log_cost is None:
         return _abandoned(row, seq, change) if reward.closes else ("unlearnable", None)
-    if reward.kind == "default" and rules.default == "drop" and not reward.bounded:
+    if reward.kind == "default" and rules.default == "drop" and not reward.cost_only:
         return _abandoned(row, seq, change)
     imputed = score if rules.impute == "score" else float(rules.impute)
-    ungraded = reward.kind == "default" and rules.default == "wrong" and not reward.bounded
+    ungraded = reward.kind == "default" and rules.default == "wrong" and not reward.cost_only
     correct = 0.0 if ungraded else reward.correct
     check_outcome(row.query_id, correct, score, log_cost, imputed)
     weight = 0
@@ -467,7 +470,7 @@ def applied(
         change["weight"] = weight
     if not weight:
         # The account is its own tenant's, so that it counts there.
-        known = correct if reward.bounded or correct is not None else imputed
+        known = correct if reward.cost_only or correct is not None else imputed
         return _abandoned(row, seq, {**change, "paid": math.exp(log_cost), "entered": known})
     change |= {
         "score": score,
@@ -477,7 +480,7 @@ def applied(
         "correct": correct,
         "price_factor": _factor(reward),
     }
-    if reward.bounded:
+    if reward.cost_only:
         return "priced", _move("cost", row, {**change, "stage": "priced", "ended_seq": seq})
     change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
     return "learned", _move("reward", row, change)
@@ -487,7 +490,7 @@ def _differs(row: Row, reward: Reward) -> bool:
     """Return whether a reward contradicts one of its identity that was applied: its worker had lost the partition."""
     pairs = [(row.correct, reward.correct)]
     if row.kinds[0] == reward.kind:  # a later one brings no score and no cost
-        pairs += [(row.score, reward.score), (row.log_cost, reward.log_cost)]
+        pairs += [(row.score, reward.score_learned), (row.log_cost, reward.log_cost)]
     return any(known is not None and told is not None and known != told for known, told in pairs)
 
 

@@ -63,6 +63,7 @@ class Valued(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grader: str = ""  # name and version, where a reference was graded against
     fault: Fault = ""
     bounded: bool = False  # the client's own bounds cut it
+    unscored: bool = False  # it has a text that nothing scored
     missing: str = ""  # why a term could not be worked out
 
 
@@ -202,6 +203,7 @@ def reward_of(
 ) -> Reward:
     """Return the Reward record of one stage, its scalar where no term is missing."""
     log_cost = math.log(valued.price.eflops) if valued.price is not None else None
+    score = correct if valued.unscored else valued.score
     return Reward(
         reward_id=reward_id(query_id, kind),
         query_id=query_id,
@@ -214,13 +216,14 @@ def reward_of(
         log_cost=log_cost,
         price=valued.price,
         objective=opened.objective,
-        reward=_scalar(correct, valued.score, log_cost, opened.objective),
+        reward=_scalar(correct, score, log_cost, opened.objective),
         graded_by=graded_by,
         grader=valued.grader if graded_by == "reference" else "",
         latency_s=(answered_ms - opened.appended_ms) / 1000 if answered_ms is not None else None,
         fault=valued.fault,
         learn=opened.learn,
         bounded=valued.bounded,
+        unscored=valued.unscored,
         missing=valued.missing,
     )
 
@@ -455,7 +458,7 @@ def _settle(row: JoinRow, at_ms: int, waits: Waits, value: Valued | None) -> Tur
     if row.parked is not None:
         judged = _judged(row, row.parked.feedback)
         return _close(judged, "final", row.parked.feedback.grade, "feedback", counts)
-    if value.score is None or wait_ms == 0:
+    if (value.score is None and not value.unscored) or wait_ms == 0:
         return _close(row, "default", None, "", counts)
     return Turn(replace(row, provisional=True), (_reward(row, "provisional", None, ""),), counts)
 

@@ -166,6 +166,7 @@ def value(
     return Valued(
         status=answer.status,
         score=answer.score if scored else None,
+        unscored=scored and answer.score is None,
         price=price,
         correct=None if graded is None else float(graded.correct),
         grader="" if graded is None else f"{graded.grader} {graded.version}",

@@ -119,11 +119,15 @@ AND (t.decision IS NOT NULL OR t.since_ms <= :kept_decision);
 -- Only the price is known of a search that was cancelled, or failed for something that says nothing of it.
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': ' || iif(r.status <> a.status,
     'status is ' || r.status || ', the Answer''s ' || a.status,
-    'score is ' || said(r.score) || ', the Answer''s '
+    'score is ' || iif(r.unscored, 'unscored', said(r.score)) || ', the Answer''s '
     || said(iif(a.text AND a.status <> 'cancelled' AND NOT a.fault, a.score, NULL)))
 FROM Reward r JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
 WHERE r.early AND r.error IS NULL
-AND (r.status <> a.status OR r.score IS NOT iif(a.text AND a.status <> 'cancelled' AND NOT a.fault, a.score, NULL));
+AND (
+    r.status <> a.status
+    OR iif(r.unscored, NULL, r.score) IS NOT iif(a.text AND a.status <> 'cancelled' AND NOT a.fault, a.score, NULL)
+    OR r.unscored <> (a.text AND a.status <> 'cancelled' AND NOT a.fault AND a.score IS NULL)
+);
 
 -- name: reward_log_cost
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': log_cost is ' || said(r.log_cost)

@@ -304,10 +304,14 @@ class Facts:
         stated = r["price"]
         price = {} if stated is None else {"factor": 1.0, **stated}
         paid = price.get("eflops", 0.0)
+        unscored = r.get("unscored", False)
+        score = r["correct"] if unscored else r["score"]
+        cost_only = r.get("bounded", False) or (unscored and score is None and r["kind"] != "provisional")
         self._add(
             "Reward", r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"],
-            r["correct"], r["score"], r["log_cost"], _objective(r), r.get("reward"), _scalar(r), r.get("graded_by", ""),
-            r.get("learn", True), r.get("bounded", False), stated is not None, math.log(paid) if paid > 0 else None,
+            r["correct"], score, r["log_cost"], _objective(r), r.get("reward"), _scalar(r, score),
+            r.get("graded_by", ""), r.get("learn", True), r.get("bounded", False), unscored, cost_only,
+            stated is not None, math.log(paid) if paid > 0 else None,
             *(price.get(name) for name in PriceTerms._fields),
         )  # fmt: skip
 
@@ -383,13 +387,13 @@ def _coefficients(objective: dict[str, Any]) -> tuple[float, float, float, float
     return w["correct"], w["score"], -slope, slope * high
 
 
-def _scalar(r: dict[str, Any]) -> float | None:
+def _scalar(r: dict[str, Any], score: float | None) -> float | None:
     """Return the reward of Eq. 4, minus λ·C if the objective has a price; None if a term is not known."""
-    if r["correct"] is None or r["score"] is None or r["log_cost"] is None:
+    if r["correct"] is None or score is None or r["log_cost"] is None:
         return None
     w, v, u, c = _coefficients(r["objective"])
     spent = r["objective"].get("price", 0.0) * math.exp(r["log_cost"])
-    return float(w * r["correct"] + v * r["score"] + u * r["log_cost"] + c - spent)
+    return float(w * r["correct"] + v * score + u * r["log_cost"] + c - spent)
 
 
 def _asked(q: dict[str, Any]) -> bytes:

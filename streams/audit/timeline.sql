@@ -90,9 +90,9 @@ WITH Fact AS (
         coalesce(iif(t.decision IS NULL, q.timeout_ms, d.timeout_ms), :timeout_ms) AS timeout_ms,
         coalesce(iif(t.decision IS NULL, q.wait_ms, d.wait_ms), :wait_ms) AS wait_ms,
         iif(t.learner IS NOT NULL, l.learned >= 0,
-            c.score IS NOT NULL AND c.log_cost IS NOT NULL AND c.learn AND NOT c.bounded) AS learned,
+            c.score IS NOT NULL AND c.log_cost IS NOT NULL AND c.learn AND NOT c.cost_only) AS learned,
         CASE WHEN NOT c.learn THEN 'learn: false' WHEN l.weight = 0 THEN 'its tenant had taught enough'
-            WHEN c.bounded THEN 'cut by its client' END AS refused,
+            WHEN c.bounded THEN 'cut by its client' WHEN c.cost_only THEN 'neither scored nor graded' END AS refused,
         EXISTS (SELECT 1 FROM Reward x WHERE x.query_id = t.query_id AND x.error IS NULL) AS rewarded,
         EXISTS (SELECT 1 FROM Context x WHERE x.query_id = t.query_id AND x.error IS NULL) AS embedded,
         (SELECT x.error FROM Query x WHERE x.query_id = t.query_id AND x.error IS NOT NULL LIMIT 1) AS no_query,
@@ -145,7 +145,7 @@ WITH Fact AS (
 )
 -- answered and learned             it has an Answer, and its row entered the policy and is closed
 -- answered, not learnable (why)    it has an Answer, but no score, no price, or learn: false; or the client's own
---                                  bounds cut it, so that its cost alone was learned
+--                                  bounds cut it, or it was neither scored nor graded, so that its cost alone was learned
 -- expired                          its deadline passed before an Answer came
 -- rejected (why)                   it could not be read, or nothing could be chosen for it
 -- pending                          anything else, with what it waits for, its age and its deadline
@@ -171,16 +171,16 @@ CREATE TABLE Applied AS
 WITH Own AS (
     SELECT
         r.rowid AS id, r.query_id, r.off, r.kind, iif(r.learn, r.correct, NULL) AS correct,
-        r.bounded, l.weight, l.r_off, l.stage AS row_stage,
+        r.cost_only, l.weight, l.r_off, l.stage AS row_stage,
         r.kind IN ('final', 'correction', 'default') AS closes,
-        r.learn AND r.score IS NOT NULL AND r.log_cost IS NOT NULL AS learnable
+        r.learn AND (r.score IS NOT NULL OR r.cost_only) AND r.log_cost IS NOT NULL AS learnable
     FROM Row l JOIN Reward r ON r.query_id = l.query_id AND r.seq = l.seq AND r.action = l.action
     -- A Reward that was given up is read again where its process ended before the commit, and then it may be applied.
     WHERE r.error IS NULL OR r.off = l.r_off
 ), One AS (
     SELECT query_id, min(off) AS off, id, kind, correct, CASE
         -- A tenant that has taught enough teaches nothing.
-        WHEN NOT (learnable AND weight) THEN 'abandoned' WHEN bounded THEN 'priced' WHEN closes THEN 'closed' ELSE 'learned'
+        WHEN NOT (learnable AND weight) THEN 'abandoned' WHEN cost_only THEN 'priced' WHEN closes THEN 'closed' ELSE 'learned'
     END AS stage
     FROM Own WHERE off <= r_off AND (closes OR learnable) GROUP BY query_id
 ), Two AS (

@@ -132,6 +132,7 @@ def _agree(kind: type, fields: dict[str, Any], rng: random.Random) -> None:
         known = fields["kind"] in ("final", "correction")
         fields["correct"] = rng.choice((0.0, 1.0, 0.5)) if known else None
         fields.pop("bounded", None)
+        fields["unscored"] = fields["score"] is None and rng.random() < 0.5
     if kind is CatalogueEntry:
         fields["model"] = {**MODEL, "name": fields["name"]} if fields["op"] == "add" else None
     if kind is Forest:

@@ -346,6 +346,30 @@ def test_the_row_of_a_question_of_a_megabyte_does_not_hold_it(plain_shard: Any) 
 
 
 @pytest.mark.parametrize("name", MAKERS)
+def test_the_score_of_an_answer_that_nothing_scored_is_its_correctness(make_shard: Any, name: str) -> None:
+    """Without either its cost alone is learned, under any rules, and the log folds to what the live run made of it."""
+    shard = make_shard(MAKERS[name], rules=RewardRules(default="wrong"))
+    live(shard, 4)
+    right, awaited, unknown = shard.ask(shard.context(), shard.context(), shard.context())
+    unscored = {"score": None, "unscored": True}
+    told = shard.tell(
+        shard.reward(right, "final", correct=1.0, **unscored),
+        shard.reward(awaited, "provisional", **unscored),
+        shard.reward(awaited, "correction", correct=0.25, **unscored),
+        shard.reward(unknown, "default", **unscored),
+    )
+    assert [one.verdict for one in told] == ["learned", "unlearnable", "learned", "priced"]
+    terms = [
+        (row.stage, row.entered, row.score)
+        for row in (shard.entry(d.query_id) for d in (right, awaited, unknown))
+    ]
+    assert terms == [("closed", 1.0, 1.0), ("closed", 0.25, 0.25), ("priced", None, 0.0)]
+    before = shard.decider
+    shard.crash()
+    shard.same_as(before)
+
+
+@pytest.mark.parametrize("name", MAKERS)
 def test_an_answer_that_its_client_cut_is_closed_without_correctness_under_any_rules(
     make_shard: Any, name: str
 ) -> None:

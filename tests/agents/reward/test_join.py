@@ -39,7 +39,15 @@ def feedback(correct: float = 1.0) -> Feedback:
 
 def valued(record: Answer, correct: float | None) -> Valued:
     price = PRICE if record.text else None
-    return Valued(status=record.status, score=record.score, price=price, correct=correct, grader="g 1")
+    unscored = record.text is not None and record.score is None
+    return Valued(
+        status=record.status,
+        score=record.score,
+        price=price,
+        correct=correct,
+        grader="g 1",
+        unscored=unscored,
+    )
 
 
 class Join:
@@ -92,6 +100,25 @@ def test_a_reference_makes_the_first_reward_final() -> None:
     assert reward.reward == pytest.approx(0.4 * 1 + 0.4 * 0.5 + 0.2 * (1 - 0.5))
     assert (reward.graded_by, reward.grader, reward.latency_s) == ("reference", "g 1", 2.0)
     assert join.row is None, "what is closed takes no place"
+
+
+def test_what_nothing_scored_is_learned_by_its_correctness_or_else_by_its_cost() -> None:
+    unscored = replace(answer(), score=None)
+    graded, judged, unknown = Join(correct=1.0), Join(), Join()
+    for join in (graded, judged, unknown):
+        join.take(decision(), 1_100)
+        join.take(unscored, 3_000)
+    assert graded.kinds() == ["final"]
+    judged.take(feedback(0.75), 4_000)
+    unknown.due("feedback")
+    assert (judged.kinds(), unknown.kinds()) == (["provisional", "correction"], ["provisional", "default"])
+    assert not judged.rewards[0].learnable
+    for join, correct in ((graded, 1.0), (judged, 0.75), (unknown, None)):
+        reward = join.rewards[-1]
+        assert (reward.score, reward.unscored, reward.score_learned) == (None, True, correct)
+        assert reward.cost_only is (correct is None)
+    assert graded.rewards[0].reward == pytest.approx(0.4 + 0.4 + 0.2 * (1 - 0.5)), "w1 and w2 add up"
+    assert unknown.rewards[-1].reward is None
 
 
 def test_a_row_says_of_each_topic_what_it_has_seen_and_an_older_one_does_not_replace_it() -> None:

@@ -47,6 +47,18 @@ def no_judge(gold: str, given: str) -> Verdict:
     raise AssertionError("the judge was asked")
 
 
+def test_an_answer_without_a_score_is_unscored_unless_there_is_no_answer() -> None:
+    plain = value("4", answer(score=None), pricing=PRICING, judge=no_judge)
+    assert (plain.unscored, plain.score, plain.correct) == (True, None, 1.0)
+    for no_answer in (
+        {"text": None, "status": "budget"},
+        {"fault": "infrastructure"},
+        {"status": "cancelled"},
+    ):
+        assert not value(None, answer(score=None, **no_answer), pricing=PRICING, judge=no_judge).unscored
+    assert not value("4", answer(), pricing=PRICING, judge=no_judge).unscored
+
+
 def test_the_price_of_an_answer_is_the_worked_example() -> None:
     cost = price_of(answer(), PRICING)
     assert cost is not None

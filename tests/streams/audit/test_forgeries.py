@@ -32,6 +32,33 @@ def test_a_sound_log_is_accounted_for(log: Any) -> None:
     assert report.learner == {"updates": 200, "applied": 200}
 
 
+def test_answers_without_a_score_are_accounted_for(log: Any) -> None:
+    """One was graded, so its score is its correctness; of the other only the cost can be learned."""
+    for query_id in ("h21", "h22"):
+        log.change(log.topics.answer, Answer, query_id, score=None)
+    real = log.find(log.topics.reward, Reward, "h21")
+    scalar = real.objective.reward(real.correct, real.correct, real.log_cost)
+    log.change(log.topics.reward, Reward, "h21", score=None, unscored=True, reward=scalar)
+    learned(log, "h21", score=real.correct)
+    unknown = {"kind": "default", "reward_id": reward_id("h22", "default"), "graded_by": "", "grader": ""}
+    log.change(
+        log.topics.reward, Reward, "h22", **unknown, correct=None, score=None, unscored=True, reward=None
+    )
+    row = row_of(log, "h22")
+    learned(
+        log,
+        "h22",
+        stage="priced",
+        kinds=("default",),
+        ended_seq=row.learned_seq,
+        learned_seq=-1,
+        correct=None,
+    )
+    report = log.audit()
+    assert report.states["answered, not learnable (neither scored nor graded)"] == 1
+    assert report.checks <= {"policy_version"}, report.discrepancies
+
+
 # What is done, and to whom. A forger who knows the system changes whatever else would give a forgery away.
 
 Forge = Callable[[Any], set[str]]
@@ -193,6 +220,16 @@ def lost_answer(log: Any) -> set[str]:
 def another_status(log: Any) -> set[str]:
     log.change(log.topics.reward, Reward, "h62", status="expired")
     return {"h62"}
+
+
+@names("reward_of_another_answer")
+def score_left_out(log: Any) -> set[str]:
+    """The learner takes the grade for a score that the Answer has."""
+    real = log.find(log.topics.reward, Reward, "h23")
+    scalar = real.objective.reward(real.correct, real.correct, real.log_cost)
+    log.change(log.topics.reward, Reward, "h23", score=None, unscored=True, reward=scalar)
+    learned(log, "h23", score=real.correct)
+    return {"h23"}
 
 
 @names("reward_log_cost")
