@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
@@ -49,6 +49,10 @@ CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
 # One regression: coefficients with the prior N(μ, τ²) of their blocks, given outcomes with the noise σ².
 #
 # In units of the noise, A = diag(σ²/τ²) + Σ x xᵀ, θ - μ = A⁻¹ Σ x·(y - xᵀμ), and xᵀθ has the variance σ² xᵀA⁻¹x.
+
+
+STORED: Final = ("variances", "noise", "outcomes")
+"""Attributes of `Regression` that a snapshot has as plain values."""
 
 
 class Regression:
@@ -141,38 +145,36 @@ class Regression:
         self.centre = np.average(targets, axis=0, weights=history.weights)
         levels = evidence_of(self._features, history, z, targets - self.centre)
         blocks = self._features.column_blocks
-        self.variances, noises = estimated([each for each, _ in levels], blocks, self._term)
+        self.variances, noises = estimated(levels, blocks, self._term)
         # A row alone has the noise of a row, and of its share of what its model and its question have of their own.
         rows = len(history.question)
         self.noise, left = noises[0], float(rows)
         for at in range(1, len(noises)):
-            left -= levels[at - 1][0].count  # means at this level
+            left -= levels[at - 1].count  # means at this level
             self.noise += max(noises[at] - noises[at - 1], 0.0) * left / rows
-        a, b = np.zeros_like(levels[0][0].gram), np.zeros((len(blocks), targets.shape[1]))
-        for (each, moment), noise in zip(levels, noises, strict=True):
+        a, b = np.zeros_like(levels[0].gram), np.zeros((len(blocks), targets.shape[1]))
+        for each, noise in zip(levels, noises, strict=True):
             a += each.gram * (self.noise / noise)
-            b += moment * (self.noise / noise)
+            b += each.moment * (self.noise / noise)
         # What is predicted stays as it is without a cap, and how certain it is does not.
         weight = min(1.0, cap / rows)
         self.outcomes = weight * rows
         tau = np.array([self.variances[block] for block in blocks])
         self.ridge.enter(weight * a, weight * self.noise / tau, weight * b)
 
-    def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays) from which `restore` continues to the bit."""
-        meta = {
-            "rows": self.ridge.rows,
-            "variances": self.variances,
-            "noise": self.noise,
-            "outcomes": self.outcomes,
-        }
-        return meta, self.ridge.snapshot() | {"centre": self.centre}
+    def snapshot(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return (plain values, arrays under a name) from which `restore` continues to the bit."""
+        meta = {"rows": self.ridge.rows} | {stored: getattr(self, stored) for stored in STORED}
+        arrays = self.ridge.snapshot() | {"centre": self.centre}
+        return meta, {f"{name}.{key}": array for key, array in arrays.items()}
 
-    def restore(self, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Become what `snapshot` returned."""
-        self.variances, self.noise, self.outcomes = dict(meta["variances"]), meta["noise"], meta["outcomes"]
-        self.centre = arrays["centre"]
-        self.ridge.restore(dict(arrays), meta["rows"])
+    def restore(self, name: str, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Become what `snapshot` returned under a name."""
+        for stored in STORED:
+            setattr(self, stored, meta[stored])
+        own = {k.removeprefix(f"{name}."): v for k, v in arrays.items() if k.startswith(f"{name}.")}
+        self.centre = own["centre"]
+        self.ridge.restore(own, meta["rows"])
         self._means = self._usual_means()
 
 
@@ -394,28 +396,24 @@ class Estimates:
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` continues to the bit."""
-        right, paid = self.right.snapshot(), self.paid.snapshot()
+        (right, of_right), (paid, of_paid) = self.right.snapshot("right"), self.paid.snapshot("paid")
         meta = {
-            "right": right[0],
-            "paid": paid[0],
+            "right": right,
+            "paid": paid,
             "tried": self.tried,
             "price_factors": self.price_factors,
-            "cost_drift": {model: list(sums) for model, sums in self.costs.sums.items()},
-            "accuracy_drift": {model: list(sums) for model, sums in self.accuracy.sums.items()},
+            "cost_drift": self.costs.sums,
+            "accuracy_drift": self.accuracy.sums,
         }
-        arrays = {f"right.{name}": array for name, array in right[1].items()}
-        return meta, arrays | {f"paid.{name}": array for name, array in paid[1].items()}
+        return meta, of_right | of_paid
 
     def restore(self, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Become what `snapshot` returned."""
-        for name, of in (("right", self.right), ("paid", self.paid)):
-            own = {k.removeprefix(f"{name}."): v for k, v in arrays.items() if k.startswith(f"{name}.")}
-            of.restore(meta[name], own)
+        self.right.restore("right", meta["right"], arrays)
+        self.paid.restore("paid", meta["paid"], arrays)
         self.tried = dict(meta["tried"])
-        self.costs.sums = {model: (count, total) for model, (count, total) in meta["cost_drift"].items()}
-        self.accuracy.sums = {
-            model: (total, spread) for model, (total, spread) in meta["accuracy_drift"].items()
-        }
+        for drift, key in ((self.costs, "cost_drift"), (self.accuracy, "accuracy_drift")):
+            drift.sums = {model: (first, second) for model, (first, second) in meta[key].items()}
         self.reprice(meta["price_factors"])
 
     def _spread(self) -> float:
@@ -581,26 +579,33 @@ class Contextual(Learner):
             if decision.abandoned:
                 self.pacer.settled(decision.observation_id, decision.paid, decision.correct)
 
-    def take(self, observations: Sequence[Observation]) -> None:
-        """Learn each observation, in order."""
-        for o, z, query, at in self._seen(observations):
+    def learn(self, outcomes: Sequence[Observation]) -> None:
+        """Learn outcomes in order, all checked first.
+
+        With a cost alone the accounts pay, and their calibration stays as it is.
+        """
+        for o in outcomes:
+            check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
+            self._place(o)
+        queries = self.features.queries([(o.observation_id, o.embedding) for o in outcomes])
+        for o, query in zip(outcomes, queries, strict=True):
+            # z is of now: what is learned of the outcome before may have changed the directions.
+            z, at = self.features.short(query), self._place(o)
             unpriced = o.log_cost - math.log(o.price_factor)
-            self.estimates.add(z, at, o.entered, o.score, unpriced)
-            self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.entered)
-            if (history := self.memory.take(o, query, at, unpriced)) is not None:
-                self.relearn(history)
-
-    def amend(self, observations: Sequence[Observation]) -> None:
-        """Replace the imputed Correct by the true one; A does not change."""
-        for o, z, _, at in self._seen(observations):
-            self.estimates.amend(z, at, o.imputed, o.entered)
-            self.memory.correct(o)
-
-    def take_costs(self, observations: Sequence[Observation]) -> None:
-        """Learn the costs; the accounts pay them, and their calibration stays as it is."""
-        for o, z, _, at in self._seen(observations):
-            self.estimates.add_cost(z, at, o.log_cost - math.log(o.price_factor))
-            self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
+            match o.kind:
+                case "reward":
+                    self.estimates.add(z, at, o.entered, o.score, unpriced)
+                    self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.entered)
+                    if (history := self.memory.take(o, query, at, unpriced)) is not None:
+                        self.relearn(history)
+                    self._updates += 1
+                case "correction":
+                    self.estimates.amend(z, at, o.imputed, o.entered)
+                    self.memory.correct(o)
+                    self._corrections += 1
+                case "cost":
+                    self.estimates.add_cost(z, at, unpriced)
+                    self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
 
     def relearn(self, history: History, cap: float = math.inf) -> None:
         """Take anchors, directions and variances from a history, then learn it with them.
@@ -646,18 +651,6 @@ class Contextual(Learner):
         if not len(on_offer) or not self.estimates.any():
             return None
         return self.estimates.forecast(window, on_offer)
-
-    def _seen(self, observations: Sequence[Observation]) -> Iterator[tuple[Observation, Vector, Vector, int]]:
-        """Yield each observation, all checked first, with z, its query and the place of its action.
-
-        z is computed when its turn comes: what is learned of the observation before it may change the directions.
-        """
-        for o in observations:
-            check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
-            self._place(o)
-        queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
-        for o, query in zip(observations, queries, strict=True):
-            yield o, self.features.short(query), query, self._place(o)
 
     def _place(self, item: Pending | Observation) -> int:
         return self.features.position(item.observation_id, item.action_id)

@@ -25,6 +25,9 @@ GROWTH: Final = (0.75, 0.5)
 LONGEST: Final = 3.0
 """Bound of the length of z's directions, 1 on average: a question unlike all others must not weigh like twenty."""
 
+STORED: Final = ("ids", "models", "active", "sizes", "names", "size_range", "first_shape", "scale", "scales")
+"""Attributes of `ContextualFeatures` that a snapshot has as plain values."""
+
 # Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed, so that a
 # learner without history has a scale. In order: numbers, digits, words, letters, sentences, lines, symbols, capitals,
 # longest number.
@@ -54,6 +57,9 @@ class ContextualFeatures(FeatureMap):
             a scale.
         scale, scales: What a guess of a cost is multiplied by, for any model and for those of which a cost is known. An
             action has the same anchor whether it came before its model's costs were known or after.
+        sizes: Number of parameters of each action's model; 0 if it is not known.
+        size_range: Least and largest of their logarithms.
+        first_shape: The shape of all first actions, if they had only one.
         transform: From a query to z; only a policy that forgets all it has learned may replace it.
     """
 
@@ -63,7 +69,7 @@ class ContextualFeatures(FeatureMap):
         self.sizes: list[float] = []
         self.anchors: Vector = np.zeros(0)
         self.scale, self.scales = 1.0, dict[str, float]()
-        self._size_range, self._first_shape = (0.0, 0.0), ""
+        self.size_range, self.first_shape = (0.0, 0.0), ""
         self.transform = QueryTransform.usual(settings.query_dim, settings.query_rank)
 
     @property
@@ -127,62 +133,39 @@ class ContextualFeatures(FeatureMap):
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""
-        meta = {
-            "ids": self.ids,
-            "models": self.models,
-            "active": self.active,
-            "sizes": self.sizes,
-            "names": self.names,
-            "size_range": self._size_range,
-            "first_shape": self._first_shape,
-            "scale": self.scale,
-            "scales": self.scales,
-        }
+        meta = {name: getattr(self, name) for name in STORED}
         return meta, {"sides": self.sides, "anchors": self.anchors} | self.transform.snapshot()
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Become the map that `snapshot` saved."""
-        self.ids, self.models, self.active = list(meta["ids"]), list(meta["models"]), list(meta["active"])
-        self.sizes, self.names = list(meta["sizes"]), list(meta["names"])
-        self._size_range, self._first_shape = tuple(meta["size_range"]), meta["first_shape"]
-        self.scale, self.scales = meta["scale"], dict(meta["scales"])
-        self.index = {action_id: i for i, action_id in enumerate(self.ids)}
+        self._take_back(meta, STORED)
         self.sides, self.anchors = arrays["sides"], arrays["anchors"]
         self.transform = QueryTransform.restored(arrays)
-        self.coordinates = np.zeros((len(self.ids), 0))
-        self._choosable.clear()
 
     def _register(self, actions: list[ActionVector], units: Matrix) -> None:
         first = not self.ids
-        for action in actions:
-            self.index[action.action_id] = len(self.ids)
-            self.ids.append(action.action_id)
-            self.models.append(action.model)
-            self.active.append(True)
-            self.sizes.append(action.size)
+        self._append(actions)
+        self.sizes += [action.size for action in actions]
         if first:
             self._set_size_range()
             self.names = ["one", *self._varying()]
             shapes = set(map(_shape, self.ids))
-            self._first_shape = shapes.pop() if len(shapes) == 1 else ""
+            self.first_shape = shapes.pop() if len(shapes) == 1 else ""
         found = [f"model {model}" for model in dict.fromkeys(self.models)]
         # Where there was one shape at first, it is what others differ from: rows from then have no column of theirs.
-        found += [f"shape {s}" for s in dict.fromkeys(map(_shape, self.ids)) if s != self._first_shape]
+        found += [f"shape {s}" for s in dict.fromkeys(map(_shape, self.ids)) if s != self.first_shape]
         self.names += [name for name in found if name not in self.names]
         self.sides = self._sides()
-        fresh = [
-            self.guess(i) * self.scales.get(self.models[i], self.scale)
-            for i in range(len(self.anchors), len(self.ids))
-        ]
+        scales = [self.scales.get(model, self.scale) for model in self.models]
+        fresh = [self.guess(i) * scales[i] for i in range(len(self.anchors), len(self.ids))]
         self.anchors = np.concatenate([self.anchors, fresh])
-        self.coordinates = np.zeros((len(self.ids), 0))
 
     def _varying(self) -> list[str]:
         """Return the plain coordinates that differ among the first actions; a constant one would be redundant."""
         widths = [_widths(action_id) for action_id in self.ids]
         found = []
         # A size that is not known yet is read from costs later (`measure`).
-        if sized := self._size_range[0] < self._size_range[1] or sum(size <= 0 for size in self.sizes) > 1:
+        if sized := self.size_range[0] < self.size_range[1] or sum(size <= 0 for size in self.sizes) > 1:
             found.append("size")
         if wide := len({qp * cp for qp, cp in widths}) > 1:
             found.append("width")
@@ -196,7 +179,7 @@ class ContextualFeatures(FeatureMap):
         return np.array(rows).reshape(len(self.ids), -1)
 
     def _features(self, at: int, log_size: float | None) -> list[float]:
-        low, high = self._size_range
+        low, high = self.size_range
         # Where neither size nor cost is known, a model's indicator alone says how it differs from the middle.
         size = 0.0 if log_size is None or low == high else 2.0 * (log_size - low) / (high - low) - 1.0
         qp, cp = _widths(self.ids[at])
@@ -222,7 +205,7 @@ class ContextualFeatures(FeatureMap):
 
     def _set_size_range(self) -> None:
         known = [size for size in self._log_sizes() if size is not None]
-        self._size_range = (min(known, default=0.0), max(known, default=0.0))
+        self.size_range = (min(known, default=0.0), max(known, default=0.0))
 
     def _log_sizes(self) -> list[float | None]:
         """Return of each action's model ln(parameters), or of the size at which one of known size would cost as much.

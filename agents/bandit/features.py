@@ -296,14 +296,19 @@ class FeatureMap:
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Become the map that `snapshot` saved."""
-        self.ids, self.models, self.active = list(meta["ids"]), list(meta["models"]), list(meta["active"])
-        self.index = {action_id: i for i, action_id in enumerate(self.ids)}
+        self._take_back(meta, ("ids", "models", "active"))
         self.vectors, self.coordinates = arrays["vectors"], arrays["coordinates"]
         self.basis, self.sides = arrays["basis"], arrays["sides"]
         if "centre" in arrays:
             self.anchor = Anchor(arrays["centre"], meta["scale"], arrays["directions"])
         if "offset" in arrays:
             self.query_basis = QueryBasis(arrays["offset"], arrays["query_directions"])
+
+    def _take_back(self, meta: dict[str, Any], names: Sequence[str]) -> None:
+        """Take attributes, the ids among them, from the plain values of a snapshot."""
+        for name in names:
+            setattr(self, name, meta[name])
+        self.index = {action_id: i for i, action_id in enumerate(self.ids)}
         self._choosable.clear()
 
     def _short(self, queries: Matrix) -> Matrix:
@@ -319,11 +324,7 @@ class FeatureMap:
             self.anchor = Anchor(
                 centre, 1.0 / spread if spread > 1e-9 else 1.0, directions[: self.settings.action_rank]
             )
-        for action in actions:
-            self.index[action.action_id] = len(self.ids)
-            self.ids.append(action.action_id)
-            self.models.append(action.model)
-            self.active.append(True)
+        self._append(actions)
         if self.settings.action_features == "one-hot":
             self.coordinates = np.eye(len(self.ids))
             self.vectors = self.coordinates
@@ -340,6 +341,13 @@ class FeatureMap:
         elif self.settings.interactions == "model":
             order = list(dict.fromkeys(self.models))
             self.sides = np.array([[float(m == name) for name in order] for m in self.models])
+
+    def _append(self, actions: list[ActionVector]) -> None:
+        for action in actions:
+            self.index[action.action_id] = len(self.ids)
+            self.ids.append(action.action_id)
+            self.models.append(action.model)
+            self.active.append(True)
 
     def _span(self, rows: Matrix) -> None:
         """Extend the orthonormal basis by Gram-Schmidt, and append coordinates."""

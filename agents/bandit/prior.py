@@ -330,13 +330,14 @@ class Evidence:
     """Sums over rows with one noise.
 
     Attributes:
-        gram, moment, square: Σ x xᵀ, Σ x·y, Σ y².
+        gram, moment: Σ x xᵀ, shape (D, D), and Σ x·yᵀ of all targets, shape (D, T).
+        square: Σ y² of the first target, whose variances are estimated.
         count: Rows.
-        noise: Their variance, as it is known by now.
+        noise: Its variance, as it is known by now.
     """
 
     gram: Matrix
-    moment: Vector
+    moment: Matrix
     square: float
     count: float
     noise: float
@@ -364,22 +365,20 @@ def estimated(
         b = np.zeros(len(of))
         for each, noise in zip(evidence, noises, strict=True):
             a += each.gram / noise
-            b += each.moment / noise
+            b += each.moment[:, 0] / noise
         inverse = inverted(a)
         theta = inverse @ b
         settled = np.maximum(columns - np.bincount(of, np.diag(inverse)) / tau, 0.0)  # effective coefficients
         tau = (np.bincount(of, theta**2) + BELIEF * usual) / (settled + BELIEF)
         tau = np.maximum(tau, FLAT)
         for k, each in enumerate(evidence):
-            rest = each.square - 2.0 * float(theta @ each.moment) + float(theta @ each.gram @ theta)
+            rest = each.square - 2.0 * float(theta @ each.moment[:, 0]) + float(theta @ each.gram @ theta)
             rest += float(np.sum(inverse * each.gram))
             noises[k] = max((rest + BELIEF_NOISE * each.noise) / (each.count + BELIEF_NOISE), FLAT)
     return dict(zip(names, tau.tolist(), strict=True)), noises
 
 
-def evidence_of(
-    features: ContextualFeatures, history: History, z: Matrix, targets: Matrix
-) -> list[tuple[Evidence, Matrix]]:
+def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targets: Matrix) -> list[Evidence]:
     """Return the sums over what rows, models and questions have of their own, each level that there is.
 
     Args:
@@ -390,7 +389,7 @@ def evidence_of(
 
     Returns:
         The departures of rows from the mean of their question and model, those of such means from the mean of their
-        question, and the means of questions; a level without any is left out. With Σ x·yᵀ of all targets, shape (D, T).
+        question, and the means of questions; a level without any is left out.
     """
     models = list(dict.fromkeys(features.models))
     model = np.array([models.index(name) for name in features.models])[history.action]
@@ -424,7 +423,7 @@ def evidence_of(
             count -= counts[level + 1]
         if count:
             noise = max(float(square[0]) / count, FLAT)
-            found.append((Evidence(gram, moment[:, 0], float(square[0]), count, noise), moment))
+            found.append(Evidence(gram, moment, float(square[0]), count, noise))
     return found
 
 
@@ -580,12 +579,10 @@ def _require_fit(prior: bytes, name: str, mine: dict[str, Any], actions: Sequenc
     kind, settings = header(prior)
     if kind != name:
         raise PriorRefused("policy", kind, name)
-    for field, wanted in mine["contextual"].items():
-        if settings["contextual"].get(field) != wanted:
-            raise PriorRefused(field, settings["contextual"].get(field), wanted)
-    for field, wanted in mine["features"].items():
-        if settings["features"].get(field) != wanted:
-            raise PriorRefused(f"features: {field}", settings["features"].get(field), wanted)
+    for part, prefix in (("contextual", ""), ("features", "features: ")):
+        for field, wanted in mine[part].items():
+            if (found := settings[part].get(field)) != wanted:
+                raise PriorRefused(f"{prefix}{field}", found, wanted)
     meta, _ = unpack(prior, name, mine)
     known = meta["features"]
     theirs = dict(zip(known["models"], known["sizes"], strict=True))

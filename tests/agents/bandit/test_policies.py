@@ -264,6 +264,32 @@ def test_a_correction_replaces_what_was_imputed(
     assert np.allclose(one.score, two.score, rtol=1e-9, atol=1e-9)
 
 
+def test_what_is_told_together_counts_as_if_told_one_after_the_other(
+    policy: Policy, name: str, world: Any, make_world: Any, quality: Any
+) -> None:
+    """Decisions made and abandoned, and outcomes of every kind, mixed."""
+    singly = POLICIES[name](make_world())
+    singly.offer(make_world().actions())
+    ids = [a.action_id for a in world.actions()]
+    contexts = [world.context() for _ in range(6)]
+    first = [world.outcome(c, ids[i % 7], correct=1.0, imputed=0.25) for i, c in enumerate(contexts)]
+    made = [Pending(o.observation_id, o.embedding, o.action_id) for o in first]
+    told = [replace(o, correct=None) for o in first[:3]]
+    told += [replace(first[0], kind="correction"), replace(first[3], correct=None, kind="cost"), first[4]]
+    told += [replace(first[1], kind="correction")]
+    decisions = [*made, replace(made[5], abandoned=True)]
+    policy.decided(decisions)
+    policy.learn(told)
+    for decision in decisions:
+        singly.decided([decision])
+    for outcome in told:
+        singly.learn([outcome])
+    assert policy.version == singly.version == 6
+    context = world.context()
+    one, two = (p.predict([context], [quality], seed=1)[0] for p in (policy, singly))
+    assert np.allclose(one.score, two.score, rtol=1e-9, atol=1e-9)
+
+
 def test_nothing_told_changes_nothing(policy: Policy, world: Any) -> None:
     world.train(policy, 3)
     before = policy.state()
