@@ -179,7 +179,7 @@ def test_a_death_after_any_effect_of_a_snapshot_changes_nothing(
     places = [at for at, effect in enumerate(effects) if effect.topic == known]
     # What comes between the records of one snapshot: tombstones of rows.
     between = [at + 1 for at in places if effects[at + 1].kind == "row"]
-    for at in sorted({*places[:: len(places) // 6], *places[-4:], *between[-3:]}):
+    for at in sorted({*places[:: len(places) // 3], *places[-3:], *between[-2:]}):
         seen = iter(range(1_000_000))
         cluster, live, found = run(once(lambda effect, at=at, seen=seen: next(seen) == at))  # type: ignore[misc]
         assert len(cluster.deaths) == 1, effects[at]

@@ -100,7 +100,7 @@ def test_a_client_that_hung_up_cancels_its_search_and_its_retry_is_a_new_one(
 
 
 def test_a_search_that_no_executor_will_begin_is_cancelled_at_once(house: Callable[..., Any]) -> None:
-    held = house(SERVICES_BUT_THE_EXECUTOR)
+    held = house(SERVICES_BUT_THE_EXECUTOR, heartbeat_grace_s=0.5)
     query_id = gone(held, "2 + 3", 0.5, x_stainless_read_timeout="600")
     until(lambda: held.read(held.cluster.topics.answer, Answer) != [])
     [answer] = held.read(held.cluster.topics.answer, Answer)
