@@ -28,7 +28,6 @@ _started_broker = click.option(
     "kind",
     type=click.Choice(["auto", "kafka", "embedded"]),
     default="auto",
-    show_default=True,
     help="Which broker to start; auto: Apache Kafka where there is one.",
 )
 
@@ -46,12 +45,8 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
 
 
 @main.command("audit")
-@click.option(
-    "--queries", type=click.IntRange(min=100), default=100_000, show_default=True, help="In the log."
-)
-@click.option(
-    "--half", type=click.IntRange(min=2), default=384, show_default=True, help="Length of s_q and of s_a."
-)
+@click.option("--queries", type=click.IntRange(min=100), default=100_000, help="In the log.")
+@click.option("--half", type=click.IntRange(min=2), default=384, help="Length of s_q and of s_a.")
 @click.option(
     "--broker", "on_broker", is_flag=True, help="Write to the broker of the settings instead of files."
 )
@@ -73,30 +68,17 @@ def audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
 
 
 @main.command("gateway")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0.5),
-    default=6.0,
-    show_default=True,
-    help="Length of each measurement.",
-)
+@click.option("--seconds", type=click.FloatRange(min=0.5), default=6.0, help="Length of each measurement.")
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
     default=2,
-    show_default=True,
     help="Turns of each side; figures are medians over them.",
 )
 @click.option(
     "--quick", is_flag=True, help="One round of one second: shows that it works, not how fast it is."
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Processes of LiteLLM's proxy.",
-)
+@click.option("--workers", type=click.IntRange(min=1), default=1, help="Processes of LiteLLM's proxy.")
 @click.option(
     "--one-by-one",
     type=click.IntRange(min=1),
@@ -107,7 +89,6 @@ def audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
     "--out",
     type=click.Path(path_type=Path),
     default=Path("out/bench/gateway.json"),
-    show_default=True,
     help="The file to write; LiteLLM's environment is made beside it.",
 )
 @click.pass_obj
@@ -178,14 +159,11 @@ _BROKER: Final = click.option(
 
 
 @main.command("recovery")
-@click.option(
-    "--rows", type=click.IntRange(min=1), default=10_000, show_default=True, help="Observations to recover."
-)
+@click.option("--rows", type=click.IntRange(min=1), default=10_000, help="Observations to recover.")
 @click.option(
     "--half",
     type=click.IntRange(min=8),
     default=1024,
-    show_default=True,
     help="Length of each embedding, the query's and the action's.",
 )
 @_BROKER
@@ -207,14 +185,12 @@ def recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -> None
     "--lived",
     type=click.IntRange(min=1),
     default=50_000,
-    show_default=True,
     help="How many of them are decided and learned here; the others are entered as ids only.",
 )
 @click.option(
     "--half",
     type=click.IntRange(min=8),
     default=384,
-    show_default=True,
     help="Length of each embedding, the query's and the action's.",
 )
 @_BROKER
@@ -231,22 +207,12 @@ def closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | 
 
 
 @main.command("kills")
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    help="How often each service is killed.",
-)
+@click.option("--rounds", type=click.IntRange(min=1), default=5, help="How often each service is killed.")
 @click.option(
     "--service", "services", multiple=True, help="Kill only this service; may be repeated. [all services]"
 )
 @click.option(
-    "--rate",
-    type=click.FloatRange(min=0.0),
-    default=4.0,
-    show_default=True,
-    help="Other queries per second, all the time.",
+    "--rate", type=click.FloatRange(min=0.0), default=4.0, help="Other queries per second, all the time."
 )
 @click.option(
     "--lived",
@@ -255,10 +221,7 @@ def closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | 
     help="Seconds that a process lives before it is killed; the supervisor restarts a young one after a pause. [62]",
 )
 @click.option(
-    "--engines/--no-engines",
-    default=False,
-    show_default=True,
-    help="Run the catalogue's engines instead of a recording.",
+    "--engines/--no-engines", default=False, help="Run the catalogue's engines instead of a recording."
 )
 @_BROKER
 @click.pass_context
@@ -315,15 +278,10 @@ def _measured(
     "--queries",
     type=click.IntRange(min=20),
     default=600,
-    show_default=True,
     help="Queries of each run on Kafka; a quarter of it on the embedded broker.",
 )
-@click.option(
-    "--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps of every search."
-)
-@click.option(
-    "--in-flight", type=click.IntRange(min=1), default=256, show_default=True, help="Queries in flight."
-)
+@click.option("--steps", type=click.IntRange(min=1), default=5, help="Steps of every search.")
+@click.option("--in-flight", type=click.IntRange(min=1), default=256, help="Queries in flight.")
 @click.option(
     "--broker",
     "brokers",
@@ -335,7 +293,6 @@ def _measured(
     "--runs",
     type=click.IntRange(min=1),
     default=3,
-    show_default=True,
     help="Runs of each configuration on Kafka; figures are medians. The embedded broker gets one.",
 )
 @click.option(
@@ -343,29 +300,18 @@ def _measured(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Another checkout to measure in turn with this one, by its own command.",
 )
+@click.option("--engine/--no-engine", default=True, help="Also measure search beside bare vLLM.")
 @click.option(
-    "--engine/--no-engine", default=True, show_default=True, help="Also measure search beside bare vLLM."
-)
-@click.option(
-    "--engine-queries",
-    type=click.IntRange(min=1),
-    default=120,
-    show_default=True,
-    help="Questions that the engine searches.",
+    "--engine-queries", type=click.IntRange(min=1), default=120, help="Questions that the engine searches."
 )
 @click.option(
     "--questions",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     default=QUESTIONS,
-    show_default=True,
     help="Questions for the engine.",
 )
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("out/bench/stream.json"),
-    show_default=True,
-    help="The file to write.",
+    "--out", type=click.Path(path_type=Path), default=Path("out/bench/stream.json"), help="The file to write."
 )
 @click.pass_obj
 def streams(
@@ -430,12 +376,9 @@ def _write(out: Path, found: dict[str, Any]) -> None:
     "--out",
     type=click.Path(path_type=Path),
     default=Path("out/bench/learner.json"),
-    show_default=True,
     help="The file to write.",
 )
-@click.option(
-    "--rounds", type=click.IntRange(min=1), default=400, show_default=True, help="Timed rounds of each row."
-)
+@click.option("--rounds", type=click.IntRange(min=1), default=400, help="Timed rounds of each row.")
 @click.option("--smoke", is_flag=True, help="Tiny sizes: shows that it runs, measures nothing.")
 @click.option("--row", nargs=2, metavar="ROW JSON", help="One row alone, in this process.")
 def measure_learner(out: Path, rounds: int, smoke: bool, row: tuple[str, str] | None) -> None:
@@ -449,16 +392,14 @@ def measure_learner(out: Path, rounds: int, smoke: bool, row: tuple[str, str] | 
 
 
 @main.command("runtime")
-@click.option("--records", type=click.IntRange(min=1), default=20_000, show_default=True)
-@click.option("--in-flight", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option("--records", type=click.IntRange(min=1), default=20_000)
+@click.option("--in-flight", type=click.IntRange(min=1), default=64)
+@click.option("--rate", type=float, default=0.0, help="Records a second; 0: as fast as they return.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1)
 @click.option(
-    "--rate", type=float, default=0.0, show_default=True, help="Records a second; 0: as fast as they return."
+    "--profile", default="", show_default=False, help="Write a sampling profile here (py-spy, raw format)."
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--profile", default="", help="Write a sampling profile here (py-spy, raw format).")
-@click.option(
-    "--broker", "kind", type=click.Choice(["kafka", "embedded"]), default="kafka", show_default=True
-)
+@click.option("--broker", "kind", type=click.Choice(["kafka", "embedded"]), default="kafka")
 def runtime(records: int, in_flight: int, rate: float, repeats: int, profile: str, kind: Kind) -> None:
     """Measure what a handler that sends back what it reads costs, in processor microseconds a record."""
     from bench.echo import EchoLoad, measure
@@ -470,19 +411,11 @@ def runtime(records: int, in_flight: int, rate: float, repeats: int, profile: st
 
 
 @main.command("memory")
-@click.option("--queries", type=click.IntRange(min=1), default=60, show_default=True)
-@click.option("--in-flight", type=click.IntRange(min=1), default=16, show_default=True)
-@click.option(
-    "--broker",
-    "kind",
-    type=click.Choice(["embedded", "kafka", "auto"]),
-    default="embedded",
-    show_default=True,
-)
+@click.option("--queries", type=click.IntRange(min=1), default=60)
+@click.option("--in-flight", type=click.IntRange(min=1), default=16)
+@click.option("--broker", "kind", type=click.Choice(["embedded", "kafka", "auto"]), default="embedded")
 @click.option("--large", type=click.IntRange(min=0), default=0, help="Large requests over HTTP after that.")
-@click.option(
-    "--bytes", "size", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Of each."
-)
+@click.option("--bytes", "size", type=click.IntRange(min=1), default=1_000_000, help="Of each.")
 @click.pass_obj
 def memory(settings: Settings, queries: int, in_flight: int, kind: str, large: int, size: int) -> None:
     """Measure the memory of broker, services and engines together while questions of the demo are answered."""
@@ -494,26 +427,14 @@ def memory(settings: Settings, queries: int, in_flight: int, kind: str, large: i
 
 @main.command("hostile")
 @click.option(
-    "--outcomes",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    help="Of the honest five, and of the sixth.",
+    "--outcomes", type=click.IntRange(min=1), default=1000, help="Of the honest five, and of the sixth."
 )
-@click.option(
-    "--seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Orders of traffic and timing."
-)
+@click.option("--seeds", type=click.IntRange(min=1), default=5, help="Orders of traffic and timing.")
 @click.option("--kind", "kinds", multiple=True, help="A kind of hostility; may be repeated. [default: all]")
 @click.option(
     "--prior", "priors", multiple=True, type=click.Choice(["shipped", "none"]), default=["shipped", "none"]
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("out/bench/hostile"),
-    show_default=True,
-    help="A folder.",
-)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out/bench/hostile"), help="A folder.")
 def measure_hostile(
     outcomes: int, seeds: int, kinds: tuple[str, ...], priors: tuple[str, ...], out: Path
 ) -> None:
@@ -537,22 +458,14 @@ def measure_hostile(
 
 @main.command("soak")
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--minutes", type=click.FloatRange(min=0.1), default=100.0, show_default=True)
-@click.option(
-    "--rate", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Queries a second."
-)
+@click.option("--minutes", type=click.FloatRange(min=0.1), default=100.0)
+@click.option("--rate", type=click.FloatRange(min=0.1), default=10.0, help="Queries a second.")
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Folder for the log and the state; temporary without it."
 )
 @_started_broker
 @click.option("--report", "reported", is_flag=True, help="Run nothing: report the soaks that FILES hold.")
-@click.option(
-    "--warm",
-    type=click.FloatRange(min=0.0),
-    default=20.0,
-    show_default=True,
-    help="Minutes left out of the report.",
-)
+@click.option("--warm", type=click.FloatRange(min=0.0), default=20.0, help="Minutes left out of the report.")
 @click.pass_obj
 def measure_soak(
     settings: Settings,

@@ -112,9 +112,27 @@ PASSED = "=========== 412 passed, 3 skipped, 9 deselected in 301.22s (0:05:01) =
             0,
             "512 passed, 0 failed, 3 skipped",
         ),
-        ("= 9 failed, 90 passed in 113.80s (0:01:53) =", PASSED, 1, "502 passed, 9 failed, 3 skipped"),
-        (PASSED, "=========== 1 error in 0.50s ===========", 1, "412 passed, 1 failed, 3 skipped"),
-        ("= 9 passed, 61 skipped in 1.00s =", PASSED, 1, "421 passed, 0 failed, 64 skipped"),
+        pytest.param(
+            "= 9 failed, 90 passed in 113.80s (0:01:53) =",
+            PASSED,
+            1,
+            "502 passed, 9 failed, 3 skipped",
+            marks=pytest.mark.seconds,
+        ),
+        pytest.param(
+            PASSED,
+            "=========== 1 error in 0.50s ===========",
+            1,
+            "412 passed, 1 failed, 3 skipped",
+            marks=pytest.mark.seconds,
+        ),
+        pytest.param(
+            "= 9 passed, 61 skipped in 1.00s =",
+            PASSED,
+            1,
+            "421 passed, 0 failed, 64 skipped",
+            marks=pytest.mark.seconds,
+        ),
     ],
 )
 def test_the_ci_script_runs_what_a_new_user_runs_and_then_what_needs_kafka(

@@ -106,7 +106,7 @@ _FLAGS: Final = (
         help="[env UNISCALE_LOG_LEVEL; INFO]",
     ),
 )
-CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 F = TypeVar("F", bound=Callable[..., Any])
 
 

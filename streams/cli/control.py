@@ -259,18 +259,12 @@ def keys() -> None:
     multiple=True,
     type=click.Choice(get_args(Scope)),
     default=("ask", "feedback", "read"),
-    show_default=True,
     help="What it may do.",
 )
 @click.option(
     "--model", "models", multiple=True, help="A model name it may ask for; may be repeated. Default: all."
 )
-@click.option(
-    "--objective",
-    "objectives",
-    multiple=True,
-    help="An objective it may name. Default: all.",
-)
+@click.option("--objective", "objectives", multiple=True, help="An objective it may name. Default: all.")
 @click.option("--per-minute", type=int, help="Maximum requests per minute.")
 @click.option("--in-flight", type=int, help="Maximum requests in flight.")
 @click.option("--eflops-per-day", type=float, help="Maximum eFLOPs of its answers in 24 hours.")

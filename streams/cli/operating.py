@@ -159,7 +159,7 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
 
 
 @click.command("verify-decisions")
-@click.option("--show", default=10, show_default=True, help="Print at most this many mismatches.")
+@click.option("--show", default=10, help="Print at most this many mismatches.")
 @click.pass_obj
 def verify_decisions(settings: Settings, show: int) -> None:
     """Rebuild the policy from the learner's log and snapshots, in order, and check every Decision against it.

@@ -103,14 +103,12 @@ def _weights(text: str | None) -> Weights | None:
 @click.option("--weights", help="Custom weights CORRECT,SCORE,COST instead of an objective.")
 @click.option("--mean-cost", type=float, help="As accurate as possible at this mean of eFLOPs per query.")
 @click.option("--accuracy", type=float, help="As cheap as possible at this share of the best accuracy.")
-@click.option("-n", "n", default=1, show_default=True, help="How many completed paths to return.")
+@click.option("-n", "n", default=1, help="How many completed paths to return.")
 @click.option("--reference", help="The right answer, if known; the Answer is graded against it.")
 @click.option("--pin", "pin_action", metavar="MODEL/QP/CP/BS", help="Use this configuration.")
 @click.option("--model", "models", multiple=True, help="Allow only this model; may be repeated.")
 @click.option("--learn/--no-learn", default=True, help="Whether the learner may learn from it.")
-@click.option(
-    "--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds until the query expires."
-)
+@click.option("--timeout", "timeout_s", default=120.0, help="Seconds until the query expires.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole Answer as JSON.")
 @click.pass_obj
 def ask(
@@ -176,7 +174,7 @@ def show(answer: Answer, as_json: bool) -> None:
 @click.option(
     "--feedback-wait", "feedback_wait_s", type=float, help="Seconds to wait for feedback after an Answer."
 )
-@click.option("--run", default="", help="Put RUN: before every id, to send a file again.")
+@click.option("--run", default="", show_default=False, help="Put RUN: before every id, to send a file again.")
 @click.option(
     "--wait",
     is_flag=True,
@@ -212,9 +210,7 @@ def produce(
 @click.option(
     "--all", "everything", is_flag=True, help="Start with the oldest Answer that is kept. [from now on]"
 )
-@click.option(
-    "--follow/--no-follow", default=True, show_default=True, help="Keep following, or stop at the end."
-)
+@click.option("--follow/--no-follow", default=True, help="Keep following, or stop at the end.")
 @click.option("--text/--no-text", default=False, help="Include the text of the answer.")
 @click.pass_obj
 def answers(settings: Settings, everything: bool, follow: bool, text: bool) -> None:
@@ -243,7 +239,7 @@ def _unreadable(where: str, error: UniscaleError) -> None:
 @click.command()
 @click.argument("query_id")
 @click.argument("correct")
-@click.option("--source", default="cli", show_default=True, help="Who gave this feedback.")
+@click.option("--source", default="cli", help="Who gave this feedback.")
 @click.pass_obj
 def feedback(settings: Settings, query_id: str, correct: str, source: str) -> None:
     """Say whether an Answer was right: CORRECT is true, false or a grade from 0 to 1."""
@@ -482,7 +478,7 @@ def _n(value: float | None) -> str:
 @click.option("--objective", help="Use this objective instead of their own.")
 @click.option("--run", help="Name of the run, put before every id. [a new name]")
 @click.option("--from-prefix", help="Replay the queries of another deployment on this broker.")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for all Answers.")
+@click.option("--wait/--no-wait", default=True, help="Wait for all Answers.")
 @click.pass_obj
 def replay(
     settings: Settings,

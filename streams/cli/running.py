@@ -55,59 +55,45 @@ _SHOWN = (
 
 
 @click.command()
-@click.option(
-    "--questions",
-    "count",
-    type=click.IntRange(min=3),
-    default=210,
-    show_default=True,
-    help="Number of questions.",
-)
+@click.option("--questions", "count", type=click.IntRange(min=3), default=210, help="Number of questions.")
 @click.option(
     "--questions-file",
     "questions",
     type=click.Path(path_type=Path),
     default=QUESTIONS,
-    show_default=True,
     help="Question file in JSON lines, as for `produce`.",
 )
-@click.option("--seed", default=3, show_default=True, help="Seed of the shuffle and of every choice.")
-@click.option(
-    "--policy",
-    default="contextual",
-    show_default=True,
-    help="Policy that chooses; docs/policies.md lists them.",
-)
+@click.option("--seed", default=3, help="Seed of the shuffle and of every choice.")
+@click.option("--policy", default="contextual", help="Policy that chooses; docs/policies.md lists them.")
 @click.option(
     "--accuracy",
     type=click.FloatRange(0.0, 1.0, min_open=True),
     default=0.98,
-    show_default=True,
     help="Share of the accuracy within reach to keep, as cheaply as possible.",
 )
 @click.option("--objective", help="Use a named objective instead, e.g. cost-sensitive or quality-priority.")
 @click.option(
     "--control",
     default=CONTROL,
-    show_default=True,
     help="Configuration that a baseline of every question takes, for comparison; `none` asks each question once.",
 )
 @click.option(
     "--broker",
     type=click.Choice(["embedded", "kafka", "auto"]),
     default="embedded",
-    show_default=True,
     help="`kafka` needs KAFKA_HOME and Java.",
 )
 @click.option(
-    "--recording", default="", help="Answer from a recording (JSON lines) instead of loading engines."
+    "--recording",
+    default="",
+    show_default=False,
+    help="Answer from a recording (JSON lines) instead of loading engines.",
 )
 @click.option("--gateway", is_flag=True, help="Also serve the page, at UNISCALE_GATEWAY_PORT, while it runs.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=Path("out/demo"),
-    show_default=True,
     help="Folder for the summary and the report.",
 )
 @click.pass_obj
@@ -164,17 +150,16 @@ _data = click.option(
     "--data",
     type=click.Path(path_type=Path),
     default=Path("data/broker"),
-    show_default=True,
     help="Folder for the log of the broker that is started. It stays, and the next start goes on with it.",
 )
 
 
 @click.command()
 @click.argument("service", type=click.Choice(list(SERVICES)))
-@click.option("--group", default="", help="Executor group, for `executor`: one of the catalogue's.")
 @click.option(
-    "--instance", default="0", show_default=True, help="Stable name of this worker within its service."
+    "--group", default="", show_default=False, help="Executor group, for `executor`: one of the catalogue's."
 )
+@click.option("--instance", default="0", help="Stable name of this worker within its service.")
 @click.option(
     "--metrics-port", default=0, help="Port for Prometheus metrics and health probes; 0 serves none."
 )
@@ -203,17 +188,15 @@ def worker(settings: Settings, service: str, group: str, instance: str, metrics_
     "kind",
     type=click.Choice(["none", "auto", "kafka", "embedded"]),
     default="none",
-    show_default=True,
     help="Also start a broker: Apache Kafka from KAFKA_HOME, or the embedded one.",
 )
-@click.option("--port", default=9092, show_default=True, help="Port of the broker, if one is started.")
+@click.option("--port", default=9092, help="Port of the broker, if one is started.")
 @_data
 @click.option(
     "--log",
     "log_path",
     type=click.Path(path_type=Path),
     default=Path("out/up.log"),
-    show_default=True,
     help="Log file of all services; rotated at 50 MB.",
 )
 @click.option(
@@ -275,8 +258,8 @@ def up(
 
 
 @click.command("broker")
-@click.option("--kind", type=_BROKER, default="auto", show_default=True, help="Broker to start.")
-@click.option("--port", default=9092, show_default=True, help="The port it listens on.")
+@click.option("--kind", type=_BROKER, default="auto", help="Broker to start.")
+@click.option("--port", default=9092, help="The port it listens on.")
 @_data
 @click.pass_obj
 def broker_command(settings: Settings, kind: str, port: int, data: Path) -> None:
@@ -357,16 +340,12 @@ def show_topics(settings: Settings, groups: tuple[str, ...]) -> None:
 @click.option(
     "--principal",
     default="User:{worker}",
-    show_default=True,
     help="Principal of each process; {worker} stands for decider, executor.GROUP, …, client or operator.",
 )
-@click.option(
-    "--tool", default="kafka-acls.sh", show_default=True, help="Kafka's tool, as your shell finds it."
-)
+@click.option("--tool", default="kafka-acls.sh", help="Kafka's tool, as your shell finds it.")
 @click.option(
     "--command-config",
     default="admin.properties",
-    show_default=True,
     help="File with the security settings under which the tool connects.",
 )
 @click.pass_obj
