@@ -16,6 +16,12 @@ Kind = Literal["provisional", "final", "correction", "default"]
 """provisional: score and cost are known, correctness is awaited. final: all is known at once. correction:
 correctness arrived after a provisional. default: it never did; the row closes with what it has."""
 
+Grader = Literal["reference", "person", "judge"]
+"""Who knows whether an answer was right: a known answer that it is compared with, a person, or a model that judges."""
+
+GradedBy = Literal["", "reference", "person", "judge", "score"]
+"""Whom a reward's correctness comes from; `score`: from nobody, so that the verifier's score stands in for it."""
+
 CLOSING: frozenset[Kind] = frozenset({"final", "correction", "default"})
 
 
@@ -25,13 +31,15 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
     Attributes:
         query_id: The query's id.
         correct: true, false, or a grade from 0 to 1.
-        source: Who says so.
+        graded_by: What kind of source says so. The first to come counts, of whatever kind.
+        source: Who it is, by name.
         learn: Whether the learner may learn from it; False where its source may not teach.
         metadata: Anything worth keeping; at most 16 KiB of JSON.
     """
 
     query_id: str
     correct: bool | float
+    graded_by: Grader = "person"
     source: str = ""
     learn: bool = True
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -113,8 +121,9 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         price: The cost with its parts.
         objective: The objective in force at the Decision.
         reward: The scalar under it, for monitors; None where a term is missing.
-        graded_by: Who knew: `reference`, `feedback` or empty.
-        grader: Name and version of what compared with the reference: the grader alone shifts accuracy.
+        graded_by: Whom `correct` comes from; empty where nobody knows, or not yet.
+        grader: Name and version of what compared with the Query's reference: the grader alone shifts accuracy. Empty
+            where feedback said what is right.
         latency_s: From the Query's append to the Answer's, on the broker's clock.
         fault: As the Answer said: after an `infrastructure` fault there is no score, and nothing is learned.
         learn: As the Query said; False: nothing is learned.
@@ -137,7 +146,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     price: Price | None
     objective: ObjectiveInForce
     reward: float | None = None
-    graded_by: Literal["", "reference", "feedback"] = ""
+    graded_by: GradedBy = ""
     grader: str = ""
     latency_s: float | None = None
     fault: Fault = ""

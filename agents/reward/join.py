@@ -19,7 +19,7 @@ from schemas.forest import Unit
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Reference
 from schemas.record import MAX_VALUE, is_id
-from schemas.reward import Due, Feedback, Kind, Price, Reward, reward_id
+from schemas.reward import Due, Feedback, GradedBy, Kind, Price, Reward, reward_id
 
 # What is known of a query while its reward is open: a row of the join's table.
 
@@ -199,7 +199,7 @@ def reward_of(
     valued: Valued,
     answered_ms: int | None,
     correct: float | None,
-    graded_by: Literal["", "reference", "feedback"],
+    graded_by: GradedBy,
 ) -> Reward:
     """Return the Reward record of one stage, its scalar where no term is missing."""
     log_cost = math.log(valued.price.eflops) if valued.price is not None else None
@@ -218,7 +218,7 @@ def reward_of(
         objective=opened.objective,
         reward=_scalar(correct, score, log_cost, opened.objective),
         graded_by=graded_by,
-        grader=valued.grader if graded_by == "reference" else "",
+        grader=valued.grader if valued.correct is not None else "",
         latency_s=(answered_ms - opened.appended_ms) / 1000 if answered_ms is not None else None,
         fault=valued.fault,
         learn=opened.learn,
@@ -457,9 +457,9 @@ def _settle(row: JoinRow, at_ms: int, waits: Waits, value: Valued | None) -> Tur
         return _close(row, "final", value.correct, "reference", counts)
     if row.parked is not None:
         judged = _judged(row, row.parked.feedback)
-        return _close(judged, "final", row.parked.feedback.grade, "feedback", counts)
+        return _close(judged, "final", row.parked.feedback.grade, row.parked.feedback.graded_by, counts)
     if (value.score is None and not value.unscored) or wait_ms == 0:
-        return _close(row, "default", None, "", counts)
+        return _close(row, "default", None, _stands_in(value), counts)
     return Turn(replace(row, provisional=True), (_reward(row, "provisional", None, ""),), counts)
 
 
@@ -469,7 +469,7 @@ def _on_feedback(row: JoinRow, feedback: Feedback, arrival: Arrival, waits: Wait
     if row.provisional:
         if arrival.at_ms > row.feedback_deadline_ms:
             return Turn(row, counts=("late_feedback",))
-        return _close(_judged(row, feedback), "correction", feedback.grade, "feedback")
+        return _close(_judged(row, feedback), "correction", feedback.grade, feedback.graded_by)
     if row.parked is not None:
         return Turn(row, counts=("duplicate_feedback",))
     wait_ms = waits.feedback_ms if row.opened is None else row.opened.feedback_ms
@@ -487,7 +487,8 @@ def _on_due(row: JoinRow | None, due: Due, at_ms: int, waits: Waits) -> Turn:
         assert row.opened is not None
         return Turn(replace(row, expiry_sent=True), (_expired(row, row.opened),))
     if due.kind == "feedback":
-        return _close(row, "default", None, "")
+        assert row.valued is not None
+        return _close(row, "default", None, _stands_in(row.valued))
     if due.kind == "forget":
         return Turn(None)
     assert row.parked is not None
@@ -502,12 +503,17 @@ def _close(
     row: JoinRow,
     kind: Kind,
     correct: float | None,
-    graded_by: Literal["", "reference", "feedback"],
+    graded_by: GradedBy,
     counts: tuple[Count, ...] = (),
 ) -> Turn:
     """Close a query: its row goes, and `ClosedQueries` knows its id."""
     assert row.opened is not None
     return Turn(None, (_reward(row, kind, correct, graded_by),), counts, row.opened.cohort)
+
+
+def _stands_in(value: Valued) -> GradedBy:
+    """Return what stands in for a correctness that nobody told."""
+    return "" if value.score is None else "score"
 
 
 def _judged(row: JoinRow, feedback: Feedback) -> JoinRow:
@@ -516,9 +522,7 @@ def _judged(row: JoinRow, feedback: Feedback) -> JoinRow:
     return replace(row, opened=replace(row.opened, learn=row.opened.learn and feedback.learn))
 
 
-def _reward(
-    row: JoinRow, kind: Kind, correct: float | None, graded_by: Literal["", "reference", "feedback"]
-) -> Reward:
+def _reward(row: JoinRow, kind: Kind, correct: float | None, graded_by: GradedBy) -> Reward:
     assert row.opened is not None
     assert row.valued is not None
     return reward_of(row.query_id, kind, row.opened, row.valued, row.answered_ms, correct, graded_by)

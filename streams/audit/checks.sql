@@ -160,17 +160,18 @@ FROM (
     SELECT r.query_id, r.kind, r.correct, iif(a.text AND a.extracted, a.number = d.gold, 0) AS grade
     FROM Reward r JOIN Timeline t USING (query_id)
     JOIN Answer a ON a.rowid = t.answer JOIN Decision d ON d.rowid = t.decision
-    WHERE r.early AND r.error IS NULL AND r.graded_by = 'reference'
+    WHERE r.early AND r.error IS NULL AND r.graded_by = 'reference' AND r.graded
 )
 WHERE grade IS NOT NULL AND correct IS NOT grade;
 
 -- name: reward_feedback
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': correct is ' || said(r.correct)
-    || ', but no Feedback says so'
+    || ' by a ' || r.graded_by || ', but no Feedback says so'
 FROM Reward r JOIN Timeline t USING (query_id)
-WHERE r.early AND r.error IS NULL AND r.graded_by = 'feedback' AND t.since_ms > :kept_feedback
+WHERE r.early AND r.error IS NULL AND t.since_ms > :kept_feedback
+AND r.graded_by NOT IN ('', 'score') AND NOT (r.graded_by = 'reference' AND r.graded)
 AND NOT EXISTS (
-    SELECT 1 FROM Feedback f WHERE f.query_id = r.query_id AND f.error IS NULL AND f.grade = r.correct
+    SELECT 1 FROM Feedback f WHERE f.query_id = r.query_id AND f.error IS NULL AND f.grade = r.correct AND f.graded_by = r.graded_by
 );
 
 -- name: reward_known

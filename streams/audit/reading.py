@@ -310,13 +310,14 @@ class Facts:
         self._add(
             "Reward", r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"],
             r["correct"], score, r["log_cost"], _objective(r), r.get("reward"), _scalar(r, score),
-            r.get("graded_by", ""), r.get("learn", True), r.get("bounded", False), unscored, cost_only,
+            r.get("graded_by", ""), bool(r.get("grader")), r.get("learn", True),
+            r.get("bounded", False), unscored, cost_only,
             stated is not None, math.log(paid) if paid > 0 else None,
             *(price.get(name) for name in PriceTerms._fields),
         )  # fmt: skip
 
     def _feedback(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
-        self._add("Feedback", r["query_id"], *where, float(r["correct"]))
+        self._add("Feedback", r["query_id"], *where, float(r["correct"]), r.get("graded_by", "person"))
 
     def _dead_letter(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         at = r["origin"]

@@ -14,7 +14,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Query
 from schemas.record import decode, encode
-from schemas.reward import Feedback, Reward
+from schemas.reward import Feedback, Grader, Reward
 from streams.client.events import EventFollower, Kind, executor_groups, kind_of, read_timelines
 from streams.client.questions import query_from
 from streams.runtime import kafka_clients
@@ -331,20 +331,29 @@ class Client:
                     yield event.record
 
     def feedback(
-        self, query_id: str, correct: bool | float, *, source: str = "client", **metadata: Any
+        self,
+        query_id: str,
+        correct: bool | float,
+        *,
+        graded_by: Grader = "person",
+        source: str = "client",
+        **metadata: Any,
     ) -> None:
         """Say whether an Answer was right, at any time within the deployment's retention.
 
         Args:
             query_id: The query's id.
             correct: True, False, or a grade from 0 to 1.
-            source: Who gives the grade.
+            graded_by: What kind of source it is: a person, a judge, or a reference of your own.
+            source: Who gives the grade, by name.
             **metadata: Anything to store with it.
 
         Raises:
             InvalidField: the grade is outside 0 to 1.
         """
-        record = Feedback(query_id=query_id, correct=correct, source=source, metadata=metadata)
+        record = Feedback(
+            query_id=query_id, correct=correct, graded_by=graded_by, source=source, metadata=metadata
+        )
         self._produce(self.topics.feedback, record.query_id.encode(), encode(record)).get(timeout=_SEND_S)
 
     def steer(self, record: ControlRecord) -> int:

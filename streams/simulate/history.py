@@ -484,7 +484,7 @@ def _graded(life: _Life, answers: dict[str, Answer]) -> Iterator[str]:
         return
     for record in life.broker.records(life.topics.reward):
         reward = decode(record.value, Reward)
-        if reward.graded_by != "reference" or reward.query_id not in life.world.queries:
+        if not reward.grader or reward.query_id not in life.world.queries:
             continue
         query, answer = life.world.queries[reward.query_id][1], answers.get(reward.query_id)
         if answer is None or answer.status != reward.status:

@@ -288,7 +288,7 @@ def test_feedback_in_every_partition_but_its_querys_counts_once(loop: Any) -> No
         lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= {*asked}, what="corrections"
     )
     assert {r.graded_by for r in loop.read(t.reward, Reward) if r.query_id in asked and r.closes} == {
-        "feedback"
+        "person"
     }
     told = [r for r in loop.raw(t.feedback) if decode(r.value, Feedback).query_id in asked]
     assert (

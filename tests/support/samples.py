@@ -165,6 +165,7 @@ SAMPLES: tuple[Record, ...] = (
         limits=Limits(depth_limit=8, step_tokens=32, answers=2),
     ),
     Feedback(query_id="q-1", correct=True, source="teacher", metadata={"seen": 2}),
+    Feedback(query_id="q-4", correct=0.5, graded_by="judge", source="judge-0"),
     Due(query_id="q-1", kind="timeout", deadline_ms=1_763_700_060_000),
     Reward(
         reward_id="q-1/final",
@@ -217,6 +218,7 @@ SAMPLES: tuple[Record, ...] = (
         log_cost=21.0,
         price=None,
         objective=OBJECTIVE,
+        graded_by="judge",
         unscored=True,
     ),
     CatalogueEntry(name="mini-6", op="add", model={"name": "mini-6", "group": "mini"}),

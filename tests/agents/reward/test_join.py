@@ -27,7 +27,7 @@ from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import UnreadableRecord
 from schemas.query import Origin
-from schemas.reward import CLOSING, Due, Feedback, Reward
+from schemas.reward import CLOSING, Due, Feedback, Grader, Reward
 from tests.support.join_records import ORIGIN, PRICE, answer, decision
 
 WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
@@ -119,6 +119,7 @@ def test_what_nothing_scored_is_learned_by_its_correctness_or_else_by_its_cost()
         assert reward.cost_only is (correct is None)
     assert graded.rewards[0].reward == pytest.approx(0.4 + 0.4 + 0.2 * (1 - 0.5)), "w1 and w2 add up"
     assert unknown.rewards[-1].reward is None
+    assert [join.rewards[-1].graded_by for join in (graded, judged, unknown)] == ["reference", "person", ""]
 
 
 def test_a_row_says_of_each_topic_what_it_has_seen_and_an_older_one_does_not_replace_it() -> None:
@@ -156,10 +157,21 @@ def test_without_correctness_a_provisional_waits_for_its_correction() -> None:
     assert join.kinds() == ["provisional", "correction"]
     assert (join.rewards[1].correct, join.rewards[1].graded_by, join.rewards[1].grader) == (
         0.75,
-        "feedback",
+        "person",
         "",
     )
     assert join.rewards[1].log_cost == provisional.log_cost
+
+
+@pytest.mark.parametrize("graded_by", ["reference", "person", "judge"])
+def test_a_reward_says_whom_its_correctness_comes_from(graded_by: Grader) -> None:
+    told = Feedback(query_id="q", correct=1.0, graded_by=graded_by)
+    for early in (False, True):
+        join = Join()
+        join.take(decision(), 1_100)
+        for record in (told, answer()) if early else (answer(), told):
+            join.take(record, 3_000)
+        assert (join.rewards[-1].graded_by, join.rewards[-1].grader) == (graded_by, "")
 
 
 def test_feedback_that_never_comes_is_a_default_at_its_deadline() -> None:
@@ -173,6 +185,7 @@ def test_feedback_that_never_comes_is_a_default_at_its_deadline() -> None:
     join.due("feedback", late_ms=5)
     join.take(feedback(), 34_000)
     assert join.kinds() == ["provisional", "default"]
+    assert [reward.graded_by for reward in join.rewards] == ["", "score"]
 
 
 def test_feedback_appended_after_its_deadline_is_late_even_before_the_due() -> None:
@@ -209,7 +222,7 @@ def test_early_feedback_is_parked_and_used() -> None:
             join.take(record, at_ms)
         # A provisional comes first exactly when the feedback comes last.
         assert join.kinds() == (["provisional", "correction"] if first[2][0] == feedback() else ["final"])
-        assert (join.rewards[-1].correct, join.rewards[-1].graded_by) == (1.0, "feedback")
+        assert (join.rewards[-1].correct, join.rewards[-1].graded_by) == (1.0, "person")
 
 
 def test_feedback_for_an_unknown_query_becomes_an_orphan() -> None:

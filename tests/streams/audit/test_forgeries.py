@@ -275,6 +275,12 @@ def lost_feedback(log: Any) -> set[str]:
     return {"h67"}
 
 
+@names("reward_feedback")
+def another_source(log: Any) -> set[str]:
+    log.change(log.topics.reward, Reward, "h67", graded_by="judge")
+    return {"h67"}
+
+
 @names("reward_known")
 def grade_left_out(log: Any) -> set[str]:
     wrong = next(

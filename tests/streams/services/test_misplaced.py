@@ -78,7 +78,7 @@ async def corrected(cluster: Cluster, ids: set[str], early: set[str]) -> None:
 def right(cluster: Cluster, ids: set[str]) -> None:
     """Each feedback counted once, in its query's partition, and nothing was given up."""
     rewards = closing(cluster)
-    assert {(i, rewards[i].graded_by, rewards[i].correct) for i in ids} == {(i, "feedback", 1.0) for i in ids}
+    assert {(i, rewards[i].graded_by, rewards[i].correct) for i in ids} == {(i, "person", 1.0) for i in ids}
     assert read(cluster, cluster.topics.dead_letter, DeadLetter) == []
     assert joined(cluster) == [], "a closed query has no row, in whatever partition"
 
