@@ -29,6 +29,7 @@ from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients
+from streams.runtime.base import PlacedRow
 from streams.services.decider import action_vectors, policy_of
 from streams.services.embedder import encoder_of
 from streams.services.learner_log import LearnerLog
@@ -111,15 +112,13 @@ class _Writer:
     def items(self) -> list[tuple[bytes, bytes]]:
         return list(self.rows.items())
 
-    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+    async def put_all(self, rows: Iterable[PlacedRow]) -> None:
         for key, value, _ in rows:
             self._send(self.changelog, key, value)
-            self.rows[key] = value
-
-    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
-        for key, _ in keys:
-            self._send(self.changelog, key, None)
-            self.rows.pop(key, None)
+            if value is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = value
 
     async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         for key, value in records:

@@ -368,7 +368,7 @@ def _write(out: Path, found: dict[str, Any]) -> None:
     out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
 
 
-# `learner`, `runtime`, `memory`: the learner by itself, what a record costs, the memory of a deployment.
+# `learner`, `memory`: the learner by itself, the memory of a deployment.
 
 
 @main.command("learner")
@@ -389,25 +389,6 @@ def measure_learner(out: Path, rounds: int, smoke: bool, row: tuple[str, str] | 
         click.echo(orjson.dumps(learner.row(*row)).decode())
     else:
         learner.run(out, rounds=rounds, smoke=smoke)
-
-
-@main.command("runtime")
-@click.option("--records", type=click.IntRange(min=1), default=20_000)
-@click.option("--in-flight", type=click.IntRange(min=1), default=64)
-@click.option("--rate", type=float, default=0.0, help="Records a second; 0: as fast as they return.")
-@click.option("--repeats", type=click.IntRange(min=1), default=1)
-@click.option(
-    "--profile", default="", show_default=False, help="Write a sampling profile here (py-spy, raw format)."
-)
-@click.option("--broker", "kind", type=click.Choice(["kafka", "embedded"]), default="kafka")
-def runtime(records: int, in_flight: int, rate: float, repeats: int, profile: str, kind: Kind) -> None:
-    """Measure what a handler that sends back what it reads costs, in processor microseconds a record."""
-    from bench.echo import EchoLoad, measure
-
-    load = EchoLoad(records=records, in_flight=in_flight, rate=rate)
-    with LocalBroker.choose(kind, os.environ) as broker:
-        for _ in range(repeats):
-            click.echo(orjson.dumps(measure(broker, load, profile=profile)).decode())
 
 
 @main.command("memory")

@@ -287,10 +287,6 @@ class Table:
             await self._write(self.changelog, rows)
             self._show(rows)
 
-    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
-        """Delete rows (key, partition) and wait until that is durable."""
-        await self.put_all((key, None, partition) for key, partition in keys)
-
     def check(self, row: PlacedRow) -> None:
         """Refuse a row that cannot be written.
 
@@ -428,7 +424,7 @@ class Runtime(ABC):
             source: One of these topics: who owns its partition owns the rows of that partition.
             recovered: Awaited after each recovery, before the first record is handled; its errors end the service.
             one_writer: For a table of one partition: the broker refuses the writes of a worker that does not own it any
-                more, even where it does not know that yet. Each call of `put_all` and `drop_all` is then written whole
+                more, even where it does not know that yet. Each call of `put_all` is then written whole
                 or not at all, and a recovery sees everything that any worker has written before it.
             begins: For a table of one writer: awaited before each recovery, returns the offset of the changelog at
                 which reading begins. What lies before it must be known otherwise; see `Table.seed`.

@@ -158,7 +158,7 @@ class LearnerLog:
             return 0
         old = [key for key, last in ended.items() if last <= floor.version]
         for keys in _slices(old):
-            await self.table.drop_all((key, 0) for key in keys)
+            await self.table.put_all((key, None, 0) for key in keys)
         await self._post([(START_KEY, str(floor.log_offset).encode())])
         gone = sorted(snapshot.obsolete(self._present, self._manifests))
         for keys in _slices(gone):
@@ -198,8 +198,7 @@ class LearnerLog:
                     values[key][:80],
                 )
         rows, records = found.foreign
-        await self.table.put_all((key, found.carried[key], 0) for key in rows if key in found.carried)
-        await self.table.drop_all((key, 0) for key in rows if key not in found.carried)
+        await self.table.put_all((key, found.carried.get(key), 0) for key in rows)
         await self.table.post(self.topic, ((key, None) for key in records))
         self._present.difference_update(records)
 
