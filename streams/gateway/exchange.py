@@ -131,14 +131,12 @@ class Admitted(Struct, frozen=True):
     Attributes:
         query_id: Its id.
         created: Seconds since the epoch.
-        attached: Whether another request sent it.
         timeout_s: How long to wait for its Answer.
         digest: Of the request's body; empty where any body will do.
     """
 
     query_id: str
     created: int
-    attached: bool
     timeout_s: float
     digest: str = ""
 
@@ -516,13 +514,13 @@ class Exchange:
             if (known := self.index.find(query_id)) is not None:
                 if known.digest != digest:
                     raise other_body()
-                return Admitted(query_id, known.created_ms // 1000, True, timeout_s, digest)
+                return Admitted(query_id, known.created_ms // 1000, timeout_s, digest)
         elif (
             is_retry
             and (again := self.index.same_body(who.key, digest, now_ms - RETRY_MS)) is not None
             and not self._is_cancelled(again.query_id)
         ):
-            return Admitted(again.query_id, again.created_ms // 1000, True, timeout_s, digest)
+            return Admitted(again.query_id, again.created_ms // 1000, timeout_s, digest)
         query = to_query(
             request, wanted, query_id=query_id, tenant=who.tenant, kept={"key": who.key, "digest": digest}
         )
@@ -535,7 +533,7 @@ class Exchange:
         self.gate.admit(who, request.model, query, self._used(who, now_ms))
         self.gate.aim(who, query, now_ms)
         await self._send_query(query, now_ms)
-        return Admitted(query_id, now_ms // 1000, False, timeout_s, digest)
+        return Admitted(query_id, now_ms // 1000, timeout_s, digest)
 
     def _check_length(self, query: Query) -> None:
         """Refuse a question that fits no context of the models that may answer it. Raises ApiError 400."""

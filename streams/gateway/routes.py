@@ -443,7 +443,7 @@ async def events(call: Call) -> Response:
     query_id, exchange = _visible(call), call.exchange
     known = exchange.index.find(query_id)
     created = known.created_ms // 1000 if known else 0
-    admitted = Admitted(query_id, created, True, exchange.runtime.settings.queries.timeout_s)
+    admitted = Admitted(query_id, created, exchange.runtime.settings.queries.timeout_s)
     with contextlib.ExitStack() as stack:
         stack.enter_context(exchange.gate.stream(call.who))
         queue = stack.enter_context(exchange.waiting.on(query_id))

@@ -167,27 +167,15 @@ class Quiet(Monitor):
         """Crash."""
         crash(f"a record could not be delivered: {exc!r}", exc)
 
-    def on_message_in(self, tp: Any, offset: int, message: Any) -> None:
-        """Keep nothing."""
-
-    def on_message_out(self, tp: Any, offset: int, message: Any) -> None:
-        """Keep nothing."""
-
     def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
         """Record the time: faust warns about a stalled stream."""
         self.stream_inbound_time[tp] = self.time()
 
-    def on_stream_event_out(self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None) -> None:
-        """Keep nothing."""
-
-    def on_send_initiated(self, producer: Any, topic: str, message: Any, keysize: int, valsize: int) -> None:
-        """Keep nothing."""
-
-    def on_send_completed(self, producer: Any, state: Any, metadata: Any) -> None:
-        """Keep nothing."""
-
-    def track_tp_end_offset(self, tp: Any, offset: int) -> None:
+    def _nothing(self, *_: Any, **__: Any) -> None:
         """Keep nothing; `watch_partitions` reads the lag from the consumer."""
+
+    on_message_in = on_message_out = on_stream_event_out = _nothing
+    on_send_initiated = on_send_completed = track_tp_end_offset = _nothing
 
 
 class RateLimit(logging.Filter):
