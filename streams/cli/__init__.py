@@ -18,7 +18,7 @@ _MODULES: Final = {
     "up": "running",
     "worker": "running",
     "broker": "running",
-    "demo": "running",
+    "demo": "demo",
     "topics": "running",
     "ask": "queries",
     "produce": "queries",

@@ -1,12 +1,9 @@
-"""Starting processes: `up`, `worker`, `broker`, `demo`, and the topics they need."""
+"""Starting processes: `up`, `worker`, `broker`, and the topics they need."""
 
 import contextlib
 import os
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -14,10 +11,7 @@ from rich.table import Table
 
 from agents.catalogue.file import load_catalogue
 from streams.acls import command, grants
-from streams.cli.queries import bars
-from streams.client.client import SentQueries
 from streams.control import Control
-from streams.demo.run import CONTROL, QUESTIONS, Demo, run
 from streams.local.broker import LocalBroker
 from streams.local.deployment import (
     Supervisor,
@@ -30,118 +24,6 @@ from streams.runtime import kafka_admin
 from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topic, Topics
-
-# `demo`: the whole system on this machine, in one command.
-
-_SHOWN = (
-    "broker",
-    "engine",
-    "queries",
-    "answers",
-    "unanswered",
-    "rewards",
-    "dead_letters",
-    "duplicates",
-    "mode",
-    "accuracy",
-    "accuracy_last_third",
-    "mean_reward_first_third",
-    "mean_reward_last_third",
-    "mean_cost_eflops_first_third",
-    "mean_cost_eflops_last_third",
-    "distinct_actions",
-    "wall_s",
-)
-
-
-@click.command()
-@click.option("--questions", "count", type=click.IntRange(min=3), default=210, help="Number of questions.")
-@click.option(
-    "--questions-file",
-    "questions",
-    type=click.Path(path_type=Path),
-    default=QUESTIONS,
-    help="Question file in JSON lines, as for `produce`.",
-)
-@click.option("--seed", default=3, help="Seed of the shuffle and of every choice.")
-@click.option("--policy", default="contextual", help="Policy that chooses; docs/policies.md lists them.")
-@click.option(
-    "--accuracy",
-    type=click.FloatRange(0.0, 1.0, min_open=True),
-    default=0.98,
-    help="Share of the accuracy within reach to keep, as cheaply as possible.",
-)
-@click.option("--objective", help="Use a named objective instead, e.g. cost-sensitive or quality-priority.")
-@click.option(
-    "--control",
-    default=CONTROL,
-    help="Configuration that a baseline of every question takes, for comparison; `none` asks each question once.",
-)
-@click.option(
-    "--broker",
-    type=click.Choice(["embedded", "kafka", "auto"]),
-    default="embedded",
-    help="`kafka` needs KAFKA_HOME and Java.",
-)
-@click.option(
-    "--recording",
-    default="",
-    show_default=False,
-    help="Answer from a recording (JSON lines) instead of loading engines.",
-)
-@click.option("--gateway", is_flag=True, help="Also serve the page, at UNISCALE_GATEWAY_PORT, while it runs.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("out/demo"),
-    help="Folder for the summary and the report.",
-)
-@click.pass_obj
-def demo(settings: Settings, /, objective: str | None, accuracy: float, control: str, **options: Any) -> None:
-    """Stream questions through the whole loop on this machine and see the choices improve.
-
-    Starts a broker and all services with the six mini models and sends the questions with several in flight. The policy
-    chooses for each question; its baseline takes the control's configuration and is not learned from. Audits the log
-    and stops everything it started. Prints what the policy is worth against the control, then the figures; writes
-    summary.json and report.html. Exits with 1 if a query has no Answer or the audit finds a discrepancy.
-    """
-    console = Console()
-    if objective is not None:
-        settings = settings.replace(objective=objective)
-    weighted = objective is not None or options["policy"] != "contextual"
-    what = Demo(
-        accuracy=None if weighted else accuracy, control="" if control == "none" else control, **options
-    )
-    with bars(console) as bar:
-        answered, rewarded = bar.add_task("answered", total=None), bar.add_task("rewarded", total=None)
-
-        def progress(asked: SentQueries) -> None:
-            bar.update(answered, completed=asked.answered, total=asked.total)
-            bar.update(rewarded, completed=len(asked.rewarded), total=asked.total)
-
-        summary = run(what, settings, console.print, progress)
-    show_demo(summary, console)
-    console.print(f"{what.out / 'summary.json'}, {what.out / 'report.html'}")
-    sys.exit(1 if summary["unanswered"] or summary["audit"]["wrong"] else 0)
-
-
-def show_demo(summary: Mapping[str, Any], console: Console) -> None:
-    """Print what a run came to: first what choosing was worth, then figures."""
-    if "sentence" in summary:
-        console.print(summary["sentence"], style="bold")
-    table = Table("", "", show_header=False)
-    for name in _SHOWN:
-        value = summary[name]
-        shown = (
-            f"{value:.4g}"
-            if isinstance(value, float)
-            else ", ".join(value)
-            if isinstance(value, list)
-            else str(value)
-        )
-        table.add_row(name, shown)
-    console.print(table)
-
 
 # `up`, `worker`, `broker`: start processes.
 
@@ -359,4 +241,4 @@ def acls(settings: Settings, groups: tuple[str, ...], principal: str, tool: str,
             click.echo(command(grant, principal.replace("{worker}", worker), connection))
 
 
-COMMANDS = [demo, up, worker, broker_command, topics]
+COMMANDS = [up, worker, broker_command, topics]

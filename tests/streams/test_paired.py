@@ -13,7 +13,7 @@ from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
 from schemas.record import encode
 from schemas.reward import Kind, Price, Reward
-from streams.cli.running import show_demo
+from streams.cli.demo import show_demo
 from streams.client.events import Timelines
 from streams.demo.paired import NOT_COMPARED, baseline_for, compared, pooled, sentence
 from streams.demo.report import render, summarise
