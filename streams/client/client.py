@@ -323,8 +323,9 @@ class Client:
             on_unreadable: See EventFollower.
         """
         seen: set[str] = set()
-        tail = -1 if everything else 0
-        with EventFollower(self.settings, ["answer"], tail=tail, on_unreadable=on_unreadable) as follower:
+        with EventFollower(
+            self.settings, ["answer"], everything=everything, on_unreadable=on_unreadable
+        ) as follower:
             for event in follower if follow else follower.catch_up():
                 if event.query_id not in seen:
                     seen.add(event.query_id)
@@ -379,15 +380,15 @@ class Client:
         timeline.dead_letters = [letter for letter in timelines.dead_letters if letter.query_id == query_id]
         return timeline
 
-    def follow(self, *kinds: Kind, groups: Iterable[str] = (), tail: int = 0) -> EventFollower:
+    def follow(self, *kinds: Kind, groups: Iterable[str] = (), everything: bool = False) -> EventFollower:
         """Return an iterator over the records of some kinds, from now on.
 
         Args:
             *kinds: For instance `"decision"`, `"step"`, `"answer"`, `"reward"`.
             groups: The executor groups, needed for `verification` only.
-            tail: Also deliver up to this many earlier records of each partition; -1 delivers everything kept.
+            everything: Begin with the oldest record that is kept.
         """
-        return EventFollower(self.settings, kinds, groups=groups, tail=tail)
+        return EventFollower(self.settings, kinds, groups=groups, everything=everything)
 
     def close(self) -> None:
         """Close the connections. Everything sent has been stored by then."""

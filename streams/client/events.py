@@ -134,7 +134,7 @@ class EventFollower:
         settings: The deployment.
         kinds: What to follow, for instance `("decision", "step", "answer")`.
         groups: The executor groups, needed for `verification` only.
-        tail: Also deliver up to this many earlier records of each partition; -1 delivers everything still kept.
+        everything: Begin with the oldest record that is kept.
         on_unreadable: Called with the topic/partition/offset of a record that cannot be decoded, and with the error;
             the default logs both. The record is skipped.
 
@@ -154,15 +154,15 @@ class EventFollower:
         kinds: Iterable[Kind],
         *,
         groups: Iterable[str] = (),
-        tail: int = 0,
+        everything: bool = False,
         on_unreadable: Callable[[str, UniscaleError], None] | None = None,
     ) -> None:
         self._topics = Topics(settings)
         self._unreadable = on_unreadable or _warn
         self._heard = time.monotonic()
         names = topic_names(self._topics, kinds, groups)
-        self._reader: Any = kafka_clients.at_end(settings, names, max(tail, 0))
-        if tail < 0:
+        self._reader: Any = kafka_clients.at_end(settings, names)
+        if everything:
             self._reader.seek_to_beginning(*self._reader.assignment())
 
     def poll(self, timeout_s: float = 0.5) -> list[QueryEvent]:

@@ -327,8 +327,8 @@ def require_topics(settings: Settings, topics: Iterable[str]) -> None:
         reader.close()
 
 
-def at_end(settings: Settings, topics: Iterable[str], tail: int = 0) -> KafkaConsumer:
-    """Return a consumer that reads from the present ends of topics, or from up to `tail` records before each end.
+def at_end(settings: Settings, topics: Iterable[str]) -> KafkaConsumer:
+    """Return a consumer that reads from the present ends of topics.
 
     Raises:
         UnknownTopic: none of the topics exists.
@@ -337,12 +337,8 @@ def at_end(settings: Settings, topics: Iterable[str], tail: int = 0) -> KafkaCon
     parts = partitions(reader, topics)
     reader.assign(parts)
     reader.seek_to_end(*parts)
-    # A seek to the end takes effect only when the position is read.
-    ends = {tp: reader.position(tp) for tp in parts}
-    if tail:
-        starts = reader.beginning_offsets(parts)
-        for tp in parts:
-            reader.seek(tp, max(starts[tp], ends[tp] - tail))
+    for tp in parts:
+        reader.position(tp)  # the seek takes effect only when the position is read
     return reader
 
 

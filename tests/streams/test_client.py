@@ -181,13 +181,13 @@ def test_a_query_that_is_too_large_is_refused_before_any_is_sent(client: Client,
     msgspec.structs.force_setattr(large, "text", "x" * 5_000_000)  # as no client could make it
     with pytest.raises(RecordTooLarge):
         client.send([small, large])
-    with EventFollower(settings, ["query"], tail=-1) as follower:
+    with EventFollower(settings, ["query"], everything=True) as follower:
         assert list(follower.catch_up()) == []
 
 
 def test_feedback_arrives_with_its_grade_and_source(client: Client, settings: Settings) -> None:
     client.feedback("q-9", 0.5, source="teacher", lesson=3)
-    with EventFollower(settings, ["feedback"], tail=-1) as follower:
+    with EventFollower(settings, ["feedback"], everything=True) as follower:
         [event] = follower.catch_up()
     assert event.record == Feedback(query_id="q-9", correct=0.5, source="teacher", metadata={"lesson": 3})
     with pytest.raises(InvalidField, match="correct"):
