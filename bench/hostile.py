@@ -99,14 +99,14 @@ class Corpus(NamedTuple):
 
 
 @cache
-def corpus(file: Path = RECORDING) -> Corpus:
+def corpus() -> Corpus:
     """Return the live questions of a recording, and paths whose best of many are what was recorded of it.
 
     Of each model the path of one sample stands four times among the recorded, what four samples or beams found twice,
     what sixteen and 64 found once: a search draws among them by its seed.
     """
-    table = load_recording(file)
-    whole = {each.question_id: as_integer(str(each.reference)) for each in questions_in(file)}
+    table = load_recording(RECORDING)
+    whole = {each.question_id: as_integer(str(each.reference)) for each in questions_in(RECORDING)}
     live = [
         at
         for at, each in enumerate(table.questions)

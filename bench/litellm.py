@@ -37,14 +37,14 @@ class PeerMissing(BenchFailed):
     """LiteLLM cannot be installed here; the message ends with what pip said."""
 
 
-def install(folder: Path, pins: Path = PINS) -> Path:
-    """Return the Python of LiteLLM's environment, made or renewed when `pins` has changed.
+def install(folder: Path) -> Path:
+    """Return the Python of LiteLLM's environment, made or renewed when PINS has changed.
 
     Raises:
         PeerMissing: pip cannot install what is pinned.
     """
     python, stamp = folder / "bin" / "python", folder / ".installed"
-    digest = hashlib.sha256(pins.read_bytes()).hexdigest()
+    digest = hashlib.sha256(PINS.read_bytes()).hexdigest()
     if stamp.is_file() and stamp.read_text() == digest:
         return python
     _run([sys.executable, "-m", "venv", "--clear", str(folder)])
@@ -56,7 +56,7 @@ def install(folder: Path, pins: Path = PINS) -> Path:
         "--no-deps",
         "--only-binary=:all:",
     ]
-    _run([str(python), "-m", "pip", *words, "--require-hashes", "-r", str(pins)])
+    _run([str(python), "-m", "pip", *words, "--require-hashes", "-r", str(PINS)])
     stamp.write_text(digest)
     return python
 

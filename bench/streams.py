@@ -40,11 +40,9 @@ class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
     warm: int = 100
 
 
-def recording(
-    catalogue: Catalogue, questions: Sequence[str], steps: int, seed: int = 5
-) -> list[RecordedPath]:
+def recording(catalogue: Catalogue, questions: Sequence[str], steps: int) -> list[RecordedPath]:
     """Return one recorded path of `steps` steps for each question and model: every search takes that many."""
-    rng = random.Random(seed)
+    rng = random.Random(5)
     return [
         RecordedPath(
             question=question,
@@ -127,10 +125,10 @@ def run_once(
     }
 
 
-def _answered(settings: Settings, queries: Sequence[Query], rate: float, timeout_s: float = 900.0) -> float:
+def _answered(settings: Settings, queries: Sequence[Query], rate: float) -> float:
     """Send queries, wait for all Answers, return the seconds that took."""
     with Client(settings) as client:
-        asked = client.ask_all(queries, pace=SendSchedule(rate), timeout_s=timeout_s)
+        asked = client.ask_all(queries, pace=SendSchedule(rate), timeout_s=900.0)
     if asked.missing:
         raise BenchFailed(f"{len(asked.missing)} queries have no Answer in {asked.wall_s:.0f} s")
     return asked.wall_s

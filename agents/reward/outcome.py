@@ -65,7 +65,7 @@ class Pricing:
         in_use = None if served is not None and served.model else self.verifiers.get(self.verifier)
         return self.verifiers.get(named, in_use)
 
-    def forest_eflops(self, forest: Forest, verifier: str | None = None) -> float:
+    def forest_eflops(self, forest: Forest) -> float:
         """Return what a search has cost so far, in eFLOPs at its price: 0 before its first step.
 
         Raises:
@@ -76,7 +76,7 @@ class Pricing:
         generator = self.generators.get(forest.action.model)
         if generator is None:
             raise UnpricedAnswer("a search under way", "model", forest.action.model)
-        scorer = self.verifiers[verifier or self.verifier]
+        scorer = self.verifiers[self.verifier]
         cost = eflops.price(forest.prompt_tokens, forest.drafts, generator, scorer, self.intensity)
         return cost.eflops * forest.limits.price_factor
 

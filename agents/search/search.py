@@ -212,11 +212,11 @@ def answer_of(
     )
 
 
-def overdue(job: Job, engine: Served | None = None) -> Answer:
+def overdue(job: Job) -> Answer:
     """Return the Answer of a search whose deadline passed while a step was drafted: the best path so far."""
     forest = stop(job.forest, "deadline")
     ended = outcome(forest)
-    return answer_of(job, forest, ended.index, ended.status, error=ran_out("deadline"), engine=engine)
+    return answer_of(job, forest, ended.index, ended.status, error=ran_out("deadline"))
 
 
 def failed(

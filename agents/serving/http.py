@@ -318,7 +318,6 @@ class JsonServer:
     Args:
         settings: Where it is.
         sleep: Awaited between attempts with seconds.
-        clock: Seconds, monotonic.
         breaker: Counts what becomes of requests; by default one of its own.
     """
 
@@ -327,14 +326,12 @@ class JsonServer:
         settings: ServerSettings,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        clock: Callable[[], float] = time.monotonic,
         breaker: Breaker | None = None,
     ) -> None:
         self.settings = settings
         self.retries = 0
-        self.breaker = breaker or Breaker(clock)
+        self.breaker = breaker or Breaker(time.monotonic)
         self._sleep = sleep
-        self._clock = clock
         self._places = asyncio.Semaphore(settings.connections)
         headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         self._client = httpx.AsyncClient(
@@ -390,12 +387,12 @@ class JsonServer:
                 raise EndpointSuspendedError(
                     f"{where}: no requests for another {self.breaker.wait_s:.0f} s, because {self.breaker.why}"
                 )
-            began = self._clock()
+            began = time.monotonic()
             try:
                 reply = await self._once(where, method, path, content)
             except asyncio.CancelledError:
-                if self._clock() - began >= self.settings.silent_s:
-                    self.breaker.failed(f"{where}: no reply in {self._clock() - began:.0f} s")
+                if time.monotonic() - began >= self.settings.silent_s:
+                    self.breaker.failed(f"{where}: no reply in {time.monotonic() - began:.0f} s")
                 raise
             except ServingError as error:
                 if not error.infrastructure:

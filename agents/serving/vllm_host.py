@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from queue import SimpleQueue
@@ -48,20 +48,10 @@ class EngineHost:
 
     Args:
         settings: What to host.
-        environ: The process environment vLLM reads; written once, before vLLM is imported.
-        clock: Seconds, monotonic; for statistics only.
     """
 
-    def __init__(
-        self,
-        settings: HostSettings,
-        *,
-        environ: MutableMapping[str, str] = os.environ,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, settings: HostSettings) -> None:
         self._settings = settings
-        self._environ = environ
-        self._clock = clock
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._numbers = itertools.count()
         self._ready: Future[None] = Future()
@@ -91,7 +81,7 @@ class EngineHost:
                 "load() further models into that host"
             )
         try:
-            prepare_environment(self._settings, self._environ, sys.modules)
+            prepare_environment(self._settings, os.environ, sys.modules)
         except EngineEnvironmentError:
             _one_host.release()
             raise
@@ -166,7 +156,7 @@ class EngineHost:
     def hung_s(self) -> float:
         """Return for how many seconds the step in progress has not ended; 0 between steps."""
         began = [each.step_began_s for each in list(self.statistics.values())]
-        now_s = self._clock()
+        now_s = time.perf_counter()
         return max((now_s - at for at in began if at is not None), default=0.0)
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -219,7 +209,7 @@ class EngineHost:
             error.__cause__ = missing
             self._ready.set_exception(error)
             return
-        loop = EngineLoop(self._inbox, self.statistics, self._clock)
+        loop = EngineLoop(self._inbox, self.statistics, time.perf_counter)
         ended: ServingError | None = None
         try:
             if self._settings.threads is not None:

@@ -282,23 +282,25 @@ class HostedRows:
             await asyncio.to_thread(self._host.close)
 
 
+_BATCH = 64
+"""Most prompts in one request."""
+
+
 class HttpRows:
     """Rows from a server's `/pooling` (vLLM). Closing closes the server's connections.
 
     Args:
         server: Where it is.
         model: Its name there.
-        batch: Most prompts in one request.
     """
 
-    def __init__(self, server: JsonServer, model: str, *, batch: int = 64) -> None:
+    def __init__(self, server: JsonServer, model: str) -> None:
         self._server = server
         self._model = model
-        self._batch = batch
 
     async def rows(self, prompts: Sequence[Sequence[int]]) -> "list[NDArray[np.float32]]":
         """Return class probabilities for each prompt; errors as `JsonServer.post`."""
-        parts = [prompts[start : start + self._batch] for start in range(0, len(prompts), self._batch)]
+        parts = [prompts[start : start + _BATCH] for start in range(0, len(prompts), _BATCH)]
         replies = await asyncio.gather(*(self._part(part) for part in parts))
         return [rows for reply in replies for rows in reply]
 

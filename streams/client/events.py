@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Self, get_args
@@ -249,15 +249,12 @@ class Timelines:
             self.timeline(event.query_id).add(event.record, event.at_ms)
 
 
-def read_timelines(
-    settings: Settings, groups: Iterable[str], only: Sequence[str] = (), about: str | None = None
-) -> Timelines:
+def read_timelines(settings: Settings, groups: Iterable[str], about: str | None = None) -> Timelines:
     """Read all topics of a deployment from their beginnings to their present ends.
 
     Args:
         settings: The deployment.
         groups: Its executor groups.
-        only: Names of the topics to read; empty reads all.
         about: A query_id, to read only its records; the others are skipped without being decoded.
 
     Raises:
@@ -265,7 +262,7 @@ def read_timelines(
         UnknownTopic: none of the topics exists.
     """
     topics = Topics(settings)
-    names = list(only) or topic_names(topics, [kind for kind in KINDS if kind != "feedback"], groups)
+    names = topic_names(topics, [kind for kind in KINDS if kind != "feedback"], groups)
     timelines = Timelines()
     for raw in kafka_clients.read_all(settings, names, timeout_ms=500):
         timelines.add(topics, raw, about)

@@ -26,12 +26,11 @@ class QuestionError(UniscaleError):
     """A line of a question file is not a question; the message names file, line and field."""
 
 
-def read_questions(path: Path, *, run: str = "") -> Iterator[Query]:
+def read_questions(path: Path) -> Iterator[Query]:
     """Yield the queries of a file, in order.
 
     Args:
         path: A file of JSON lines.
-        run: Prefix of generated ids, so that two runs of one file do not collide.
 
     Raises:
         QuestionError: a line is not an object, or has no question.
@@ -48,7 +47,7 @@ def read_questions(path: Path, *, run: str = "") -> Iterator[Query]:
                 raise QuestionError(f"{where}: not JSON ({error}); write one object per line") from None
             if not isinstance(entry, dict):
                 raise QuestionError(f"{where}: a {type(entry).__name__}, not an object")
-            yield query_of(entry, where=where, default_id=f"{run}{path.stem}-{number}")
+            yield query_of(entry, where=where, default_id=f"{path.stem}-{number}")
 
 
 def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:

@@ -191,7 +191,6 @@ class Index:
     Args:
         most: How many are kept. Older ones are forgotten, oldest first.
         most_bytes: How many bytes of their records are kept, those of open queries aside: others bound these.
-        path: A file, or memory.
         timeout_s: When a query expires that does not say so itself.
         group_by: Metadata keys whose values are kept, to group queries by.
 
@@ -203,7 +202,6 @@ class Index:
     def __init__(
         self,
         most: int,
-        path: str = ":memory:",
         *,
         timeout_s: float = 600.0,
         group_by: Sequence[str] = (),
@@ -213,7 +211,7 @@ class Index:
         self.group_by = tuple(group_by)
         self.changes = 0
         self._timeout_s = timeout_s
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._db.executescript(SCHEMA)
         self.usage = Usage(self._db)
         self._since_trim = 0

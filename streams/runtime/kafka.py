@@ -181,9 +181,10 @@ class Quiet(Monitor):
 class RateLimit(logging.Filter):
     """Log filter that passes one line per period and logger: without a broker, aiokafka logs ten lines a second."""
 
-    def __init__(self, period_s: float = 10.0) -> None:
+    period_s = 10.0
+
+    def __init__(self) -> None:
         super().__init__()
-        self.period_s = period_s
         self._last: dict[tuple[str, int], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:

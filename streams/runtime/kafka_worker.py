@@ -161,11 +161,14 @@ def awaited(task: asyncio.Task[Any]) -> list[str]:
     return places
 
 
+_GAUGES_S = 5.0
+_COUNTS_S = 60.0
+
+
 async def watch_partitions(
     app: faust.App,
     metrics: Metrics,
     stalled: Callable[[Mapping[str, float]], None],
-    period_s: float = 5.0,
 ) -> None:
     """Update the gauges of lag and of time without progress for each partition of this process, forever.
 
@@ -173,12 +176,11 @@ async def watch_partitions(
         app: The service's app.
         metrics: The process's metrics.
         stalled: Called with the seconds without progress by "topic/partition", for partitions where records wait.
-        period_s: Seconds between two updates.
     """
     progress = PartitionProgress()
     shown: set[tuple[str, str]] = set()
     while True:
-        await asyncio.sleep(period_s)
+        await asyncio.sleep(_GAUGES_S)
         consumer = consumer_of(app)
         try:
             found = standing(consumer)
@@ -203,14 +205,14 @@ def _remove(gauge: Any, labels: tuple[str, str]) -> None:
         gauge.remove(*labels)
 
 
-async def notice_growth(runtime: KafkaRuntime, period_s: float = 60.0) -> None:
+async def notice_growth(runtime: KafkaRuntime) -> None:
     """End the process if the partition count of a topic has changed; its successor refuses to start.
 
     Producers that look up the count would otherwise spread the records of one query over two partitions, without any
     error.
     """
     while True:
-        await asyncio.sleep(period_s)
+        await asyncio.sleep(_COUNTS_S)
         producer = getattr(runtime.app.producer, "_producer", None)
         if producer is None:
             continue
