@@ -438,7 +438,7 @@ def embedded_text(query: Query) -> str:
     """
     if query.messages is None:
         return query.question
-    return "\n\n".join(message.content for message in reversed(query.messages))
+    return "\n\n".join(message.text for message in reversed(query.messages))
 
 
 def embed(arrivals: Sequence[ArrivedQuery], *, encoder: Encoder) -> tuple[QueryContext, ...]:

@@ -64,11 +64,46 @@ Reference: TypeAlias = str | int | float | dict[str, Any]
 """What an answer is graded against."""
 
 
-class Message(Struct, frozen=True, kw_only=True):
-    """One turn of a conversation, as chat templates take it."""
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A function that a model asked for.
+
+    Attributes:
+        id: What the message with its result calls it by.
+        name: The function's name.
+        arguments: As the model wrote them: JSON, if it did well.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One turn of a conversation, as chat templates take it.
+
+    No model of a catalogue takes tools yet: the embedder refuses a Query with such messages.
+
+    Attributes:
+        role: Who speaks: `system`, `user`, `assistant`, `tool`, or what else the model's template knows.
+        content: What is said; null only beside `tool_calls`.
+        tool_calls: The functions that an assistant asked for.
+        tool_call_id: Of a `tool`: the call whose result this is.
+    """
 
     role: str
-    content: str
+    content: str | None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Return what is said, empty where that is null."""
+        return self.content or ""
+
+    @property
+    def of_tools(self) -> bool:
+        """Return whether only a model that takes tools can read it."""
+        return bool(self.tool_calls) or self.role == "tool"
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -187,14 +222,9 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
                 why = f"holds {len(self.messages)}; give at least one message and at most {MAX_MESSAGES}"
                 raise InvalidField("Query", "messages", why)
             for index, message in enumerate(self.messages):
-                if not (message.role.strip() and len(message.role) <= MAX_NAME):
-                    raise InvalidField(
-                        "Query",
-                        f"messages[{index}].role",
-                        "is empty or too long; write user, assistant or system",
-                    )
+                _check_message(f"messages[{index}]", message)
             _check_text(
-                "messages", "\n".join(m.content for m in self.messages), msgspec.to_builtins(self.messages)
+                "messages", "\n".join(m.text for m in self.messages), msgspec.to_builtins(self.messages)
             )
 
     def _check_reference(self, reference: Reference) -> None:
@@ -266,7 +296,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         """Return the text that is embedded and verified: `text`, or the contents of all messages in order."""
         if self.text is not None:
             return self.text
-        return "\n\n".join(message.content for message in self.messages or ())
+        return "\n\n".join(message.text for message in self.messages or ())
 
     @property
     def chat(self) -> tuple[Message, ...]:
@@ -277,6 +307,30 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     def pinned(self) -> Action | None:
         """Return the action of `pin_action`."""
         return None if self.pin_action is None else Action.parse(self.pin_action)
+
+
+def _check_message(place: str, message: Message) -> None:
+    """Refuse a message that says nothing, or whose parts do not belong to its role."""
+    if not (message.role.strip() and len(message.role) <= MAX_NAME):
+        raise InvalidField(
+            "Query", f"{place}.role", "is empty or too long; write user, assistant, system or tool"
+        )
+    if message.content is None and not message.tool_calls:
+        raise InvalidField("Query", f"{place}.content", "is null; give a text, or the assistant's tool_calls")
+    if message.tool_calls and message.role != "assistant":
+        why = f"is in a message of role {message.role!r}; only an assistant calls tools"
+        raise InvalidField("Query", f"{place}.tool_calls", why)
+    if (message.role == "tool") != (message.tool_call_id is not None):
+        why = "names the call whose result a message of role tool is; give it with that role, and only there"
+        raise InvalidField("Query", f"{place}.tool_call_id", why)
+    names = {f"tool_calls[{at}].id": call.id for at, call in enumerate(message.tool_calls)}
+    names |= {f"tool_calls[{at}].name": call.name for at, call in enumerate(message.tool_calls)}
+    if message.tool_call_id is not None:
+        names["tool_call_id"] = message.tool_call_id
+    for part, name in names.items():
+        if not 1 <= len(name) <= MAX_NAME:
+            why = f"has {len(name)} characters; give 1 to {MAX_NAME}"
+            raise InvalidField("Query", f"{place}.{part}", why)
 
 
 def _check_text(name: str, text: str, sent: object) -> None:

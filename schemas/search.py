@@ -96,8 +96,8 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
     @property
     def question(self) -> str:
         """Return what the verifier reads as the question: what the user said, in order."""
-        said = [message.content for message in self.messages if message.role == "user"]
-        return "\n\n".join(said or [message.content for message in self.messages])
+        said = [message.text for message in self.messages if message.role == "user"]
+        return "\n\n".join(said or [message.text for message in self.messages])
 
 
 class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):

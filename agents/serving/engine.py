@@ -247,7 +247,7 @@ class Continuer:
         return len(self._prompts.encode(text))
 
     def _dialogue(self, messages: Sequence[Message]) -> list[tuple[str, str]]:
-        dialogue = [(message.role, message.content) for message in messages]
+        dialogue = [(message.role, message.text) for message in messages]
         if self._instruction and all(role != "system" for role, _ in dialogue):
             dialogue.insert(0, ("system", self._instruction))
         return dialogue

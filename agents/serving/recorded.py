@@ -217,8 +217,8 @@ def write_paths(file: Path, paths: Iterable[RecordedPath]) -> None:
 
 def question_of(messages: Sequence[Message]) -> str:
     """Return the question of a conversation as the verifier reads it (`SearchStep.question`)."""
-    users = [message.content for message in messages if message.role == "user"]
-    return "\n\n".join(users or [message.content for message in messages])
+    users = [message.text for message in messages if message.role == "user"]
+    return "\n\n".join(users or [message.text for message in messages])
 
 
 def _shown(question: str) -> str:

@@ -399,7 +399,8 @@ def _scalar(r: dict[str, Any], score: float | None) -> float | None:
 
 def _asked(q: dict[str, Any]) -> bytes:
     """Return a digest of the question and of the reference that its Answer is graded against."""
-    turns = [[m["role"], m["content"]] for m in q.get("messages") or ()]
+    names = ("role", "content", "tool_calls", "tool_call_id")
+    turns = [[m.get(name) for name in names] for m in q.get("messages") or ()]
     return _same([q.get("text"), turns, q.get("reference")])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from agents.embedding import ArrivedQuery, Encoder, EncoderUnavailable, Vectors, embed, readable, unit_rows
 from schemas.dead_letter import DeadLetter
-from schemas.errors import UniscaleError
+from schemas.errors import InvalidField, UniscaleError
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable
@@ -275,9 +275,14 @@ class EmbedderService(Keyed[None]):
         """Wait for a place, embed the query and hand it on.
 
         Raises:
-            UniscaleError: its text has no vector.
+            UniscaleError: its text has no vector, or it holds what no model of a catalogue takes.
         """
         query, runtime = message, self.runtime
+        for place, turn in enumerate(query.messages or ()):
+            if turn.of_tools:
+                raise InvalidField(
+                    "Query", f"messages[{place}]", "is of tools, which no model here takes; leave it out"
+                )
         timeout_s = query.timeout_s or runtime.settings.queries.timeout_s
         began_s = runtime.monotonic()
         models = (query.pinned.model,) if query.pinned else query.allowed_models

@@ -15,6 +15,7 @@ from msgspec import inspect
 
 from schemas.control import CatalogueEntry
 from schemas.forest import Draft, Forest
+from schemas.query import Message, ToolCall
 from schemas.reward import Reward, reward_id
 from schemas.search import Scored, Verification
 
@@ -125,6 +126,16 @@ def _struct(kind: inspect.StructType, rng: random.Random) -> Any:
     raise AssertionError(f"no {kind.cls.__name__} can be drawn; the last: {refused}")
 
 
+def _speak(fields: dict[str, Any], rng: random.Random) -> None:
+    """Make a message's parts belong to its role."""
+    says = {"content": rng.choice(_TEXTS), "tool_calls": (), "tool_call_id": None}
+    call = ToolCall(id="call", name="add", arguments=rng.choice(_TEXTS))
+    calls = {"role": "assistant", "content": None, "tool_calls": (call,)}
+    fields |= rng.choice((says, says, says, says | calls, says | {"role": "tool", "tool_call_id": "call"}))
+    if fields["role"] == "tool" and fields["tool_call_id"] is None:
+        fields["role"] = "user"
+
+
 def _agree(kind: type, fields: dict[str, Any], rng: random.Random) -> None:
     """Make fields agree that must, where drawing again would take too long."""
     if kind is Reward:
@@ -133,6 +144,8 @@ def _agree(kind: type, fields: dict[str, Any], rng: random.Random) -> None:
         fields["correct"] = rng.choice((0.0, 1.0, 0.5)) if known else None
         fields.pop("bounded", None)
         fields["unscored"] = fields["score"] is None and rng.random() < 0.5
+    if kind is Message:
+        _speak(fields, rng)
     if kind is CatalogueEntry:
         fields["model"] = {**MODEL, "name": fields["name"]} if fields["op"] == "add" else None
     if kind is Forest:

@@ -17,6 +17,7 @@ from schemas.record import Record, decode, encode, load, quick_id
 from schemas.reward import Reward
 from schemas.search import SearchStep, Verification
 
+CALL = {"id": "c", "name": "add", "arguments": "{}"}
 GOOD = {"schema": "query.v1", "query_id": "q-1", "text": "3 + 4?"}
 
 
@@ -45,6 +46,35 @@ def query(**changes: Any) -> Query:
         ({"text": None, "messages": [{"role": "", "content": "x"}]}, "messages[0].role", "write user"),
         ({"text": None, "messages": [{"role": "user", "content": " "}]}, "messages", "ask something"),
         ({"text": None, "messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
+        ({"text": None, "messages": [{"role": "user", "content": None}]}, "messages[0].content", "is null"),
+        (
+            {"text": None, "messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls",
+            "only an assistant",
+        ),
+        (
+            {"text": None, "messages": [{"role": "tool", "content": "x"}]},
+            "messages[0].tool_call_id",
+            "give it",
+        ),
+        (
+            {"text": None, "messages": [{"role": "user", "content": "x", "tool_call_id": "c"}]},
+            "messages[0].tool_call_id",
+            "only there",
+        ),
+        (
+            {"text": None, "messages": [{"role": "tool", "content": "x", "tool_call_id": ""}]},
+            "messages[0].tool_call_id",
+            "has 0 characters",
+        ),
+        (
+            {
+                "text": None,
+                "messages": [{"role": "assistant", "content": None, "tool_calls": [{**CALL, "name": ""}]}],
+            },
+            "messages[0].tool_calls[0].name",
+            "has 0 characters",
+        ),
         ({"weights": {"correct": -0.1, "cost": 1}}, "weights.correct", "zero or more"),
         ({"weights": {"correct": 0, "score": 0, "cost": 0}}, "weights", "at least one weight above zero"),
         ({"weights": {}}, "weights", "at least one weight above zero"),

@@ -19,7 +19,7 @@ from agents.decider.log import ActionRow, Row, decode_row
 from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
-from schemas.query import Query
+from schemas.query import Message, Query, ToolCall
 from schemas.record import decode, encode
 from schemas.reward import Reward
 from streams.audit.run import Report
@@ -65,6 +65,29 @@ def rows(cluster: Cluster) -> list[Row]:
     """Return the rows of the learner's log."""
     log = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
     return [row for key, value in log.items() if isinstance(row := decode_row(key, value), Row)]
+
+
+def test_a_conversation_with_tools_is_refused_by_name_before_anything_is_chosen(in_memory: InMemory) -> None:
+    calls = (ToolCall(id="c", name="add", arguments="{}"),)
+    of_tools = (
+        (Message(role="user", content="?"), Message(role="assistant", content=None, tool_calls=calls)),
+        (Message(role="user", content="?"), Message(role="tool", content="7", tool_call_id="c")),
+    )
+    queries = [Query(query_id=f"t{at}", messages=messages) for at, messages in enumerate(of_tools)]
+
+    async def main() -> None:
+        cluster = Cluster(in_memory(), SERVICES)
+        await cluster.up()
+        for query in queries:
+            cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
+        await cluster.until(lambda: len(cluster.broker.records(cluster.topics.answer)) == 2)
+        answers = [decode(record.value, Answer) for record in cluster.broker.records(cluster.topics.answer)]
+        assert {answer.status for answer in answers} == {"rejected"}
+        assert all("messages[1]: is of tools" in str(answer.error) for answer in answers)
+        assert not cluster.broker.records(cluster.topics.decision)
+        await cluster.close()
+
+    run(main())
 
 
 async def answered(

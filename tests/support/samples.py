@@ -18,7 +18,7 @@ from schemas.decision import Decision, PolicyState, Predicted, ScoredAction
 from schemas.errors import InvalidField
 from schemas.forest import Draft, Forest, Limits
 from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.query import Budget, Message, Origin, Query, QueryContext, pack
+from schemas.query import Budget, Message, Origin, Query, QueryContext, ToolCall, pack
 from schemas.record import Record
 from schemas.reward import Due, Feedback, Price, Reward
 from schemas.search import Scored, SearchStep, Served, Spent, Verification
@@ -50,6 +50,18 @@ CHAT = Query(
     messages=(Message(role="system", content="Be brief."), Message(role="user", content="3 + 4 = ?")),
     weights=Weights(correct=0.25, score=0.25, cost=0.5),
 )
+OF_TOOLS = Query(
+    query_id="q-5",
+    messages=(
+        Message(role="user", content="What is 3 + 4?"),
+        Message(
+            role="assistant",
+            content=None,
+            tool_calls=(ToolCall(id="call-1", name="add", arguments='{"a":3,"b":4}'),),
+        ),
+        Message(role="tool", content="7", tool_call_id="call-1"),
+    ),
+)
 ASKED = Query(
     query_id="q-3", text="3 + 4 = ?", mean_cost=2e10, n=2, max_tokens=50, stop=("\n\n", "END"), seed=-7
 )
@@ -72,6 +84,7 @@ SAMPLES: tuple[Record, ...] = (
     QUERY,
     CHAT,
     ASKED,
+    OF_TOOLS,
     QueryContext(
         query=QUERY,
         embedding=pack(array("f", [0.6, -0.8, 0.0])),
