@@ -31,7 +31,7 @@ _MODULES: Final = {
     "keys": "control",
     "dead-letters": "operating",
     "learner": "learner",
-    "verify-decisions": "operating",
+    "verify-decisions": "learner",
     "audit": "operating",
     "simulate": "simulating",
 }

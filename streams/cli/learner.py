@@ -1,8 +1,9 @@
-"""`learner`: check the learner's log, repair it, export it to files, or start over."""
+"""`learner`: check the learner's log, repair it, export it to files, or start over; `verify-decisions` replays it."""
 
 import math
 import sys
 from collections.abc import Collection, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from agents.decider import snapshot
 from agents.decider.decider import Decider
 from agents.decider.log import Row, decode_row
 from agents.decider.repair import Refused, refused, repaired, shown
-from agents.decider.snapshot import EndedIds, manifests, start_of
+from agents.decider.snapshot import EndedIds, kernel, manifests, other_kernels, start_of
+from agents.decider.verify import mismatches, opened
 from agents.embedding import embedded_text, encoder_id
 from schemas.decision import Decision
 from schemas.record import decode
@@ -277,4 +279,39 @@ def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:
             yield row
 
 
-COMMANDS = [learner]
+# `verify-decisions`: replay the learner's log and compare every Decision with what it calls for.
+
+
+@click.command("verify-decisions")
+@click.option("--show", default=10, help="Print at most this many mismatches.")
+@click.pass_obj
+def verify_decisions(settings: Settings, show: int) -> None:
+    """Rebuild the policy from the learner's log and snapshots, in order, and check every Decision against it.
+
+    Run with the settings of the live decider (policy, options, warm-up, seed, encoder). If rows have been removed
+    from the log, it starts at the oldest snapshot. Exits with 1 if a Decision differs.
+    """
+    topics = Topics(settings)
+    records = kafka_clients.latest(settings, [topics.changelog("decider", "pending"), topics.snapshot])
+    policy = policy_of(settings, encoder_of(settings))
+    rows, after = opened(policy, records)
+    decisions = sum(isinstance(row, Row) and row.seq > after for row in rows)
+    found = mismatches(policy, rows, settings.policy.seed, after)
+    shown = list(islice(found, show))
+    rest = sum(1 for _ in found)
+    for m in shown:
+        click.echo(
+            f"{m.query_id} (sequence number {m.seq}): {m.field} is {m.logged!r} in the log, {m.replayed!r} replayed"
+        )
+    since = f" after sequence number {after}, where the snapshot ends" if after >= 0 else ""
+    click.echo(f"{decisions} decisions replayed{since}, {len(shown) + rest} mismatches")
+    for other in other_kernels(manifests(records).values()):
+        click.echo(
+            f"note: {other} computed a snapshot of this learner, and here {kernel()} computes: differences in the last "
+            "bits mean nothing. Replay with OPENBLAS_CORETYPE set to the decider's kernel",
+            err=True,
+        )
+    sys.exit(1 if shown else 0)
+
+
+COMMANDS = [learner, verify_decisions]

@@ -1,22 +1,16 @@
-"""`audit`, `dead-letters`, `verify-decisions`: check a deployment from its topics."""
+"""`audit`, `dead-letters`: check a deployment from its topics."""
 
 import sys
-from itertools import islice
 
 import click
 import msgspec
 import orjson
 
-from agents.decider.log import Row
-from agents.decider.snapshot import kernel, manifests, other_kernels
-from agents.decider.verify import mismatches, opened
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.record import decode
 from streams.runtime import kafka_clients
 from streams.runtime.kafka_clients import Again
-from streams.services.decider import policy_of
-from streams.services.embedder import encoder_of
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -155,39 +149,4 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
     sys.exit(1 if lost else 0)
 
 
-# `verify-decisions`: replay the learner's log and compare every Decision with what it calls for.
-
-
-@click.command("verify-decisions")
-@click.option("--show", default=10, help="Print at most this many mismatches.")
-@click.pass_obj
-def verify_decisions(settings: Settings, show: int) -> None:
-    """Rebuild the policy from the learner's log and snapshots, in order, and check every Decision against it.
-
-    Run with the settings of the live decider (policy, options, warm-up, seed, encoder). If rows have been removed
-    from the log, it starts at the oldest snapshot. Exits with 1 if a Decision differs.
-    """
-    topics = Topics(settings)
-    records = kafka_clients.latest(settings, [topics.changelog("decider", "pending"), topics.snapshot])
-    policy = policy_of(settings, encoder_of(settings))
-    rows, after = opened(policy, records)
-    decisions = sum(isinstance(row, Row) and row.seq > after for row in rows)
-    found = mismatches(policy, rows, settings.policy.seed, after)
-    shown = list(islice(found, show))
-    rest = sum(1 for _ in found)
-    for m in shown:
-        click.echo(
-            f"{m.query_id} (sequence number {m.seq}): {m.field} is {m.logged!r} in the log, {m.replayed!r} replayed"
-        )
-    since = f" after sequence number {after}, where the snapshot ends" if after >= 0 else ""
-    click.echo(f"{decisions} decisions replayed{since}, {len(shown) + rest} mismatches")
-    for other in other_kernels(manifests(records).values()):
-        click.echo(
-            f"note: {other} computed a snapshot of this learner, and here {kernel()} computes: differences in the last "
-            "bits mean nothing. Replay with OPENBLAS_CORETYPE set to the decider's kernel",
-            err=True,
-        )
-    sys.exit(1 if shown else 0)
-
-
-COMMANDS = [audit, dead_letters, verify_decisions]
+COMMANDS = [audit, dead_letters]
