@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from streams.flow import connect
 from streams.health import Health, serve
 from streams.local.deployment import READY
 from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.base import Crash
+from streams.runtime.effects import connect
 from streams.runtime.kafka import KafkaRuntime, crash, on_crash
 from streams.runtime.kafka_consumer import InstanceName
 from streams.runtime.kafka_worker import (
@@ -118,7 +118,7 @@ async def _prepare(runtime: KafkaRuntime, name: InstanceName) -> None:
     groups = runtime.control.catalogue.groups
     for note in kafka_admin.require(runtime.settings, runtime.topics.declared(groups)):
         log.info("topics: %s", note)
-    await connect(runtime)
+    await connect(runtime, SERVICES[runtime.service])
 
 
 def _exit(code: int) -> NoReturn:

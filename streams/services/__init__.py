@@ -1,4 +1,21 @@
-"""The services, in stream order: what each reads and writes. SERVICES is the one list; importing it loads no engine."""
+"""The page to read first: the services in stream order, and which of them reads and writes which topic.
+
+    query ──────────────▶ embedder ──▶ context ──▶ decider ──▶ action-decision, action-decision.<group>
+                             ▲                        ▲                     │
+    answer (admission) ──────┘         reward ────────┘                     ▼
+                                          ▲          verification.<group> ▶ executor <group> ──▶ search-step
+    answer, feedback, due,                │                     ▲           │                        │
+    action-decision ─────▶ aggregator ────┘                     └─ verifier ◀────────────────────────┘
+                             │    │                                         ▼
+                             │    └──▶ answer (expired), due              answer
+    control and heartbeat are followed by every process that needs them; every service may write `answer`
+    (rejected, failed) and `dead-letter`.
+
+A record is acknowledged when its handler returns, and a handler returns when everything the record caused has been
+delivered. Handlers are idempotent by identity, so a second delivery changes nothing.
+
+SERVICES is the one list. Importing it loads no engine, encoder or policy: a service's `build` does.
+"""
 
 from typing import Any
 
@@ -142,22 +159,11 @@ GATEWAY = ServiceSpec(
 )
 
 
-# The services: each binds the pure code of one package of `agents` to its topics.
-#
-# SERVICES is the one list of services. A service is a file with a `ServiceSpec`, and one line here.
-# Importing this package loads no engine, encoder or policy: a service's `build` does.
+# Each service binds the pure code of one package of `agents` to its topics: a file, a `ServiceSpec`, and one line here.
 
 __all__ = ["SERVICES", "ServiceSpec"]
 
 SERVICES: dict[str, ServiceSpec] = {
-    spec.name: spec
-    for spec in (
-        EMBEDDER,
-        DECIDER,
-        EXECUTOR,
-        VERIFIER,
-        AGGREGATOR,
-        GATEWAY,
-    )
+    spec.name: spec for spec in (EMBEDDER, DECIDER, EXECUTOR, VERIFIER, AGGREGATOR, GATEWAY)
 }
 """Every service by name, in stream order."""
