@@ -19,6 +19,9 @@ MOST_COLUMNS: Final = 500
 """Most columns of x for the actions of the first catalogue: a decision with an update then takes a millisecond, and a
 snapshot four megabytes. With more models, z is shorter."""
 
+FEWEST_DIRECTIONS: Final = 8
+"""Directions that z has however many models there are: without any, all queries of a large fleet would look alike."""
+
 GROWTH: Final = (0.75, 0.5)
 """Exponents with which cost usually grows with parameters and with paths, which share the question and end early."""
 
@@ -126,10 +129,15 @@ class ContextualFeatures(FeatureMap):
         """Return x of each pair, shape (m, D)."""
         return np.asarray((self.sides[actions][:, :, None] * z[:, None, :]).reshape(len(z), -1))
 
-    def most_directions(self) -> int:
-        """Return how many directions z may have, so that x has few enough columns."""
-        room = MOST_COLUMNS // max(len(self.names), 1) - 1
-        return max(min(self.settings.query_rank, room) - len(COUNTS), 0)
+    def room(self) -> tuple[int, int]:
+        """Return how many counts and how many directions z may have, so that x has few enough columns.
+
+        The counts give way first: directions are fitted to how models differ, along the counts too.
+        """
+        most = max(MOST_COLUMNS // max(len(self.names), 1) - 1, FEWEST_DIRECTIONS)
+        most = min(self.settings.query_rank, most)
+        counts = min(len(COUNTS), max(most - FEWEST_DIRECTIONS, 0))
+        return counts, most - counts
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""

@@ -141,8 +141,8 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
     offset, spread = queries.mean(axis=0), queries.std(axis=0)
     scale = np.maximum(spread, SMALL)
     scale[:embedded] = max(float(np.sqrt(np.mean(spread[:embedded] ** 2))), SMALL)  # one for the embedding
-    counts = count_axes(scale[embedded:], dim, features.settings.query_rank)
-    most = features.most_directions()
+    surface, most = features.room()
+    counts = count_axes(scale[embedded:], dim, surface)
     landmarks, kappa, similar, whiten = _kernel(queries[:, :embedded], scale[0])
     inputs = np.hstack(
         [(queries - offset) / scale, math.sqrt(embedded) * similar]
@@ -154,8 +154,8 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
     axes = np.vstack([counts, learned[:, :dim] / scale, np.zeros((len(principal), dim))])
     weights = np.vstack([math.sqrt(embedded) * learned[:, dim:], principal]) @ whiten
     features.transform = QueryTransform(offset, axes, landmarks, kappa, weights, len(learned))
-    surface = (queries - offset) @ counts.T
-    return bounded(np.hstack([surface, held_out, similar[:, : len(principal)]]), len(counts))
+    counted = (queries - offset) @ counts.T
+    return bounded(np.hstack([counted, held_out, similar[:, : len(principal)]]), len(counts))
 
 
 def _kernel(embedded: Matrix, scale: float) -> tuple[Matrix, float, Matrix, Matrix]:

@@ -1,17 +1,24 @@
-"""A choice that pays on fleets unlike our own: three made worlds, judged by what a fixed mix and a static router pay.
+"""A choice that pays on fleets unlike our own: made worlds and real tables, judged by fixed mix and static router.
 
 Each is played with 300 questions of history by the same code and rows as the frontier tables. What the policy is held
-to is general: it takes at least half of what a ridge regression per arm takes, and costs no more than 1.05 of the
-cheapest fixed mix at any of the targets.
+to is general: it takes at least half of what a ridge regression per arm takes (where that is 5 % or more: two orders
+leave much to chance), reaches what that reaches, and at none of the targets is it shown to cost more than 1.05 of the
+cheapest fixed mix, by the lower end of the interval. Three worlds in seconds; two dozen, drawn, and the tables in
+`make test-long`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agents.bandit.policy import ActionVector
+from experiments.commands import CATALOGUE, TRAFFIC, joint_world
 from experiments.frontier import PLAYERS, STATIC, Terms, frontier
+from experiments.journal import ROOT
 from experiments.outcomes import Arm, BanditWorld, Outcomes, QuestionInfo
 from experiments.runs import Scope
 
@@ -87,14 +94,82 @@ def five_models_in_three_shapes() -> BanditWorld:
 def test_it_takes_half_of_what_a_static_router_takes_and_never_costs_more_than_a_fixed_mix(
     made: Callable[[], BanditWorld],
 ) -> None:
+    policy, _ = played(made())
+    assert policy["mean_cost_ratio"]["mean"] < 0.95, "a world in which there is nothing to take shows nothing"
+
+
+def drawn(seed: int) -> BanditWorld:
+    """Return a world of 2 to 50 models whose kind follows from the seed, and all else by chance.
+
+    Sizes known or not, the larger able to do what the smaller can or each good at something else, one family of
+    questions or a hundred, costs that are alike or a thousandfold apart.
+    """
+    sized, nested, families, apart = seed & 1, seed & 2, seed & 4, seed & 8
+    rng = np.random.default_rng([seed, 2])
+    models = int(rng.choice([2, 3, 5, 10, 20, 50]))
+    topics = queries_of(seed) * np.sqrt(DIM)
+    if families:
+        centres = rng.normal(size=(100, DIM))
+        topics = centres[rng.integers(100, size=QUESTIONS)] + 0.5 * topics
+    hard = topics[:, :3].sum(axis=1) / np.sqrt(3)
+    level = np.linspace(-1.5, 1.5, models)
+    logits = 0.5 + level - 2.5 * hard[:, None]
+    if not nested:
+        logits = (
+            0.5 + 0.5 * level + topics @ (rng.normal(size=(DIM, models)) * (rng.random((DIM, models)) < 0.25))
+        )
+    costs = np.exp(np.linspace(0.0, np.log(1000.0 if apart else 3.0), models))
+    arms = [(f"m{i}/1/1/1", f"m{i}", 1e8 * float(costs[i]) if sized else 0.0) for i in range(models)]
+    vectors = topics / np.linalg.norm(topics, axis=1, keepdims=True)
+    return replace(world_of(arms, logits, costs, seed), queries=vectors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 124))
+def test_in_drawn_worlds_it_takes_half_of_that_too(seed: int) -> None:
+    played(drawn(seed))
+
+
+TABLES = {
+    "mixed": ("../../experiments/data/mixed.parquet", None),
+    "paretobandit_val": ("val_k4.jsonl.gz", "paretobandit_val"),
+    "reasoning_gym_hard": ("outcomes.csv.gz", "reasoning_gym_hard"),
+    "zeroeval_gsm": ("gsm_outcomes.csv.gz", "zeroeval_gsm"),
+}
+"""Those with 300 questions of history."""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "table",
+    [
+        "mixed",
+        *(
+            pytest.param(name, marks=pytest.mark.data(f"{name}/{file}"))
+            for name, (file, mapping) in TABLES.items()
+            if mapping
+        ),
+    ],
+)
+def test_on_real_tables_too(table: str, tmp_path: Path) -> None:
+    file, mapping = TABLES[table]
+    source = ROOT.parent / "shared" / "data" / table / file if mapping else TRAFFIC
+    columns = ROOT / "experiments" / "mappings" / f"{mapping}.yaml" if mapping else None
+    _, world = joint_world(source, columns, CATALOGUE, tmp_path)
+    played(world)
+
+
+def played(world: BanditWorld) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the rows of the policy and of the static router, and hold the policy to what it is held to."""
     rows = {name: PLAYERS[name] for name in (STATIC, POLICY)}
     terms = Terms(history=300, live=500, prices=6, batch=20, ceilings=False)
-    table = frontier(made(), Scope(more_seeds=(0, 1), whole=False), rows, terms).tables["frontier"]
+    table = frontier(world, Scope(more_seeds=(0, 1), whole=False), rows, terms).tables["frontier"]
     static, policy = (table[name] for name in (STATIC, POLICY))
-    assert policy["unreached"] == []
-    assert static["mean_cost_ratio"] is None or (
-        1 - policy["mean_cost_ratio"]["mean"] >= 0.5 * (1 - static["mean_cost_ratio"]["mean"])
-    )
-    assert policy["mean_cost_ratio"]["mean"] < 0.95, "a world in which there is nothing to take shows nothing"
+    assert set(policy["unreached"]) <= set(static["unreached"])
+    if static["mean_cost_ratio"] is not None:
+        saved, taken = (1 - row["mean_cost_ratio"]["mean"] for row in (static, policy))
+        assert saved < 0.05 or taken >= 0.5 * saved
     for share, at in policy["at"].items():
-        assert share == "1" or at["cost_ratio"]["mean"] <= 1.05, share
+        assert share == "1" or at["cost_ratio"] is None or at["cost_ratio"]["low"] <= 1.05, share
+    return policy, static

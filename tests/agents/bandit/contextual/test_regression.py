@@ -297,15 +297,17 @@ def test_new_features_begin_with_the_usual_variance_and_change_no_prediction() -
     assert after[9] > width.max()
 
 
-def test_the_columns_are_bounded_by_a_shorter_z_where_models_are_many() -> None:
-    for models, rank in ((4, 41), (12, 41), (60, 41)):
-        on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=rank - 1))
-        on.offer([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(models)])
-        assert on.rank == 10, "before anything is known, the counts"
-        fit_directions(on, *told(on, 60))
-        assert on.rank == rank if models <= 4 else on.rank < rank
-        assert on.rank >= 10, "the counts stay"
-        assert len(on.column_blocks) == on.dim == len(on.names) * on.rank
+@pytest.mark.parametrize("models", [4, 12, 40, 60])
+def test_where_models_are_many_z_is_shorter_and_the_counts_give_way_to_directions(models: int) -> None:
+    on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=40))
+    on.offer([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(models)])
+    assert on.rank == 10, "before anything is known, the counts"
+    fit_directions(on, *told(on, 60))
+    counts = on.transform.parts.count("counts")
+    assert on.rank - 1 - counts >= 8, "directions there are always"
+    assert counts == {4: 9, 12: 9, 40: 2, 60: 0}[models]
+    assert on.rank == 41 if models == 4 else on.rank < 41
+    assert len(on.column_blocks) == on.dim == len(on.names) * on.rank
 
 
 @pytest.mark.parametrize(("questions", "learned"), [(12, False), (DIM, False), (DIM + 1, True)])
