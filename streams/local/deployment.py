@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import Literal, NoReturn, Self
 
 from agents.catalogue.file import load_catalogue
 from schemas.errors import UniscaleError
-from streams.local.broker import LocalBroker
+from streams.local.broker import LocalBroker, free_port
 from streams.local.environment import SERVICE, environment
 from streams.runtime import kafka_admin
 from streams.services import SERVICES
@@ -131,9 +130,7 @@ def with_previews(settings: Settings) -> Settings:
     """Return the settings with a port at which the decider tells a gateway on this machine what it would choose."""
     if settings.previews.port or settings.previews.urls:
         return settings
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return settings.replace(decider_port=free.getsockname()[1])
+    return settings.replace(decider_port=free_port())
 
 
 def service_commands(

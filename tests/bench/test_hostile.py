@@ -47,7 +47,7 @@ def test_accuracy_waits_and_questions_are_compared_as_the_criterion_says() -> No
     assert "cost" in chance, "one run alone against the other shows what chance does"
 
 
-@pytest.mark.seconds
+@pytest.mark.thorough
 def test_a_short_form_lives_and_a_hostile_key_teaches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

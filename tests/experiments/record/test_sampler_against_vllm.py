@@ -48,7 +48,7 @@ class Both:
         self.runner.close()
 
 
-@pytest.fixture(scope="module", params=["tiny", "mini"])
+@pytest.fixture(scope="module", params=["tiny", pytest.param("mini", marks=pytest.mark.thorough)])
 def both(
     request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory, host_keeper: Any
 ) -> Iterator[Both]:
