@@ -1,7 +1,6 @@
 """What a client sees of queries: every record as an event, as it is appended or read back from the log of a run."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -159,7 +158,6 @@ class EventFollower:
     ) -> None:
         self._topics = Topics(settings)
         self._unreadable = on_unreadable or _warn
-        self._heard = time.monotonic()
         names = topic_names(self._topics, kinds, groups)
         self._reader: Any = kafka_clients.at_end(settings, names)
         if everything:
@@ -170,7 +168,6 @@ class EventFollower:
         found: list[QueryEvent] = []
         for records in self._reader.poll(timeout_ms=int(timeout_s * 1000)).values():
             for raw in records:
-                self._heard = time.monotonic()
                 try:
                     event = event_of(self._topics, raw)
                 except UniscaleError as error:
@@ -185,10 +182,6 @@ class EventFollower:
         ends = self._reader.end_offsets(list(self._reader.assignment()))
         while any(self._reader.position(tp) < end for tp, end in ends.items()):
             yield from self.poll(0.2)
-
-    def idle_s(self) -> float:
-        """Return the seconds since the last record arrived."""
-        return time.monotonic() - self._heard
 
     def close(self) -> None:
         """Close the connection."""

@@ -404,6 +404,13 @@ class InLoop(AIOKafkaConsumerThread):
 
     wait_for_shutdown = False
 
+    # It starts, stops and crashes as any service does: what a thread needs instead is undone.
+    maybe_start, start, stop = Service.maybe_start, Service.start, Service.stop
+    crash = Service.crash  # type: ignore[assignment]  # the argument has another name
+    _stopped_set, set_shutdown = Service._stopped_set, Service.set_shutdown
+    _stop_children, _stop_futures = Service._stop_children, Service._stop_futures
+    _stop_exit_stacks = Service._stop_exit_stacks
+
     def __init__(self, consumer: Any, *, loop: asyncio.AbstractEventLoop, **kwargs: Any) -> None:
         super().__init__(consumer, loop=loop, thread_loop=loop, **kwargs)
 
@@ -449,42 +456,10 @@ class InLoop(AIOKafkaConsumerThread):
         """Tell the consumer."""
         await self.consumer.on_partitions_assigned(assigned, generation_id)
 
-    async def maybe_start(self) -> bool:
-        """Start as any service does."""
-        return bool(await Service.maybe_start(self))
-
-    async def start(self) -> None:
-        """Start as any service does."""
-        await Service.start(self)
-
-    async def stop(self) -> None:
-        """Stop as any service does."""
-        await Service.stop(self)
-
     async def on_stop(self) -> None:
         """Leave the group and close the connections."""
         if self._consumer is not None:
             await self._consumer.stop()
-
-    async def crash(self, reason: BaseException) -> None:
-        """Crash as any service does."""
-        await Service.crash(self, reason)
-
-    def _stopped_set(self) -> None:
-        self._stopped.set()
-
-    def set_shutdown(self) -> None:
-        """Record that it has stopped."""
-        self._shutdown.set()
-
-    async def _stop_children(self) -> None:
-        await self._default_stop_children()
-
-    async def _stop_futures(self) -> None:
-        await self._default_stop_futures()
-
-    async def _stop_exit_stacks(self) -> None:
-        await self._default_stop_exit_stacks()
 
 
 # Kafka consumer that never commits past an unhandled record. faust's own consumer can.
