@@ -93,7 +93,7 @@ def test_all_services_ended_in_flight_lose_nothing(
     loop = deploy(max_in_flight=32, group_partitions=16)
     ids: set[str] = set()
     for at, how in enumerate((signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)):
-        batch = [ask(n) for n in range(at * 120, at * 120 + 120)]
+        batch = [ask(n) for n in range(at * 60, at * 60 + 60)]
         before = len(loop.raw(loop.topics.answer))
         loop.send(*batch)
         ids |= {q.query_id for q in batch}
