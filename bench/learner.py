@@ -207,7 +207,7 @@ def policy(stream: Stream) -> LinUCB:
 
 
 def single(stream: Stream, rounds: int) -> dict[str, float]:
-    """Time `select` and `update` one query at a time."""
+    """Time `choose` and `learn` one query at a time."""
     learner = policy(stream)
     learner.learn([stream.outcome(c, "m0/0/1/1") for c in stream.contexts(WARM)])
     decide, update = [], []

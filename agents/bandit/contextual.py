@@ -348,22 +348,22 @@ class Estimates:
         )
         return Forecast(accuracy, cost, float(doubt.mean()))
 
-    def targets(self, correct: float, score: float, log_cost: float, action: int) -> tuple[Vector, Vector]:
-        """Return what both regressions learn of one outcome, of shapes (2,) and (1,); `log_cost` is without a price."""
-        return np.array([correct, score]), np.array([log_cost - math.log(self.features.anchors[action])])
+    def _paid(self, log_cost: float, action: int) -> float:
+        """Return what the regression of costs learns of a cost without its price."""
+        return log_cost - math.log(self.features.anchors[action])
 
     def add(self, z: Vector, action: int, correct: float, score: float, log_cost: float) -> None:
         """Learn one outcome."""
         x, model = self.features.row(z, action), self.features.models[action]
-        right, paid = self.targets(correct, score, log_cost, action)
+        paid = self._paid(log_cost, action)
         told = float(self.right.centre[0] + x @ self.right.theta[:, 0])
         expected = float(self.paid.centre[0] + x @ self.paid.theta[:, 0])
-        if self.paid.outcomes >= SETTLED and self.costs.learn(model, float(paid[0]) - expected):
+        if self.paid.outcomes >= SETTLED and self.costs.learn(model, paid - expected):
             self._refactor()
         if self.accuracy.learn(model, correct, told):
             self.right.loosen(self.features.names.index(f"model {model}") * self.features.rank, STEP**2)
-        self.right.add(x, right)
-        self.paid.add(x, paid)
+        self.right.add(x, np.array([correct, score]))
+        self.paid.add(x, np.array([paid]))
         self.tried[model] = self.tried.get(model, 0) + 1
 
     def add_cost(self, z: Vector, action: int, log_cost: float) -> None:
@@ -371,7 +371,7 @@ class Estimates:
 
         It says nothing about drift: the client ended the search early, which is no property of the model.
         """
-        self.paid.add(self.features.row(z, action), self.targets(0.0, 0.0, log_cost, action)[1])
+        self.paid.add(self.features.row(z, action), np.array([self._paid(log_cost, action)]))
 
     def amend(self, z: Vector, action: int, before: float, after: float) -> None:
         """Replace Correct of an outcome that was learned."""

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -88,59 +89,29 @@ class LinUCB(Learner):
         queries = f.queries([(c.query_id, c.embedding) for c in contexts])
         blocks = f.blocks(queries)
         widths = self.alpha * (self.decided_gram or self.gram).widths(queries, blocks)
-        return [
-            self._predicted(
-                context.query_id,
-                objective,
-                query,
-                f.coordinates if blocks is None else blocks[i],
-                width,
-                keep,
-                seed,
-            )
-            for i, (context, objective, query, width, keep) in enumerate(
-                zip(contexts, objectives, queries, widths, rows, strict=True)
-            )
-        ]
+        q, theta, out = f.settings.query_dim, self.gram.theta, []
+        for i, (context, objective, keep) in enumerate(zip(contexts, objectives, rows, strict=True)):
+            block = f.coordinates if blocks is None else blocks[i]
+            w = objective.coefficients if self.settings.reward == "terms" else np.ones(1)
+            mean, width, ids = queries[i] @ theta[:q] @ w + block @ (theta[q:] @ w), widths[i], f.ids
+            if len(keep) < len(mean):
+                mean, width, ids = mean[keep], width[keep], [ids[j] for j in keep]
+            made = ranked(context.query_id, ids, mean, width, seed)
+            if self.settings.reward == "terms":
+                made.predicted = self._terms_of(queries[i], block[keep[made.chosen]])
+                made.terms = partial(self._terms, queries[i], block, keep)
+            out.append(made)
+        return out
 
-    def _predicted(
-        self,
-        query_id: str,
-        objective: Objective,
-        query: Vector,
-        block: Matrix,
-        width: Vector,
-        keep: np.ndarray,
-        seed: int,
-    ) -> Prediction:
-        """Return the prediction for one context.
-
-        Args:
-            query_id: The context's.
-            objective: Its weights.
-            query: s_q, shape (q,).
-            block: f_a of every known action, shape (n, e).
-            width: Their widths, shape (n,).
-            keep: Indices of the actions allowed.
-            seed: Of the deployment.
-        """
-        q, theta, ids = self.features.settings.query_dim, self.gram.theta, self.features.ids
-        w = objective.coefficients if self.settings.reward == "terms" else np.ones(1)
-        mean = query @ theta[:q] @ w + block @ (theta[q:] @ w)
-        if len(keep) < len(mean):
-            mean, width, ids = mean[keep], width[keep], [ids[j] for j in keep]
-        made = ranked(query_id, ids, mean, width, seed)
-        if self.settings.reward == "terms":
-            made.predicted = self._terms_of(query, block[keep[made.chosen]])
-            made.terms = lambda: self._terms(query, block[keep])[:, :3]
-        return made
-
-    def _terms(self, query: Vector, block: Matrix) -> Matrix:
+    def _terms(self, query: Vector, block: Matrix, keep: np.ndarray) -> Matrix:
+        """Return the predicted terms of some actions, shape (n, 3), of whose f_a the block has the rows."""
         q = self.features.settings.query_dim
-        return np.asarray(query @ self.gram.theta[:q] + block @ self.gram.theta[q:])
+        return np.asarray((query @ self.gram.theta[:q] + block[keep] @ self.gram.theta[q:])[:, :3])
 
     def _terms_of(self, query: Vector, row: Vector) -> tuple[float, float, float]:
-        correct, score, log_cost, _ = self._terms(query, row).tolist()
+        """Return the predicted terms of one action."""
+        q = self.features.settings.query_dim
+        correct, score, log_cost, _ = (query @ self.gram.theta[:q] + row @ self.gram.theta[q:]).tolist()
         return correct, score, log_cost
 
     def decided(self, decisions: Sequence[Pending]) -> None:
