@@ -125,7 +125,7 @@ def decisions_of(catalogue: Catalogue, plan: EnginePlan) -> list[Decision]:
     action = _action(catalogue, plan)
     objective = ObjectiveInForce(
         weights=Weights(correct=1.0, score=0.0, cost=0.0),
-        cost_range=CostRange(low_eflops=1.0, high_eflops=10.0),
+        cost_range=CostRange(low=1.0, high=10.0),
     )
     asked = list(read_questions(Path(plan.questions)))[: plan.queries]
     return [

@@ -293,7 +293,7 @@ def log(stream: Stream, rows: int) -> list[tuple[bytes, bytes]]:
         made.append((action.key, encode_row(action)))
     objective = ObjectiveInForce(
         weights=Weights(correct=0.1, score=0.1, cost=0.8),
-        cost_range=CostRange(low_eflops=float(np.exp(26.0)), high_eflops=float(np.exp(36.0))),
+        cost_range=CostRange(low=float(np.exp(26.0)), high=float(np.exp(36.0))),
     )
     decision = msgspec.Raw(json.dumps({"group": "default", "rest": "x" * 1200}).encode())
     for i, context in enumerate(stream.contexts(rows)):

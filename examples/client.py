@@ -53,7 +53,7 @@ with ExitStack() as stack:
 
     client.feedback(answer.query_id, correct=True, source="example")
     closing = next(e.record for e in rewards if e.query_id == answer.query_id and e.record.closes)
-    print(f"reward {closing.reward:.3f}, graded by {closing.graded_by}, {closing.price.eflops:.3g} eFLOPs")
+    print(f"reward {closing.reward:.3f}, graded by {closing.graded_by}, {closing.price.cost:.3g} eFLOPs")
 
     decision = client.explain(answer.query_id).decision
     if decision is not None:

@@ -88,7 +88,7 @@ class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"
         name: What queries call it by.
         op: `set` or `remove`.
         weights: w₁, w₂, w₃; or
-        mean_cost: mean eFLOPs per query; or
+        mean_cost: mean cost per query, in the deployment's unit; or
         accuracy: share of the accuracy within reach. Exactly one with `set`, none with `remove`.
     """
 

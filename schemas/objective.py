@@ -61,22 +61,28 @@ def check_aims(kind: str, *, mean_cost: float | None, accuracy: float | None) ->
         raise InvalidField(kind, "accuracy", why)
 
 
-class CostRange(Struct, frozen=True, kw_only=True):
+CostUnit = Literal["eflops", "usd"]
+"""What a deployment counts costs in: equivalent FLOPs (App. D.3), or US dollars. No service counts dollars yet."""
+
+
+class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The cost per query at which C̃ is 0 and at which it is 1. C̃ itself is never clipped.
 
     Attributes:
-        low_eflops: Lower bound, above zero.
-        high_eflops: Upper bound, above the lower.
+        low: Lower bound, above zero.
+        high: Upper bound, above the lower.
+        unit: What both are in, and every other cost under them: that of an outcome, the `mean_cost` of an objective.
     """
 
-    low_eflops: float
-    high_eflops: float
+    low: float
+    high: float
+    unit: CostUnit = "eflops"
 
     def __post_init__(self) -> None:
         """Refuse bounds that enclose no interval."""
-        if not 0 < self.low_eflops < self.high_eflops < math.inf:
-            why = f"is {self.low_eflops}, high_eflops {self.high_eflops}; want 0 < low < high, finite"
-            raise InvalidField("CostRange", "low_eflops", why)
+        if not 0 < self.low < self.high < math.inf:
+            why = f"is {self.low}, high {self.high}; want 0 < low < high, finite"
+            raise InvalidField("CostRange", "low", why)
 
     def normalised(self, log_cost: float) -> float:
         """Return C̃: 0 at the lower bound, 1 at the upper, not clipped beyond (§3.4).
@@ -84,10 +90,10 @@ class CostRange(Struct, frozen=True, kw_only=True):
         Args:
             log_cost: Natural logarithm of the eFLOPs.
 
-        >>> CostRange(low_eflops=1e12, high_eflops=1e16).normalised(math.log(1e14))
+        >>> CostRange(low=1e12, high=1e16).normalised(math.log(1e14))
         0.5
         """
-        low, high = math.log(self.low_eflops), math.log(self.high_eflops)
+        low, high = math.log(self.low), math.log(self.high)
         return (log_cost - low) / (high - low)
 
 
@@ -102,8 +108,8 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
         cost_range: The bounds that normalise log C.
         name: Its name in `control`; None when the query brought weights of its own.
         version: Offset in `control` of the last record that changed it; −1 for the deployment's own setting.
-        price: λ, the reward that one eFLOP takes away, beside the cost term of Eq. 4. 0 leaves Eq. 4 as it is.
-        mean_cost: The mean eFLOPs per query that `price` aims at.
+        price: λ, the reward that one unit of cost takes away, beside the cost term of Eq. 4. 0 leaves Eq. 4 as it is.
+        mean_cost: The mean cost per query, in the unit of `cost_range`, that `price` aims at.
         accuracy: The share of the accuracy within reach, as predicted, that `price` aims at.
     """
 

@@ -147,7 +147,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         messages: the conversation, rendered by the model's chat template. Exactly one of the two.
         objective: Name of an objective in `control`; or
         weights: free weights; or
-        mean_cost: the most eFLOPs per query, on average, to be as accurate as possible at; or
+        mean_cost: the mean cost to be as accurate as possible at, in the deployment's unit; or
         accuracy: the share of the accuracy within reach to keep, as cheaply as possible. At most one of
             the four; none means the deployment's default.
         reference: The right answer, where known; the aggregator grades with it. Never reaches a model. A text, a

@@ -8,7 +8,7 @@ from schemas.action import Action
 from schemas.answer import Fault, Status
 from schemas.errors import InvalidField
 from schemas.forest import Count, PriceFactor, Unit
-from schemas.objective import ObjectiveInForce
+from schemas.objective import CostUnit, ObjectiveInForce
 from schemas.query import MAX_METADATA
 from schemas.record import Millis, Record, check_finite, check_id, check_json, check_name
 
@@ -82,10 +82,11 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
 
 
 class Price(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a search cost: its equivalent FLOPs (App. D.3), at the price of its model.
+    """What a search cost, at the price of its model: its equivalent FLOPs (App. D.3), or what it was billed.
 
     Attributes:
-        eflops: The cost: the sum of the three parts.
+        cost: The sum of the three parts; in another unit, the sum that was billed.
+        unit: What `cost` is in; the other fields are for eFLOPs alone.
         prefill_eflops: Reading the prompt.
         decoding_eflops: Generating.
         verifier_eflops: Scoring.
@@ -95,13 +96,14 @@ class Price(Struct, frozen=True, kw_only=True, omit_defaults=True):
         factor: What an eFLOP cost: the first four are eFLOPs times this, operations and bytes are as counted.
     """
 
-    eflops: float
-    prefill_eflops: float
-    decoding_eflops: float
-    verifier_eflops: float
-    compute_flops: float
-    memory_bytes: float
-    intensity: float
+    cost: float
+    unit: CostUnit = "eflops"
+    prefill_eflops: float = 0.0
+    decoding_eflops: float = 0.0
+    verifier_eflops: float = 0.0
+    compute_flops: float = 0.0
+    memory_bytes: float = 0.0
+    intensity: float = 0.0
     factor: PriceFactor = 1.0
 
 
@@ -117,7 +119,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         status: How the query ended.
         correct: 1, 0 or a grade between; None while it is not known, or never.
         score: The chosen path's mean score; None when there was no path, or where nothing scored it (`unscored`).
-        log_cost: Natural logarithm of the cost, `price.eflops`; None when nothing was run.
+        log_cost: Natural logarithm of the cost, `price.cost`; None when nothing was run.
         price: The cost with its parts.
         objective: The objective in force at the Decision.
         reward: The scalar under it, for monitors; None where a term is missing.
@@ -172,6 +174,10 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         if self.bounded and self.kind != "default":
             why = f"is true in a {self.kind}; send default, because an answer that was cut is not graded"
             raise InvalidField("Reward", "bounded", why)
+        unit = self.objective.cost_range.unit
+        if self.price is not None and self.price.unit != unit:
+            why = f"is {self.price.unit} under an objective in {unit}; count both in one unit"
+            raise InvalidField("Reward", "price.unit", why)
         if self.unscored and self.score is not None:
             raise InvalidField(
                 "Reward", "unscored", f"is true with a score of {self.score}; send one of the two"

@@ -103,7 +103,7 @@ class Timeline:
     def eflops(self) -> float | None:
         """What the query cost, by the Reward that closed it; None while that is open, and where nothing was run."""
         closing = self.closing
-        return None if closing is None or closing.price is None else closing.price.eflops
+        return None if closing is None or closing.price is None else closing.price.cost
 
     @property
     def total_s(self) -> float | None:

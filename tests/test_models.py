@@ -101,8 +101,8 @@ def test_the_range_of_costs_is_one_short_answer_of_the_smallest_to_sixty_four_lo
 
     short, long = cost(SMALLEST, 1, 30, 2, 6), cost(LARGEST, 64, 150, 15, 15)
     # Rounded outwards to 1, 2 or 5 times a power of ten.
-    assert short / 2.5 <= catalogue.cost_range.low_eflops <= short
-    assert long <= catalogue.cost_range.high_eflops <= 2.5 * long
+    assert short / 2.5 <= catalogue.cost_range.low <= short
+    assert long <= catalogue.cost_range.high <= 2.5 * long
 
 
 def test_the_demo_asks_in_the_proportions_of_mixed_traffic_and_nothing_that_was_recorded() -> None:

@@ -236,6 +236,10 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("models is empty: a catalogue holds at least one")
         if twice := first_repeated(self._names):
             raise ValueError(f"name {twice!r} is used twice: rename one")
+        if self.cost_range.unit != "eflops":
+            raise ValueError(
+                f"cost_range.unit is {self.cost_range.unit}: give eflops, which services count in"
+            )
         if self.verifier not in {each.name for each in self.verifiers}:
             known = ", ".join(each.name for each in self.verifiers) or "none"
             raise ValueError(f"verifier is {self.verifier!r}, verifiers holds {known}: name one of them")

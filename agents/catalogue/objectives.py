@@ -89,7 +89,10 @@ class Objectives:
     range_version: int = -1
 
     def __post_init__(self) -> None:
-        """Refuse a default that is not there."""
+        """Refuse a default that is not there, and a cost range whose numbers would be taken for eFLOPs."""
+        if self.cost_range.unit != "eflops":
+            why = f"cost range is in {self.cost_range.unit}; give it in eflops, which services count in"
+            raise ObjectiveError(why)
         if self.default not in self.named:
             raise ObjectiveError(
                 f"default objective {self.default!r} is unknown; choose one of {self._known()}"

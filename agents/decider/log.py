@@ -297,7 +297,7 @@ def with_question(value: bytes, query: Query) -> Decision:
 def policy_objective(objective: ObjectiveInForce) -> Objective:
     """Return an objective in force as the policy's coefficients."""
     w, bounds = objective.weights, objective.cost_range
-    low, high = float(np.log(bounds.low_eflops)), float(np.log(bounds.high_eflops))
+    low, high = float(np.log(bounds.low)), float(np.log(bounds.high))
     return Objective(w.correct, w.score, w.cost, low, high, objective.price)
 
 
@@ -451,7 +451,9 @@ def applied(
     change: dict[str, Any] = {"kinds": (*row.kinds, reward.kind), "reward_offset": offset}
     if row.stage == "learned":
         return _resolved(row, reward, seq, rules, change)
-    score, log_cost = reward.score_learned, reward.log_cost
+    score = reward.score_learned
+    # What is learned is in eFLOPs: nobody knows what a cost in another unit is in these.
+    log_cost = reward.log_cost if reward.objective.cost_range.unit == "eflops" else None
     if not (reward.learn or reward.closes):
         return "unlearnable", None
     if reward.closes and reward.cost_only and score is None:

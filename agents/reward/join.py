@@ -156,7 +156,7 @@ def decode_row(value: bytes) -> JoinRow:
 def _possible(row: JoinRow) -> bool:
     """Return whether a fold can have made a row: the next record and the timer rely on it."""
     price = None if row.valued is None else row.valued.price
-    if not is_id(row.query_id) or (price is not None and not price.eflops > 0.0):
+    if not is_id(row.query_id) or (price is not None and not price.cost > 0.0):
         return False
     if row.answered_ms is None:
         return row.answer is None and row.valued is None and not row.provisional
@@ -202,7 +202,7 @@ def reward_of(
     graded_by: GradedBy,
 ) -> Reward:
     """Return the Reward record of one stage, its scalar where no term is missing."""
-    log_cost = math.log(valued.price.eflops) if valued.price is not None else None
+    log_cost = math.log(valued.price.cost) if valued.price is not None else None
     score = correct if valued.unscored else valued.score
     return Reward(
         reward_id=reward_id(query_id, kind),

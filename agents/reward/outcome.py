@@ -104,7 +104,7 @@ def price_of(answer: Answer, pricing: Pricing, generator: Architecture | None = 
     cost = eflops.price(answer.prompt_tokens, answer.trace, model, scorer, pricing.intensity)
     factor = answer.limits.price_factor if answer.limits is not None else 1.0
     return Price(
-        eflops=factor * cost.eflops,
+        cost=factor * cost.eflops,
         prefill_eflops=factor * cost.prefill.eflops(cost.intensity),
         decoding_eflops=factor * cost.decoding.eflops(cost.intensity),
         verifier_eflops=factor * cost.verifier_eflops,

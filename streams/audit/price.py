@@ -47,7 +47,7 @@ class Numbers(NamedTuple):
 class PriceTerms(NamedTuple):
     """The terms of a Reward's `price`, in the order of its fields."""
 
-    eflops: float
+    cost: float
     prefill_eflops: float
     decoding_eflops: float
     verifier_eflops: float

@@ -302,8 +302,8 @@ class Facts:
 
     def _reward(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         stated = r["price"]
-        price = {} if stated is None else {"factor": 1.0, **stated}
-        paid = price.get("eflops", 0.0)
+        price = {} if stated is None else _NO_TERMS | stated
+        paid = price.get("cost", 0.0)
         unscored = r.get("unscored", False)
         score = r["correct"] if unscored else r["score"]
         cost_only = r.get("bounded", False) or (unscored and score is None and r["kind"] != "provisional")
@@ -383,9 +383,13 @@ def _objective(r: dict[str, Any]) -> bytes:
 def _coefficients(objective: dict[str, Any]) -> tuple[float, float, float, float]:
     """Return the coefficients of Correct, Score, log C and 1 in w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4)."""
     w, bounds = objective["weights"], objective["cost_range"]
-    low, high = math.log(bounds["low_eflops"]), math.log(bounds["high_eflops"])
+    low, high = math.log(bounds["low"]), math.log(bounds["high"])
     slope = w["cost"] / (high - low)
     return w["correct"], w["score"], -slope, slope * high
+
+
+_NO_TERMS: Final = {**dict.fromkeys(PriceTerms._fields, 0.0), "factor": 1.0}
+"""What a price leaves out of its terms."""
 
 
 def _scalar(r: dict[str, Any], score: float | None) -> float | None:

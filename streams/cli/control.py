@@ -198,12 +198,12 @@ def remove_objective(settings: Settings, name: str) -> None:
 
 
 @objective.command("bounds")
-@click.argument("low_eflops", type=float)
-@click.argument("high_eflops", type=float)
+@click.argument("low", type=float)
+@click.argument("high", type=float)
 @click.pass_obj
-def bounds(settings: Settings, low_eflops: float, high_eflops: float) -> None:
+def bounds(settings: Settings, low: float, high: float) -> None:
     """Set the eFLOPs at which the cost term is 0 and 1, for all objectives."""
-    entry = CostBoundsEntry(cost_range=CostRange(low_eflops=low_eflops, high_eflops=high_eflops))
+    entry = CostBoundsEntry(cost_range=CostRange(low=low, high=high))
     click.echo(f"bounds set, control offset {_send(settings, entry)}")
 
 
@@ -217,7 +217,7 @@ def objectives(settings: Settings) -> None:
         table.add_row(name, _in_words(goal), str(found.versions.get(name, "–")))
     Console().print(table)
     Console().print(
-        f"cost range {found.cost_range.low_eflops:.4g} to {found.cost_range.high_eflops:.4g} eFLOPs; "
+        f"cost range {found.cost_range.low:.4g} to {found.cost_range.high:.4g} eFLOPs; "
         f"by these settings, a query that names no objective gets {default_objective(settings)}"
     )
 

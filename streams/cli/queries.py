@@ -439,7 +439,7 @@ def _reward(console: Console, reward: Reward) -> None:
     if reward.price is not None:
         p = reward.price
         console.print(
-            f"price {p.eflops:.4g} eFLOPs: prefill {p.prefill_eflops:.4g}, decoding {p.decoding_eflops:.4g}, verifier "
+            f"price {p.cost:.4g} eFLOPs: prefill {p.prefill_eflops:.4g}, decoding {p.decoding_eflops:.4g}, verifier "
             f"{p.verifier_eflops:.4g} ({p.compute_flops:.4g} FLOPs, {p.memory_bytes:.4g} bytes at {p.intensity:g}"
             + (f"; an eFLOP costs {p.factor:g})" if p.factor != 1.0 else ")")
         )

@@ -284,7 +284,7 @@ def price(answer: Answer, pricing: Pricing) -> dict[str, float] | None:
     if cost is None:
         return None
     return {
-        "total": cost.eflops,
+        "total": cost.cost,
         "prefill": cost.prefill_eflops,
         "decoding": cost.decoding_eflops,
         "verifier": cost.verifier_eflops,

@@ -224,7 +224,7 @@ class AggregatorService(Keyed[JoinRow]):
         if correct is not None:
             metrics.cohort_queries.labels(cohort, "told").inc()
             metrics.cohort_correct.labels(cohort).inc(correct)
-        cost = None if reward.price is None else reward.price.eflops
+        cost = None if reward.price is None else reward.price.cost
         if cost is not None:
             metrics.cohort_eflops.labels(cohort).inc(cost)
         self.uplift.add(cohort, status, correct=reward.correct, cost=cost)

@@ -37,7 +37,7 @@ _CATALOGUE = """
 name: simulated
 hardware: {{name: as an A800, intensity: 156}}
 verifier: judge
-cost_range: {{low_eflops: 1.0e+9, high_eflops: 1.0e+12}}
+cost_range: {{low: 1.0e+9, high: 1.0e+12}}
 parallelism: [1/1, 4/1, 4/2]
 defaults:
   models:

@@ -46,7 +46,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "models" / "family.json").write_text(json.dumps(family))
     (folder / "tiny.yaml").write_text(
         "name: tiny\nhardware: {name: any, intensity: 156}\nverifier: prm-a\n"
-        "cost_range: {low_eflops: 1.0e+6, high_eflops: 1.0e+9}\nfamily: models/family.json\n"
+        "cost_range: {low: 1.0e+6, high: 1.0e+9}\nfamily: models/family.json\n"
         "defaults:\n  models: {engine: {dtype: float32}}\n"
         "  verifiers: {engine: {dtype: float32, context_tokens: 200}}\n"
     )

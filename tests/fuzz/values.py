@@ -143,6 +143,9 @@ def _agree(kind: type, fields: dict[str, Any], rng: random.Random) -> None:
         known = fields["kind"] in ("final", "correction")
         fields["correct"] = rng.choice((0.0, 1.0, 0.5)) if known else None
         fields.pop("bounded", None)
+        if fields["price"] is not None:
+            unit = fields["objective"].cost_range.unit
+            fields["price"] = msgspec.structs.replace(fields["price"], unit=unit)
         fields["unscored"] = fields["score"] is None and rng.random() < 0.5
     if kind is Message:
         _speak(fields, rng)

@@ -87,7 +87,7 @@ def test_each_forgery_is_named_and_the_command_exits_1(loop: Any) -> None:
 
     price = rewards["q4"].price
     assert price is not None
-    cheaper = msgspec.structs.replace(price, eflops=price.eflops / 2)
+    cheaper = msgspec.structs.replace(price, cost=price.cost / 2)
     said = forged("q4", t.reward, b"0", encode(msgspec.structs.replace(rewards["q4"], price=cheaper)))
     assert any("the trace's" in what or "price's" in what for what in said)
 

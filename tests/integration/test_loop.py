@@ -150,9 +150,9 @@ def test_rewards_follow_from_answers_and_references(loop: Any) -> None:
         price = price_of(answer, pricing)
         assert price is not None
         assert reward.price == price
-        assert reward.log_cost == pytest.approx(math.log(price.eflops))
+        assert reward.log_cost == pytest.approx(math.log(price.cost))
         assert reward.reward == pytest.approx(
-            decision.objective.reward(reward.correct, answer.score, math.log(price.eflops))
+            decision.objective.reward(reward.correct, answer.score, math.log(price.cost))
         )
 
 

@@ -122,9 +122,7 @@ def test_a_number_that_is_not_finite_never_leaves(number: float) -> None:
         group="g",
         seq=0,
         seed=0,
-        objective=ObjectiveInForce(
-            weights=Weights(cost=1.0), cost_range=CostRange(low_eflops=1.0, high_eflops=2.0)
-        ),
+        objective=ObjectiveInForce(weights=Weights(cost=1.0), cost_range=CostRange(low=1.0, high=2.0)),
         policy=PolicyState(name="p", version=0),
         runners_up=(weighed,),
     )

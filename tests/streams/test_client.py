@@ -29,7 +29,7 @@ from streams.topics import Topics
 
 ACTION = Action(model="small", qp=1, cp=1, bs=1)
 OBJECTIVE = ObjectiveInForce(
-    weights=Weights(correct=1, score=1, cost=2), cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)
+    weights=Weights(correct=1, score=1, cost=2), cost_range=CostRange(low=1e9, high=1e12)
 )
 
 

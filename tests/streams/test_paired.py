@@ -22,7 +22,7 @@ from streams.topics import Topics
 
 CONTROL = "large/2/1/1"
 OBJECTIVE = ObjectiveInForce(
-    weights=Weights(correct=1, score=1, cost=2), cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)
+    weights=Weights(correct=1, score=1, cost=2), cost_range=CostRange(low=1e9, high=1e12)
 )
 
 
@@ -45,7 +45,7 @@ def timelines_of(outcomes: dict[str, tuple[Query, float | None, float | None]]) 
             policy=PolicyState(name="p", version=n),
         )  # fmt: skip
         price = cost and Price(
-            eflops=cost, prefill_eflops=1, decoding_eflops=1, verifier_eflops=1, compute_flops=1, memory_bytes=1,
+            cost=cost, prefill_eflops=1, decoding_eflops=1, verifier_eflops=1, compute_flops=1, memory_bytes=1,
             intensity=156,
         )  # fmt: skip
         kind: Kind = "final" if right is not None else "default"

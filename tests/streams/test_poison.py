@@ -78,7 +78,7 @@ def samples(in_memory: InMemory, ask: Ask) -> dict[str, list[tuple[bytes | None,
             (t.cancel_for("mini"), name, Cancel(query_id=name, by="gateway", reason="hung up")),
             (t.control, "o", ObjectiveEntry(name=name, op="set", weights=Weights(correct=1.0))),
             (t.control, "m", CatalogueEntry(name=name, op="remove")),
-            (t.control, "c", CostBoundsEntry(cost_range=CostRange(low_eflops=1e9, high_eflops=1e12))),
+            (t.control, "c", CostBoundsEntry(cost_range=CostRange(low=1e9, high=1e12))),
             (t.control, "k", KeyEntry(name=name, op="add", sha256="0" * 64, tenant="acme")),
         ]  # fmt: skip
         for topic, key, record in others:

@@ -101,13 +101,13 @@ def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_
     for query_id, reward in closed.items():
         price = reward.price
         assert price is not None
-        assert reward.log_cost == math.log(price.eflops)
+        assert reward.log_cost == math.log(price.cost)
         assert price.factor == made[query_id].price_factor
         assert price.factor == (
             FACTOR if made[query_id].action.model == "large" and query_id not in OLD else 1.0
         )
         plain = price.compute_flops + price.intensity * price.memory_bytes
-        assert price.eflops == pytest.approx(price.factor * plain, rel=1e-12)
+        assert price.cost == pytest.approx(price.factor * plain, rel=1e-12)
     log = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
     snapshots = cluster.broker.changelog(cluster.topics.snapshot, 0)
     fresh = policy_of(settings, encoder_of(settings))
@@ -142,7 +142,7 @@ def test_a_budget_is_spent_at_the_price(in_memory: InMemory, ask: Ask) -> None:
         assert cost is not None
         for query_id, factor in (("enough", 1.0), ("short", 1000.0)):
             await priced(cluster, "large", factor)
-            query = replace(long, query_id=query_id, budget=Budget(eflops=2 * cost.eflops))
+            query = replace(long, query_id=query_id, budget=Budget(eflops=2 * cost.cost))
             send(cluster, [query])
             await rewarded(cluster, [query])
         await cluster.close()

@@ -18,7 +18,7 @@ from streams.settings import Settings
 from streams.topics import Topics
 
 OBJECTIVE = ObjectiveInForce(
-    weights=Weights(correct=1, score=1, cost=2), cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)
+    weights=Weights(correct=1, score=1, cost=2), cost_range=CostRange(low=1e9, high=1e12)
 )
 
 
@@ -41,7 +41,7 @@ def run_of(count: int, warm_up: int) -> Timelines:
             policy=PolicyState(name="p", version=n), reason="warm-up" if n < warm_up else "policy",
         )  # fmt: skip
         price = Price(
-            eflops=10.0 * (count - n), prefill_eflops=1, decoding_eflops=1, verifier_eflops=1, compute_flops=1,
+            cost=10.0 * (count - n), prefill_eflops=1, decoding_eflops=1, verifier_eflops=1, compute_flops=1,
             memory_bytes=1, intensity=156,
         )  # fmt: skip
         reward = Reward(

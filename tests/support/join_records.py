@@ -11,10 +11,10 @@ from schemas.reward import Price
 
 ACTION = Action(model="m", qp=1, cp=1, bs=1)
 OBJECTIVE = ObjectiveInForce(
-    weights=Weights(correct=0.4, score=0.4, cost=0.2), cost_range=CostRange(low_eflops=1.0, high_eflops=100.0)
+    weights=Weights(correct=0.4, score=0.4, cost=0.2), cost_range=CostRange(low=1.0, high=100.0)
 )
 PRICE = Price(
-    eflops=10.0, prefill_eflops=1.0, decoding_eflops=6.0, verifier_eflops=3.0, compute_flops=4.0,
+    cost=10.0, prefill_eflops=1.0, decoding_eflops=6.0, verifier_eflops=3.0, compute_flops=4.0,
     memory_bytes=2.0, intensity=3.0,
 )  # fmt: skip
 ORIGIN = Origin(topic="feedback", partition=0, offset=9)

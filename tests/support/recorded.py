@@ -8,7 +8,7 @@ CATALOGUE = """
 name: recorded
 hardware: {name: as an A800, intensity: 156}
 verifier: judge
-cost_range: {low_eflops: 1.0e+9, high_eflops: 1.0e+12}
+cost_range: {low: 1.0e+9, high: 1.0e+12}
 defaults:
   models:
     group: mini

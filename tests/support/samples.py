@@ -29,7 +29,7 @@ LIMITS = Limits(depth_limit=8, step_tokens=32)
 OBJECTIVE = ObjectiveInForce(
     name="cost-sensitive",
     weights=Weights(correct=0.1, score=0.1, cost=0.8),
-    cost_range=CostRange(low_eflops=1e9, high_eflops=1e12),
+    cost_range=CostRange(low=1e9, high=1e12),
     version=7,
 )
 QUERY = Query(
@@ -124,7 +124,7 @@ SAMPLES: tuple[Record, ...] = (
         seed=5,
         objective=ObjectiveInForce(
             weights=Weights(correct=1.0),
-            cost_range=CostRange(low_eflops=1e9, high_eflops=1e12),
+            cost_range=CostRange(low=1e9, high=1e12),
             price=3e-12,
             mean_cost=2e10,
         ),
@@ -191,7 +191,7 @@ SAMPLES: tuple[Record, ...] = (
         score=0.9,
         log_cost=23.1,
         price=Price(
-            eflops=1.1e10,
+            cost=1.1e10,
             prefill_eflops=1e9,
             decoding_eflops=8e9,
             verifier_eflops=2e9,
@@ -234,12 +234,28 @@ SAMPLES: tuple[Record, ...] = (
         graded_by="judge",
         unscored=True,
     ),
+    Reward(
+        reward_id="q-6/default",
+        query_id="q-6",
+        kind="default",
+        seq=15,
+        action=ACTION,
+        status="ok",
+        correct=None,
+        score=0.5,
+        log_cost=-5.809,
+        price=Price(cost=0.003, unit="usd"),
+        objective=ObjectiveInForce(
+            weights=Weights(correct=1.0), cost_range=CostRange(low=1e-4, high=1e-2, unit="usd")
+        ),
+        graded_by="score",
+    ),
     CatalogueEntry(name="mini-6", op="add", model={"name": "mini-6", "group": "mini"}),
     PriceEntry(name="mini-6", factor=3.0),
     ObjectiveEntry(name="thrifty", op="set", weights=Weights(cost=1.0)),
     ObjectiveEntry(name="nearly-best", op="set", accuracy=0.98),
     Cancel(query_id="q-1", by="gateway", reason="client disconnected"),
-    CostBoundsEntry(cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)),
+    CostBoundsEntry(cost_range=CostRange(low=1e9, high=1e12)),
     KeyEntry(name="shop", op="add", sha256="0f" * 32, tenant="shop", per_minute=60, eflops_per_day=1e15),
     Heartbeat(
         group="mini",

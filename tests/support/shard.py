@@ -133,7 +133,7 @@ class Shard:
         if (factor := decision.price_factor) != 1.0:
             terms["log_cost"] += float(np.log(factor))
             price = Price(
-                eflops=float(np.exp(terms["log_cost"])), prefill_eflops=0.0, decoding_eflops=0.0, verifier_eflops=0.0,
+                cost=float(np.exp(terms["log_cost"])), prefill_eflops=0.0, decoding_eflops=0.0, verifier_eflops=0.0,
                 compute_flops=0.0, memory_bytes=0.0, intensity=156.0, factor=factor,
             )  # fmt: skip
         record = Reward(

@@ -27,7 +27,7 @@ CONTENT: dict[str, Any] = {
     "name": "test",
     "hardware": {"name": "some card", "intensity": 156},
     "verifier": "judge",
-    "cost_range": {"low_eflops": 1.0e9, "high_eflops": 1.0e12},
+    "cost_range": {"low": 1.0e9, "high": 1.0e12},
     "models": [MODEL, {**MODEL, "name": "large", "checkpoint": "org/Large"}],
     "verifiers": [
         {

@@ -22,7 +22,7 @@ MINIMAL: dict[str, Any] = {
     "name": "mini",
     "hardware": {"name": "as an A800", "intensity": 156},
     "verifier": "tiny-prm",
-    "cost_range": {"low_eflops": 1.0e9, "high_eflops": 1.0e12},
+    "cost_range": {"low": 1.0e9, "high": 1.0e12},
     "family": "models/family.json",
     "defaults": {"models": {"engine": {"dtype": "float32"}}},
 }

@@ -10,7 +10,7 @@ from schemas.errors import InvalidField
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Query
 
-RANGE = CostRange(low_eflops=1e12, high_eflops=1e16)
+RANGE = CostRange(low=1e12, high=1e16)
 OBJECTIVES = Objectives(cost_range=RANGE)
 
 
@@ -40,7 +40,7 @@ def test_the_reward_is_linear_in_log_cost_beyond_the_range() -> None:
 
 
 def test_versions_tell_what_changed_last() -> None:
-    later = OBJECTIVES.set("mine", Weights(score=1), 4).within(CostRange(low_eflops=1, high_eflops=2), 6)
+    later = OBJECTIVES.set("mine", Weights(score=1), 4).within(CostRange(low=1, high=2), 6)
     assert later.in_force("mine").version == 6
     assert later.set("mine", Weights(cost=1), 9).in_force("mine").version == 9
     assert OBJECTIVES.in_force("cost-leaning").version == -1

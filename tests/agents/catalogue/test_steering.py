@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.catalogue.models import Catalogue, CatalogueError
+from agents.catalogue.models import Catalogue, CatalogueError, ObjectiveError
 from agents.catalogue.objectives import Steering
 from schemas.control import (
     CatalogueEntry,
@@ -97,14 +97,19 @@ def test_objectives_and_the_cost_range_follow(qwen3: Catalogue) -> None:
         Steering.of(qwen3),
         ObjectiveEntry(name="mine", op="set", weights=Weights(score=1)),
         ObjectiveEntry(name="cost-leaning", op="remove"),
-        CostBoundsEntry(cost_range=CostRange(low_eflops=1.0, high_eflops=10.0)),
+        CostBoundsEntry(cost_range=CostRange(low=1.0, high=10.0)),
         ObjectiveEntry(name="nearly-best", op="set", accuracy=0.98),
     )
     assert after.objectives.in_force("nearly-best").accuracy == 0.98
     assert "cost-leaning" not in after.objectives.named
-    assert after.objectives.in_force("mine").cost_range.high_eflops == 10.0
+    assert after.objectives.in_force("mine").cost_range.high == 10.0
     assert after.objectives.in_force("mine").version == 2
     assert after.catalogue == qwen3
+
+
+def test_bounds_in_dollars_are_refused(qwen3: Catalogue) -> None:
+    with pytest.raises(ObjectiveError, match="cost range is in usd; give it in eflops"):
+        fold(Steering.of(qwen3), CostBoundsEntry(cost_range=CostRange(low=1.0, high=10.0, unit="usd")))
 
 
 def test_an_entry_that_cannot_be_used_leaves_all_as_it_was(qwen3: Catalogue) -> None:

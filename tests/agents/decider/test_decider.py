@@ -23,7 +23,7 @@ from agents.decider.log import RewardRules, Row, decode_row, without_question
 from agents.decider.verify import mismatches
 from schemas.action import Action
 from schemas.decision import Decision
-from schemas.objective import Weights
+from schemas.objective import CostRange, Weights
 from schemas.query import Message, Origin
 from schemas.record import decode
 
@@ -367,6 +367,18 @@ def test_the_score_of_an_answer_that_nothing_scored_is_its_correctness(make_shar
     before = shard.decider
     shard.crash()
     shard.same_as(before)
+
+
+def test_a_cost_in_another_unit_is_not_taken_for_eflops(plain_shard: Any) -> None:
+    [made] = plain_shard.ask(plain_shard.context())
+    reward, at = plain_shard.reward(made, log_cost=-7.0)
+    dollars = CostRange(low=1e-4, high=1e-2, unit="usd")
+    reward = msgspec.structs.replace(
+        reward, objective=msgspec.structs.replace(reward.objective, cost_range=dollars)
+    )
+    version = plain_shard.decider.policy.version
+    assert plain_shard.tell((reward, at))[0].verdict == "abandoned"
+    assert plain_shard.decider.policy.version == version
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -69,7 +69,7 @@ class PlainSums:
 def weights(objective: ObjectiveInForce) -> np.ndarray:
     """Return the coefficients of Correct, Score, log C and 1 in w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4)."""
     w, bounds = objective.weights, objective.cost_range
-    low, high = np.log(bounds.low_eflops), np.log(bounds.high_eflops)
+    low, high = np.log(bounds.low), np.log(bounds.high)
     slope = w.cost / (high - low)
     return np.array([w.correct, w.score, -slope, slope * high])
 

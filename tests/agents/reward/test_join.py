@@ -404,9 +404,9 @@ def test_any_order_any_repetition_any_crash_makes_each_reward_once(
 
 GOLDEN_ROW = (
     b'{"schema":"join-row.v1","query_id":"q","opened":{"seq":5,"action":{"model":"m","qp":1,"cp":1,"bs":1},'
-    b'"objective":{"weights":{"correct":0.4,"score":0.4,"cost":0.2},"cost_range":{"low_eflops":1.0,'
-    b'"high_eflops":100.0},"name":null,"version":-1},"appended_ms":1000,"timeout_ms":60000,"feedback_ms":30000},'
-    b'"answered_ms":3000,"valued":{"status":"ok","score":0.5,"price":{"eflops":10.0,"prefill_eflops":1.0,'
+    b'"objective":{"weights":{"correct":0.4,"score":0.4,"cost":0.2},"cost_range":{"low":1.0,'
+    b'"high":100.0},"name":null,"version":-1},"appended_ms":1000,"timeout_ms":60000,"feedback_ms":30000},'
+    b'"answered_ms":3000,"valued":{"status":"ok","score":0.5,"price":{"cost":10.0,"prefill_eflops":1.0,'
     b'"decoding_eflops":6.0,"verifier_eflops":3.0,"compute_flops":4.0,"memory_bytes":2.0,"intensity":3.0},'
     b'"grader":"g 1"},"provisional":true}'
 )

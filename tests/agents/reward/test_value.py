@@ -62,7 +62,7 @@ def test_an_answer_without_a_score_is_unscored_unless_there_is_no_answer() -> No
 def test_the_price_of_an_answer_is_the_worked_example() -> None:
     cost = price_of(answer(), PRICING)
     assert cost is not None
-    assert (cost.eflops, cost.compute_flops, cost.memory_bytes) == (8_238_400.0, 213_760.0, 51_440.0)
+    assert (cost.cost, cost.compute_flops, cost.memory_bytes) == (8_238_400.0, 213_760.0, 51_440.0)
     assert (cost.prefill_eflops, cost.decoding_eflops, cost.verifier_eflops) == (
         545_760.0,
         6_961_696.0,
@@ -77,11 +77,11 @@ def test_a_price_factor_multiplies_what_is_paid_and_not_what_was_done() -> None:
     assert cost is not None
     assert plain is not None
     assert (cost.factor, plain.factor) == (3.0, 1.0)
-    for part in ("eflops", "prefill_eflops", "decoding_eflops", "verifier_eflops"):
+    for part in ("cost", "prefill_eflops", "decoding_eflops", "verifier_eflops"):
         assert getattr(cost, part) == 3.0 * getattr(plain, part)
     assert (cost.compute_flops, cost.memory_bytes) == (plain.compute_flops, plain.memory_bytes)
     forest = Forest(action=ACTION, limits=limits, drafts=TRACE, step=2, scored=2, prompt_tokens=10, best=2)
-    assert PRICING.forest_eflops(forest) == cost.eflops
+    assert PRICING.forest_eflops(forest) == cost.cost
 
 
 def test_a_search_under_way_costs_what_its_drafts_cost() -> None:
@@ -212,7 +212,7 @@ def test_an_outage_has_a_price_and_no_score() -> None:
     assert valued.price is not None
 
 
-RANGE = CostRange(low_eflops=1e12, high_eflops=1e16)
+RANGE = CostRange(low=1e12, high=1e16)
 
 
 @pytest.mark.parametrize(

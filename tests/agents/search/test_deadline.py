@@ -34,9 +34,7 @@ DECISION = Decision(
     group="g",
     seq=5,
     seed=11,
-    objective=ObjectiveInForce(
-        weights=Weights(correct=1), cost_range=CostRange(low_eflops=1.0, high_eflops=100.0)
-    ),
+    objective=ObjectiveInForce(weights=Weights(correct=1), cost_range=CostRange(low=1.0, high=100.0)),
     policy=PolicyState(name="linucb", version=0),
     appended_ms=START_MS,
 )

@@ -169,12 +169,12 @@ def another_action(log: Any) -> set[str]:
 def changed_price_factor(log: Any) -> set[str]:
     """Answer, Reward and row agree with one another, and not with what was decided."""
     real = log.find(log.topics.reward, Reward, "h50")
-    paid = ("eflops", "prefill_eflops", "decoding_eflops", "verifier_eflops")
+    paid = ("cost", "prefill_eflops", "decoding_eflops", "verifier_eflops")
     price = replace(real.price, **{name: 3.0 * getattr(real.price, name) for name in paid}, factor=3.0)
     log.change(
         log.topics.answer, Answer, "h50", limits=Limits(depth_limit=8, step_tokens=64, price_factor=3.0)
     )
-    said_and_learned(log, "h50", price=price, log_cost=math.log(price.eflops))
+    said_and_learned(log, "h50", price=price, log_cost=math.log(price.cost))
     return {"h50"}
 
 
@@ -242,7 +242,7 @@ def changed_log_cost(log: Any) -> set[str]:
 @names("reward_log_cost")
 def price_of_nothing(log: Any) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h52")
-    log.change(log.topics.reward, Reward, "h52", price=replace(real.price, eflops=0.0))
+    log.change(log.topics.reward, Reward, "h52", price=replace(real.price, cost=0.0))
     return {"h52"}
 
 

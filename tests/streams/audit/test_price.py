@@ -63,11 +63,11 @@ def test_the_closed_form_is_the_appendix_position_by_position(seed: int) -> None
             trace[-1]["score"] = rng.random()
     prompt = rng.randint(1, 20)
     worked = price(prompt, trace, generator, verifier, 156.0)
-    assert worked.eflops == pytest.approx(by_position(prompt, trace, generator, verifier, 156.0), rel=1e-12)
-    assert worked.eflops == pytest.approx(
+    assert worked.cost == pytest.approx(by_position(prompt, trace, generator, verifier, 156.0), rel=1e-12)
+    assert worked.cost == pytest.approx(
         worked.prefill_eflops + worked.decoding_eflops + worked.verifier_eflops, rel=1e-12
     )
-    assert worked.eflops == pytest.approx(worked.compute_flops + 156.0 * worked.memory_bytes, rel=1e-12)
+    assert worked.cost == pytest.approx(worked.compute_flops + 156.0 * worked.memory_bytes, rel=1e-12)
 
 
 def test_the_example_of_the_docs() -> None:
@@ -76,7 +76,7 @@ def test_the_example_of_the_docs() -> None:
         {"parent": 1, "depth": 2, "tokens": 2, "score": 0.8}, {"parent": 1, "depth": 2, "tokens": 4, "score": 0.7},
     ]  # fmt: skip
     found = price(10, trace, Numbers(1000, 2, 4, 2, 8), Numbers(500, 1, 2, 1, 8), 156.0)
-    assert (found.eflops, found.compute_flops, found.memory_bytes) == (8_238_400, 213_760, 51_440)
+    assert (found.cost, found.compute_flops, found.memory_bytes) == (8_238_400, 213_760, 51_440)
     assert (found.prefill_eflops, found.decoding_eflops, found.verifier_eflops) == (
         545_760,
         6_961_696,

@@ -21,7 +21,7 @@ from streams.services.embedder import HashedEncoder
 
 ACTION = Action(model="mini-2m", qp=1, cp=4, bs=1)
 OBJECTIVE = ObjectiveInForce(
-    weights=Weights(correct=0.4, score=0.4, cost=0.2), cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)
+    weights=Weights(correct=0.4, score=0.4, cost=0.2), cost_range=CostRange(low=1e9, high=1e12)
 )
 SAID = (Message(role="system", content="Be brief."), Message(role="user", content="What is 2 + 2? And 3?"))
 
@@ -82,7 +82,7 @@ def test_a_prior_of_conversations_knows_each_as_a_question_of_its_own(tmp_path: 
 
 def test_a_cost_is_logged_without_its_price() -> None:
     price = Price(
-        eflops=3e10, prefill_eflops=0.0, decoding_eflops=0.0, verifier_eflops=0.0, compute_flops=0.0, memory_bytes=0.0,
+        cost=3e10, prefill_eflops=0.0, decoding_eflops=0.0, verifier_eflops=0.0, compute_flops=0.0, memory_bytes=0.0,
         intensity=156.0, factor=3.0,
     )  # fmt: skip
     row = row_of(Query(query_id="q", text="?"), log_cost=math.log(3e10), price=price)

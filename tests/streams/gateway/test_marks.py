@@ -14,7 +14,7 @@ def test_what_changes_a_choice_is_marked_in_words() -> None:
         CatalogueEntry(name="large", op="add", model={"name": "large"}),
         ObjectiveEntry(name="thrift", op="set", weights=Weights(correct=0.5, score=0.0, cost=0.5)),
         ObjectiveEntry(name="thrift", op="remove"),
-        CostBoundsEntry(cost_range=CostRange(low_eflops=1.0, high_eflops=2.0)),
+        CostBoundsEntry(cost_range=CostRange(low=1.0, high=2.0)),
         KeyEntry(name="shop", op="revoke"),
     )
     for at, entry in enumerate(entries):

@@ -27,7 +27,7 @@ def policy() -> Contextual:
 def objective(**target: Any) -> ObjectiveInForce:
     return ObjectiveInForce(
         name="thrifty", weights=Weights(correct=1, score=0, cost=0), price=1.0,
-        cost_range=CostRange(low_eflops=1e9, high_eflops=1e12), **target,
+        cost_range=CostRange(low=1e9, high=1e12), **target,
     )  # fmt: skip
 
 

@@ -235,7 +235,7 @@ def opened(query_id: str, at_ms: int) -> bytes:
             opened=Opened(
                 seq=0, action=Action(model="small", qp=1, cp=1, bs=1),
                 objective=ObjectiveInForce(
-                    weights=Weights(correct=1.0), cost_range=CostRange(low_eflops=1.0, high_eflops=2.0)
+                    weights=Weights(correct=1.0), cost_range=CostRange(low=1.0, high=2.0)
                 ),
                 appended_ms=at_ms, timeout_ms=1000, feedback_ms=0, reference=None,
             ),
