@@ -7,7 +7,7 @@
 - `learner`: decide, update, fold, beside public libraries
 - `recovery`: how long a learner takes to recover; `closed`: after a long life; `kills`: any service, after kill -9
 - `audit`: what the audit of a log takes; `history`: the log that it reads
-- `echo`: what the runtime alone costs
 - `memory`: the memory of a whole deployment
+- `soak`: slopes of memory, descriptors and loop lag under hours of traffic
 - `hostile`: what one hostile tenant does to the others
 """

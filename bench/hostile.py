@@ -49,8 +49,8 @@ from schemas.record import decode, encode
 from schemas.reward import Reward
 from streams.cli.control import make_key
 from streams.gateway.app import GatewayService
-from streams.gateway.openai import ApiError
 from streams.gateway.request import digest, parse
+from streams.gateway.responses import ApiError
 from streams.runtime.base import ConsumerRecord, Runtime
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster

@@ -5,7 +5,8 @@
         return KNN(on.features(options), options.k)
 
 The service and `experiments` build policies by these names, settings are validated against these options, and a test
-compares the table in the documentation with them. A new policy needs one file here and one row in docs/policies.md.
+compares the table in the documentation with them. A new policy needs one file here, named in `_import_all`, and one row
+in docs/policies.md.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from streams.gateway.chat import chat
 from streams.gateway.exchange import Exchange
 from streams.gateway.guard import Call, RouteGuard, cross_origin, refusal, reply
 from streams.gateway.index import Index
-from streams.gateway.openai import ApiError
+from streams.gateway.responses import ApiError
 from streams.gateway.routes import Page, routes
 from streams.health import Server, server_of
 from streams.runtime.base import ConsumerRecord, Runtime

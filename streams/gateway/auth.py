@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from schemas.control import KeyEntry, Scope
 from schemas.query import Query
-from streams.gateway.openai import NO_RETRY, ApiError, no_model, not_found
+from streams.gateway.responses import NO_RETRY, ApiError, no_model, not_found
 
 # What each API key uses of its limits, counted from the log: all gateways of a deployment count the same requests.
 #

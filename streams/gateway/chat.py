@@ -14,11 +14,11 @@ from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.forest import Forest, first_stop
 from schemas.search import SearchStep
-from streams.gateway import openai
+from streams.gateway import responses
 from streams.gateway.exchange import Admitted, ClientGone, Seen
 from streams.gateway.guard import Call, EventStream, body_of
-from streams.gateway.openai import ApiError, of_answer
 from streams.gateway.request import ChatRequest, digest, parse
+from streams.gateway.responses import ApiError, of_answer
 
 # The part of a running search that may already be shown: the steps shared by every path that can still win.
 
@@ -131,7 +131,7 @@ class _Turn:
         if (error := of_answer(answer)) is not None:
             error.headers |= self._headers()
             raise error
-        body = openai.completion(
+        body = responses.completion(
             answer, self.decision, self._pricing, self.admitted.created, self._took_s, self.asked.ignored
         )
         return Response(orjson.dumps(body), media_type="application/json", headers=self._headers())
@@ -194,11 +194,11 @@ class _Turn:
         except ClientGone:
             return
         except ApiError as error:
-            yield openai.event({"error": error.fields()})
+            yield responses.event({"error": error.fields()})
 
     def _end(self, answer: Answer, shown: str) -> list[bytes]:
         if (error := of_answer(answer)) is not None:
-            return [openai.event({"error": error.fields()})]
+            return [responses.event({"error": error.fields()})]
         text = answer.text or ""
         if not text.startswith(shown):
             # Streamed text cannot be retracted: better an error than a text that no path produced.
@@ -208,14 +208,14 @@ class _Turn:
                 type="api_error",
                 code="stream_diverged",
             )
-            return [openai.event({"error": error.fields()})]
+            return [responses.event({"error": error.fields()})]
         parts = [self._chunk({"content": text[len(shown) :]})] if len(text) > len(shown) else []
-        details = openai.details(answer, self.decision, self._pricing, self._took_s)
+        details = responses.details(answer, self.decision, self._pricing, self._took_s)
         details["ignored"] = list(self.asked.ignored)
-        parts.append(self._chunk({}, openai.finish_reason(answer), uniscale=details))
+        parts.append(self._chunk({}, responses.finish_reason(answer), uniscale=details))
         if self._with_usage:
-            parts.append(self._chunk({}, choices=[], usage=openai.usage(answer)))
-        return [*parts, openai.DONE]
+            parts.append(self._chunk({}, choices=[], usage=responses.usage(answer)))
+        return [*parts, responses.DONE]
 
     def _progress(self, step: SearchStep) -> bytes:
         forest = step.forest
@@ -244,11 +244,11 @@ class _Turn:
     def _chunk(self, delta: dict[str, object], finish: str | None = None, **more: object) -> bytes:
         if self._with_usage:
             more.setdefault("usage", None)
-        return openai.chunk(
+        return responses.chunk(
             self.admitted.query_id,
             self.admitted.created,
             self._model,
-            openai.fingerprint(self.decision),
+            responses.fingerprint(self.decision),
             delta=delta,
             finish=finish,
             **more,
@@ -259,7 +259,7 @@ class _Turn:
         debug = call.request.headers.get("x-uniscale-debug", "").lower() in ("1", "true")
         return {
             **({"x-uniscale-ignored": ignored} if ignored else {}),
-            **openai.headers(self.decision, self.admitted.query_id, call.id, debug=debug),
+            **responses.headers(self.decision, self.admitted.query_id, call.id, debug=debug),
             **self.exchange.limits(call.who),
         }
 

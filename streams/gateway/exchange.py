@@ -26,11 +26,11 @@ from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
-from streams.gateway import openai
+from streams.gateway import responses
 from streams.gateway.auth import Credential, Gate, Used
 from streams.gateway.index import MARGIN_S, Index, Marks
-from streams.gateway.openai import NO_RETRY, ApiError, not_found, of_record
 from streams.gateway.request import BASELINE_OF, ChatRequest, ModelChoice, asked, kept_of, to_query
+from streams.gateway.responses import NO_RETRY, ApiError, not_found, of_record
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, key_of
 from streams.settings import Settings
 
@@ -644,7 +644,7 @@ class Exchange:
         self._left.discard(answer.query_id)
         self._sent.discard(answer.query_id)
         if self.index.answer(answer, raw.value or b"", raw.timestamp_ms):
-            price = openai.price(answer, self.runtime.control.pricing)
+            price = responses.price(answer, self.runtime.control.pricing)
             self.index.priced(answer.query_id, price)
             if price is None and was_cut(answer):
                 self.index.cut(answer.query_id)

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from streams.gateway.auth import Credential, check_host
 from streams.gateway.exchange import ClientGone, Exchange
-from streams.gateway.openai import ApiError, invalid
 from streams.gateway.request import MAX_BODY, json_object
+from streams.gateway.responses import ApiError, invalid
 from streams.runtime.base import Unavailable
 
 log = logging.getLogger("streams.gateway")

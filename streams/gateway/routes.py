@@ -27,13 +27,13 @@ from schemas.errors import RecordError
 from schemas.record import encode
 from schemas.search import SearchStep
 from streams.control import Control
-from streams.gateway import openai, statistics
+from streams.gateway import responses, statistics
 from streams.gateway.auth import Gate, Tenants, check_host
 from streams.gateway.exchange import Admitted, ClientGone, Exchange, Seen
 from streams.gateway.guard import Call, EventStream, Listing, body_of, object_of, refusal, reply, whole
 from streams.gateway.index import Listed
-from streams.gateway.openai import ApiError, invalid, no_model, not_found, of_json, of_record, picked
 from streams.gateway.request import listing, parse, to_query
+from streams.gateway.responses import ApiError, invalid, no_model, not_found, of_json, of_record, picked
 from streams.runtime.base import NotAllowed, Outgoing, Runtime, Unavailable
 from streams.services import SERVICES
 
@@ -61,7 +61,7 @@ def preview(found: Preview) -> dict[str, Any]:
         "object": "decision.preview",
         "model": found.action.partition("/")[0],
         **picked(found, "action", "group", "reason", "shortfall", "seq", "catalogue_version", "served"),
-        "objective": openai.objective(found.objective),
+        "objective": responses.objective(found.objective),
         "policy": picked(found.policy, "name", "version"),
         "candidates": len(configurations),
         "masked_models": list(found.masked_models),
@@ -273,7 +273,7 @@ async def set_objective(call: Call) -> Response:
 
 
 def _objective(objectives: Objectives, name: str) -> dict[str, Any]:
-    return {"object": "objective", **openai.objective(objectives.in_force(name))}
+    return {"object": "objective", **responses.objective(objectives.in_force(name))}
 
 
 # The page at `/`: static files under a strict content policy, and a session that keeps the API key out of scripts.
@@ -459,7 +459,7 @@ async def _events(call: Call, admitted: Admitted, queue: "asyncio.Queue[Seen]") 
                 case Decision():
                     yield _named("decision", _query(call, admitted.query_id)["decision"])
                 case SearchStep(forest=forest):
-                    yield _named("step", {"step": forest.step, "search": openai.drafts(forest.drafts, ())})
+                    yield _named("step", {"step": forest.step, "search": responses.drafts(forest.drafts, ())})
                 case Answer():
                     answer = what
                     yield _named("answer", _query(call, admitted.query_id))
@@ -468,14 +468,14 @@ async def _events(call: Call, admitted: Admitted, queue: "asyncio.Queue[Seen]") 
         quiet = 0
         async for reward in following.rewards(answer, queue, call.is_gone):
             if reward is not None:
-                yield _named("reward", openai.reward(reward))
+                yield _named("reward", responses.reward(reward))
             elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
                 yield b":\n\n"  # a comment: the feedback may come hours later
 
 
 def _query(call: Call, query_id: str) -> dict[str, Any]:
     exchange = call.exchange
-    return openai.query_object(exchange.index.timeline(query_id), exchange.runtime.control.pricing)
+    return responses.query_object(exchange.index.timeline(query_id), exchange.runtime.control.pricing)
 
 
 def _visible(call: Call) -> str:

@@ -21,8 +21,8 @@ from schemas.record import encode
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.gateway.app import GatewayService
-from streams.gateway.openai import ApiError
 from streams.gateway.request import ChatRequest, parse
+from streams.gateway.responses import ApiError
 from streams.runtime.base import Runtime
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster

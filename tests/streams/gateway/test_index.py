@@ -16,7 +16,7 @@ from schemas.forest import Draft
 from schemas.query import Origin, Query
 from schemas.record import encode
 from schemas.reward import Feedback
-from streams.gateway import openai
+from streams.gateway import responses
 from streams.gateway.auth import Credential
 from streams.gateway.index import Index
 
@@ -184,8 +184,8 @@ def test_an_answer_whose_trace_no_search_can_have_has_no_price() -> None:
         query_id="q", status="cancelled", by="x", action=Action(model="m", qp=1, cp=1, bs=1), trace=trace
     )
     assert foreign.prompt_tokens == 0
-    assert openai.price(foreign, pricing) is None
-    assert openai.price(msgspec.structs.replace(foreign, prompt_tokens=5), pricing) is not None
+    assert responses.price(foreign, pricing) is None
+    assert responses.price(msgspec.structs.replace(foreign, prompt_tokens=5), pricing) is not None
 
 
 def test_the_index_is_bounded_in_bytes_and_open_queries_stay() -> None:

@@ -14,7 +14,7 @@ from schemas.record import encode
 from streams.gateway.auth import MINUTE_BYTES, TARGETS, Credential, Gate, Used, check_host, is_local
 from streams.gateway.exchange import was_cut
 from streams.gateway.index import Index
-from streams.gateway.openai import ApiError
+from streams.gateway.responses import ApiError
 
 
 def key(name: str, secret: str, **more: object) -> KeyEntry:
