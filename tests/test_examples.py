@@ -14,7 +14,7 @@ WORDS = {
     "search.py": "ok: draft 23 ends the best of 4 completed paths",
     "price.py": "qwen3-32b   1.875e+15 eFLOPs",
     "loop_in_memory.py": "20 queries, 20 decisions, from Query to Reward",
-    "client.py": "graded by feedback",
+    "client.py": "graded by person",
 }
 
 
