@@ -275,17 +275,19 @@ def test_a_decision_and_its_answer_make_one_reward_in_whatever_order_they_come(
 def test_a_grader_that_is_slow_teaches_nothing_and_the_reward_says_so(
     in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aggregator, "GradingPool", partial(GradingPool, timeout_s=0.0))
+    monkeypatch.setattr(aggregator, "GradingPool", partial(GradingPool, timeout_s=0.05))
+    slow, long = " | ".join(["times 1"] * 32), [0] * 10_000
     record = lived["action-decision"][0]
     decision = decode(record.value, Decision)
-    decision = replace(decision, query=replace(decision.query, reference={"tests": [["a", "b"]]}))
+    decision = replace(decision, query=replace(decision.query, reference={"tests": [[long, long]] * 5}))
 
     async def scene(service: AggregatorService) -> None:
         opened = await service.on(None, decision, record)
         answered = lived["answer"][0]
-        (reward,) = sent(await service.on(kept(opened), decode(answered.value, Answer), answered), Reward)
+        answer = replace(decode(answered.value, Answer), text=rf"\boxed{{{slow}}}")
+        (reward,) = sent(await service.on(kept(opened), answer, answered), Reward)
         assert (reward.kind, reward.correct, reward.reward) == ("default", None, None)
-        assert reward.missing == "correct: GraderFailed: program: no result in 0 s"
+        assert reward.missing == "correct: GraderFailed: program: no result in 0.05 s"
         assert service.runtime.metrics.ungraded._value.get() == 1
 
     alone(in_memory(), "aggregator", scene)
