@@ -6,7 +6,6 @@ one in their place, that one is what a stranger's fleet is: nothing of it went i
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -29,7 +28,7 @@ def estimated(world: BanditWorld) -> Usual:
     Args:
         world: Without surface counts; of its live questions nothing is used.
     """
-    world = replace(world, outcomes=replace(world.outcomes, extra={})).with_counts()
+    world = world.with_counts()
     history, _ = split([each.question_id for each in world.outcomes.questions])
     few = np.random.default_rng(0).permutation(history)[:FEW].tolist()
     logs: dict[str, list[np.ndarray]] = {}
