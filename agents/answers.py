@@ -332,6 +332,7 @@ class GradingPool:
             process.stdin.write(line + "\n")
             process.stdin.flush()
         except BrokenPipeError:
+            process.wait()  # it may have closed its end and not be gone yet
             return None
         return _read(process, self._timeout_s if timeout_s is None else timeout_s)
 
