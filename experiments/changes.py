@@ -6,7 +6,7 @@ window in which the mean over rounds and orders is there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,7 @@ def changes(
         policy earns half of what knowing it from the start earns over never having it, and `saving`, that difference a
         query. None where it does not come to it.
     """
-    counted = replace(world, outcomes=replace(world.outcomes, extra={})).with_counts()
+    counted = world.lean().with_counts()
     o = counted.outcomes
     history, live = Terms(half=half).split([each.question_id for each in o.questions])
     best = most_accurate(points_of(counted, history))

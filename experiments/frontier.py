@@ -310,8 +310,8 @@ class _Table:
         scope: Scope,
         terms: Terms,
     ) -> None:
-        lean = replace(world, outcomes=replace(world.outcomes, extra={}))
-        self._plain, self._counted = lean, lean.with_counts()
+        self._plain = world.lean()
+        self._counted = self._plain.with_counts()
         self._history, self._live, self._scope, self._terms = list(history), list(live), scope, terms
         self._unit = float(world.outcomes.cost[:, history, best].mean())
         split_so = f"{terms.half}/{terms.live}"

@@ -263,6 +263,10 @@ class BanditWorld:
         index = list(questions)
         return replace(self, outcomes=self.outcomes.of_questions(index), queries=self.queries[index])
 
+    def lean(self) -> "BanditWorld":
+        """Return the world without the further columns, which no policy reads: workers are sent copies."""
+        return replace(self, outcomes=replace(self.outcomes, extra={}))
+
     def with_counts(self) -> "BanditWorld":
         """Return the same questions with their surface counts after the embedding, for policies that read them."""
         texts = [each.text for each in self.outcomes.questions]

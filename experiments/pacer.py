@@ -10,7 +10,7 @@ searches have become three times as long nor that the traffic has changed.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ def pacer(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     models = list(dict.fromkeys(arm.model for arm in world.outcomes.arms))
     if len(history) < FEWEST or len(live) < FEWEST or len(models) < 4:
         return {}
-    lean = replace(world, outcomes=replace(world.outcomes, extra={})).with_counts()
+    lean = world.lean().with_counts()
     past = points_of(world, history)
     means = past.accuracy.mean(axis=1), past.cost.mean(axis=1)
     wanted = SHARE * float(means[0][most_accurate(past)])

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -363,7 +363,7 @@ class Scope:
         **conditions: Unpack[Conditions],
     ) -> list[Run]:
         """Run a policy on seeds; further arguments as `make_trial`."""
-        lean = replace(world, outcomes=replace(world.outcomes, extra={}))
+        lean = world.lean()
         tasks = [(policy, lean, stages, seed, conditions) for seed in seeds]
         done = map(_one, tasks) if self.pool is None else self.pool.map(_one, tasks)
         return list(done)
