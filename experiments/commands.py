@@ -11,7 +11,8 @@ import numpy as np
 import orjson
 from threadpoolctl import threadpool_limits
 
-from agents.bandit.prior import USUAL, digest
+from agents.bandit.prior import digest
+from agents.bandit.variances import USUAL
 from agents.catalogue.file import load_catalogue
 from agents.minilm import MiniLM
 from experiments import early_exit, off_policy, page

@@ -1,7 +1,7 @@
 """What the blocks of the policy's coefficients are worth on one table: the generic prior, estimated from histories.
 
-The shipped values (`agents.bandit.prior.USUAL`) were rounded by hand from such estimates. With those of all tables but
-one in their place, that one is what a stranger's fleet is: nothing of it went into the prior (leave one table out).
+The shipped values (`agents.bandit.variances.USUAL`) were rounded by hand from such estimates. With those of all tables
+but one in their place, that one is what a stranger's fleet is: nothing of it went into the prior (leave one out).
 """
 
 import contextlib
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from agents.bandit import prior
+from agents.bandit import variances
 from agents.bandit.contextual import Contextual
 from experiments.contenders import SERVICE
 from experiments.outcomes import BanditWorld
@@ -19,7 +19,7 @@ from experiments.yardstick import split
 FEW = 200  # questions that know no supervised directions yet; all of history does where it has more
 
 Usual = Mapping[str, tuple[float, float]]
-"""Of each kind of block the variances of accuracy and of cost, as in `prior.USUAL`."""
+"""Of each kind of block the variances of accuracy and of cost, as in `variances.USUAL`."""
 
 
 def estimated(world: BanditWorld) -> Usual:
@@ -39,15 +39,15 @@ def estimated(world: BanditWorld) -> Usual:
         policy.relearn(table_history(world.outcomes, world.queries, questions))
         right, paid = policy.estimates.right.variances, policy.estimates.paid.variances
         for block, variance in right.items():
-            logs.setdefault(prior.usual_block(block), []).append(np.log([variance, paid[block]]))
+            logs.setdefault(variances.usual_block(block), []).append(np.log([variance, paid[block]]))
     return {name: tuple(np.exp(np.mean(found, axis=0)).tolist()) for name, found in logs.items()}
 
 
 def combined(tables: Sequence[Usual]) -> Usual:
     """Return the geometric means over tables; a block that none of them has stays as shipped."""
-    found = {name: [table[name] for table in tables if name in table] for name in prior.USUAL}
+    found = {name: [table[name] for table in tables if name in table] for name in variances.USUAL}
     return {
-        name: tuple(np.exp(np.mean(np.log(rows), axis=0)).tolist()) if rows else prior.USUAL[name]
+        name: tuple(np.exp(np.mean(np.log(rows), axis=0)).tolist()) if rows else variances.USUAL[name]
         for name, rows in found.items()
     }
 
@@ -55,9 +55,9 @@ def combined(tables: Sequence[Usual]) -> Usual:
 @contextlib.contextmanager
 def in_place(usual: Usual | None) -> Iterator[None]:
     """Let policies of this process begin from other usual variances; None leaves the shipped ones."""
-    shipped = prior.USUAL
-    prior.USUAL = usual or shipped  # type: ignore[misc]  # final for everyone but the lab, which judges it
+    shipped = variances.USUAL
+    variances.USUAL = usual or shipped  # type: ignore[misc]  # final for everyone but the lab, which judges it
     try:
         yield
     finally:
-        prior.USUAL = shipped  # type: ignore[misc]
+        variances.USUAL = shipped  # type: ignore[misc]

@@ -29,19 +29,10 @@ from agents.bandit.policy import (
     check_outcome,
     generator,
 )
-from agents.bandit.prior import (
-    REFITS,
-    History,
-    Memory,
-    estimated,
-    evidence_of,
-    fit_directions,
-    set_anchors,
-    usual_mean,
-    usual_variance,
-)
+from agents.bandit.prior import REFITS, History, Memory, fit_directions, set_anchors
 from agents.bandit.registry import Inputs, Options, policy
 from agents.bandit.ridge import Ridge
+from agents.bandit.variances import estimated, evidence_of, usual_mean, usual_variance
 
 CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
 """Columns of what is predicted: the reward's terms (`policy.TERMS`), and the cost itself."""

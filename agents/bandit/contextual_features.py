@@ -45,7 +45,7 @@ class ContextualFeatures(FeatureMap):
     where they are known and differ (size of the model, width of the search, drafts a step), an indicator for each
     model, an indicator for each shape of search]. Every feature of the action meets every one of the query, and what
     a product is worth is not decided here: its column belongs to a block, and each block has a variance of its own,
-    which is estimated (`agents.bandit.prior`).
+    which is estimated (`agents.bandit.variances`).
 
     New actions may bring new features, which append columns. Existing columns keep their position and meaning.
 

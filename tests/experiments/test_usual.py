@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from agents.bandit import prior
+from agents.bandit import variances
 from agents.bandit.contextual import Contextual
 from experiments.__main__ import cli
 from experiments.contenders import SERVICE
@@ -25,7 +25,7 @@ def variance(block: str) -> float:
 
 def test_a_world_in_which_models_answer_alike_but_for_difficulty_says_so() -> None:
     found = estimated(two_nested())
-    assert set(found) <= set(prior.USUAL)
+    assert set(found) <= set(variances.USUAL)
     assert found["one × kernel"][0] > 3 * found["model × counts"][0]
 
 
@@ -33,7 +33,7 @@ def test_what_tables_say_is_averaged_and_the_rest_is_as_shipped() -> None:
     tables = [{"one × counts": (0.1, 0.2)}, {"one × counts": (0.4, 0.8)}]
     found = combined(tables)
     assert found["one × counts"] == pytest.approx((0.2, 0.4))
-    assert found["shape × counts"] == prior.USUAL["shape × counts"]
+    assert found["shape × counts"] == variances.USUAL["shape × counts"]
 
 
 def test_it_holds_within_and_not_after() -> None:

@@ -12,17 +12,9 @@ from agents.bandit.contextual import Contextual, ContextualSettings, Regression
 from agents.bandit.contextual_features import ContextualFeatures, QueryTransform
 from agents.bandit.features import FeatureSettings
 from agents.bandit.policy import ActionVector, Objective, Observation
-from agents.bandit.prior import (
-    Evidence,
-    History,
-    estimated,
-    evidence_of,
-    fit_directions,
-    set_anchors,
-    usual_mean,
-    usual_variance,
-)
+from agents.bandit.prior import History, fit_directions, set_anchors
 from agents.bandit.ridge import Ridge
+from agents.bandit.variances import Evidence, estimated, evidence_of, usual_mean, usual_variance
 from tests.support.traffic import Traffic, actions, contextual
 
 DIM = 21

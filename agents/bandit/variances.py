@@ -1,0 +1,187 @@
+"""The variances of the contextual policy's coefficients: how much each block of columns is worth, estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from agents.bandit.contextual_features import ContextualFeatures
+from agents.bandit.policy import Matrix
+from agents.bandit.prior import History
+from agents.bandit.ridge import inverted
+
+# Every coefficient has the prior N(0, τ²) with τ² of its block, so what does not help is held at zero and what does is
+# not. The variances are those under which the outcomes are most likely (marginal likelihood, by MacKay's fixed point),
+# held towards the usual ones of other fleets by as much as three coefficients would.
+#
+# The outcomes of one question share what it has of its own, and those of one model on it, what the model makes of it:
+# they say more of how actions differ than single outcomes do, and less of how good any is. So each of these levels has
+# a noise of its own.
+
+BELIEF: Final = 3.0
+"""Weight of a block's usual variance, in coefficients."""
+
+BELIEF_NOISE: Final = 20.0
+"""Weight of the noise before, in outcomes."""
+
+ROUNDS: Final = 20
+"""Rounds of the fixed point for a history; each inverts A once."""
+
+FLAT: Final = 1e-7
+"""Least variance of a block, and least noise."""
+
+USUAL: Final[Mapping[str, tuple[float, float]]] = {
+    "one × constant": (0.1, 0.1),
+    "one × counts": (0.05, 0.5),
+    "one × directions": (0.02, 0.1),
+    "one × kernel": (0.06, 0.1),
+    "coordinate × constant": (0.02, 0.05),
+    "coordinate × counts": (0.002, 0.03),
+    "coordinate × directions": (0.0005, 0.005),
+    "coordinate × kernel": (0.002, 0.005),
+    "model × constant": (0.03, 0.5),
+    "model × counts": (0.002, 0.02),
+    "model × directions": (0.002, 0.02),
+    "model × kernel": (0.01, 0.02),
+    "shape × constant": (0.0005, 0.1),
+    "shape × counts": (0.0001, 0.005),
+    "shape × directions": (0.00001, 0.0001),
+    "shape × kernel": (0.00001, 0.0001),
+}
+"""Variances of accuracy, and of cost in units of the anchors, as they usually are: the generic prior."""
+
+
+MEANS: Final[Mapping[str, tuple[float, float]]] = {"size": (0.12, 0.0)}
+"""Means of the coefficients of plain coordinates where the query does not count: how accuracy, and cost in units of
+the anchors, usually grow along them."""
+
+
+def usual_mean(feature: str, block: str, term: int) -> float:
+    """Return the usual mean of a feature's coefficients in a block, of accuracy (0) or of cost (1)."""
+    return MEANS[feature][term] if feature in MEANS and block.endswith("constant") else 0.0
+
+
+def usual_variance(block: str, term: int) -> float:
+    """Return the usual variance of a block of `ContextualFeatures.column_blocks`, of accuracy (0) or of cost (1)."""
+    return USUAL[usual_block(block)][term]
+
+
+def usual_block(block: str) -> str:
+    """Return the kind of a block: all plain coordinates have one."""
+    kind, part = block.split(" × ")
+    return block if kind in ("one", "model", "shape") else f"coordinate × {part}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Sums over rows with one noise.
+
+    Attributes:
+        gram, moment: Σ x xᵀ, shape (D, D), and Σ x·yᵀ of all targets, shape (D, T).
+        square: Σ y² of the first target, whose variances are estimated.
+        count: Rows.
+        noise: Its variance, as it is known by now.
+    """
+
+    gram: Matrix
+    moment: Matrix
+    square: float
+    count: float
+    noise: float
+
+
+def estimated(
+    evidence: Sequence[Evidence], blocks: Sequence[str], term: int
+) -> tuple[dict[str, float], list[float]]:
+    """Return the variance of every block, and the noise of every kind of evidence.
+
+    Args:
+        evidence: What there is.
+        blocks: The block of each column.
+        term: Whose usual variances hold, accuracy's (0) or cost's (1).
+    """
+    names = list(dict.fromkeys(blocks))
+    place = {name: i for i, name in enumerate(names)}
+    of = np.array([place[name] for name in blocks])
+    columns = np.bincount(of)
+    usual = np.array([usual_variance(name, term) for name in names])
+    tau = usual
+    noises = [each.noise for each in evidence]
+    for _ in range(ROUNDS):
+        a = np.diag(1.0 / tau[of])
+        b = np.zeros(len(of))
+        for each, noise in zip(evidence, noises, strict=True):
+            a += each.gram / noise
+            b += each.moment[:, 0] / noise
+        inverse = inverted(a)
+        theta = inverse @ b
+        settled = np.maximum(columns - np.bincount(of, np.diag(inverse)) / tau, 0.0)  # effective coefficients
+        tau = (np.bincount(of, theta**2) + BELIEF * usual) / (settled + BELIEF)
+        tau = np.maximum(tau, FLAT)
+        for k, each in enumerate(evidence):
+            rest = each.square - 2.0 * float(theta @ each.moment[:, 0]) + float(theta @ each.gram @ theta)
+            rest += float(np.sum(inverse * each.gram))
+            noises[k] = max((rest + BELIEF_NOISE * each.noise) / (each.count + BELIEF_NOISE), FLAT)
+    return dict(zip(names, tau.tolist(), strict=True)), noises
+
+
+def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targets: Matrix) -> list[Evidence]:
+    """Return the sums over what rows, models and questions have of their own, each level that there is.
+
+    Args:
+        features: Compute x.
+        history: Its rows.
+        z: Of its questions, shape (Q, rank).
+        targets: Of its rows, centred, shape (m, T); the first is the one whose variances are estimated.
+
+    Returns:
+        The departures of rows from the mean of their question and model, those of such means from the mean of their
+        question, and the means of questions; a level without any is left out.
+    """
+    models = list(dict.fromkeys(features.models))
+    model = np.array([models.index(name) for name in features.models])[history.action]
+    order = np.lexsort((model, history.question))
+    asked, group = history.question[order], (history.question * len(models) + model)[order]
+    begins = np.flatnonzero(np.diff(asked, prepend=-1))
+    dim, terms = features.dim, targets.shape[1]
+    sums = [(np.zeros((dim, dim)), np.zeros((dim, terms)), np.zeros(terms)) for _ in range(3)]
+    counts = [len(order), 0, len(begins)]
+    root = np.sqrt(history.weights)
+    for first in range(0, len(begins), CHUNK):
+        ends = begins[first + CHUNK] if first + CHUNK < len(begins) else len(order)
+        span = slice(begins[first], ends)
+        rows = order[span]
+        x = features.rows(z[history.question[rows]], history.action[rows]) * root[rows, None]
+        y = targets[rows] * root[rows, None]
+        of_models = np.flatnonzero(np.diff(group[span], prepend=-1))
+        of_questions = np.flatnonzero(np.diff(asked[span], prepend=-1))
+        counts[1] += len(of_models)
+        levels = ((x, y), _means(x, y, of_models), _means(x, y, of_questions))
+        for (gram, moment, square), (left, right) in zip(sums, levels, strict=True):
+            gram += left.T @ left
+            moment += left.T @ right
+            square += np.sum(right**2, axis=0)
+    found = []
+    for level in range(3):
+        gram, moment, square = sums[level]
+        count = counts[level]
+        if level < 2:  # what lies within the means of the next level
+            gram, moment, square = (a - b for a, b in zip(sums[level], sums[level + 1], strict=True))
+            count -= counts[level + 1]
+        if count:
+            noise = max(float(square[0]) / count, FLAT)
+            found.append(Evidence(gram, moment, float(square[0]), count, noise))
+    return found
+
+
+def _means(x: Matrix, y: Matrix, starts: np.ndarray) -> tuple[Matrix, Matrix]:
+    """Return the means of consecutive rows, times the root of their number."""
+    share = np.sqrt(np.diff(np.append(starts, len(x))))[:, None]
+    return np.add.reduceat(x, starts) / share, np.add.reduceat(y, starts) / share
+
+
+CHUNK: Final = 64
+"""Questions whose rows are held at a time."""
