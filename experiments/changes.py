@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from agents.bandit.contextual import AccuracyDrift, Contextual
 from agents.bandit.policy import Objective
 from agents.bandit.prior import begin
 from experiments.contenders import SERVICE, with_prior
@@ -61,6 +62,7 @@ class Changed:
         before: Sequence[int],
         after: Sequence[int],
         worse: Array | None = None,
+        watched: bool = True,
     ) -> Array:
         """Return the arm of every round, shape (rounds,).
 
@@ -70,6 +72,7 @@ class Changed:
             before: Those arms.
             after: The arms on offer from the change on.
             worse: Correctness from the change on, shape (Q, A).
+            watched: Whether the policy looks for models that have become worse.
         """
         objective = Objective(1.0, 0.0, 0.0, *self.world.bounds, price=self.price)
         stages = {1: Stage(tuple(before), objective), BEFORE + 1: Stage(tuple(after), objective)}
@@ -77,6 +80,9 @@ class Changed:
             self.world, seed, self.order(seed), self.sample(seed), stages, FeedbackChannel(), warm_up=0
         )
         policy = SERVICE["default"](self.world, seed)
+        if not watched:
+            assert isinstance(policy, Contextual)
+            policy.estimates.accuracy = _Unwatched()
         begin(policy, prior, [self.world.vectors[i] for i in before])
         return np.array(stream(policy, trial, self.batch, None if worse is None else (BEFORE + 1, worse)))
 
@@ -85,6 +91,14 @@ class Changed:
         o, questions = self.world.outcomes, np.array(self.order(seed))
         at = (self.sample(seed)[questions, arms], questions, arms)
         return np.asarray(o.correct[at] - self.price * np.exp(o.log_cost[at]))
+
+
+class _Unwatched(AccuracyDrift):
+    """No model is ever found to have become worse."""
+
+    def learn(self, model: str, correct: float, predicted: float) -> bool:
+        """Find nothing."""
+        return False
 
 
 def changes(
@@ -102,7 +116,8 @@ def changes(
         `model`, the one that changes, and `its_share` before; `queries_until_halved`, from the change until its share
         is half of that, and `share_at_the_end`; `queries_until_half_the_saving`, from the day it joins until the
         policy earns half of what knowing it from the start earns over never having it, and `saving`, that difference a
-        query. None where it does not come to it.
+        query. None where it does not come to it. `loss_without_a_change`: what looking for models that have become
+        worse costs where none has, over what the policy earns over the best single arm.
     """
     counted = world.lean().with_counts()
     o = counted.outcomes
@@ -134,6 +149,15 @@ def changes(
         alone.append(changed.rewards(seed, changed.run(seed, without, others, others))[BEFORE:])
         joined.append(changed.rewards(seed, changed.run(seed, without, others, everything))[BEFORE:])
         known.append(changed.rewards(seed, steady[seed])[BEFORE:])
+    unwatched = [
+        changed.rewards(seed, changed.run(seed, prior, everything, everything, watched=False))
+        for seed in seeds
+    ]
+    watched = [changed.rewards(seed, arms) for seed, arms in steady.items()]
+    single = max(
+        float(np.mean([changed.rewards(seed, np.full(BEFORE + AFTER, arm)) for seed in seeds]))
+        for arm in everything
+    )
     gained = np.mean(joined, axis=0) - np.mean(alone, axis=0)
     saving = float(np.mean(known) - np.mean(alone))
     return {
@@ -143,6 +167,8 @@ def changes(
         "share_at_the_end": float(share[-1]),
         "saving": saving,
         "queries_until_half_the_saving": _first(_windows(gained) >= saving / 2) if saving > 0 else None,
+        "loss_without_a_change": float(np.mean(unwatched) - np.mean(watched))
+        / (float(np.mean(watched)) - single),
     }
 
 

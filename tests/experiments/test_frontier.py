@@ -120,6 +120,7 @@ def test_changes_are_counted_from_the_query_they_come_at(world: BanditWorld) -> 
     assert found["share_at_the_end"] <= 1
     for name in ("queries_until_halved", "queries_until_half_the_saving"):
         assert found[name] is None or WINDOW <= found[name] <= AFTER
+    assert np.isfinite(found["loss_without_a_change"])
 
 
 def test_spend_is_kept_through_every_change_and_a_restored_learner_goes_on_alike(world: BanditWorld) -> None:
