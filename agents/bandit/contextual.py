@@ -481,6 +481,11 @@ class Contextual(Learner):
         self.pacer: Pacer = Pacer(self._forecast, reachable=self.settings.accuracy_of == "reachable")
         self.memory = Memory(self.settings.refits)
 
+    @property
+    def refits(self) -> int:  # type: ignore[override]
+        """Return how often it has learned anew from its own outcomes; all of them count as done where it need not."""
+        return len(self.settings.refits) - len(self.memory.due)
+
     def grown(self, kept: Sequence[int]) -> None:
         """Append the columns of new features."""
         self.estimates.grow()

@@ -145,6 +145,11 @@ class Explored:
         """Return the inner policy's version."""
         return self.inner.version
 
+    @property
+    def refits(self) -> int:
+        """Return the inner policy's refits."""
+        return self.inner.refits
+
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
         """Pass on."""
         self.inner.offer(actions, price_factors)

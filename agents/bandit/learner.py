@@ -322,6 +322,7 @@ class Learner:
     counts_decisions: bool = False
     surface: bool = False
     pacer: Pacer | None = None
+    refits: int = 0
 
     def __init__(self, features: FeatureMap) -> None:
         self.features = features

@@ -349,6 +349,11 @@ class Policy(Protocol):
         """Return the number of rewards and corrections applied."""
         ...
 
+    @property
+    def refits(self) -> int:
+        """Return how often it has learned everything anew, which a log had better hold than compute again."""
+        ...
+
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
         """Choose from exactly these actions from now on. Outstanding rewards of others are still learned.
 

@@ -150,7 +150,7 @@ class Ordered(ABC):
         """Make ready for a batch of these records; what is raised here has changed nothing."""
 
     @abstractmethod
-    def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
+    async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
         """Return what a batch causes: records of one kind, each with where and when it was appended."""
 
     @abstractmethod
@@ -210,7 +210,7 @@ async def _handle_batch(
             except UniscaleError as error:
                 refused.append(Refusal(error, at.value, at.origin, answer=True))
         with service.changing():
-            effects = service.on_batch(batch)
+            effects = await service.on_batch(batch)
             await service.write(effects.rows)
         await send_refused(runtime, effects.send, [*refused, *effects.refused])
         effects.then()

@@ -390,7 +390,7 @@ class ShardLearner:
             log.info("the learner begins from nothing: %s", error)
             return
         try:
-            await self.log.begin(records)
+            await self.log.begin(decider, records)
         except SendFailed as error:
             self.runtime.crash("the prior could not be written", error)
         log.info("the learner begins from prior %s", decider.prior)
@@ -461,11 +461,17 @@ class DeciderService(Ordered):
         if kind is QueryContext:
             await self._wait_for_executors()
 
-    def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
-        """Decide for contexts, or learn from rewards."""
+    async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
+        """Decide for contexts, or learn from rewards.
+
+        Learning runs in a thread: many outcomes, or all of them learned anew, would hold up whatever else this worker
+        does. Only who holds the lock reads the learner meanwhile.
+        """
         if not batch:
             return BatchEffects()
-        return self._decide(batch) if isinstance(batch[0][0], QueryContext) else self._learn(batch)
+        if isinstance(batch[0][0], QueryContext):
+            return self._decide(batch)
+        return await self.runtime.in_thread(lambda: self._learn(batch))
 
     def changing(self) -> AbstractContextManager[None]:
         """See the learner's."""

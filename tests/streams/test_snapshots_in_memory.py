@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from agents.bandit.contextual import Contextual
 from agents.decider.log import Row, decode_row
-from agents.decider.snapshot import is_record, start_of
+from agents.decider.snapshot import is_record, manifests, start_of
 from agents.decider.verify import mismatches, opened
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -105,6 +106,26 @@ def test_the_log_is_read_once_at_a_start(
         assert service is not None
         assert service.decider is not None
         assert service.decider.policy.state() == state
+        await fresh.close()
+        await cluster.close()
+
+    run(main())
+
+
+def test_what_was_learned_anew_is_read_from_a_snapshot_and_never_computed_again(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        settings = in_memory(policy="contextual", warm_up=0, snapshot_every=1_000)
+        cluster, state = await lived(settings, [ask(n) for n in range(QUERIES)])
+        (version,) = manifests(log_of(cluster))
+        monkeypatch.delattr(Contextual, "relearn")
+        fresh = await restarted(cluster)
+        service = service_of(fresh)
+        assert service is not None
+        assert service.decider is not None
+        assert service.decider.policy.state() == state
+        assert 0 < version < service.decider.seq - 1
         await fresh.close()
         await cluster.close()
 

@@ -165,7 +165,7 @@ class Keeper(Ordered):
     async def ready(self, kind: object) -> None:
         """Be ready at any time."""
 
-    def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
+    async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
         rows: dict[bytes, bytes] = {}
         send = []
         for message, at in batch:

@@ -171,8 +171,8 @@ def test_a_service_sends_only_what_its_spec_names(in_memory: InMemory) -> None:
 class Batches(Keeper):
     """The toy, which notes the row of each batch that is done."""
 
-    def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
-        found = super().on_batch(batch)
+    async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
+        found = await super().on_batch(batch)
         return replace(found, then=lambda: given.append(found.rows[0][1] if found.rows else None))
 
 

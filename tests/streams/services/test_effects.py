@@ -349,7 +349,7 @@ def test_contexts_in_rows_and_what_they_hold_out_and_the_same_again_for_a_redeli
         taken = replace(
             context, query=replace(context.query, text="another"), origin=at(asked, offset=9).origin
         )
-        effects = service.on_batch([(context, asked), (taken, at(asked, offset=1))])
+        effects = await service.on_batch([(context, asked), (taken, at(asked, offset=1))])
         assert [out.topic for out in effects.send] == ["m.action-decision", "m.action-decision.mini"]
         (decision, same) = sent(effects, Decision)
         assert (decision.query, decision.seq) == (context.query, same.seq)
@@ -362,7 +362,7 @@ def test_contexts_in_rows_and_what_they_hold_out_and_the_same_again_for_a_redeli
         )
         assert len(cluster.broker.effects) == before, "a service does nothing itself"
         await service.write(effects.rows)
-        again = service.on_batch([(context, at(asked, offset=2))])
+        again = await service.on_batch([(context, at(asked, offset=2))])
         assert (again.rows, again.send) == ([], effects.send)
         again.then()
         assert count(service.runtime.metrics.duplicates, "context") == 1
