@@ -20,15 +20,9 @@ from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.base import Crash
 from streams.runtime.effects import connect
-from streams.runtime.kafka import KafkaRuntime, crash, on_crash
+from streams.runtime.kafka import KafkaRuntime, KafkaWorker, crash, on_crash, run_without_handlers
 from streams.runtime.kafka_consumer import InstanceName
-from streams.runtime.kafka_worker import (
-    KafkaWorker,
-    notice_growth,
-    run_without_handlers,
-    watch_liveness,
-    watch_partitions,
-)
+from streams.runtime.kafka_watchdog import notice_growth, watch_liveness, watch_partitions
 from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topics

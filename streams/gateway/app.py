@@ -24,8 +24,8 @@ from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
 from streams.gateway.auth import Gate, check_host, is_local
 from streams.gateway.chat import chat
+from streams.gateway.endpoint import Call, RouteGuard, cross_origin, refusal, reply
 from streams.gateway.exchange import Exchange
-from streams.gateway.guard import Call, RouteGuard, cross_origin, refusal, reply
 from streams.gateway.index import Index
 from streams.gateway.responses import ApiError
 from streams.gateway.routes import Page, routes

@@ -15,8 +15,8 @@ from schemas.decision import Decision
 from schemas.forest import Forest, first_stop
 from schemas.search import SearchStep
 from streams.gateway import responses
+from streams.gateway.endpoint import Call, EventStream, body_of
 from streams.gateway.exchange import Admitted, ClientGone, Seen
-from streams.gateway.guard import Call, EventStream, body_of
 from streams.gateway.request import ChatRequest, digest, parse
 from streams.gateway.responses import ApiError, of_answer
 

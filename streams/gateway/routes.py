@@ -29,8 +29,8 @@ from schemas.search import SearchStep
 from streams.control import Control
 from streams.gateway import responses, statistics
 from streams.gateway.auth import Gate, Tenants, check_host
+from streams.gateway.endpoint import Call, EventStream, Listing, body_of, object_of, refusal, reply, whole
 from streams.gateway.exchange import Admitted, ClientGone, Exchange, Seen
-from streams.gateway.guard import Call, EventStream, Listing, body_of, object_of, refusal, reply, whole
 from streams.gateway.index import Listed
 from streams.gateway.request import listing, parse, to_query
 from streams.gateway.responses import ApiError, invalid, no_model, not_found, of_json, of_record, picked

@@ -45,7 +45,7 @@ from streams.runtime.base import (
     Unavailable,
     key_of,
 )
-from streams.runtime.guard import Refusal, send_refused
+from streams.runtime.handler_guard import Refusal, send_refused
 
 R = TypeVar("R")
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -40,9 +41,9 @@ from streams.runtime.base import (
     Table,
     Unavailable,
 )
-from streams.runtime.guard import Crashes, HandlerGuard, InFlightFile, handling
+from streams.runtime.handler_guard import Crashes, HandlerGuard, InFlightFile, handling
 from streams.runtime.kafka_clients import Again
-from streams.runtime.kafka_consumer import Consumer, wait_while
+from streams.runtime.kafka_consumer import SETTLE_S, Consumer, wait_while
 from streams.runtime.kafka_fencing import Fence, FencedTable
 from streams.runtime.kafka_reading import assign, connected, to_ends
 from streams.runtime.kafka_writer import Changelogged, Sender
@@ -663,3 +664,63 @@ class KafkaRuntime(KafkaLookups, Runtime):
         for close in self.closers:
             await close()
         self.in_flight.clear()
+
+
+# faust's worker for one service: it reports when it is ready, and stops without losing records.
+
+
+class KafkaWorker(faust.Worker):
+    """faust worker that calls `ready` once it serves its partitions, and loses nothing when it is stopped."""
+
+    def __init__(
+        self,
+        runtime: KafkaRuntime,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        ready: Callable[[], None],
+        stopping: Callable[[], None],
+        ended: Callable[[], NoReturn],
+    ) -> None:
+        super().__init__(runtime.app, loop=loop, quiet=True, redirect_stdouts=False, override_logging=False)
+        self.spinner = None
+        self.runtime = runtime
+        self._ready = ready
+        self._stopping = stopping
+        self._ended = ended
+        self._ending = False
+
+    async def on_startup_finished(self) -> None:
+        """Report that tables are recovered and partitions are being served."""
+        self._ready()
+
+    async def stop(self) -> None:
+        """End the process: wait briefly for records in flight, commit what is handled; the rest is redelivered.
+
+        faust would cancel the handlers, acknowledge their records and commit, which loses records in flight. After an
+        error inside faust, nothing is committed.
+        """
+        if self.crash_reason is not None:
+            crash("faust failed", self.crash_reason)
+        if self._ending:
+            return
+        self._ending = True
+        log.info("stopping")
+        self._stopping()
+        await self.runtime.stop(SETTLE_S)
+        self._ended()
+
+
+async def run_without_handlers(
+    runtime: KafkaRuntime, *, ready: Callable[[], None], ended: Callable[[], NoReturn]
+) -> NoReturn:
+    """Run a service that handles no records until SIGTERM or SIGINT. faust cannot: its consumer needs a topic."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await runtime.app.producer.maybe_start()
+    ready()
+    await stop.wait()
+    log.info("stopping")
+    await runtime.stop(SETTLE_S)
+    ended()

@@ -34,7 +34,7 @@ from streams.runtime.base import (
     partition_for,
     replaces,
 )
-from streams.runtime.guard import Crashes, HandlerGuard, handling
+from streams.runtime.handler_guard import Crashes, HandlerGuard, handling
 from streams.runtime.queues import Binding, Offsets, Queues
 from streams.settings import Settings
 from streams.topics import Topics
@@ -285,7 +285,7 @@ class MemoryBroker:
 
 
 class InFlightList:
-    """The records a worker is handling, as its successor finds them; see `streams.runtime.guard.InFlight`."""
+    """The records a worker is handling, as its successor finds them; see `streams.runtime.handler_guard.InFlight`."""
 
     def __init__(self, left: Sequence[str] = ()) -> None:
         self.left = list(left)

@@ -40,7 +40,7 @@ from schemas.record import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.reward import Due, Feedback, Reward
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable, key_of
 from streams.runtime.effects import Effects, Keyed, Rows
-from streams.runtime.guard import Refusal
+from streams.runtime.handler_guard import Refusal
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")

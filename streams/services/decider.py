@@ -41,7 +41,7 @@ from streams.runtime.base import (
     key_of,
 )
 from streams.runtime.effects import BatchEffects, Ordered
-from streams.runtime.guard import Refusal
+from streams.runtime.handler_guard import Refusal
 from streams.services.embedder import encoder_of
 from streams.services.learner_log import LearnerLog
 from streams.settings import Settings, SettingsError, variable

@@ -24,7 +24,7 @@ from agents.serving.registry import EngineOptions, Fleet, GroupEngines, Loaded
 from agents.verifier.prm import RecordedVerifier
 from schemas.search import Scored
 from streams.runtime.base import BatchHandler, ConsumerRecord, SendFailed
-from streams.runtime.guard import LIMIT, handling
+from streams.runtime.handler_guard import LIMIT, handling
 from streams.runtime.memory import Appended, Died, Effect, MemoryRuntime, Subscription
 from streams.services import aggregator, decider, embedder, executor, verifier
 from streams.services.embedder import HashedEncoder

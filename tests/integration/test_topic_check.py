@@ -18,7 +18,7 @@ from schemas.reward import Reward
 from streams.local.broker import LocalBroker
 from streams.local.deployment import python
 from streams.runtime import kafka_admin, kafka_clients
-from streams.runtime.kafka_worker import changed_counts
+from streams.runtime.kafka_watchdog import changed_counts
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from streams import health
-from streams.gateway import guard
+from streams.gateway import endpoint
 from streams.gateway.request import MAX_BODY
 
 ASK = "/v1/chat/completions"
@@ -317,7 +317,7 @@ def test_who_still_sends_a_refused_body_reads_why(site: Any) -> None:
 
 
 def test_a_body_that_does_not_come_ends_in_a_408(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "BODY_S", 0.3)
+    monkeypatch.setattr(endpoint, "BODY_S", 0.3)
     with raw(site) as connection:
         connection.sendall(b"POST /v1/decide HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
         said = b"".join(iter(lambda: connection.recv(4000), b""))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streams.runtime import kafka_reading
-from streams.runtime.kafka_worker import awaited
+from streams.runtime.kafka_watchdog import awaited
 
 
 class Client:

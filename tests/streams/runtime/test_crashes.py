@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.runtime.guard import Crashes, InFlightFile, Parties
+from streams.runtime.handler_guard import Crashes, InFlightFile, Parties
 
 SLOTS = 100
 
@@ -51,7 +51,7 @@ FULL_DISK = """
 mount -t tmpfs -o size=64k tmpfs "$1" && head -c 64k /dev/zero > "$1/rest" || exit 9
 exec "$2" -c "
 from pathlib import Path
-from streams.runtime.guard import InFlightFile, StateDirError
+from streams.runtime.handler_guard import InFlightFile, StateDirError
 try:
     InFlightFile(Path('$1/in-hand'), 256)
 except StateDirError as error:

@@ -12,7 +12,7 @@ from schemas.errors import UniscaleError
 from schemas.record import decode
 from streams.runtime.base import ConsumerRecord, Crash, Input, Outgoing, Runtime, ServiceSpec
 from streams.runtime.effects import BatchEffects, Effects, Keyed, Rows
-from streams.runtime.guard import Refusal
+from streams.runtime.handler_guard import Refusal
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings

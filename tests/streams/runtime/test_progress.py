@@ -15,7 +15,7 @@ import pytest
 
 from streams.health import STALLED_S, Health
 from streams.local.broker import free_port
-from streams.runtime.kafka_worker import PartitionProgress
+from streams.runtime.kafka_watchdog import PartitionProgress
 from streams.settings import Settings
 
 ROOT = Path(__file__).parents[3]

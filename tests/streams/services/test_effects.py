@@ -24,7 +24,7 @@ from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.runtime.base import ConsumerRecord, Outgoing, Unavailable, partition_for
 from streams.runtime.effects import BatchEffects, Effects
-from streams.runtime.guard import Refusal
+from streams.runtime.handler_guard import Refusal
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES, aggregator

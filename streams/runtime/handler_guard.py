@@ -29,7 +29,7 @@ from streams.runtime.base import (
     Unavailable,
 )
 
-log = logging.getLogger("streams.runtime.guard")
+log = logging.getLogger("streams.runtime.handler_guard")
 
 # Count failures per record across restarts, so that the third sends the record to the dead-letter topic.
 #

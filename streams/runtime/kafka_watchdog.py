@@ -1,14 +1,13 @@
-"""One service as one process: it starts, stops without losing records, ends itself when nothing moves."""
+"""What watches a running process, and ends it where nothing moves: a stuck consumer, partitions, topics that grew."""
 
 import asyncio
 import contextlib
 import gc
 import inspect
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import faust
 from aiokafka.errors import KafkaError
@@ -234,63 +233,3 @@ async def changed_counts(client: Any, declared: Iterable[Topic]) -> list[str]:
         log.debug("partition counts are unknown: %r", error)
         return []
     return kafka_admin.miscounted(declared, lambda name: len(cluster.partitions_for_topic(name) or ()))
-
-
-# faust's worker for one service: it reports when it is ready, and stops without losing records.
-
-
-class KafkaWorker(faust.Worker):
-    """faust worker that calls `ready` once it serves its partitions, and loses nothing when it is stopped."""
-
-    def __init__(
-        self,
-        runtime: KafkaRuntime,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        ready: Callable[[], None],
-        stopping: Callable[[], None],
-        ended: Callable[[], NoReturn],
-    ) -> None:
-        super().__init__(runtime.app, loop=loop, quiet=True, redirect_stdouts=False, override_logging=False)
-        self.spinner = None
-        self.runtime = runtime
-        self._ready = ready
-        self._stopping = stopping
-        self._ended = ended
-        self._ending = False
-
-    async def on_startup_finished(self) -> None:
-        """Report that tables are recovered and partitions are being served."""
-        self._ready()
-
-    async def stop(self) -> None:
-        """End the process: wait briefly for records in flight, commit what is handled; the rest is redelivered.
-
-        faust would cancel the handlers, acknowledge their records and commit, which loses records in flight. After an
-        error inside faust, nothing is committed.
-        """
-        if self.crash_reason is not None:
-            crash("faust failed", self.crash_reason)
-        if self._ending:
-            return
-        self._ending = True
-        log.info("stopping")
-        self._stopping()
-        await self.runtime.stop(SETTLE_S)
-        self._ended()
-
-
-async def run_without_handlers(
-    runtime: KafkaRuntime, *, ready: Callable[[], None], ended: Callable[[], NoReturn]
-) -> NoReturn:
-    """Run a service that handles no records until SIGTERM or SIGINT. faust cannot: its consumer needs a topic."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await runtime.app.producer.maybe_start()
-    ready()
-    await stop.wait()
-    log.info("stopping")
-    await runtime.stop(SETTLE_S)
-    ended()
