@@ -379,13 +379,15 @@ def compare(journals: tuple[Path, ...], row: str) -> None:
         table, history, live, half = cell
         asked = f"history {history}" + (f", {live} live" if live else "")
         asked += "" if half is None else f", half {half} of history"
-        ends = each["cost_ratio"] or {}
-        mean, low, high = (
-            "∞" if ends.get(end) is None else f"{ends[end]:.3f}" for end in ("mean", "low", "high")
-        )
+        paid_of = "misses a target that ridge_from_history reaches"
+        if ends := each["cost_ratio"]:
+            mean, low, high = (
+                "∞" if ends[end] is None else f"{ends[end]:.3f}" for end in ("mean", "low", "high")
+            )
+            paid_of = f"{mean} [{low}, {high}] of ridge_from_history"
         paid = verdict["ratios"][row]
         click.echo(
-            f"{table}, {asked}: {mean} [{low}, {high}] of ridge_from_history, "
+            f"{table}, {asked}: {paid_of}, "
             f"{'out of reach' if paid is None else format(paid['mean'], '.3f')} of the fixed mix; "
             f"worse p = {w:.3f}, better p = {b:.3f}: "
             f"{'worse' if w < SHOWN else 'better' if b < SHOWN else 'neither shown'}"
