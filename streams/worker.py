@@ -103,7 +103,8 @@ def _log_to_stdout(level: str) -> None:
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))
     # kafka-python warns of a busy machine; mode logs every part of faust under the module of its class.
     logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
-    logging.getLogger("streams.runtime.kafka").setLevel(logging.WARNING)
+    for parts in ("kafka", "kafka_consumer", "kafka_writer"):
+        logging.getLogger(f"streams.runtime.{parts}").setLevel(logging.WARNING)
 
 
 async def _prepare(runtime: KafkaRuntime, name: InstanceName) -> None:
