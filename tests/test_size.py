@@ -31,6 +31,7 @@ def checkout(folder: Path) -> Path:
         "agents/deep/one.py": ONE,
         "agents/two.py": TWO,
         "agents/static/page.js": SCRIPT,
+        "agents/static/vendor/theirs.js": SCRIPT,
         "notes.md": "no code\n",
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
