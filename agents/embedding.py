@@ -81,11 +81,6 @@ class Encoder(Protocol):
         """Return the length of a vector."""
         ...
 
-    @property
-    def truncated(self) -> int:
-        """Return how many texts have been cut to the model's length so far."""
-        ...
-
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return one unit row a text, shape (len(texts), dimension), float32.
 
@@ -152,8 +147,8 @@ class _Trouble(Exception):
 class HttpEncoder:
     """An encoder behind HTTP. Safe to call from several threads; `close` it, or use it in a `with`.
 
-    Texts over `max_characters` are cut from the end and counted in `truncated`: the client has no tokenizer
-    of the server's model, so the limit is in characters. Keep it below what the model takes.
+    Texts over `max_characters` are cut from the end: the client has no tokenizer of the server's model, so the limit is
+    in characters. Keep it below what the model takes.
     """
 
     def __init__(
@@ -172,7 +167,6 @@ class HttpEncoder:
         reply_s: float = 30.0,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
-        trust_environment: bool = False,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """Set up the client; nothing is sent yet.
@@ -191,7 +185,6 @@ class HttpEncoder:
             reply_s: Longest time one reply may take in all, in seconds.
             sleep: How to wait.
             clock: Seconds, monotonic.
-            trust_environment: Take proxies and certificates from the environment's variables.
             transport: What carries the requests; None opens connections.
 
         Raises:
@@ -208,15 +201,14 @@ class HttpEncoder:
         for name, value in least.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}: give at least 1")
-        self.name, self.version, self.dimension, self.truncated = model, version, dimension, 0
+        self.name, self.version, self.dimension = model, version, dimension
         self._path = url.rstrip("/").removesuffix("/v1") + "/v1/embeddings"
         self._max_characters, self._batch, self._attempts = max_characters, batch, attempts
         self._backoff_s, self._sleep = backoff_s, sleep
         self._reply_s, self._clock = reply_s, clock
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.Client(
-            timeout=timeout_s, headers=headers, trust_env=trust_environment, transport=transport
-        )
+        # A proxy from the environment must not sit between us and the server unasked.
+        self._client = httpx.Client(timeout=timeout_s, headers=headers, trust_env=False, transport=transport)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return one unit row a text, shape (len(texts), dimension), float32.
@@ -226,7 +218,6 @@ class HttpEncoder:
             EncoderUnavailable: no usable answer within the attempts, to any text.
             BadEmbedding: the answer holds no embedding for each text; to others it does.
         """
-        self.truncated += sum(len(text) > self._max_characters for text in texts)
         cut = [readable(text[: self._max_characters]) for text in texts]
         try:
             rows = [

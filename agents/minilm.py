@@ -40,8 +40,7 @@ CHARACTERS_PER_TOKEN = 64
 class MiniLM:
     """The default encoder: 384 dimensions.
 
-    What is over `max_tokens` is cut from the end and counted in `truncated`; the vector is that of the
-    beginning.
+    What is over `max_tokens` is cut from the end; the vector is that of the beginning.
     """
 
     name = "all-MiniLM-L6-v2-int8"
@@ -50,7 +49,6 @@ class MiniLM:
     def __init__(
         self,
         *,
-        threads: int = 1,
         max_tokens: int = DEFAULT_TOKENS,
         model: Path | None = None,
         tokenizer: Path | None = None,
@@ -58,30 +56,25 @@ class MiniLM:
         """Load the model.
 
         Args:
-            threads: Threads of one inference; more than one pays off only when cores are idle.
             max_tokens: Longest input, [CLS] and [SEP] included, 3 to 512.
             model: The pinned model.onnx, when it lies elsewhere than in its package.
             tokenizer: The pinned tokenizer.json, likewise.
 
         Raises:
             EncoderFilesError: when a file is missing or is not the pinned one.
-            ValueError: when `threads` or `max_tokens` is out of range.
+            ValueError: when `max_tokens` is out of range.
         """
-        if threads < 1:
-            raise ValueError(f"threads is {threads}: give at least 1")
         if not 3 <= max_tokens <= MOST_TOKENS:
             raise ValueError(f"max_tokens is {max_tokens}: give 3 to {MOST_TOKENS}")
         model_bytes = _pinned(model or _packaged(MODEL_PACKAGE, MODEL_FILE), MODEL_SHA256)
         tokenizer_bytes = _pinned(tokenizer or _packaged(TOKENIZER_PACKAGE, TOKENIZER_FILE), TOKENIZER_SHA256)
         self.version = f"{MODEL_SHA256[:8]}-{TOKENIZER_SHA256[:8]}-{max_tokens}"
-        self.truncated = 0
         self._max_tokens = max_tokens
         self._tokenizer = Tokenizer.from_buffer(tokenizer_bytes)
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_tokens)
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(model_bytes, options, providers=["CPUExecutionProvider"])
 
     def encode(self, texts: Sequence[str]) -> Vectors:
@@ -94,7 +87,6 @@ class MiniLM:
     def _mean_state(self, text: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         most = CHARACTERS_PER_TOKEN * self._max_tokens
         encoding = self._tokenizer.encode(text[:most])
-        self.truncated += bool(len(text) > most or encoding.overflowing)
         ids = np.array([encoding.ids], dtype=np.int64)  # (1, tokens)
         inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
         states = self._session.run(["last_hidden_state"], inputs)[0]  # (1, tokens, 384)

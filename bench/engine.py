@@ -20,7 +20,7 @@ import msgspec
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Catalogue, Model
 from agents.search.search import Job, SearchRules, begin, draft, resume
-from agents.serving.registry import EngineOptions, engine_for, hosted_model
+from agents.serving.registry import EngineOptions, hosted_engine, hosted_model
 from agents.serving.vllm_host import EngineHost
 from agents.serving.vllm_requests import GeneratedDraft, Generation
 from agents.serving.vllm_settings import HostSettings, prepare_environment
@@ -202,7 +202,7 @@ async def keep_scores(plan: EnginePlan, folder: Path) -> None:
     host, options = _host(catalogue)
     kept: dict[str, Scored] = {}
     with host:
-        engine = engine_for(largest(catalogue), options, host)
+        engine = hosted_engine(largest(catalogue), options, host)
         verifier = await start_verifier(catalogue.verifier_named(), VerifierOptions(threads=1), host)
 
         async def score(step: SearchStep) -> Sequence[Scored]:
@@ -226,13 +226,13 @@ async def time_search(plan: EnginePlan, folder: Path) -> None:
 
     with host:
         decisions = decisions_of(catalogue, plan)
-        warm = engine_for(largest(catalogue), options, host)
+        warm = hosted_engine(largest(catalogue), options, host)
         await _all(decisions[:8], plan, lambda d: _search(d, catalogue, warm, score))
         # Loaded again, so that the prefix cache is as cold as that of bare vLLM.
         await asyncio.wrap_future(host.unload(largest(catalogue).name))
         await asyncio.wrap_future(host.load(hosted_model(largest(catalogue), options)))
         tap = _Tap(host)
-        engine = engine_for(largest(catalogue), options, tap)  # type: ignore[arg-type]
+        engine = hosted_engine(largest(catalogue), options, tap)  # type: ignore[arg-type]
         timed = await _all(decisions, plan, lambda d: _search(d, catalogue, engine, score))
     (folder / "search.json").write_bytes(msgspec.json.encode(timed))
     (folder / "calls.json").write_bytes(msgspec.json.encode(tap.calls))

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
@@ -55,36 +54,16 @@ class Prefix(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
 
 
-@dataclass
-class EngineCounts:
-    """Counts of unusual events since the engine was created; for metrics.
-
-    Attributes:
-        refused_prompts: Questions too long for the model, for which `PromptTooLongError` was raised.
-        full_contexts: Drafts that ended with `context`.
-        cut_steps: Drafts that ended with `length`.
-        reencoded_paths: Prefixes that were encoded from their text again, because their token ids were no longer
-            remembered, for instance after a restart.
-    """
-
-    refused_prompts: int = 0
-    full_contexts: int = 0
-    cut_steps: int = 0
-    reencoded_paths: int = 0
-
-
 class Engine(Protocol):
     """One model that drafts steps.
 
     Attributes:
         model: Its name in the catalogue.
         served: Name and version of what runs, for the Answer.
-        counts: Counts of unusual events.
     """
 
     model: str
     served: Served
-    counts: EngineCounts
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
@@ -129,7 +108,7 @@ def check_seeds(prefixes: Sequence[Prefix], n: int, seeds: Sequence[int]) -> Non
 #
 # Records contain a path as text. Encoding a text again may give other tokens than the model generated; then the
 # prefix cache misses and the distribution differs. So the token ids of live paths are remembered here. Only paths
-# that are not remembered are encoded again, and counted.
+# that are not remembered, for instance after a restart, are encoded again.
 
 REMEMBERED_PATHS = 16_384  # 32 queries in flight, 64 drafts a step, and then eight times over
 
@@ -160,7 +139,6 @@ class Continuer:
         model: The model's name, for errors.
         prompts: The model's chat template and tokenizer.
         context_tokens: Its longest prompt plus output.
-        counts: Counts of unusual events, to be updated.
         instruction: A system message for conversations without one, e.g. to reason step by step.
         remembered: Number of paths whose token ids are kept.
     """
@@ -170,7 +148,6 @@ class Continuer:
         model: str,
         prompts: ChatPrompts,
         context_tokens: int,
-        counts: EngineCounts,
         *,
         instruction: str = "",
         remembered: int = REMEMBERED_PATHS,
@@ -178,7 +155,6 @@ class Continuer:
         self._model = model
         self._prompts = prompts
         self._context_tokens = context_tokens
-        self._counts = counts
         self._instruction = instruction
         self._remembered = remembered
         self._paths: OrderedDict[_Path, tuple[int, ...]] = OrderedDict()
@@ -194,7 +170,6 @@ class Continuer:
         answer = self._answer_ids(prefix)
         left = self._context_tokens - len(question) - len(answer)
         if left < 1 and not prefix.steps:
-            self._counts.refused_prompts += 1
             raise PromptTooLongError(self._model, len(question), self._context_tokens)
         most = (
             sampling.step_tokens
@@ -205,7 +180,6 @@ class Continuer:
 
     def full(self, continuation: Continuation) -> Drafted:
         """Return the empty draft of a path whose context is full."""
-        self._counts.full_contexts += 1
         return Drafted(
             text="", finish="context", tokens=0, prompt_tokens=len(continuation.prompt_ids), token_ids=()
         )
@@ -216,8 +190,7 @@ class Continuer:
         *,
         text: str,
         finish: Finish,
-        token_ids: Sequence[int] | None,
-        tokens: int,
+        token_ids: Sequence[int],
     ) -> Drafted:
         """Return the draft that an engine generated, and remember its tokens for the next step.
 
@@ -225,26 +198,15 @@ class Continuer:
             continuation: What the engine continued.
             text: The generated text, with the delimiter.
             finish: Why it ended, as reported by the engine.
-            token_ids: The generated tokens; None if the engine does not return them.
-            tokens: Number of generated tokens.
+            token_ids: The generated tokens.
         """
         prompt_tokens = len(continuation.prompt_ids)
-        ids = None if token_ids is None else tuple(token_ids)
-        if finish == "length" and prompt_tokens + tokens >= self._context_tokens:
+        ids = tuple(token_ids)
+        if finish == "length" and prompt_tokens + len(ids) >= self._context_tokens:
             finish = "context"
-        self._counts.full_contexts += finish == "context"
-        self._counts.cut_steps += finish == "length"
         if ids and (finish == "length" or (finish == "separator" and self._whole(text, ids))):
             self._remember(continuation, text, ids)
-        return Drafted(text=text, finish=finish, tokens=tokens, prompt_tokens=prompt_tokens, token_ids=ids)
-
-    def text_of(self, continuation: Continuation) -> str:
-        """Return a prompt as text, including special tokens, for servers that do not accept token ids."""
-        return self._prompts.decode(continuation.prompt_ids, skip_special_tokens=False)
-
-    def tokens_of(self, text: str) -> int:
-        """Return the length of a text in tokens."""
-        return len(self._prompts.encode(text))
+        return Drafted(text=text, finish=finish, tokens=len(ids), prompt_tokens=prompt_tokens, token_ids=ids)
 
     def _dialogue(self, messages: Sequence[Message]) -> list[tuple[str, str]]:
         dialogue = [(message.role, message.text) for message in messages]
@@ -259,7 +221,6 @@ class Continuer:
         if (known := self._paths.get(path)) is not None:
             self._paths.move_to_end(path)
             return known
-        self._counts.reencoded_paths += 1
         return self._prompts.encode("".join(prefix.steps))
 
     def _whole(self, text: str, ids: tuple[int, ...]) -> bool:

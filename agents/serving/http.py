@@ -15,7 +15,6 @@ from agents.serving.engine import (
     Continuation,
     Continuer,
     Drafted,
-    EngineCounts,
     Prefix,
     check_seeds,
     finish_of,
@@ -467,14 +466,10 @@ def _retry_after_s(reply: httpx.Response) -> float:
         return 0.0  # an HTTP date: our own pause is as good
 
 
-# The engine of a remote server with an OpenAI-compatible `/v1/completions`.
+# The engine of a remote vLLM server, at its `/v1/completions`.
 #
 # The prompt is rendered here with the model's own chat template, so a step is continued as exactly as in process.
-# vLLM accepts and returns token ids, and reports which stop string it met. From a server that does neither, more
-# than one step is requested, and its text is cut at the delimiter here (`dialect="plain"`). That works with any
-# server, but wastes what was generated beyond the delimiter.
-
-Dialect = Literal["vllm", "plain"]
+# vLLM accepts and returns token ids, and reports which stop string it met.
 
 
 class HttpEngine:
@@ -487,7 +482,6 @@ class HttpEngine:
         context_tokens: Its longest prompt plus output, with which the server was started.
         served_name: Its name at the server; empty if it is the same as `model`.
         instruction: A system message for conversations without one.
-        dialect: `vllm`, or `plain` for servers that do not report why a text stopped.
     """
 
     def __init__(
@@ -499,15 +493,11 @@ class HttpEngine:
         context_tokens: int,
         served_name: str = "",
         instruction: str = "",
-        dialect: Dialect = "vllm",
     ) -> None:
         self.model = model
-        self.counts = EngineCounts()
-        self.served = Served(name=f"openai-http/{dialect}", model=served_name or model)
-        self.wasted_tokens = 0
+        self.served = Served(name="openai-http/vllm", model=served_name or model)
         self._server = server
-        self._dialect = dialect
-        self._continuer = Continuer(model, prompts, context_tokens, self.counts, instruction=instruction)
+        self._continuer = Continuer(model, prompts, context_tokens, instruction=instruction)
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
@@ -531,13 +521,6 @@ class HttpEngine:
             "top_p": sampling.top_p,
             "seed": seed,
             "n": 1,
-        }
-        if self._dialect == "plain":
-            reply = await self._server.post(
-                "/v1/completions", body | {"prompt": self._continuer.text_of(plan)}
-            )
-            return self._plain(plan, _choice(reply), sampling.delimiter)
-        body |= {
             "prompt": plan.prompt_ids,
             "top_k": sampling.top_k,
             "stop": [sampling.delimiter],
@@ -545,26 +528,11 @@ class HttpEngine:
             "skip_special_tokens": True,
             "return_token_ids": True,
         }
-        return self._told(plan, _choice(await self._server.post("/v1/completions", body)), sampling.delimiter)
-
-    def _told(self, plan: Continuation, choice: "CompletionChoice", delimiter: str) -> Drafted:
+        choice = _choice(await self._server.post("/v1/completions", body))
         if choice.token_ids is None:
-            raise EngineReplyError(
-                f"{self.model}: the server returned no token_ids, so it is not vLLM; use the plain dialect for it"
-            )
-        finish = finish_of(choice.finish_reason, choice.stop_reason, delimiter)
-        ids = choice.token_ids
-        return self._continuer.draft(plan, text=choice.text, finish=finish, token_ids=ids, tokens=len(ids))
-
-    def _plain(self, plan: Continuation, choice: "CompletionChoice", delimiter: str) -> Drafted:
-        step, found, beyond = choice.text.partition(delimiter)
-        text = step + found
-        tokens = self._continuer.tokens_of(text)
-        self.wasted_tokens += self._continuer.tokens_of(beyond)
-        finish = finish_of(choice.finish_reason, None, delimiter)
-        return self._continuer.draft(
-            plan, text=text, finish="separator" if found else finish, token_ids=None, tokens=tokens
-        )
+            raise EngineReplyError(f"{self.model}: the server returned no token_ids, so it is not vLLM")
+        finish = finish_of(choice.finish_reason, choice.stop_reason, sampling.delimiter)
+        return self._continuer.draft(plan, text=choice.text, finish=finish, token_ids=choice.token_ids)
 
 
 class CompletionChoice(msgspec.Struct):

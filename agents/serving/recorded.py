@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from agents.catalogue.models import Sampling
-from agents.serving.engine import Drafted, EngineCounts, Prefix, check_seeds
+from agents.serving.engine import Drafted, Prefix, check_seeds
 from agents.serving.errors import ServingError
 from schemas.forest import Finish, Unit
 from schemas.query import Message
@@ -239,7 +239,6 @@ class RecordedEngine:
     def __init__(self, recording: Recording, model: str) -> None:
         self.model = model
         self.served = Served(name="recorded", model=model)
-        self.counts = EngineCounts()
         self._recording = recording
 
     async def generate(

@@ -10,12 +10,11 @@ from typing import Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from agents.catalogue.models import DTYPE_BYTES, Model, Sampling, VerifierModel
-from agents.serving.engine import Continuer, Drafted, Engine, EngineCounts, Prefix, check_seeds, finish_of
+from agents.serving.engine import Continuer, Drafted, Engine, Prefix, check_seeds, finish_of
 from agents.serving.errors import EngineStartError, ServingError
 from agents.serving.http import (
     USUAL,
     Breaker,
-    Dialect,
     HttpEngine,
     JsonServer,
     Keys,
@@ -342,13 +341,10 @@ class VllmEngine:
         retries: Retries = USUAL,
     ) -> None:
         self.model = model
-        self.counts = EngineCounts()
         self.served = Served(name=host.vllm_name, version=host.vllm_version, model=model)
         self._host = host
         self._retries = retries
-        self._continuer = Continuer(
-            model, prompts, host.context_tokens[model], self.counts, instruction=instruction
-        )
+        self._continuer = Continuer(model, prompts, host.context_tokens[model], instruction=instruction)
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
@@ -377,10 +373,9 @@ class VllmEngine:
                 continue
             completion = next(made)
             finish = finish_of(completion.finish, completion.stop, sampling.delimiter)
-            ids = completion.token_ids
             drafts.append(
                 self._continuer.draft(
-                    plan, text=completion.text, finish=finish, token_ids=ids, tokens=len(ids)
+                    plan, text=completion.text, finish=finish, token_ids=completion.token_ids
                 )
             )
         return drafts
@@ -396,147 +391,75 @@ class EngineOptions(HostingOptions, frozen=True, kw_only=True, forbid_unknown_fi
     """A deployment's settings for its engines.
 
     Attributes:
-        dialect: For HTTP endpoints: `vllm`, or `plain` for servers that do not report why a text stopped.
         instruction: A system message for conversations without one, e.g. to reason step by step. The mini family is
             trained without one.
     """
 
-    dialect: Dialect = "vllm"
     instruction: str = ""
 
 
-class EngineSet:
-    """Loaded engines by model, and the host of those that run in this process."""
-
-    def __init__(self, engines: dict[str, Engine], host: EngineHost | None) -> None:
-        self.engines = engines
-        self.host = host
-
-    def __getitem__(self, model: str) -> Engine:
-        """Return the engine of a model.
-
-        Raises:
-            KeyError: it has no engine here.
-        """
-        return self.engines[model]
-
-    async def close(self) -> None:
-        """Close every engine, then the host."""
-        for engine in self.engines.values():
-            await engine.close()
-        if self.host is not None:
-            await asyncio.to_thread(self.host.close)
-
-
-class GroupEngines:
+class GroupEngines(Fleet[Engine]):
     """The engines of one executor group, loaded in the background and whenever the catalogue changes.
 
     Args:
         options: The deployment's settings.
         recording: If given, it answers instead of the models.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        host: Of those that run in this process; None while there are none.
     """
 
-    def __init__(self, options: EngineOptions, recording: Recording | None = None) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        recording: Recording | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(self._started, clock=clock)
+        self.host: EngineHost | None = None
         self._options = options
         self._recording = recording
-        self._host: EngineHost | None = None
-        self._fleet: Fleet[Engine] = Fleet(self._load)
-
-    def want(self, models: Sequence[Model]) -> None:
-        """Start loading the models that are new or have changed. Returns at once."""
-        self._fleet.want(models)
-
-    async def settled(self) -> None:
-        """Wait until every model is ready or has failed.
-
-        Raises:
-            ServingError: none is ready; it is the first model's error.
-        """
-        await self._fleet.settled()
-
-    async def get(self, model: Model) -> Engine:
-        """Wait until a model is loaded and return its engine.
-
-        Raises:
-            ServingError: it cannot be loaded.
-        """
-        return await self._fleet.get(model)
 
     @property
     def hung_s(self) -> float:
         """Return for how many seconds vLLM in this process has not ended a step; 0 where it is well, or absent."""
-        return 0.0 if self._host is None else self._host.hung_s
-
-    async def probe(self) -> None:
-        """Check every endpoint whose breaker is due for a retry, and mark those that answer as available."""
-        await self._fleet.probe()
-
-    def health(self) -> tuple[ModelHealth, ...]:
-        """Return the state of every model, by name."""
-        return self._fleet.health()
+        return 0.0 if self.host is None else self.host.hung_s
 
     async def close(self) -> None:
         """Close every engine, then the host."""
-        await self._fleet.close()
-        if self._host is not None:
-            await asyncio.to_thread(self._host.close)
+        await super().close()
+        if self.host is not None:
+            await asyncio.to_thread(self.host.close)
 
-    async def _load(self, model: Model) -> Loaded[Engine]:
+    async def _started(self, model: Model) -> Loaded[Engine]:
+        options = self._options
         if self._recording is not None:
             return Loaded(RecordedEngine(self._recording, model.name))
         if model.endpoint.kind == "http":
-            server = server_of(model, self._options)
+            server = server_of(model, options)
             # Reading a tokenizer takes seconds, during which searches of other models continue.
-            engine = await asyncio.to_thread(_http_engine, model, self._options, server)
+            prompts = await asyncio.to_thread(prompts_of, model, options)
+            engine = HttpEngine(
+                server,
+                model.name,
+                prompts,
+                context_tokens=model.engine.context_tokens,
+                served_name=served_name(model),
+                instruction=options.instruction,
+            )
             return Loaded(engine, server)
-        if self._host is None:
-            self._host = await start_host((), self._options)
-        await load_into(self._host, model, self._options)
-        return Loaded(await asyncio.to_thread(engine_for, model, self._options, self._host))
+        if self.host is None:
+            self.host = await start_host((), options)
+        await load_into(self.host, model, options)
+        return Loaded(await asyncio.to_thread(hosted_engine, model, options, self.host))
 
 
-async def start_engines(models: Sequence[Model], options: EngineOptions) -> EngineSet:
-    """Load or connect to every model; return when all can draft.
-
-    Args:
-        models: Catalogue entries of one group.
-        options: The deployment's settings.
+def hosted_engine(model: Model, options: EngineOptions, host: EngineHost) -> VllmEngine:
+    """Return the engine of a catalogue entry that a host of this process has loaded.
 
     Raises:
-        EngineStartError: a model or its tokenizer could not be loaded.
-        EngineEnvironmentError: this process cannot host vLLM.
+        EngineStartError: the tokenizer cannot be read.
     """
-    hosted = [hosted_model(model, options) for model in models if model.endpoint.kind == "in-process"]
-    host = await start_host(hosted, options) if hosted else None
-    return EngineSet({model.name: engine_for(model, options, host) for model in models}, host)
-
-
-def engine_for(model: Model, options: EngineOptions, host: EngineHost | None) -> Engine:
-    """Return the engine of one catalogue entry.
-
-    Args:
-        model: The entry.
-        options: The deployment's settings.
-        host: Hosts the model if its endpoint is in process.
-
-    Raises:
-        EngineStartError: the tokenizer cannot be read, or the model needs a host that has not loaded it.
-    """
-    if model.endpoint.kind == "http":
-        return _http_engine(model, options, server_of(model, options))
-    if host is None or model.name not in host.context_tokens:
-        raise EngineStartError(f"{model.name}: its endpoint is in-process, but no host here has loaded it")
     prompts = prompts_of(model, options)
     return VllmEngine(host, model.name, prompts, instruction=options.instruction, retries=options.retries)
-
-
-def _http_engine(model: Model, options: EngineOptions, server: JsonServer) -> Engine:
-    return HttpEngine(
-        server,
-        model.name,
-        prompts_of(model, options),
-        context_tokens=model.engine.context_tokens,
-        served_name=served_name(model),
-        instruction=options.instruction,
-        dialect=options.dialect,
-    )

@@ -95,7 +95,6 @@ def _parameters(request: Request) -> SamplingParams | PoolingParams:
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=request.top_k,
-        min_p=request.min_p,
         seed=request.seed,
         max_tokens=request.max_tokens,
         stop=list(request.stop),

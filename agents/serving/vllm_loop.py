@@ -19,7 +19,7 @@ from agents.serving.errors import (
     ServingError,
     UnknownEngineError,
 )
-from agents.serving.vllm_requests import EngineStatistics, GeneratedDraft, RequestGroup
+from agents.serving.vllm_requests import EngineStatistics, RequestGroup
 from agents.serving.vllm_settings import HostedModel
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,6 @@ class OwnedEngine:
             group.fail(error)
             return
         self.in_flight |= {request_id: (group, index) for index, request_id in enumerate(group.ids)}
-        self.statistics.requests += len(added)
 
     def abort(self, group: RequestGroup) -> None:
         """Forget what is left of a group whose caller no longer waits."""
@@ -61,12 +60,11 @@ class OwnedEngine:
 
     def step(self, clock: Callable[[], float]) -> None:
         """Make one step of the batch and hand out what it finished."""
-        self.statistics.step_began_s = began = clock()
+        self.statistics.step_began_s = clock()
         try:
             replies = self.engine.step()
         finally:
             self.statistics.step_began_s = None
-        self.statistics.busy_s += clock() - began
         self.statistics.steps += 1
         for reply in replies:
             self._deliver(reply)
@@ -87,10 +85,6 @@ class OwnedEngine:
             group.fail(error)
             self.abort(group)
             return
-        self.statistics.prompt_tokens += output.prompt_tokens
-        if isinstance(output, GeneratedDraft):
-            self.statistics.generated_tokens += len(output.token_ids)
-            self.statistics.cached_tokens += output.cached_tokens
         group.take(index, output)
 
     def fail_all(self, error: ServingError) -> None:

@@ -1,8 +1,8 @@
 """What to host and how, the environment that vLLM needs, and how much KV cache an engine gets."""
 
-from collections.abc import Container, MutableMapping, Sequence
+from collections.abc import Container, MutableMapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 
@@ -83,11 +83,6 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"models: {', '.join(twice)} named twice")
-
-    @classmethod
-    def of(cls, models: Sequence[HostedModel], **others: Any) -> Self:
-        """Return settings for these models; `others` are the remaining fields."""
-        return cls(models=tuple(models), **others)
 
 
 def checkpoint_path(checkpoint: str, folder: str) -> str:

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -117,36 +116,15 @@ def pooling_rows(reply: dict[str, Any], prompts: int) -> "list[NDArray[np.float3
 # A verifier scores the last step of each path given, in [0, 1]. The search takes path means (§3.3); the
 # verifier knows nothing of them.
 
-Overflow = Literal["keep-tail", "refuse"]
-"""What to do with a path over the verifier's context: drop its leading steps and score the rest, which the
-Scored says (`shortened`), or refuse to score it."""
-
-
-@dataclass
-class VerifierCounts:
-    """What a verifier met, since it was made. For metrics.
-
-    Attributes:
-        shortened_paths: Paths scored without their leading steps.
-        dropped_steps: How many steps that were.
-        refused_paths: Paths too long to score: `PromptTooLongError` was raised.
-    """
-
-    shortened_paths: int = 0
-    dropped_steps: int = 0
-    refused_paths: int = 0
-
 
 class Verifier(Protocol):
     """Scores steps.
 
     Attributes:
         served: What runs, for the Verification.
-        counts: What it met.
     """
 
     served: Served
-    counts: VerifierCounts
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
         """Return a score for the last step of each path, and the tokens read for it.
@@ -156,7 +134,7 @@ class Verifier(Protocol):
             paths: The texts of each path's steps, root first, delimiters included.
 
         Raises:
-            PromptTooLongError: A path does not fit the verifier, by the policy or at all.
+            PromptTooLongError: The last step of a path does not fit the verifier.
             ScoreCountError: The model answered with another number of scores than it was asked for.
             EngineFaultError: Another attempt may succeed.
             EngineDiedError: Only a restart of the process helps.
@@ -188,8 +166,8 @@ class ProcessRewardModel:
         source: Classifies tokens.
         format: How a path is put to the model.
         good_label: Which class is `right`.
-        context_tokens: The model's longest prompt.
-        overflow: What to do with longer ones.
+        context_tokens: The model's longest prompt. Of a longer path the leading steps are dropped, and its Scored says
+            so (`shortened`).
     """
 
     def __init__(
@@ -200,15 +178,12 @@ class ProcessRewardModel:
         *,
         good_label: int,
         context_tokens: int,
-        overflow: Overflow = "keep-tail",
     ) -> None:
         self.served = served
-        self.counts = VerifierCounts()
         self._source = source
         self._format = format
         self._good_label = good_label
         self._context_tokens = context_tokens
-        self._overflow = overflow
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
         """Return a score for the last step of each path; see `Verifier.score`."""
@@ -232,8 +207,6 @@ class ProcessRewardModel:
         rendered = self._format.render(question, path)
         dropped = 0
         while len(rendered.token_ids) > self._context_tokens and dropped < len(path) - 1:
-            if self._overflow == "refuse":
-                break
             # Long paths are rare and a step has tens of tokens, so one render a dropped step is cheap enough.
             dropped += 1
             rendered = self._format.render(question, path[dropped:])
@@ -243,12 +216,9 @@ class ProcessRewardModel:
                 f"{len(path) - dropped} steps; check that its chat template keeps the assistant's turn whole"
             )
         if len(rendered.token_ids) > self._context_tokens:
-            self.counts.refused_paths += 1
             raise PromptTooLongError(
                 self.served.model, len(rendered.token_ids), self._context_tokens, "path to verify"
             )
-        self.counts.shortened_paths += dropped > 0
-        self.counts.dropped_steps += dropped
         return rendered, dropped
 
 
@@ -330,7 +300,6 @@ class RecordedVerifier:
 
     def __init__(self, recording: Recording) -> None:
         self.served = Served(name="recorded")
-        self.counts = VerifierCounts()
         self._recording = recording
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
@@ -360,11 +329,9 @@ class VerifierOptions(HostingOptions, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         system: A system message, where the model was trained with one (Qwen2.5-Math-PRM).
-        overflow: What to do with paths over the verifier's context.
     """
 
     system: str = ""
-    overflow: Overflow = "keep-tail"
 
 
 async def start_verifier(
@@ -401,7 +368,6 @@ async def start_verifier(
         format_for(entry, prompts, options.system),
         good_label=entry.step_tags.good_label if entry.step_tags else SKYWORK_LABEL,
         context_tokens=entry.engine.context_tokens,
-        overflow=options.overflow,
     )
 
 

@@ -19,7 +19,7 @@ from agents.catalogue.models import Catalogue, Sampling
 from agents.search.forest import Ask, ask, outcome, plant, tell_drafts, tell_scores
 from agents.search.search import SearchRules, limits
 from agents.serving.engine import Drafted, Engine, Prefix
-from agents.serving.registry import EngineOptions, start_engines
+from agents.serving.registry import EngineOptions, GroupEngines
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import ProcessRewardModel, Verifier, VerifierOptions, start_verifier
 from experiments.record.questions import Question
@@ -258,11 +258,12 @@ async def open_bench(
     entries = sorted(catalogue.verifiers, key=lambda each: each.name != catalogue.verifier)[:verifiers]
     scorers: dict[str, Verifier] = {}
     if engine == "vllm":
-        started = await start_engines(catalogue.models, EngineOptions(folder=str(folder)))
+        started = GroupEngines(EngineOptions(folder=str(folder)))
+        ready = {model.name: await started.get(model) for model in catalogue.models}
         options = VerifierOptions(folder=str(folder))
         for v in entries:
             scorers[v.name] = await start_verifier(v, options, started.host)
-        return Bench(catalogue, dict(started.engines), scorers, judge, close=started.close)
+        return Bench(catalogue, ready, scorers, judge, close=started.close)
 
     from experiments.sampler.engine import TorchEngine
     from experiments.sampler.pump import Pump

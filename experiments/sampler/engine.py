@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agents.catalogue.models import Sampling
-from agents.serving.engine import Continuation, Drafted, EngineCounts, Prefix, check_seeds
+from agents.serving.engine import Continuation, Drafted, Prefix, check_seeds
 from agents.serving.prompts import ChatPrompts
 from experiments.sampler.cache import Cache
 from experiments.sampler.decoder import Decoder
@@ -57,7 +57,7 @@ class BatchRow:
 
 
 class TorchEngine:
-    """Draft steps with one checkpoint. Of drafts that are the same, `counts` counts one a batch.
+    """Draft steps with one checkpoint.
 
     Args:
         model: Its name in the catalogue.
@@ -76,14 +76,13 @@ class TorchEngine:
         delimiter: str = "\n\n",
     ) -> None:
         self.model = model
-        self.counts = EngineCounts()
         self.served = Served(name="torch", version=torch.__version__.split("+")[0], model=model)
         self.rows = PREFIXES
         self.drawn = self.read = 0
         self._pump = pump
         self._decoder = Decoder(folder)
         self._prompts = ChatPrompts.load(str(folder))
-        self._continuer = Reencoding(model, self._prompts, context_tokens, self.counts, delimiter)
+        self._continuer = Reencoding(model, self._prompts, context_tokens, delimiter)
         self._text = lru_cache(STEPS)(self._prompts.decode)
         self._plan = lru_cache(65_536)(self._continuer.plan)
         self._kept = Kept()
@@ -202,9 +201,7 @@ class TorchEngine:
         text = self._text(row.ids)
         if finish == "separator":
             text = text[: text.index(delimiter) + len(delimiter)]
-        return self._continuer.draft(
-            row.plan, text=text, finish=finish, token_ids=row.ids, tokens=len(row.ids)
-        )
+        return self._continuer.draft(row.plan, text=text, finish=finish, token_ids=row.ids)
 
     def _read(self, prompts: Sequence[Ids]) -> None:
         """Compute the keys and values of prompts that are not kept, all but their last token."""

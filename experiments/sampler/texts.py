@@ -7,7 +7,7 @@ row, and of steps there are few; where one could, the whole text is encoded, as 
 from collections.abc import Sequence
 from functools import lru_cache
 
-from agents.serving.engine import Continuer, EngineCounts, Prefix
+from agents.serving.engine import Continuer, Prefix
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import Rendered, StepTagFormat
 from experiments.sampler.kept import Ids
@@ -23,14 +23,11 @@ class Reencoding(Continuer):
         model: Named in errors.
         prompts: The model's chat template and tokenizer.
         context_tokens: Its longest prompt plus output.
-        counts: Counted into.
         delimiter: Of the steps that are mostly met.
     """
 
-    def __init__(
-        self, model: str, prompts: ChatPrompts, context_tokens: int, counts: EngineCounts, delimiter: str
-    ) -> None:
-        super().__init__(model, prompts, context_tokens, counts, remembered=0)
+    def __init__(self, model: str, prompts: ChatPrompts, context_tokens: int, delimiter: str) -> None:
+        super().__init__(model, prompts, context_tokens, remembered=0)
         self._encode = lru_cache(STEPS)(prompts.encode)
         self._delimiter = delimiter if closes(prompts, delimiter) else None
 

@@ -20,7 +20,7 @@ from agents.embedding import HttpEncoder, Vectors
 from agents.serving.engine import Drafted, Engine, Prefix
 from agents.serving.errors import EngineDiedError, EngineUnreachableError
 from agents.serving.recorded import RecordedEngine, Recording
-from agents.serving.registry import EngineOptions, Fleet, GroupEngines, Loaded
+from agents.serving.registry import EngineOptions, GroupEngines, Loaded
 from agents.verifier.prm import RecordedVerifier
 from schemas.search import Scored
 from streams.runtime.base import BatchHandler, ConsumerRecord, SendFailed
@@ -416,11 +416,10 @@ class _Engines(GroupEngines):
     """The engines of a group, loaded at once."""
 
     def __init__(self, faults: Faults, recording: Recording) -> None:
-        super().__init__(EngineOptions(), recording)
+        super().__init__(EngineOptions(), recording, faults.clock)
         self.faults, self.recording = faults, recording
-        self._fleet = Fleet(self._load, clock=faults.clock)
 
-    async def _load(self, model: Model) -> Loaded[Engine]:
+    async def _started(self, model: Model) -> Loaded[Engine]:
         return Loaded(_Engine(self.faults, self.recording, model.name))
 
 

@@ -36,7 +36,7 @@ class HostKeeper:
                 )
                 for name, tag in (("micro-prm", step_tag_id), ("micro-skywork", None))
             ]
-            settings = HostSettings.of([*generators, *reward_models], threads=1)
+            settings = HostSettings(models=(*generators, *reward_models), threads=1)
             self.host = EngineHost(settings).start()
         return self.host
 

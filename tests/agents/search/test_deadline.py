@@ -7,7 +7,7 @@ import pytest
 
 from agents.catalogue.models import Sampling
 from agents.search.search import Job, SearchRules, begin, draft, failed, overdue, resume, time_left_s
-from agents.serving.engine import Drafted, EngineCounts, Prefix
+from agents.serving.engine import Drafted, Prefix
 from agents.serving.errors import (
     DeadlinePassedError,
     EndpointRefusedError,
@@ -46,7 +46,6 @@ class Engine:
     def __init__(self) -> None:
         self.model = "m"
         self.served = Served(name="e")
-        self.counts = EngineCounts()
         self.hangs = False
         self.cancelled = False
 

@@ -11,7 +11,7 @@ from agents.decider.decider import seed_of
 from agents.search.explain import explain
 from agents.search.forest import SearchError
 from agents.search.search import Job, Progress, SearchRules, begin, draft, failed, resume
-from agents.serving.engine import Drafted, EngineCounts, Prefix
+from agents.serving.engine import Drafted, Prefix
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.decision import Decision, PolicyState
@@ -33,7 +33,6 @@ class CountingEngine:
     def __init__(self, ends: int = 3) -> None:
         self.model = "m"
         self.served = Served(name="counting", version="1", model="m")
-        self.counts = EngineCounts()
         self.calls: list[tuple[str, list[Prefix], int, list[int], Sampling]] = []
         self._ends = ends
 

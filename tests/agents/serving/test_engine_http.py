@@ -131,16 +131,13 @@ def ask(server: CompletionServer, prompts: ChatPrompts, n: int = 1, seeds=(3,), 
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    dialect = settings.pop("dialect", "vllm")
     breaker = settings.pop("breaker", None)
     retries = Retries(attempts=settings.pop("attempts", 5))
 
     async def run():
         wanted: dict[str, Any] = {"url": server.url, "retries": retries} | settings
         connection = JsonServer(ServerSettings(**wanted), sleep=pause, breaker=breaker)
-        engine = HttpEngine(
-            connection, "micro-a", prompts, context_tokens=256, served_name="m", dialect=dialect
-        )
+        engine = HttpEngine(connection, "micro-a", prompts, context_tokens=256, served_name="m")
         try:
             return await engine.generate("q/1", prefixes, n, list(seeds), SAMPLING), engine, pauses
         finally:
@@ -150,14 +147,13 @@ def ask(server: CompletionServer, prompts: ChatPrompts, n: int = 1, seeds=(3,), 
 
 
 def test_drafts_and_their_endings_are_read_as_vllm_tells_them(server, prompts) -> None:
-    drafts, engine, _ = ask(server, prompts, n=3, seeds=(3, 4, 5))
+    drafts, _, _ = ask(server, prompts, n=3, seeds=(3, 4, 5))
     assert [(draft.text, draft.finish) for draft in drafts] == [
         ("draft 3.\n\n", "separator"),
         ("\\boxed{4}", "eos"),
         ("half a st", "length"),
     ]
     assert [draft.token_ids for draft in drafts] == [prompts.encode(draft.text) for draft in drafts]
-    assert engine.counts.cut_steps == 1
 
 
 def test_the_prompt_goes_out_as_the_tokens_of_the_models_own_template(server, prompts) -> None:
@@ -180,17 +176,6 @@ def test_many_drafts_are_in_flight_at_once(server, prompts) -> None:
 def test_connections_are_bounded(server, prompts) -> None:
     ask(server, prompts, n=24, seeds=range(24), connections=4)
     assert server.most_in_flight <= 4
-
-
-def test_a_server_that_tells_no_reason_is_cut_at_the_delimiter_here(server, prompts) -> None:
-    drafts, engine, _ = ask(server, prompts, n=3, seeds=(3, 4, 5), dialect="plain")
-    assert [(draft.text, draft.finish) for draft in drafts] == [
-        ("draft 3.\n\n", "separator"),
-        ("\\boxed{4}", "eos"),
-        ("half a st", "length"),
-    ]
-    assert engine.wasted_tokens == len("and beyond")
-    assert server.requests[0]["prompt"] == "<|user|>How many is 12 + 7?<|end|><|assistant|>"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +257,7 @@ def test_one_failed_draft_fails_the_step_and_stops_the_others(server, prompts) -
 def test_a_server_that_tells_no_token_ids_is_not_taken_for_vllm(server, prompts) -> None:
     choice = {"index": 0, "text": "a\n\n", "finish_reason": "stop"}
     server.spoilt = [(200, {"choices": [choice]}, {})]
-    with pytest.raises(EngineReplyError, match="use the plain dialect"):
+    with pytest.raises(EngineReplyError, match="returned no token_ids, so it is not vLLM"):
         ask(server, prompts)
 
 

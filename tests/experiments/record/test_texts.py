@@ -6,7 +6,7 @@ import pytest
 
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Sampling, VerifierModel
-from agents.serving.engine import Continuer, EngineCounts, Prefix
+from agents.serving.engine import Continuer, Prefix
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import StepTagFormat
 from experiments.sampler.texts import Reencoding, Stepwise, closes
@@ -38,8 +38,8 @@ def test_generator_prompts(steps: tuple[str, ...]) -> None:
     prompts = ChatPrompts.load(SMALLEST)
     sampling = Sampling(temperature=1.0, step_tokens=32, depth_limit=10)
     prefix = Prefix(messages=(Message(role="user", content=QUESTION),), steps=steps)
-    whole = Continuer("m", prompts, 1024, EngineCounts(), remembered=0).plan(prefix, sampling)
-    assert Reencoding("m", prompts, 1024, EngineCounts(), "\n\n").plan(prefix, sampling) == whole
+    whole = Continuer("m", prompts, 1024, remembered=0).plan(prefix, sampling)
+    assert Reencoding("m", prompts, 1024, "\n\n").plan(prefix, sampling) == whole
 
 
 def test_a_delimiter_that_tokens_reach_over_closes_nothing(tiny: Path) -> None:

@@ -250,7 +250,7 @@ def test_a_model_that_cannot_be_loaded_is_named_and_harms_nobody(host, prompt, t
 
 
 def test_a_process_has_one_host(host, micro) -> None:
-    second = EngineHost(HostSettings.of([HostedModel(name="x", path=micro.path("micro-a"))]))
+    second = EngineHost(HostSettings(models=(HostedModel(name="x", path=micro.path("micro-a")),)))
     with pytest.raises(EngineEnvironmentError, match="has an engine host already"):
         second.start()
     with pytest.raises(HostClosedError, match="not started"):

@@ -9,7 +9,7 @@ import pytest
 from agents.catalogue.checkpoint import read_family
 from agents.catalogue.models import Model, VerifierModel
 from agents.serving.engine import Prefix
-from agents.serving.registry import EngineOptions, engine_for, hosted_model
+from agents.serving.registry import EngineOptions, hosted_engine, hosted_model
 from agents.verifier.prm import VerifierOptions, start_verifier
 from schemas.query import Message
 
@@ -40,7 +40,7 @@ def test_every_generator_drafts_steps_and_every_verifier_scores_them(host, famil
         drafts = {}
         for model in generators:
             await asyncio.wrap_future(host.load(hosted_model(model, options)))
-            engine = engine_for(model, options, host)
+            engine = hosted_engine(model, options, host)
             drafts[model.name] = await engine.generate("q/1", [root], 8, list(range(8)), model.sampling)
         scores = {}
         for entry in verifiers:

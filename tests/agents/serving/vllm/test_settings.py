@@ -15,7 +15,7 @@ from agents.serving.vllm_settings import (
 )
 
 MODEL = HostedModel(name="m", path="models/m")
-SETTINGS = HostSettings.of([MODEL])
+SETTINGS = HostSettings(models=(MODEL,))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_bad_model_names_the_field(fields: dict[str, object], said: str) -> No
 
 def test_the_models_of_a_host_need_names_of_their_own() -> None:
     with pytest.raises(ValueError, match="m named twice"):
-        HostSettings.of([MODEL, MODEL])
+        HostSettings(models=(MODEL, MODEL))
 
 
 def test_what_vllm_needs_is_written_before_it_is_imported() -> None:
