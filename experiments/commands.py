@@ -111,7 +111,7 @@ def joint_world(source: Path, mapping: Path | None, catalogue: Path, cache: Path
 @click.option(
     "--quick",
     is_flag=True,
-    help="Five further seeds instead of twenty; no long streams, boosted trees or off-policy estimates.",
+    help="Five further seeds instead of twenty; no boosted trees.",
 )
 @click.option(
     "--rebuild-networks",
@@ -167,8 +167,6 @@ def paper(
             seeds=SEEDS[:seeds],
             more_seeds=(MORE_SEEDS[:5] if quick else MORE_SEEDS)[:seeds],
             whole=not quick,
-            stream_rounds=0 if quick else 10_000,
-            repetitions=0 if quick else 50,
             record=record,
             say=say,
             pool=None if jobs == 1 else stack.enter_context(one_thread_each(jobs)),

@@ -67,8 +67,6 @@ class Trial:
         stages: By the first round (from 1) they hold in; the first begins at 1.
         feedback: How rewards come back.
         warm_up: Rounds of uniform choice.
-        redrawn: Whether each round realises samples of its own instead of `sample`: a question that comes
-            again need not go the same way.
     """
 
     world: BanditWorld
@@ -78,7 +76,6 @@ class Trial:
     stages: Mapping[int, Stage]
     feedback: FeedbackChannel = field(default_factory=FeedbackChannel)
     warm_up: int = WARM_UP
-    redrawn: bool = False
 
     def stage(self, round_number: int) -> Stage:
         """Return what holds in a round."""
@@ -90,22 +87,14 @@ class Trial:
         return np.asarray(array[self.sample, q, a])
 
     def earned(self, objective: Objective) -> Array:
-        """Return what each arm earns on each question: realised, or on average where it is drawn anew."""
-        rewards = self.world.rewards(objective)
-        return np.asarray(rewards.mean(axis=0)) if self.redrawn else self.realised(rewards)
+        """Return what each arm earns on each question, realised."""
+        return self.realised(self.world.rewards(objective))
 
-    def rows(self, array: Array) -> Callable[[int], Array]:
-        """Return what gives each round (from 1) its question's realised row of an array: shape (A,)."""
-        if not self.redrawn:
-            whole = self.realised(array)
-            return lambda at: np.asarray(whole[self.order[at - 1]])
-        arms = np.arange(array.shape[2])
-
-        def drawn(at: int) -> Array:
-            sample = np.random.default_rng([self.seed, 4, at]).integers(array.shape[0], size=len(arms))
-            return np.asarray(array[sample, self.order[at - 1], arms])
-
-        return drawn
+    def terms(self) -> Callable[[int], list[Array]]:
+        """Return what gives a question its realised correctness, scores and logarithms of cost, each of shape (A,)."""
+        o = self.world.outcomes
+        columns = [self.realised(array) for array in (o.correct, o.score, o.log_cost)]
+        return lambda question: [column[question] for column in columns]
 
 
 @dataclass(frozen=True)
@@ -132,10 +121,8 @@ class Step:
 class Conditions(TypedDict, total=False):
     """What may differ between trials of one world; `make_trial` says what each means and is without it."""
 
-    rounds: int
     warm_up: int
     feedback: FeedbackChannel | None
-    traffic: Sequence[Array]
 
 
 def make_trial(
@@ -146,7 +133,6 @@ def make_trial(
     rounds: int = ROUNDS,
     warm_up: int = WARM_UP,
     feedback: FeedbackChannel | None = None,
-    traffic: Sequence[Array] = (),
 ) -> Trial:
     """Return a seed's trial: questions shuffled, each once as long as they last, then shuffled again.
 
@@ -157,21 +143,16 @@ def make_trial(
         rounds: How many.
         warm_up: Of them.
         feedback: How rewards come back.
-        traffic: Phases of equal length; each gives the questions' probabilities, shape (Q,). Questions are then
-            drawn with replacement, and outcomes anew each time.
     """
     count = len(world.outcomes.questions)
     rng = np.random.default_rng([seed, 0])
     order: list[int] = []
-    for at, chances in enumerate(traffic):
-        length = rounds * (at + 1) // len(traffic) - len(order)
-        order += rng.choice(count, size=length, p=chances).tolist()
     while len(order) < rounds:
         order += rng.permutation(count).tolist()
     shape = (count, len(world.outcomes.arms))
     sample = np.random.default_rng([seed, 1]).integers(world.outcomes.samples, size=shape)
     told = feedback or FeedbackChannel()
-    return Trial(world, seed, tuple(order[:rounds]), sample, stages, told, warm_up, bool(traffic))
+    return Trial(world, seed, tuple(order[:rounds]), sample, stages, told, warm_up)
 
 
 def play(policy: Policy, trial: Trial) -> Iterator[Step]:
@@ -181,8 +162,7 @@ def play(policy: Policy, trial: Trial) -> Iterator[Step]:
         policy: Fresh.
         trial: Its seed's world.
     """
-    world, outcomes = trial.world, trial.world.outcomes
-    columns = [trial.rows(array) for array in (outcomes.correct, outcomes.score, outcomes.log_cost)]
+    world, realised = trial.world, trial.terms()
     chance = np.random.default_rng([trial.seed, 2])
     offered: tuple[int, ...] = ()
     post = _Post(policy, trial.feedback)
@@ -197,8 +177,7 @@ def play(policy: Policy, trial: Trial) -> Iterator[Step]:
         if not warm:
             (choice,) = choose(policy, [Context(query_id, embedding)], [stage.objective], trial.seed)
             arm = index[choice.action_id]
-        terms = [column(at) for column in columns]
-        step = _settle(trial, at, arm, terms)
+        step = _settle(trial, at, arm, realised(question))
         pending = Pending(query_id, embedding, world.vectors[arm].action_id)
         policy.decided([pending])
         known = Observation(
@@ -282,13 +261,12 @@ def follow(trial: Trial, choose: Callable[[int, Array], int]) -> Iterator[Step]:
         trial: Its seed's world; the warm-up is shared.
         choose: From a round and the rewards of all arms in it, NaN where an arm is not on offer, to an arm.
     """
-    o = trial.world.outcomes
-    columns = [trial.rows(array) for array in (o.correct, o.score, o.log_cost)]
-    for at in range(1, len(trial.order) + 1):
-        stage, terms = trial.stage(at), [column(at) for column in columns]
+    realised = trial.terms()
+    for at, question in enumerate(trial.order, 1):
+        stage, terms = trial.stage(at), realised(question)
         arm = warm_up_arm(trial, at)
         if at > trial.warm_up:
-            offered = np.full(len(o.arms), np.nan)
+            offered = np.full(len(terms[0]), np.nan)
             arms = list(stage.arms)
             offered[arms] = _rewards(stage.objective, terms)[arms]
             arm = choose(at, offered)

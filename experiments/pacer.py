@@ -18,13 +18,13 @@ import numpy as np
 from agents.bandit.learner import choose
 from agents.bandit.policy import Aim, Context, Objective, Observation, Pending, Policy
 from agents.bandit.prior import begin
-from experiments.beyond import TILT
 from experiments.contenders import SERVICE, with_prior
 from experiments.frontier import FEWEST, most_accurate, points_of, tidied
 from experiments.outcomes import Array, BanditWorld
 from experiments.runs import Scope, summed
 from experiments.yardstick import hull, least_cost, split
 
+TILT = 1.0  # of the logarithm of a question's odds, for one standard deviation of difficulty
 PHASES = ("steady", "model added", "model removed", "price × 3", "searches × 3 longer", "harder traffic")
 STEADY, LATER = 1_000, 500  # rounds of the first phase, and of each one after it
 SHARE = 0.95

@@ -71,8 +71,6 @@ SECTIONS: Final = (
     ReportSection("A change of objective: what has to be relearned", ("shared_objective",)),
     ReportSection("Feedback as production has it", ("feedback",)),
     ReportSection("Cold start", ("cold_start",)),
-    ReportSection("Long streams with drift in traffic", ("streams",)),
-    ReportSection("Off-policy estimates against the truth", ("off_policy",)),
 )
 
 PRINTED: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {

@@ -13,8 +13,8 @@ from sklearn.metrics import roc_auc_score
 
 from agents.catalogue.models import Catalogue
 from agents.minilm import MiniLM
-from experiments import early_exit, off_policy
-from experiments.beyond import cold_start, conditions, own_policies, shared_objective, streams, versus_best
+from experiments import early_exit
+from experiments.beyond import cold_start, conditions, own_policies, shared_objective, versus_best
 from experiments.ceiling import ContextualOracle, best_contextual, followed
 from experiments.contenders import NETWORKS, PAPER
 from experiments.frontier import frontier, joint_frontier
@@ -188,10 +188,6 @@ def run_paper(world: BanditWorld, scope: Scope, beside: Beside | None = None) ->
     tables["shared_objective"] = shared_objective(joint, scope)
     tables["feedback"] = conditions(joint, scope)
     tables["cold_start"] = cold_start(joint, scope)
-    if scope.stream_rounds:
-        tables["streams"] = streams(joint, scope, best)
-    if scope.repetitions:
-        tables["off_policy"] = off_policy.against_truth(worlds, scope)
     return Results({name: table for name, table in tables.items() if table}, runs, found.points)
 
 

@@ -85,15 +85,13 @@ def run_policy(
     return runs
 
 
-def run_oracle(
-    world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[int], rounds: int = ROUNDS
-) -> list[Run]:
+def run_oracle(world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[int]) -> list[Run]:
     """Return the paper's Oracle after the shared warm-up: its reward is `best` in every round of its own."""
     runs = []
     for seed in seeds:
-        trial = make_trial(world, seed, stages, rounds=rounds)
+        trial = make_trial(world, seed, stages)
         steps = tuple(follow(trial, lambda _, rewards: int(np.nanargmax(rewards))))
-        runs.append(Run(seed, steps, best_fixed(trial, trial.stage(rounds).objective)[1]))
+        runs.append(Run(seed, steps, best_fixed(trial, trial.stage(len(trial.order)).objective)[1]))
     return runs
 
 
@@ -321,8 +319,6 @@ class Scope:
         seeds: Of the paper's tables.
         more_seeds: Of what the field asks for.
         whole: Whether every condition of feedback is run in every mode, and boosted trees compete.
-        stream_rounds: Length of the long streams; 0 for none.
-        repetitions: Of the check of off-policy estimates; 0 for none.
         record: What MLP and NeuralUCB chose when they were trained on these outcomes.
         say: Told what is being run.
         pool: Processes that share the seeds; none is this one.
@@ -331,8 +327,6 @@ class Scope:
     seeds: Sequence[int] = SEEDS
     more_seeds: Sequence[int] = MORE_SEEDS
     whole: bool = True
-    stream_rounds: int = 10_000
-    repetitions: int = 50
     record: NetworkRecord = field(default_factory=NetworkRecord)
     say: Callable[[str], Any] = field(default=lambda text: None)
     pool: Executor | None = None

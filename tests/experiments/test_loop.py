@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from agents.bandit.policy import ActionVector, Observation
-from experiments import beyond, off_policy
 from experiments.beyond import share
 from experiments.ceiling import best_contextual, best_fixed
 from experiments.contenders import ALL
 from experiments.loop import DRIFTS, FeedbackChannel, make_trial, play, spaces, steady
 from experiments.outcomes import Arm, BanditWorld, OutcomeError, Outcomes, QuestionInfo
-from experiments.runs import Run, Scope, figures_of, paired, rounds_to_learn, run_oracle, run_policy
+from experiments.runs import Run, figures_of, paired, rounds_to_learn, run_oracle, run_policy
 
 PAIRS = ((1, 1), (1, 4), (4, 1))
 MODELS = ("s", "m", "l", "xl")
@@ -238,44 +236,3 @@ def test_a_share_of_no_gap_is_not_given() -> None:
     found = share((0.5 + 0.1 * rng.normal(size=20)).tolist(), (1 + 0.1 * rng.normal(size=20)).tolist())
     assert found is not None
     assert found["low"] < 0.5 < found["high"]
-
-
-def test_traffic_drifts_from_easy_to_hard_questions() -> None:
-    world = make_world(contextual=True)
-    mixes = beyond.traffic(world)
-    right = world.outcomes.correct.mean(axis=(0, 2))
-    easy, even, hard = (float(mix @ right) for mix in mixes)
-    assert easy > even > hard
-    trial = make_trial(world, 3, steady(world, "cost-sensitive"), rounds=900, traffic=mixes)
-    thirds = [right[list(trial.order[at : at + 300])].mean() for at in (0, 300, 600)]
-    assert thirds == sorted(thirds, reverse=True)
-    # Outcomes are drawn anew: one question does not always go the same way.
-    rows = trial.rows(world.outcomes.score)
-    again: dict[int, set[tuple[Any, ...]]] = {}
-    for at, question in enumerate(trial.order, 1):
-        again.setdefault(question, set()).add(tuple(rows(at)))
-    assert max(map(len, again.values())) > 1
-
-
-def test_streams_are_summed_up_by_phase() -> None:
-    world = make_world()
-    best = {
-        m: best_contextual(world, world.objective(m), trees=False)
-        for m in ("cost-sensitive", "quality-priority")
-    }
-    table = beyond.streams(world, Scope(more_seeds=(1, 2), stream_rounds=300), best)
-    rows = table["cost_sensitive"]
-    assert rows["uniscale"]["reward_at_the_end"]["mean"] > rows["random"]["reward_at_the_end"]["mean"]
-    assert (
-        rows["best_fixed_arm_of_the_phase"]["reward_harder"]["mean"] > rows["random"]["reward_harder"]["high"]
-    )
-
-
-def test_off_policy_estimates_are_near_the_truth_of_the_table() -> None:
-    world = make_world(contextual=True)
-    table = off_policy.against_truth({"routing": spaces(world)["routing"]}, Scope(repetitions=6))
-    for policy in next(iter(table.values())).values():
-        for each in policy.values():
-            assert abs(each["bias"]) < 0.05
-            assert each["effective_decisions"] > 50
-            assert each["root_mean_square_error"] >= abs(each["bias"])
