@@ -4,9 +4,11 @@ A file may point at a family of checkpoints (`family: models/family.json`) inste
 `checkpoint.py`. A catalogue may also be written out under `catalogue` in a deployment's configuration file.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -149,12 +151,18 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         CatalogueError: it cannot be read, is not YAML, or is no mapping of names to values.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        content = deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         raise CatalogueError(f"{path}: cannot be read ({error}); give the path of {what}") from error
     except yaml.YAMLError as error:
         raise CatalogueError(f"{path}: is not YAML ({error}); correct it there") from error
     return {} if content is None else _mapping(content, f"{path}")
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(text: str) -> Any:
+    """Return what a YAML text says: a process reads its catalogue file several times, and parsing takes the time."""
+    return yaml.load(text, Loader=_Loader)
 
 
 def decode_objective(name: str, asked: Any) -> ObjectiveEntry:

@@ -119,7 +119,8 @@ class PriceList:
     """
 
     def __init__(self, path: Path) -> None:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # libyaml's loader where there is one: ten times as fast.
+        content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         models, verifiers = list(content.get("models") or ()), list(content.get("verifiers") or ())
         defaults = content.get("defaults") or {}
         if content.get("family"):

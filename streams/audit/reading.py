@@ -48,14 +48,10 @@ def statements(file: str) -> dict[str, str]:
 
 
 class Ledger:
-    """The facts, on disk.
+    """The facts, in a temporary database of SQLite: in memory up to 32 MB, beyond that in a file without a name."""
 
-    Args:
-        folder: Where the file is created; the caller removes it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.db = sqlite3.connect(folder / "facts.sqlite", isolation_level=None)
+    def __init__(self) -> None:
+        self.db = sqlite3.connect("", isolation_level=None)
         for pragma in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-32768", "temp_store=FILE"):
             self.db.execute(f"PRAGMA {pragma}")
         for statement in statements("facts.sql").values():

@@ -10,7 +10,6 @@ that was written between the two reads.
 
 import resource
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -117,21 +116,20 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
             f"{names['query']}: the topic does not exist; is the prefix {settings.kafka.prefix!r} right?"
         )
     report = Report()
-    with tempfile.TemporaryDirectory(prefix="uniscale-audit-") as folder:
-        ledger = Ledger(Path(folder))
-        try:
-            facts = Facts(ledger, PriceList(Path(settings.catalogue)))
-            oldest_ms = _read(log, names, first, second, facts, report)
-            for part, offset in facts.queries_done.items():
-                ledger.add("Embedded", part, offset)
-            for (topic, part), span in second.items():
-                if topic == names["query"]:
-                    ledger.add("Held", part, span.begin, span.end)
-            known = _known(facts, names, oldest_ms, settings) | {"now_ms": now_ms}
-            _account(Checks(ledger, names, known), report)
-            report.unreadable = facts.unreadable
-        finally:
-            ledger.close()
+    ledger = Ledger()
+    try:
+        facts = Facts(ledger, PriceList(Path(settings.catalogue)))
+        oldest_ms = _read(log, names, first, second, facts, report)
+        for part, offset in facts.queries_done.items():
+            ledger.add("Embedded", part, offset)
+        for (topic, part), span in second.items():
+            if topic == names["query"]:
+                ledger.add("Held", part, span.begin, span.end)
+        known = _known(facts, names, oldest_ms, settings) | {"now_ms": now_ms}
+        _account(Checks(ledger, names, known), report)
+        report.unreadable = facts.unreadable
+    finally:
+        ledger.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     report.peak_mb = round(peak / (1024 * 1024 if sys.platform == "darwin" else 1024), 1)
     report.seconds = round(time.monotonic() - began_s, 3)

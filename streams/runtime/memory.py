@@ -59,7 +59,7 @@ class _Jumping(selectors.SelectSelector):
         if timeout is None:
             raise Standstill("every task waits and no timer is set")
         self.loop.now += max(0.0, timeout)
-        return super().select(0)
+        return []  # nothing here has a file to wait for
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -128,6 +128,7 @@ class MemoryBroker:
         began_ms: Milliseconds since the epoch at which the clock begins.
 
     Attributes:
+        monotonic: The same.
         committed: Committed offsets by consumer group, topic and partition.
         effects: Everything workers have done, in order.
         refuses: Asked before each send and row; a reason makes it fail.
@@ -137,17 +138,17 @@ class MemoryBroker:
         self, topics: Mapping[str, int], monotonic: Callable[[], float], began_ms: int = BEGAN_MS
     ) -> None:
         self._topics = {name: [_Partition() for _ in range(n)] for name, n in topics.items()}
-        self._monotonic = monotonic
+        self.monotonic = monotonic
         self._began_ms = began_ms
         self._order = 0
-        self._watchers: list[tuple[object, Callable[[ConsumerRecord], None]]] = []
+        self._watchers: dict[str, list[tuple[object, Callable[[ConsumerRecord], None]]]] = {}
         self.committed: dict[tuple[str, str, int], int] = {}
         self.effects: list[Effect] = []
         self.refuses: Callable[[str, bytes | None], str] = lambda topic, key: ""
 
     def now_ms(self) -> int:
         """Return the broker's time."""
-        return self._began_ms + int(self._monotonic() * 1000)
+        return self._began_ms + int(self.monotonic() * 1000)
 
     def create(self, name: str, partitions: int) -> None:
         """Create a topic that is not there."""
@@ -184,17 +185,24 @@ class MemoryBroker:
         parts[at].records.append(record)
         parts[at].orders.append(self._order)
         self._order += 1
-        for _, watcher in list(self._watchers):
+        for _, watcher in list(self._watchers.get(topic, ())):
             watcher(record)
         return record
 
     def at(self, topic: str, partition: int, offset: int) -> tuple[int, ConsumerRecord] | None:
         """Return the first record at an offset or after it, with its place in the order of all; None at the end."""
-        part = self._of(topic)[partition]
-        for index in range(max(0, offset - part.first), len(part.records)):
-            if (record := part.records[index]) is not None:
-                return part.orders[index], record
-        return None
+        return next(iter(self.after(topic, {partition: offset})), None)
+
+    def after(self, topic: str, offsets: Mapping[int, int]) -> list[tuple[int, ConsumerRecord]]:
+        """Return what `at` does for an offset of each partition, without those that are at their end."""
+        found, parts = [], self._of(topic)
+        for partition, offset in offsets.items():
+            part = parts[partition]
+            for index in range(max(0, offset - part.first), len(part.records)):
+                if (record := part.records[index]) is not None:
+                    found.append((part.orders[index], record))
+                    break
+        return found
 
     def records(self, topic: str) -> list[ConsumerRecord]:
         """Return every record of a topic, partition by partition."""
@@ -263,17 +271,13 @@ class MemoryBroker:
 
     def watch(self, owner: object, topics: Iterable[str], show: Callable[[ConsumerRecord], None]) -> None:
         """Show every record appended to these topics from now on, until `unwatch`."""
-        names = frozenset(topics)
-
-        def one(record: ConsumerRecord) -> None:
-            if record.topic in names:
-                show(record)
-
-        self._watchers.append((owner, one))
+        for topic in frozenset(topics):
+            self._watchers.setdefault(topic, []).append((owner, show))
 
     def unwatch(self, owner: object) -> None:
         """Forget the watchers of an owner that is gone."""
-        self._watchers = [each for each in self._watchers if each[0] is not owner]
+        for topic, watchers in self._watchers.items():
+            self._watchers[topic] = [each for each in watchers if each[0] is not owner]
 
     def _of(self, topic: str) -> list[_Partition]:
         if topic not in self._topics:
@@ -601,8 +605,8 @@ class MemoryRuntime(MemoryLookups, Runtime):
         return self.broker.now_ms()
 
     def monotonic(self) -> float:
-        """Return the loop's time."""
-        return asyncio.get_running_loop().time()
+        """Return the time of the loop, which the broker shares."""
+        return self.broker.monotonic()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run inline: a thread would make the order of events a matter of luck."""

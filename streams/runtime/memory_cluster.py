@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from pathlib import Path
@@ -67,10 +67,11 @@ class Cluster:
         self._errors: list[BaseException] = []
         self._bindings: dict[Subscription, Binding] = {}
         self._changed = asyncio.Event()
+        self._stirred: set[str] = set()  # topics of which something may be handed over
         self._ended: set[asyncio.Task[None]] = set()  # those of dead workers that are being cancelled
         self._starting: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.broker.watch(self, declared, lambda record: self._changed.set())
+        self.broker.watch(self, declared, lambda record: self._stir(record.topic))
         self._keep(self._dispatch())
 
     async def up(self) -> None:
@@ -193,7 +194,8 @@ class Cluster:
             while True:
                 if self._starting and self._rng is None:
                     await asyncio.wait(self._starting)
-                if not (work := self._waiting()):
+                if not (work := self._waiting(self._stirred)):
+                    self._stirred.clear()
                     break
                 for _, worker, subscription, partition, record in work if self._rng else work[:1]:
                     subscription.positions[partition] = record.offset + 1
@@ -202,19 +204,22 @@ class Cluster:
                     while self._rng is None and worker.queues.tasks:
                         await asyncio.wait(worker.queues.tasks)
 
-    def _waiting(self) -> list[_Work]:
-        """Return what can be handed over now, the oldest first."""
+    def _stir(self, topic: str) -> None:
+        self._stirred.add(topic)
+        self._changed.set()
+
+    def _waiting(self, topics: Collection[str] | None = None) -> list[_Work]:
+        """Return what of topics, or of all, can be handed over now, the oldest first."""
         found: list[_Work] = []
         window = WINDOW * self.settings.kafka.concurrency
         for worker in self.workers:
             for subscription in worker.subscriptions:
-                for partition, position in subscription.positions.items():
-                    if subscription.offsets[partition].span >= window:
-                        continue
-                    next_ = self.broker.at(subscription.topic, partition, position)
-                    if next_ is not None:
-                        order, record = next_
-                        found.append((order, worker, subscription, partition, _under(record, worker.epoch)))
+                if topics is not None and subscription.topic not in topics:
+                    continue
+                for order, record in self.broker.after(subscription.topic, subscription.positions):
+                    if subscription.offsets[record.partition].span < window:
+                        work = _under(record, worker.epoch)
+                        found.append((order, worker, subscription, record.partition, work))
         return sorted(found, key=lambda work: work[0])
 
     async def _handle(
@@ -226,6 +231,7 @@ class Cluster:
             for record in records:
                 if worker.is_ours(record):
                     subscription.offsets[partition].handled(record.offset)
+                    self._stirred.add(subscription.topic)  # there is room in the window
                     worker.metrics.records.labels(worker.service, subscription.topic).inc()
             if self._rng is None or self._rng.random() < 0.5:
                 await worker.commit(subscription, partition)
@@ -320,6 +326,7 @@ class Cluster:
                 subscription.offsets = {partition: Offsets() for partition in subscription.positions}
                 for partition, position in subscription.positions.items():
                     subscription.offsets[partition].start(position)
+                self._stirred.add(subscription.topic)
                 handle = partial(self._handle, worker, subscription)
                 self._bindings[subscription] = subscription.binding._replace(handle=handle)
         self._changed.set()

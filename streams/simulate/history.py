@@ -314,12 +314,12 @@ class _Life:
 
     def _open(self) -> list[str]:
         """Return the queries that have not ended, in order."""
-        seen = self.seen
+        answered, decided = self.seen["answer"], self.seen["decision"]
+        settled = self.seen["closed"] | self.seen["refused"]
         return [
             query_id
             for query_id in self.world.queries
-            if query_id not in seen["answer"]
-            or (query_id in seen["decision"] and query_id not in seen["closed"] | seen["refused"])
+            if query_id not in answered or (query_id in decided and query_id not in settled)
         ]
 
     async def _drained(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -150,8 +152,7 @@ def simulate(
     """
     journal = _opened(append, first)
     until = None if minutes is None else time.monotonic() + 60.0 * minutes
-    logging.disable(logging.CRITICAL)  # what services say of faults that were made for them
-    try:
+    with _undisturbed():
         for seed in range(journal.last + 1, last + 1):
             if until is not None and time.monotonic() > until:
                 break
@@ -163,9 +164,22 @@ def simulate(
             journal = journal.after(history, failure)
             if append is not None:
                 _written(append, journal)
-    finally:
-        logging.disable(logging.NOTSET)
     return journal
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Log nothing of faults that were made, and collect garbage rarely: it took a fifth of a history's time."""
+    often = gc.get_threshold()
+    logging.disable(logging.CRITICAL)
+    gc.freeze()
+    gc.set_threshold(100_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*often)
+        gc.unfreeze()
+        logging.disable(logging.NOTSET)
 
 
 def _as_it_is(history: Lived, only: Sequence[int]) -> Failure:
