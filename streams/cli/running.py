@@ -151,9 +151,8 @@ def broker_command(settings: Settings, kind: str, port: int, data: Path) -> None
         click.echo(f"{running.version} on {running.bootstrap}; {running.kept}; Ctrl-C stops it")
         assert running.process is not None
         code = running.process.wait()
-        raise click.ClickException(
-            f"the broker exited with code {code}; see {running.directory / 'broker.log'}"
-        )
+        why = running.no_room or f"see {running.directory / 'broker.log'}"
+        raise click.ClickException(f"the broker exited with code {code}: {why}")
 
 
 # `topics create|check|list|acls`: create the topics that `streams/topics.py` declares, or report differences.

@@ -39,6 +39,10 @@ MOST_ENDS = 3
 """Ends in a row, none after `STEADY_S`, after which a broker is not started again."""
 
 
+ROOM_MB = 64
+"""Megabytes that Apache Kafka's disk must have free: each partition begins with two index files of 10 MB."""
+
+
 class BrokerError(UniscaleError):
     """The broker cannot be started; the message says what is missing and what to do."""
 
@@ -96,6 +100,7 @@ class LocalBroker:
         self.process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
         self._ends = 0
+        self._waits_for_room = False
 
     @classmethod
     def choose(
@@ -141,17 +146,27 @@ class LocalBroker:
             return "its log is in memory: everything is lost when it ends"
         return f"its log is in {self.directory}" + (", deleted at the end" if self._own_directory else "")
 
+    @property
+    def no_room(self) -> str:
+        """Say that the disk of Kafka's log is full, and what to do; empty if it is not, or the log is in memory."""
+        free_mb = shutil.disk_usage(self.directory).free / 1e6
+        if self.kind == "embedded" or free_mb >= ROOM_MB:
+            return ""
+        return f"the disk of {self.directory} is full ({free_mb:.0f} MB free): leave it {ROOM_MB} MB at least"
+
     def start(self) -> Self:
         """Start the process and wait until it accepts connections.
 
         Raises:
-            BrokerError: Java or the binary is missing, the port is taken, or the broker does not start.
+            BrokerError: Java or the binary is missing, the port is taken, the disk is full, or it does not start.
         """
         if listening(self.port):
             raise BrokerError(
                 f"port {self.port} is taken: stop the process that listens there, or choose another port with --port"
             )
         self.directory.mkdir(parents=True, exist_ok=True)
+        if self.no_room:
+            raise BrokerError(self.no_room)
         log = self._output
         self._started_s = time.monotonic()
         with log.open("ab") as out:
@@ -176,7 +191,7 @@ class LocalBroker:
         return self
 
     def revive(self, say: Callable[[str], None]) -> None:
-        """Start a broker again that ended by itself. Nothing to do while it runs.
+        """Start a broker again that ended by itself. Nothing to do while it runs, or its disk is full.
 
         Args:
             say: Called with what happened, in words.
@@ -186,6 +201,13 @@ class LocalBroker:
         """
         if self.process is None or (code := self.process.poll()) is None:
             return
+        if no_room := self.no_room:
+            if not self._waits_for_room:
+                say(f"the broker ended (code {code}): {no_room}, and it is started again; nothing is lost")
+            self._waits_for_room = True
+            return
+        if self._waits_for_room:
+            self._waits_for_room, self._ends = False, 0
         lived_s = time.monotonic() - self._started_s
         self._ends = 1 if lived_s > STEADY_S else self._ends + 1
         ended = f"the broker ended by itself after {lived_s:.0f} s (code {code})"

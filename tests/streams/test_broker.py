@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +148,72 @@ def test_apache_kafka_goes_on_with_its_log_after_a_crash_and_on_another_port(tmp
         broker.kill()
         with pytest.raises(BrokerError, match="in a row"):
             broker.revive(said.append)
+
+
+FULL_DISK = """
+import os, shutil, sys
+from pathlib import Path
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+from streams.local.broker import ROOM_MB, BrokerError, LocalBroker
+from streams.runtime import kafka_admin
+from streams.settings import KafkaSettings, Settings
+from streams.topics import Topics
+from tests.streams.test_broker import ends
+
+disk, said, sent = Path(sys.argv[1]), [], 0
+rest = disk / "rest"
+
+
+def leave(mb):
+    rest.unlink(missing_ok=True)
+    rest.write_bytes(bytes(shutil.disk_usage(disk).free - mb * 1_000_000))
+
+
+leave(ROOM_MB - 1)
+try:
+    LocalBroker.choose("kafka", os.environ, directory=disk / "data").start()
+except BrokerError as error:
+    print(error)
+rest.unlink()
+with LocalBroker.choose("kafka", os.environ, directory=disk / "data") as broker:
+    settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
+    topic = Topics(settings).query
+    kafka_admin.create(settings, Topics(settings).declared(["a"]))
+    leave(10)
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap, acks="all", retries=0)
+    try:
+        while sent < 2000:
+            producer.send(topic, os.urandom(100_000)).get(timeout=10)
+            sent += 1
+    except KafkaError as error:
+        print(type(error).__name__)
+    broker.process.wait(60)
+    for _ in range(3):
+        broker.revive(said.append)
+    rest.unlink()
+    broker.revive(said.append)
+    print(*said, 0 < sent <= ends(settings, topic) <= sent + 1, sep="\\n")
+    KafkaProducer(bootstrap_servers=broker.bootstrap, acks="all").send(topic, b"one more").get(timeout=10)
+"""
+
+
+@pytest.mark.broker
+@pytest.mark.kafka("it keeps its log")
+def test_apache_kafka_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    mounted = 'mount -t tmpfs -o size=140m tmpfs "$1" || exit 9; exec "$2" -c "$3" "$1"'
+    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh", str(tmp_path)]
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare")
+    ran = subprocess.run([*words, sys.executable, FULL_DISK], capture_output=True, text=True, check=False)
+    if ran.returncode == 9 or ran.stderr.startswith("unshare:"):
+        pytest.skip(f"a disk of one's own is not allowed here: {ran.stderr}")
+    assert ran.returncode == 0, ran.stderr
+    refused, refusal, *said, nothing_lost = ran.stdout.splitlines()
+    assert refused.startswith(f"the disk of {tmp_path / 'data'} is full")
+    assert refusal == "KafkaStorageError"
+    assert ["is full" in said[0], "starting it again" in said[1], "runs again" in said[2]] == [True] * 3
+    assert nothing_lost == "True"
 
 
 @pytest.fixture(scope="module")
