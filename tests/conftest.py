@@ -4,7 +4,9 @@ import os
 import shutil
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from streams.local.broker import BrokerError, Kind, kafka_home
+from streams.local.broker import BrokerError, Kind, LocalBroker, kafka_home
 from tests.support.checkpoints import (
     SHAPE,
     Micro,
@@ -177,6 +179,23 @@ def host(host_keeper: HostKeeper) -> Any:
 def broker_kind(request: pytest.FixtureRequest) -> Kind:
     """Which broker tests use that need one, whichever it is."""
     return chosen_broker(request.config)
+
+
+@pytest.fixture(scope="session")
+def broker_of() -> Iterator[Callable[[Kind], LocalBroker]]:
+    """Return the session's one broker of a kind, which starts when it is first asked for."""
+    with ExitStack() as running:
+        yield cache(lambda kind: running.enter_context(LocalBroker.choose(kind, os.environ)))
+
+
+@pytest.fixture(scope="session")
+def embedded_broker(broker_of: Callable[[Kind], LocalBroker]) -> LocalBroker:
+    return broker_of("embedded")
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(broker_of: Callable[[Kind], LocalBroker]) -> LocalBroker:
+    return broker_of("kafka")
 
 
 @pytest.fixture

@@ -223,8 +223,11 @@ class LocalBroker:
         say(f"the broker runs again on {self.bootstrap}")
 
     def stop(self) -> None:
-        """Stop cleanly, or kill after 20 s. The log is kept unless its directory is temporary."""
-        self._end(signal.SIGTERM)
+        """Stop cleanly, or kill after 20 s. The log is kept unless its directory is temporary.
+
+        The embedded broker is killed: its log ends with it, and it would wait 5 s for clients that stay connected.
+        """
+        self._end(signal.SIGKILL if self.kind == "embedded" else signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill at once, as a crash would."""

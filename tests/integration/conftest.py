@@ -5,7 +5,6 @@ there, else the embedded one. Engines are recordings made here, so that a search
 everything else is the product.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,10 +20,9 @@ from tests.support.recorded import question
 
 
 @pytest.fixture(scope="session")
-def broker(broker_kind: Kind) -> Iterator[LocalBroker]:
-    """A broker of this session's own."""
-    with LocalBroker.choose(broker_kind, os.environ) as running:
-        yield running
+def broker(broker_of: Callable[[Kind], LocalBroker], broker_kind: Kind) -> LocalBroker:
+    """The session's broker of the kind that this run asks for."""
+    return broker_of(broker_kind)
 
 
 Deploy = Callable[..., Deployment]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from agents.catalogue.file import load_catalogue
 from agents.serving.recorded import write_paths
@@ -177,6 +176,8 @@ class Completions:
 
     def __init__(self, key: str, recorded: Mapping[str, str]) -> None:
         self.key = key
+        from transformers import AutoTokenizer  # takes seconds, which collecting the other tests need not
+
         outer, one_at_a_time = self, threading.Lock()
         tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
 

@@ -1,6 +1,5 @@
 """The Client against a real broker: a thread plays the services and writes the Answers."""
 
-import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -33,15 +32,9 @@ OBJECTIVE = ObjectiveInForce(
 )
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[LocalBroker]:
-    with LocalBroker.choose("embedded", os.environ) as running:
-        yield running
-
-
 @pytest.fixture
-def settings(broker: LocalBroker) -> Settings:
-    found = settings_for(Settings().replace(timeout_s=20.0), broker).replace(
+def settings(embedded_broker: LocalBroker) -> Settings:
+    found = settings_for(Settings().replace(timeout_s=20.0), embedded_broker).replace(
         prefix=f"c{uuid.uuid4().hex[:6]}."
     )
     kafka_admin.create(found, Topics(found).declared(["mini"]))
@@ -220,8 +213,8 @@ def test_answers_are_the_first_of_each_query(client: Client) -> None:
     assert {answer.text for answer in found} == {"7"}
 
 
-def test_missing_topics_are_named_at_once(broker: LocalBroker) -> None:
-    settings = settings_for(Settings(), broker).replace(prefix="none.")
+def test_missing_topics_are_named_at_once(embedded_broker: LocalBroker) -> None:
+    settings = settings_for(Settings(), embedded_broker).replace(prefix="none.")
     with Client(settings) as client, pytest.raises(LookupError, match="topics create"):
         client.send([Query(query_id="q", text="a")])
 

@@ -12,6 +12,7 @@ fails the suite, and so does a deviation that no longer occurs.
 import argparse
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -30,6 +31,9 @@ QUESTION = "Ann has 3 apples and buys 4. How many has she?"
 USER = [{"role": "user", "content": QUESTION}]
 TOKENS = 200
 SALT = "7"
+
+ANSWER_S = 120.0
+"""Longest time one case may take, to the end of its stream: 1 s on an idle machine."""
 
 Facts = dict[str, Any]
 
@@ -160,17 +164,26 @@ def facts(client: httpx.Client, case: Case, model: str) -> Facts:
     if case.body is not None:
         content = json.dumps({**({"model": model} if case.model else {}), **case.body}).encode()
     headers = {"content-type": "application/json"} if content is not None else {}
+    deadline = time.monotonic() + ANSWER_S
     with client.stream(case.method, case.path, content=content, headers=headers) as got:
         kind = got.headers.get("content-type", "").partition(";")[0]
         found: Facts = {"status": got.status_code, "content-type": kind}
         if kind == "text/event-stream":
-            return {**found, **_of_stream([line for line in got.iter_lines() if line])}
+            return {**found, **_of_stream([line for line in _lines(got, deadline) if line])}
         said = got.read()
     try:
         body = json.loads(said)
     except ValueError:
         return {**found, "body": "not JSON"}
     return {**found, **_types(body), **_values(body, (case.body or {}).get("n") or 1)}
+
+
+def _lines(got: httpx.Response, deadline: float) -> Iterator[str]:
+    """Yield the lines of a stream. One that is kept alive for ever has no time-out between two of them."""
+    for line in got.iter_lines():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the stream has not ended in {ANSWER_S:.0f} s; its last line: {line[:200]!r}")
+        yield line
 
 
 def _of_stream(lines: list[str]) -> Facts:
@@ -300,12 +313,15 @@ def observed(url: str, model: str) -> dict[str, Facts]:
     """
     found = {}
     with httpx.Client(
-        base_url=url, timeout=120, trust_env=False, headers={"authorization": "Bearer none"}
+        base_url=url, timeout=ANSWER_S, trust_env=False, headers={"authorization": "Bearer none"}
     ) as client:
         for name, case in CASES.items():
             # The gateway's seeds derive from this key; vLLM does not read it.
             client.headers["idempotency-key"] = f"{SALT} {name}"
-            found[name] = facts(client, case, model)
+            try:
+                found[name] = facts(client, case, model)
+            except (httpx.TransportError, TimeoutError) as error:
+                raise AssertionError(f"{url}, case {name!r}: {error!r}") from error
     return found
 
 

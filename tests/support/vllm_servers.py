@@ -1,5 +1,7 @@
 """Real vLLM servers for tests, as processes of this machine."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +15,20 @@ import pytest
 from streams.local.broker import free_port
 
 START_S = 600.0
+
+# Starts a server in a process group of its own, and ends the whole group (vLLM's engine is a process, too) as soon as
+# either the server ends or the test that holds the other end of stdin does, in whatever way.
+GUARD = """
+import os, signal, subprocess, sys, threading
+server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+def orphaned():
+    sys.stdin.read()
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=orphaned, daemon=True).start()
+print("ended with", server.wait(), flush=True)
+os.killpg(0, signal.SIGKILL)
+"""
 
 
 @contextmanager
@@ -29,7 +45,12 @@ def vllm_servers(
             command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
             with log.open("wb") as output:
                 process = subprocess.Popen(
-                    command, stdout=output, stderr=output, env=dict(environ), start_new_session=True
+                    [sys.executable, "-c", GUARD, *command],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    env=dict(environ),
+                    start_new_session=True,
                 )
             running[name] = (process, f"http://127.0.0.1:{port}", log)
         for process, url, log in running.values():
@@ -42,15 +63,16 @@ def vllm_servers(
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            process.stdin.close()
 
 
 def _until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            pytest.fail(f"vllm serve exited with {process.returncode}: {log.read_text()[-3000:]}")
+            pytest.fail(f"vllm serve ended by itself: {log.read_text()[-3000:]}")
         try:
             if httpx.get(f"{url}/health", timeout=2, trust_env=False).status_code == httpx.codes.OK:
                 return

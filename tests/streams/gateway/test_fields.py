@@ -66,7 +66,7 @@ def query_of(site: Any, made: Any) -> Query:
 
 
 def closing_of(site: Any, query_id: str) -> Reward:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         for reward in site.read(site.cluster.topics.reward, Reward):
             if reward.query_id == query_id and reward.closes:
@@ -212,7 +212,8 @@ def test_who_asks_and_metadata_are_kept_with_the_query(site: Any, client: openai
 def test_an_answer_that_the_client_cut_is_paid_for_and_is_not_wrong(
     site: Any, client: openai.OpenAI, more: dict[str, Any]
 ) -> None:
-    judged = {"uniscale": {"reference": "no path says this", "feedback_wait_s": 600}}
+    # A whole number, which no path says: it is compared here, and no grader's time runs out on a busy machine.
+    judged = {"uniscale": {"reference": "999", "feedback_wait_s": 600}}
     reward = closing_of(site, chat(client, extra_body=judged, **more).id)
     assert (reward.bounded, reward.correct, reward.kind) == (True, None, "default")
     assert reward.log_cost is not None

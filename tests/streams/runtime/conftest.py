@@ -1,10 +1,8 @@
-"""The harness of each runtime, and the brokers beneath."""
+"""The harness of each runtime."""
 
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,19 +42,3 @@ def harness(
         broker,
     )
     yield OnKafka(settings, tmp_path)
-
-
-@pytest.fixture(scope="session")
-def embedded_broker() -> Iterator[Any]:
-    from streams.local.broker import LocalBroker
-
-    with LocalBroker.choose("embedded", os.environ) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def kafka_broker() -> Iterator[Any]:
-    from streams.local.broker import LocalBroker
-
-    with LocalBroker.choose("kafka", os.environ) as running:
-        yield running
