@@ -110,9 +110,12 @@ def test_a_worker_refuses_topics_that_are_wrong(
     assert f"{topics.answer}: missing; run `python -m streams topics create`" in done.stderr
 
 
-def test_a_group_that_never_committed_is_left_out(broker: LocalBroker) -> None:
+def test_a_group_that_never_committed_is_left_out(
+    broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = fresh(broker)
     assert kafka_admin.groups(settings, ["nobody"]) == {}
+    monkeypatch.setattr(kafka_clients, "_BOOTSTRAP_MS", 200)
     with pytest.raises(kafka_clients.BrokerUnreachable):
         kafka_admin.check(Settings(kafka=KafkaSettings(bootstrap="127.0.0.1:1")), [])
 
