@@ -11,7 +11,7 @@ from kafka import TopicPartition
 
 from agents.catalogue.file import load_catalogue
 from agents.decider.log import decode_row
-from agents.decider.snapshot import SNAPSHOT_KEY
+from agents.decider.snapshot import is_record
 from agents.serving.recorded import write_paths
 from schemas.query import Query
 from schemas.record import Record, decode
@@ -97,10 +97,20 @@ class Deployment:
         """Return every record now on a topic, decoded."""
         return [decode(r.value, kind) for r in self.raw(topic)]
 
-    def learner_rows(self) -> list[Any]:
-        """Return the rows of the decider's changelog, the last of each key; snapshots left out."""
-        latest = {r.key: r.value for r in self.raw(self.topics.changelog("decider", "pending"))}
-        return [decode_row(k, v) for k, v in latest.items() if v and not k.startswith(SNAPSHOT_KEY)]
+    def learner_log(self, *, gone: bool = True) -> dict[bytes, bytes]:
+        """Return the rows of the decider's changelog, the last of each key.
+
+        Args:
+            gone: With those that have left the log: they do once two snapshots hold them, and the default policy makes
+                a snapshot at every refit.
+        """
+        records = self.raw(self.topics.changelog("decider", "pending"))
+        latest = {r.key: r.value for r in records if r.value or not gone}
+        return {key: value for key, value in latest.items() if value and not is_record(key)}
+
+    def learner_rows(self, *, gone: bool = True) -> list[Any]:
+        """Return the rows of `learner_log`, decoded."""
+        return [decode_row(key, value) for key, value in self.learner_log(gone=gone).items()]
 
     def audited(self) -> Report:
         """Return the audit of the log as it is now, running or not."""
