@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,24 @@ def closed(loop: Any) -> set[str]:
     return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
 
 
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param((signal.SIGKILL, signal.SIGTERM), id="killed and stopped"),
+        pytest.param(
+            (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM),
+            id="stopped, killed and stopped",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
 def test_all_services_ended_in_flight_lose_nothing(
-    deploy: Callable[..., Any], ask: Callable[[int], Query]
+    deploy: Callable[..., Any], ask: Callable[[int], Query], ends: Sequence[signal.Signals]
 ) -> None:
-    """Told to stop, killed, and told to stop again, with what the ends before have left."""
+    """Each end meets what the ends before have left."""
     loop = deploy(max_in_flight=32, group_partitions=16)
     ids: set[str] = set()
-    for at, how in enumerate((signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)):
+    for at, how in enumerate(ends):
         batch = [ask(n) for n in range(at * 60, at * 60 + 60)]
         before = len(loop.raw(loop.topics.answer))
         loop.send(*batch)
@@ -110,14 +121,18 @@ def test_all_services_ended_in_flight_lose_nothing(
     loop.close()
     log = loop.log.read_text()
     assert "was lost between" not in log
-    assert log.count("exited with code 0") == 2 * len(loop.supervisor.services)
+    assert log.count("exited with code 0") == ends.count(signal.SIGTERM) * len(loop.supervisor.services)
 
 
 # Of each service: what its consumer does once, at records of which topic, and what the service says of it.
 FAULTS = {
     "decider": ("fails", "context", "crash: faust failed"),
     "aggregator": ("ends", "answer", "crash: the Kafka consumer: the fetcher ended"),
-    "embedder": ("stands still", "query", "records wait and nothing has moved for 15 s"),
+    "embedder": (
+        "stands still",
+        "query",
+        "records wait and nothing has moved for 15 s",
+    ),
 }
 
 
