@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -33,7 +34,8 @@ settings.load_profile("everyday")
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
-_ON_BROKER = "tests/integration/"
+_WAITS = ("orderly_stop", "operator", "demo_command", "loop", "audit", "learner", "gateway")
+"""Files of tests/integration that take longest, the longest first: they wait for brokers and processes."""
 _ENGINE = {"micro", "host_keeper"}
 """Fixtures that load torch, transformers or vLLM."""
 _NETWORKS = {"mlp", "neural-ucb", "neural-ucb-per-width"}
@@ -56,8 +58,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to start where Apache Kafka is asked for and there is none."""
+    """Refuse to start where Apache Kafka is asked for and there is none; end brokers and servers where told to stop."""
     chosen_broker(config)
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as Ctrl-C does: fixtures close what they started
 
 
 def chosen_broker(config: pytest.Config) -> Kind:
@@ -108,11 +113,20 @@ def _light(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out whole files, and as one what needs an engine; the first process begins with what needs a broker.
+    """Hand out whole files, and as one what needs an engine: the last process begins there, the others with what waits.
 
     Fixtures of a file are then made once, vLLM is loaded once, and what mostly waits runs beside what mostly computes.
+    What takes long comes first, so that the processes end together.
     """
     from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    waiting = {f"tests/integration/test_{name}.py": at for at, name in enumerate(_WAITS)}
+
+    def waiting_first(scope: str) -> int:
+        return waiting.get(scope, len(waiting) + (not scope.startswith("tests/integration/")))
+
+    def computing_first(scope: str) -> int:
+        return -waiting_first(scope) if scope != "engine" else -len(waiting) - 2
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -121,9 +135,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group if test and "]" not in group else nodeid.partition("::")[0]
 
         def _assign_work_unit(self, node: Any) -> None:
-            first = node is self.nodes[0]
-            preferred = (name for name in self.workqueue if name.startswith(_ON_BROKER) is first)
-            self.workqueue.move_to_end(next(preferred, next(iter(self.workqueue))), last=False)
+            order = computing_first if node is self.nodes[-1] else waiting_first
+            self.workqueue.move_to_end(min(self.workqueue, key=order), last=False)
             super()._assign_work_unit(node)
 
     return ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
