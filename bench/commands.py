@@ -397,12 +397,17 @@ def measure_learner(out: Path, rounds: int, smoke: bool, row: tuple[str, str] | 
 @click.option("--broker", "kind", type=click.Choice(["embedded", "kafka", "auto"]), default="embedded")
 @click.option("--large", type=click.IntRange(min=0), default=0, help="Large requests over HTTP after that.")
 @click.option("--bytes", "size", type=click.IntRange(min=1), default=1_000_000, help="Of each.")
+@click.option(
+    "--ceiling", type=click.IntRange(min=0), help="MB for each service beside what it takes when ready."
+)
 @click.pass_obj
-def memory(settings: Settings, queries: int, in_flight: int, kind: str, large: int, size: int) -> None:
+def memory(
+    settings: Settings, queries: int, in_flight: int, kind: str, large: int, size: int, ceiling: int | None
+) -> None:
     """Measure the memory of broker, services and engines together while questions of the demo are answered."""
     from bench.memory import measure
 
-    found = measure(settings, queries, in_flight, kind, large=large, size=size)
+    found = measure(settings, queries, in_flight, kind, large=large, size=size, ceiling=ceiling)
     click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
 
 

@@ -7,9 +7,11 @@ the highest sum at one moment.
     python -m bench memory --queries 60
     python -m bench memory --large 10000                    # and so many requests of a megabyte each, over HTTP
     python -m bench memory --large 200 --bytes 100000       # that the mini family's contexts can hold
+    python -m bench memory --large 200 --bytes 100000 --ceiling 50    # with 50 MB more than when they were ready
 """
 
 import random
+import resource
 import tempfile
 import threading
 from collections import Counter
@@ -71,6 +73,13 @@ def _family(pid: int) -> list[int]:
         return []
 
 
+def limit(pids: Iterable[int], mb: int) -> None:
+    """Let each process take so many MB of addresses more than it has now."""
+    for pid in pids:
+        taken = psutil.Process(pid).memory_info().vms
+        resource.prlimit(pid, resource.RLIMIT_AS, (taken + mb * 10**6, resource.RLIM_INFINITY))
+
+
 def flood(url: str, requests: int, size: int, in_flight: int) -> dict[str, int]:
     """Send questions of so many bytes over HTTP; return how many were answered with each status."""
     counted: Counter[str] = Counter()
@@ -97,6 +106,7 @@ def measure(
     *,
     large: int = 0,
     size: int = 1_000_000,
+    ceiling: int | None = None,
 ) -> dict[str, Any]:
     """Return the megabytes of each process and of all together, while a deployment like the demo's answers.
 
@@ -107,6 +117,7 @@ def measure(
         broker: `embedded`, `kafka` or `auto`.
         large: Requests over HTTP after that.
         size: Bytes of the question of each.
+        ceiling: MB that each service may take beside what it has when it is ready, until it is restarted.
 
     Raises:
         BrokerError, ServiceFailed: the deployment does not start.
@@ -142,10 +153,13 @@ def measure(
                 services.supervisor.wait_ready(600)
                 heights.look()
                 idle = heights.together
+                if ceiling is not None:
+                    limit((pid for name, pid in pids().items() if name != "broker"), ceiling)
                 with Client(services.settings) as client:
                     asked = client.ask_all(list(read_questions(QUESTIONS))[:queries], timeout_s=900.0)
                 url = f"http://127.0.0.1:{settings.gateway.port}"
                 statuses = flood(url, large, size, in_flight) if large else {}
+                restarts = {name: each.restarts for name, each in services.supervisor.services.items()}
             finally:
                 ended.set()
                 watcher.join()
@@ -155,5 +169,6 @@ def measure(
         "mb_together_when_ready": round(idle),
         "queries": queries,
         "large": statuses,
+        "restarts": restarts,
         "without_answer": len(asked.missing),
     }

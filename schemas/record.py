@@ -154,6 +154,7 @@ def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> d
     try:
         plain = orjson.loads(value) if len(value) <= _LARGE else msgspec.json.decode(value)
     except (orjson.JSONDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _fits(error)
         raise UnreadableRecord(
             kind, "", f"the value is not JSON in UTF-8 ({error}); send a JSON object"
         ) from None
@@ -229,7 +230,14 @@ def _unframed(value: bytes, kind: str) -> bytes:
             )
         return _zstd().decompressor.decompress(value)
     except zstandard.ZstdError as error:
+        _fits(error)
         raise UnreadableRecord(kind, "", f"the zstd frame is damaged ({error}); send it whole") from None
+
+
+def _fits(error: Exception) -> None:
+    """Raise MemoryError if that is what a library's error means: the record is not to blame."""
+    if "not enough memory" in str(error).lower():
+        raise MemoryError(str(error)) from error
 
 
 def _too_many_values(value: bytes) -> bool:

@@ -164,6 +164,10 @@ class InFlight(Protocol):
 
     left: list[str]
 
+    @property
+    def coordinates(self) -> list[str]:
+        """Coordinates of the records in flight."""
+
     def holding(self, coordinates: Iterable[str]) -> AbstractContextManager[None]:
         """Keep records noted while they are handled."""
 
@@ -390,11 +394,12 @@ def _sendable(text: str) -> str:
 
 # The guard around each handler: counts failures, retries, and sends a record to the dead-letter topic.
 #
-# The guard ends no process itself: it raises `Crash` where the service must not continue. Exceptions fall into three
+# The guard ends no process itself: it raises `Crash` where the service must not continue. Exceptions fall into four
 # kinds:
 #
 #     UniscaleError   the record is at fault: dead letter at once
 #     Unavailable     the broker or an encoder is at fault: not counted; the guard waits and calls the handler again
+#     MemoryError     the process has no memory left: counted as its death, at all that is in flight (`Parties`)
 #     anything else   the cause is unknown: the failure is counted and the service crashes, so that a fresh process
 #                     tries again; after the third failure the record goes to the dead-letter topic: at once, or, if the
 #                     process cannot go on (`Torn`), from the next one
@@ -499,6 +504,8 @@ class HandlerGuard:
             raise
         except (Unavailable, Crash):
             raise
+        except MemoryError as error:
+            raise self._out_of_memory(first) from error
         except Exception as error:
             if isinstance(error, UniscaleError) and len(records) == 1:
                 await self._refuse(first, error)
@@ -515,3 +522,14 @@ class HandlerGuard:
         else:
             for record in records:
                 self.crashes.forget(record.coordinates)
+
+    def _out_of_memory(self, record: ConsumerRecord) -> Crash:
+        """Count a death against all that is in flight, since each takes memory; return what ends the worker."""
+        if not self._stopping:  # else counted: only the first error ends a worker
+            self.stop()
+            self.crashes.died(self.in_flight.coordinates)
+        return Crash(
+            f"{record.coordinates}: no memory left in the {self.runtime.service}, with "
+            f"{len(self.in_flight.coordinates)} records in flight; give its process more, or lower "
+            "UNISCALE_CONCURRENCY"
+        )

@@ -99,6 +99,26 @@ def test_a_text_that_is_not_unicode_does_not_end_the_process() -> None:
     assert decode(encode(letter), DeadLetter).reason == "bad bytes: ?"
 
 
+NO_MEMORY = """
+import resource
+from pathlib import Path
+from schemas.query import Query
+from schemas.record import decode
+value = b'{"schema": "query.v1", "query_id": "q", "text": "' + b"x" * 1_000_000 + b'"}'
+taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + 4 * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (taken, taken))
+try:
+    decode(value, Query)
+except MemoryError:
+    print("no memory")
+"""
+
+
+def test_a_record_for_which_memory_does_not_suffice_is_not_to_blame() -> None:
+    ran = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("no memory\n", "")
+
+
 @pytest.mark.parametrize("schema", ["[" * 1000 + "]" * 1000, '"' + "x" * 1_000_000 + '"', "{}", "7"])
 def test_a_hostile_schema_is_refused_in_a_short_message(schema: str) -> None:
     value = f'{{"schema": {schema}, "query_id": "q"}}'.encode()

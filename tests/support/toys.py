@@ -11,7 +11,7 @@ an `again` once more, for a `lost` one that the topic does not hold; what it cop
 `find` it copies the first record of the key `k` in the hours around this one, for `past` and `future` in another hour:
 `gone`. For `groups` it copies how many records its consumer group has waiting, -1 for none known. `wait` ends when
 `free` has begun, `stuck` when it ends, five seconds later, with the number of records copied until then; `once` never
-ends, but for the second time.
+ends, but for the second time. `greedy` has no memory left while another one is in hand.
 For `late` the counter writes, once, a row that is older than the one it replaces.
 For `beside` it sends `begin` and `end` around a pause, so that what runs beside what is known by the order on `due`.
 As a process: `python -m tests.support.toys SERVICE DIES_AFTER [METRICS_PORT]`, which kills itself after so many effects
@@ -75,11 +75,17 @@ class Refused(UniscaleError):
 
 async def build_copier(runtime: Runtime) -> None:
     freeing, freed = asyncio.Event(), asyncio.Event()
-    copied = 0
+    copied = greedy = 0
 
     async def on_query(record: ConsumerRecord) -> None:
-        nonlocal copied
+        nonlocal copied, greedy
         value = _obey(record)
+        if value == b"greedy":
+            greedy += 1
+            await runtime.sleep(0.5)
+            if greedy > 1:
+                raise MemoryError("there is enough for one")
+            greedy -= 1
         if value == b"hang" or (value == b"once" and _first_time(runtime)):
             await asyncio.Future()
         if value == b"wait":

@@ -154,6 +154,15 @@ def test_the_third_failure_at_a_record_is_a_dead_letter_and_its_partition_goes_o
     assert harness.deaths == 2, "the third failure ends no worker"
 
 
+def test_records_that_memory_does_not_hold_side_by_side_are_handled_one_by_one_in_the_end(
+    harness: Any,
+) -> None:
+    sent = [(b"a", b"greedy"), (b"b", b"greedy")]
+    harness.run("embedder", sent, lambda h: len(h.read("context") + h.read("dead-letter")) >= 2)
+    assert sorted(r.key for r in harness.read("context")) == [b"a", b"b"]
+    assert harness.deaths == 2, "then they are suspects, and handled alone"
+
+
 def test_a_worker_that_is_torn_ends_the_third_time_too_and_the_next_one_says_what_it_was(
     harness: Any,
 ) -> None:
