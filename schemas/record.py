@@ -40,7 +40,8 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # zstd's default: at 1 a forest of repeated wording grows by a sixth, at 9 it shrinks by little.
 _ZSTD_LEVEL = 3
 _MARKS = (b",", b"[", b"{")
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# One that does not end matches too: else each quotation mark in it would be tried, in time quadratic in its length.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _TWO_BYTES = re.compile(rb"[\xc4-\xef]|\\u")
 _FOUR_BYTES = re.compile(rb"[\xf0-\xff]|\\u[dD][89a-bA-B]")
 # Larger values come in frames only. msgspec reads them without a copy of its own, which orjson makes.

@@ -85,7 +85,8 @@ MAX_PLAIN: Final = 16 * 1024 * 1024
 
 # In one record, twice what a service reads: millions of empty lists take seconds each.
 _MOST_VALUES: Final = 256 * 1024
-_STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# One that does not end too: else each quotation mark in it would be tried, in time quadratic in its length.
+_STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 Part = tuple[str, int]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from typing import Any
 
 import orjson
@@ -97,6 +98,17 @@ def test_a_text_that_is_not_unicode_does_not_end_the_process() -> None:
         encode(Answer(query_id="q", status="failed", by="executor", error="\ud800"))
     letter = DeadLetter.of(b"x", ValueError("bad bytes: \ud800"), service="r", origin=ORIGIN)
     assert decode(encode(letter), DeadLetter).reason == "bad bytes: ?"
+
+
+@pytest.mark.parametrize(
+    "before", [b"{" + b"," * (MAX_VALUES + 1), '{"\u0100"'.encode()], ids=["many", "wide"]
+)
+def test_a_string_that_does_not_end_takes_time_linear_in_its_length(before: bytes) -> None:
+    frame = zstandard.ZstdCompressor().compress(before + b'"' + b'\\"' * (MAX_RECORD // 2))
+    began_s = time.process_time()
+    with pytest.raises(UnreadableRecord):
+        load(frame)
+    assert time.process_time() - began_s < 5.0
 
 
 NO_MEMORY = """

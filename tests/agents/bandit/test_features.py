@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agents.bandit.errors import InvalidObjective
-from agents.bandit.features import FeatureMap, FeatureSettings, QueryBasis
+from agents.bandit.features import FeatureMap, FeatureSettings, QueryBasis, counts
 from agents.bandit.policy import ActionVector, Objective
 
 
@@ -109,3 +113,26 @@ def test_the_cost_term_is_not_clipped() -> None:
     objective = Objective(0.0, 0.0, 1.0, 10.0, 20.0)
     assert objective.reward(0, 0, 25.0) == pytest.approx(-0.5)
     assert objective.reward(0, 0, 5.0) == pytest.approx(1.5)
+
+
+@given(st.text(st.sampled_from("aÉß5٣., .!?\n\t-+\\$[]") | st.characters(), max_size=60))
+def test_surface_counts_are_what_their_names_say(text: str) -> None:
+    numbers = re.findall(r"\d+(?:[.,]\d+)*", text)
+    plain = (
+        len(numbers),
+        sum(map(str.isdigit, text)),
+        len(text.split()),
+        sum(map(str.isalpha, text)),
+        len(re.findall(r"[.!?]+(?:\s|$)", text)),
+        text.count("\n") + 1,
+        sum(character in r"-+*/=^<>%$\{}()[]" for character in text),
+        sum(map(str.isupper, text)),
+        max(map(len, numbers), default=0),
+    )
+    assert counts(text).tolist() == np.log1p(plain).astype(np.float32).tolist()
+
+
+def test_surface_counts_of_a_huge_question_take_time_linear_in_its_length() -> None:
+    began_s = time.process_time()
+    counts("." * 200_000 + "x")  # two minutes, were every rest of the row tried
+    assert time.process_time() - began_s < 5.0

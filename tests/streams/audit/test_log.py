@@ -19,3 +19,9 @@ def test_millions_of_empty_lists_in_a_small_frame_are_no_record_and_take_no_time
 def test_a_text_may_hold_as_many_commas_as_it_likes() -> None:
     said = {"text": ',[{"' * 300_000, "n": [1, 2]}
     assert Plain()(orjson.dumps(said)) == said
+
+
+def test_a_string_that_does_not_end_takes_time_linear_in_its_length() -> None:
+    began_s = time.process_time()
+    assert Plain()(b"[" + b"," * 300_000 + b'"' + b'\\"' * 100_000) is None
+    assert time.process_time() - began_s < 5.0, "minutes before"
