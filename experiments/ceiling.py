@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 from sklearn.decomposition import PCA
-from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold
 
 from agents.bandit.features import counts
@@ -23,7 +22,7 @@ from experiments.outcomes import Array, BanditWorld
 from experiments.ridge import by_folds, by_leaving_one_out
 from experiments.yardstick import Points, Yardstick
 
-Kind = Literal["fixed", "ridge", "trees"]
+Kind = Literal["fixed", "ridge"]
 FOLDS = 5
 DIRECTIONS = 16  # principal directions of the question's embedding
 
@@ -72,27 +71,23 @@ def followed(trial: Trial, choices: Sequence[int], objective: Objective) -> floa
     return float(trial.earned(objective)[played, np.array(choices)[played]].mean())
 
 
-def best_contextual(
-    world: BanditWorld, objective: Objective, *, trees: bool = True, seed: int = 0
-) -> ContextualOracle:
+def best_contextual(world: BanditWorld, objective: Objective) -> ContextualOracle:
     """Fit and judge the contextual policies.
 
     Args:
         world: Its arms are all on offer.
         objective: What is earned.
-        trees: Whether boosted trees compete (seconds to minutes).
-        seed: Of the folds.
     """
     rewards = world.rewards(objective).mean(axis=0)
-    kinds: list[Kind] = ["fixed", "ridge", *(["trees"] if trees else [])]  # type: ignore[list-item]
+    kinds: tuple[Kind, ...] = ("fixed", "ridge")
     choices = {kind: np.zeros(len(rewards), dtype=int) for kind in kinds}
-    for fit, judge in KFold(FOLDS, shuffle=True, random_state=seed).split(rewards):
-        pca = PCA(min(DIRECTIONS, len(fit) - 1, world.queries.shape[1]), random_state=seed).fit(
+    for fit, judge in KFold(FOLDS, shuffle=True, random_state=0).split(rewards):
+        pca = PCA(min(DIRECTIONS, len(fit) - 1, world.queries.shape[1]), random_state=0).fit(
             world.queries[fit]
         )
         seen, new = pca.transform(world.queries[fit]), pca.transform(world.queries[judge])
         for kind in kinds:
-            choices[kind][judge] = _predict(kind, world, seen, rewards[fit], new).argmax(axis=1)
+            choices[kind][judge] = _predict(kind, seen, rewards[fit], new).argmax(axis=1)
     rows = np.arange(len(rewards))
     earned = {kind: rewards[rows, chosen] for kind, chosen in choices.items()}
     values = {kind: float(each.mean()) for kind, each in earned.items()}
@@ -102,26 +97,14 @@ def best_contextual(
     )
 
 
-def _predict(kind: Kind, world: BanditWorld, seen: Array, rewards: Array, new: Array) -> Array:
+def _predict(kind: Kind, seen: Array, rewards: Array, new: Array) -> Array:
     """Return predicted rewards of new questions, shape (new, A)."""
     if kind == "fixed":
         return np.broadcast_to(rewards.mean(axis=0), (len(new), rewards.shape[1]))
-    if kind == "ridge":
-        return by_leaving_one_out(seen, rewards, new)
-    return _boosted(seen, _arm_features(world), rewards, new)
-
-
-def _arm_features(world: BanditWorld) -> Array:
-    arms = world.outcomes.arms
-    models = {model: at for at, model in enumerate(dict.fromkeys(arm.model for arm in arms))}
-    mean = world.outcomes.log_cost.mean(axis=(0, 1))
-    return np.array(
-        [[models[a.model], np.log2(a.qp), np.log2(a.cp), a.bs, mean[i]] for i, a in enumerate(arms)]
-    )
+    return by_leaving_one_out(seen, rewards, new)
 
 
 PLAIN = 8  # principal directions of the question, where arms are pooled
-FOR_TREES = 16
 PRICES = np.concatenate([[0.0], np.logspace(-4, 4, 81)])
 """Of linear cost: accuracy (1 = all) for the cost of the arm that was best on history."""
 TOLD = 10.0  # of indicators, beside vectors of length 1: a hundredth of their penalty
@@ -143,7 +126,6 @@ def ceiling(
     yardstick: Yardstick,
     *,
     told: Sequence[str] | None = None,
-    trees: bool = False,
 ) -> Ceiling:
     """Return the kind whose points are cheapest at equal accuracy on the live questions, hindsight included.
 
@@ -153,10 +135,9 @@ def ceiling(
         live: of those judged.
         yardstick: On the live questions.
         told: What else is known of each question of the world: its level, its family.
-        trees: Whether boosted trees compete (minutes).
     """
     found: list[tuple[tuple[float, float], str, Points]] = []
-    for kind, predictions in _predictions(world, history, live, told, trees):
+    for kind, predictions in _predictions(world, history, live, told):
         points = _points(world, live, predictions, float(yardstick.arms.cost[yardstick.best].mean()))
         judged = Yardstick(yardstick.arms, yardstick.best, draws=0)
         ratios = judged.ratios(points)[0, :-1]
@@ -170,7 +151,7 @@ Predicted = tuple[Array, Array]
 
 
 def _predictions(
-    world: BanditWorld, history: Sequence[int], live: Sequence[int], told: Sequence[str] | None, trees: bool
+    world: BanditWorld, history: Sequence[int], live: Sequence[int], told: Sequence[str] | None
 ) -> Iterator[tuple[str, Predicted]]:
     """Yield each kind's predicted accuracy and cost of the live questions, shape (L, A) each."""
     o = world.outcomes
@@ -194,9 +175,6 @@ def _predictions(
             kinds["pooled"] = (np.concatenate([few, surface, known], axis=1), arms)
         for kind, (features, coordinates) in kinds.items():
             yield kind + more, _crossed(features, coordinates, right, cost, history, live)
-        if trees:
-            features = np.concatenate([world.queries, surface, known], axis=1)
-            yield "trees" + more, _trees(features, right, cost, history, live)
 
 
 def _folds(history: Sequence[int], live: Sequence[int]) -> Iterator[tuple[Array, Array]]:
@@ -225,22 +203,6 @@ def _crossed(
     return accuracy, paid
 
 
-def _trees(
-    features: Array, right: Array, cost: Array, history: Sequence[int], live: Sequence[int]
-) -> Predicted:
-    """Return predictions of boosted trees over question and arm; costs are each arm's mean."""
-    own, count = np.array(live), right.shape[1]
-    accuracy, paid = np.empty((len(live), count)), np.empty((len(live), count))
-    for fitted, judged in _folds(history, live):
-        few = PCA(min(FOR_TREES, len(fitted) - 1, features.shape[1]), random_state=0).fit(features[fitted])
-        mean = right[fitted].mean(axis=0)
-        arms = np.stack([np.arange(count), mean], axis=1)
-        seen, new = few.transform(features[fitted]), few.transform(features[own[judged]])
-        accuracy[judged] = _boosted(seen, arms, right[fitted], new)
-        paid[judged] = cost[fitted].mean(axis=0)
-    return accuracy, paid
-
-
 def _points(world: BanditWorld, live: Sequence[int], predicted: Predicted, unit: float) -> Points:
     o, own = world.outcomes, list(live)
     right, cost = o.correct[:, own].mean(axis=0), o.cost[:, own].mean(axis=0)
@@ -263,15 +225,3 @@ def _indicators(told: Sequence[str]) -> Array:
     """Return a column a name, so long that ridge hardly shrinks what is known."""
     names = sorted(set(told))
     return np.array([[TOLD * (each == name) for name in names] for each in told])
-
-
-def _boosted(seen: Array, arms: Array, values: Array, new: Array) -> Array:
-    """Return values of new questions, shape (new, A), by boosted trees over question and arm side by side."""
-
-    def joined(queries: Array) -> Array:
-        left = np.repeat(queries, len(arms), axis=0)
-        return np.concatenate([left, np.tile(arms, (len(queries), 1))], axis=1)
-
-    tree = HistGradientBoostingRegressor(max_iter=150, max_leaf_nodes=15, learning_rate=0.08, random_state=0)
-    tree.fit(joined(seen), values.ravel())
-    return np.asarray(tree.predict(joined(new))).reshape(len(new), -1)

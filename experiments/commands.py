@@ -111,7 +111,7 @@ def joint_world(source: Path, mapping: Path | None, catalogue: Path, cache: Path
 @click.option(
     "--quick",
     is_flag=True,
-    help="Five further seeds instead of twenty; no boosted trees.",
+    help="Five further seeds instead of twenty; fewer conditions of feedback and rows of the frontier.",
 )
 @click.option(
     "--rebuild-networks",
@@ -211,7 +211,6 @@ def paper(
     multiple=True,
     help="Only these policies, next to the fixed mix and the ceilings.",
 )
-@click.option("--trees", is_flag=True, help="Also try boosted trees as the ceiling; takes minutes.")
 @click.option("--no-ceiling", is_flag=True, help="Leave out the ceilings, which cost more than most rows.")
 @click.option(
     "--paretobandit",
@@ -248,7 +247,6 @@ def frontier(
     half: int | None,
     batch: int,
     policies: tuple[str, ...],
-    trees: bool,
     no_ceiling: bool,
     paretobandit: Path | None,
     usual: tuple[Path, ...],
@@ -292,7 +290,7 @@ def frontier(
     with threadpool_limits(1), contextlib.ExitStack() as stack:
         scope = Scope(
             more_seeds=MORE_SEEDS[:orders],
-            whole=trees,
+            whole=False,
             say=lambda text: click.echo(text, err=True),
             pool=None if jobs == 1 else stack.enter_context(one_thread_each(jobs)),
         )

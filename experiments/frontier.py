@@ -157,7 +157,7 @@ def frontier(
 
     Args:
         world: All arms are on offer.
-        scope: `more_seeds` are the orders; boosted trees compete for the ceiling in the whole run only.
+        scope: `more_seeds` are the orders.
         players: The rows beside the fixed mix and the ceilings; by default all that learn on the live questions, and
             in the whole run those too that learn on history beforehand.
         terms: By default a third as history, all live questions and the criteria's prices.
@@ -189,7 +189,7 @@ def frontier(
     kinds: dict[str, str] = {}
     for name, told in ({"ceiling": None, **_known(world)} if terms.ceilings else {}).items():
         scope.say(f"frontier of {o.name}: {name}")
-        found = ceiling(world, history, live, yardstick, told=told, trees=scope.whole)
+        found = ceiling(world, history, live, yardstick, told=told)
         points[name], kinds[name] = found.points, found.kind
         rows[name] = yardstick.judge(found.points)
     about = {

@@ -174,7 +174,7 @@ def run_paper(world: BanditWorld, scope: Scope, beside: Beside | None = None) ->
     if o.dense:
         tables["verifier_scores"] = verifier_scores(joint.outcomes)
     scope.say("the best contextual policy")
-    best = {mode: best_contextual(joint, joint.objective(mode), trees=scope.whole) for mode in MODES}
+    best = {mode: best_contextual(joint, joint.objective(mode)) for mode in MODES}
     tables["readings"] = readings(joint, joint_name, worlds, scope, runs, best)
     if beside.depth_limit is not None:
         tables["readings"]["depth_limit"] = _both_limits(

@@ -318,7 +318,7 @@ class Scope:
     Attributes:
         seeds: Of the paper's tables.
         more_seeds: Of what the field asks for.
-        whole: Whether every condition of feedback is run in every mode, and boosted trees compete.
+        whole: Whether every condition of feedback is run in every mode, and rows that learn on history compete.
         record: What MLP and NeuralUCB chose when they were trained on these outcomes.
         say: Told what is being run.
         pool: Processes that share the seeds; none is this one.

@@ -155,10 +155,10 @@ def test_the_best_contextual_policy_finds_context_where_there_is_some() -> None:
     deaf = make_world(samples=1, questions=200)
     rich = make_world(samples=1, questions=200, contextual=True)
     objective = rich.objective("quality-priority")
-    found = best_contextual(rich, objective, trees=False)
+    found = best_contextual(rich, objective)
     assert found.kind == "ridge"
     assert found.gap()[1] > 0
-    assert best_contextual(deaf, deaf.objective("quality-priority"), trees=False).gap()[1] <= 0
+    assert best_contextual(deaf, deaf.objective("quality-priority")).gap()[1] <= 0
 
 
 def test_best_fixed_arm_is_that_of_brute_force() -> None:
