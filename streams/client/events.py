@@ -8,7 +8,6 @@ from typing import Any, Literal, Self, get_args
 
 from msgspec import Struct
 
-from agents.reward.comparison import Uplift
 from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -277,25 +276,3 @@ def _concerns(topics: Topics, raw: Any, query_id: bytes) -> bool:
     if raw.topic in (topics.context, topics.reward, topics.dead_letter):
         return query_id in (raw.value or b"")
     return bool(raw.key == query_id)
-
-
-# The policy against the control group, from the log of a run.
-
-
-def compared(queries: Iterable[Timeline], found: Uplift | None = None) -> Uplift:
-    """Compare policy and control group over queries whose cohort was drawn at random and whose reward is closed.
-
-    Args:
-        queries: The queries; each must appear once, because the intervals count outcomes.
-        found: A comparison to extend in place; None starts a new one.
-
-    >>> compared([]).sentence()
-    'Too few outcomes to compare the policy with the control group.'
-    """
-    found = found or Uplift()
-    for timeline in queries:
-        decision, closing, answer = timeline.decision, timeline.closing, timeline.answer
-        if decision is None or closing is None or answer is None or not decision.randomised:
-            continue
-        found.add(decision.cohort, answer.status, correct=closing.correct, cost=timeline.eflops)
-    return found

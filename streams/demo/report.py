@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from schemas.query import Query
-from streams.client.events import Timelines, compared
+from streams.client.events import Timelines
 from streams.timeline import Timeline
 
 # Which questions are asked, and in which order.
@@ -169,7 +169,6 @@ def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
             f"{html.escape(', '.join(summary['engine']) or 'none')}, mode {html.escape(str(summary['mode']))}. "
             f"Means over the last {_WINDOW} queries, in the order of decisions; grey is the control.</p>",
             f"<p><strong>{html.escape(str(summary.get('sentence', '')))}</strong></p>",
-            *_against_control_group(queries),
             "<h2>Reward</h2>",
             curve(_rewards(queries)),
             "<h2>Cost, eFLOPs a query</h2>",
@@ -184,12 +183,6 @@ def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
             table((), _leaves({k: v for k, v in summary.items() if k not in _SHOWN_ABOVE})),
         ]
     )
-
-
-def _against_control_group(queries: Sequence[Timeline]) -> list[str]:
-    if not any(s.decision and s.decision.cohort == "control" for s in queries):
-        return []
-    return [f"<p>{html.escape(compared(queries).sentence())}</p>"]
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:

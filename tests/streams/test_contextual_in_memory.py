@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -18,13 +17,13 @@ from agents.decider.decider import Decider
 from agents.decider.log import Row
 from agents.decider.verify import mismatches, opened
 from agents.embedding import encoder_id
+from agents.reward.comparison import Uplift
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Reward
 from streams.audit.run import Report
-from streams.client.events import QueryEvent, Timelines, compared
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
@@ -110,17 +109,14 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
     assert all(answers[query_id].action.qp * answers[query_id].action.cp >= 2 for query_id in wide)
     assert any(len(answers[query_id].answers) == 2 for query_id in wide)
     counted, gain = cohorts_in_metrics(cluster), gain_in_metrics(cluster)
-    seen = Timelines()
-    for decision in made:
-        seen.take(QueryEvent(kind="decision", query_id=decision.query_id, record=decision, at_ms=0))
-    for kind, topic, record in (
-        ("answer", cluster.topics.answer, Answer),
-        ("reward", cluster.topics.reward, Reward),
-    ):
-        for raw in cluster.broker.records(topic):
-            found: Any = decode(raw.value, record)
-            seen.take(QueryEvent(kind=kind, query_id=found.query_id, record=found, at_ms=0))  # type: ignore[arg-type]
-    said = compared(seen.by_id.values()).report()
+    drawn = {decision.query_id: decision.cohort for decision in made if decision.randomised}
+    uplift = Uplift()
+    for raw in cluster.broker.records(cluster.topics.reward):
+        reward = decode(raw.value, Reward)
+        if reward.closes and reward.query_id in drawn:
+            cost = reward.price.cost if reward.price else None
+            uplift.add(drawn[reward.query_id], reward.status, correct=reward.correct, cost=cost)
+    said = uplift.report()
     assert said["queries"] == counted
     assert counted["control"] == len(control)
     assert gain == pytest.approx(said["accuracy_difference"])
