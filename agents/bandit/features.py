@@ -25,7 +25,7 @@ weigh as much as a million observations in A."""
 
 @dataclass(frozen=True, slots=True)
 class QueryBasis:
-    """A projection z_q = directions · (s_q - offset), fitted on queries that are not evaluated.
+    """A projection z_q = directions · (s_q - offset), with z_q of unit RMS.
 
     Attributes:
         offset: Shape (query_dim,).
@@ -34,14 +34,6 @@ class QueryBasis:
 
     offset: Vector
     directions: Matrix
-
-    @classmethod
-    def fitted(cls, queries: Matrix, rank: int) -> QueryBasis:
-        """Fit the leading principal directions of queries, shape (n, query_dim); z_q has unit RMS."""
-        offset = queries.mean(axis=0)
-        _, sizes, directions = np.linalg.svd(queries - offset, full_matrices=False)
-        spread = np.sqrt(np.sum(sizes[:rank] ** 2) / len(queries))
-        return cls(offset, directions[:rank] / max(float(spread), SPANNED))
 
     @classmethod
     def random(cls, dim: int, rank: int, seed: int) -> QueryBasis:
@@ -143,7 +135,7 @@ class FeatureSettings:
         query_rank: Length of z_q.
         action_rank: Length of v_a for `bilinear`.
         interaction_scale: Factor on z_q ⊗ v_a; its square is the prior variance of a correction, in λ.
-        basis_seed: Seed of the random query projection, which is used unless a fitted one is given.
+        basis_seed: Seed of the random query projection.
     """
 
     query_dim: int
@@ -174,11 +166,11 @@ class FeatureMap:
         vectors: Shape (n, action_dim): the same before rotation into the basis.
     """
 
-    def __init__(self, settings: FeatureSettings, query_basis: QueryBasis | None = None) -> None:
+    def __init__(self, settings: FeatureSettings) -> None:
         s = self.settings = settings
-        if s.interactions != "none" and query_basis is None:
-            query_basis = QueryBasis.random(s.query_dim, s.query_rank, s.basis_seed)
-        self.query_basis = query_basis
+        self.query_basis: QueryBasis | None = None
+        if s.interactions != "none":
+            self.query_basis = QueryBasis.random(s.query_dim, s.query_rank, s.basis_seed)
         self.anchor: Anchor | None = None
         self.ids: list[str] = []
         self.models: list[str] = []

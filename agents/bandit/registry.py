@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from agents.bandit.errors import PolicyRefused
 from agents.bandit.exploration import ControlGroup, Explored
-from agents.bandit.features import FeatureMap, FeatureSettings, QueryBasis
+from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.policy import Policy
 
 
@@ -87,14 +87,11 @@ class Inputs:
     Attributes:
         query_dim: Length of s_q.
         action_dim: Length of s_a; with one-hot features, the most actions that can ever be added.
-        query_basis: Projection of queries for interactions, fitted on queries that are not evaluated; None draws a
-            random one.
         encoder: Identity of the encoder of both; a prior from another encoder is refused.
     """
 
     query_dim: int
     action_dim: int
-    query_basis: QueryBasis | None = None
     encoder: str = ""
 
     def features(self, options: Options) -> FeatureMap:
@@ -109,7 +106,7 @@ class Inputs:
             interaction_scale=options.interaction_scale,
             basis_seed=options.basis_seed,
         )
-        return FeatureMap(settings, self.query_basis)
+        return FeatureMap(settings)
 
 
 O = TypeVar("O", bound=Options)
@@ -189,7 +186,6 @@ def build_policy(
     *,
     query_dim: int,
     action_dim: int,
-    query_basis: QueryBasis | None = None,
     encoder: str = "",
 ) -> Policy:
     """Return a policy with no action added yet.
@@ -199,7 +195,6 @@ def build_policy(
         given: Its options.
         query_dim: Length of s_q.
         action_dim: Length of s_a; with one-hot features, the most actions that can ever be added.
-        query_basis: Projection of queries for interactions; the default is a random one.
         encoder: Identity of the encoder; a prior must come from the same one.
 
     Raises:
@@ -207,7 +202,7 @@ def build_policy(
     """
     options = given if isinstance(given, Options) else options_of(name, given)
     try:
-        made = kinds()[name].make(options, Inputs(query_dim, action_dim, query_basis, encoder))
+        made = kinds()[name].make(options, Inputs(query_dim, action_dim, encoder))
     except ValueError as error:
         raise PolicyRefused(f"policy_options: {error}") from None
     control = None

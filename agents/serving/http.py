@@ -58,10 +58,6 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pause_s: float = 0.25
     longest_pause_s: float = 8.0
 
-    def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ValueError(f"attempts: {self.attempts} is too few; give at least 1")
-
 
 USUAL = Retries()
 
@@ -300,12 +296,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     silent_s: float = 60.0
     retries: Retries = Retries()
     connections: int = 256
-
-    def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url: {self.url!r} must start with http:// or https://")
-        if self.connections < 1:
-            raise ValueError("connections: must be at least 1")
 
     def __repr__(self) -> str:
         return f"ServerSettings(url={self.url!r})"

@@ -61,7 +61,7 @@ def engine_arguments(model: HostedModel) -> dict[str, Any]:
         arguments["pooler_config"] = PoolerConfig(
             tok_pooling_type="ALL" if model.step_tag_id is None else "STEP", step_tag_id=model.step_tag_id
         )
-    return arguments | model.arguments
+    return arguments
 
 
 def build_engine(model: HostedModel) -> LLMEngine:

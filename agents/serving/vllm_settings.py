@@ -2,7 +2,7 @@
 
 from collections.abc import Container, MutableMapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -33,7 +33,6 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         prefix_caching: Share the KV of equal prompt prefixes; every path of a search has one.
         step_tag_id: For `pooling`: return the rows of this token alone (STEP pooling). None returns a
             row for every token (ALL pooling).
-        arguments: Anything else for vLLM's `EngineArgs`, as is; wins over the fields above.
     """
 
     name: str
@@ -46,19 +45,6 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     block_tokens: int | None = 32
     prefix_caching: bool = True
     step_tag_id: int | None = None
-    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("name: must not be empty")
-        if self.step_tag_id is not None and self.runner != "pooling":
-            raise ValueError(
-                f"step_tag_id: {self.name!r} is a generator; only runner 'pooling' has step tags"
-            )
-        for field in ("context_tokens", "max_sequences", "kv_cache_bytes", "block_tokens"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise ValueError(f"{field}: {value} of {self.name!r} is not a positive number")
 
 
 class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,21 +54,13 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         models: What to host from the start, in the order of loading; more can be loaded later.
         offline: Never ask the Hugging Face hub; every path must be a folder.
         threads: Torch threads of the engine thread; None leaves torch's choice.
-        log_level: vLLM's own logging, unless VLLM_LOGGING_LEVEL is already in the environment.
         start_timeout_s: Longest wait for all models together; the first start on a machine is the slowest.
     """
 
     models: tuple[HostedModel, ...]
     offline: bool = True
     threads: int | None = None
-    log_level: str = "ERROR"
     start_timeout_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        names = [model.name for model in self.models]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"models: {', '.join(twice)} named twice")
 
 
 def checkpoint_path(checkpoint: str, folder: str) -> str:
@@ -105,16 +83,14 @@ def checkpoint_path(checkpoint: str, folder: str) -> str:
 # model costs 35 s instead of 0.3 s.
 REQUIRED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
-
-def preferred_environment(settings: HostSettings) -> dict[str, str]:
-    """Return variables that an operator's own export overrides."""
-    return {
-        "VLLM_LOGGING_LEVEL": settings.log_level,
-        "VLLM_NO_USAGE_STATS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        # vLLM imports setuptools, which refuses to load when a library imported Python's own distutils before.
-        "SETUPTOOLS_USE_DISTUTILS": "stdlib",
-    }
+# What an operator's own export overrides.
+PREFERRED = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # vLLM imports setuptools, which refuses to load when a library imported Python's own distutils before.
+    "SETUPTOOLS_USE_DISTUTILS": "stdlib",
+}
 
 
 def prepare_environment(
@@ -142,7 +118,7 @@ def prepare_environment(
     if not settings.models or any(model.kv_cache_bytes is not None for model in settings.models):
         # It would override every model's own kv_cache_bytes, in whole GiB each.
         environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    for name, value in preferred_environment(settings).items():
+    for name, value in PREFERRED.items():
         environ.setdefault(name, value)
 
 

@@ -30,7 +30,6 @@ class HashedEncoder:
 
     name = "hashed-words"
     version = "1"
-    truncated = 0
 
     def __init__(self, dimension: int = 64) -> None:
         self.dimension = dimension

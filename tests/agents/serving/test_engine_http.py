@@ -331,8 +331,3 @@ def test_an_endpoint_that_never_replies_counts_when_it_is_given_up(server, promp
     server.spoilt = ["stall"]
     asyncio.run(run(0.1))
     assert breaker.state == "open"
-
-
-def test_a_url_without_a_scheme_is_refused() -> None:
-    with pytest.raises(ValueError, match="url: 'localhost:8000' must start with http"):
-        ServerSettings(url="localhost:8000")

@@ -91,8 +91,3 @@ def test_a_timeout_of_somebody_else_is_not_taken_for_the_deadline() -> None:
         asyncio.run(within(5.0, other(), "q/1"))
     with pytest.raises(ServingError):
         asyncio.run(within(0.0, asyncio.sleep(1), "q/1"))
-
-
-def test_no_attempt_at_all_is_refused() -> None:
-    with pytest.raises(ValueError, match="attempts: 0 is too few"):
-        Retries(attempts=0)

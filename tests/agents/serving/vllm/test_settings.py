@@ -18,25 +18,6 @@ MODEL = HostedModel(name="m", path="models/m")
 SETTINGS = HostSettings(models=(MODEL,))
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"name": ""}, "name: must not be empty"),
-        ({"step_tag_id": 3}, "step_tag_id: 'm' is a generator"),
-        ({"max_sequences": 0}, "max_sequences: 0 of 'm'"),
-        ({"kv_cache_bytes": -1}, "kv_cache_bytes: -1 of 'm'"),
-    ],
-)
-def test_a_bad_model_names_the_field(fields: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        HostedModel(**({"name": "m", "path": "models/m"} | fields))  # type: ignore[arg-type]
-
-
-def test_the_models_of_a_host_need_names_of_their_own() -> None:
-    with pytest.raises(ValueError, match="m named twice"):
-        HostSettings(models=(MODEL, MODEL))
-
-
 def test_what_vllm_needs_is_written_before_it_is_imported() -> None:
     environ = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_LOGGING_LEVEL": "INFO"}
     prepare_environment(SETTINGS, environ, imported={})
