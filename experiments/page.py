@@ -103,27 +103,7 @@ STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem a
 table{border-collapse:collapse;margin:.4rem 0 1.4rem;font-size:13px}caption{text-align:left;font-weight:600}
 td,th{border-bottom:1px solid #ddd;padding:.2rem .55rem;text-align:right;white-space:nowrap}
 td:first-child,th:first-child{text-align:left}.paper{color:#777}img{max-width:100%;display:block;margin:1rem 0}
-.note{max-width:56rem}small{color:#777}nav{column-width:22rem}nav a{display:block}.wide{overflow-x:auto}
-.best{font-weight:700}.second{text-decoration:underline}"""
-# Tables whose best and second best cells are marked, as in the paper, and which way each measure is better.
-MARKED = (
-    "main",
-    "best_route",
-    "semantics",
-    "dense_feedback",
-    "drifts",
-    "pareto",
-    "verifiers",
-    "second_task",
-    "tts",
-    "routing",
-    "uis",
-    "all",
-)
-BETTER = {"reward": 1, "accuracy": 1} | dict.fromkeys(
-    ("eflops", "regret", "regret_fixed", "regret_130", "regret_210"), -1
-)
-HINDSIGHT = ("oracle", "best_fixed_arm")
+.note{max-width:56rem}small{color:#777}nav{column-width:22rem}nav a{display:block}.wide{overflow-x:auto}"""
 
 
 def write_report(path: Path, tables: Mapping[str, Any], figures: Mapping[str, Path]) -> None:
@@ -162,8 +142,8 @@ def _head(o: Mapping[str, Any]) -> str:
         f"{', '.join(map(str, o['seeds']))}; the others: {len(o['more_seeds'])} further seeds. A cell is mean "
         "(standard deviation over seeds) [95 % interval of the mean over seeds]. All seeds share one table of "
         "outcomes, so intervals are of order, warm-up, realised sample and exploration, not of other questions. "
-        "Grey: what the paper prints, on its own models and questions. Bold and underlined: best and second best, "
-        "hindsight left out. docs/results/README.md says what each table holds.</p>"
+        "Grey: what the paper prints, on its own models and questions. docs/results/README.md says what each table "
+        "holds.</p>"
     )
     if o["not_run"]:
         why = f" ({_text(o['not_run_because'])})" if o["not_run_because"] else ""
@@ -233,12 +213,11 @@ def _table(
 ) -> str:
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
     beside = what and any(isinstance(printed.get(name), list) for name in rows)
-    places = _places(rows) if title.split(":")[0] in MARKED else {}
     head = "".join(f"<th>{_text(_heading(name, unit))}" for name in columns)
     head += f"<th class=paper>paper: {_text(what)}" if beside else ""
     body = []
     for name, row in rows.items():
-        cells = "".join(f"<td{places.get((name, column), '')}>{_cell(row.get(column))}" for column in columns)
+        cells = "".join(f"<td>{_cell(row.get(column))}" for column in columns)
         if beside:
             told = printed.get(name)
             cells += f"<td class=paper>{', '.join(map(_number, told)) if isinstance(told, list) else ''}"
@@ -247,22 +226,6 @@ def _table(
         f"<div class=wide><table><caption>{_text(_spaced(title))}</caption><tr><th>{head}"
         f"{''.join(body)}</table></div>"
     )
-
-
-def _places(rows: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], str]:
-    """Return the mark of each column's best and second best cell; hindsight takes no part."""
-    found: dict[tuple[str, str], str] = {}
-    for column, sign in BETTER.items():
-        means = {
-            name: sign * float(row[column]["mean"])
-            for name, row in rows.items()
-            if name not in HINDSIGHT and isinstance(row.get(column), Mapping)
-        }
-        if len(means) > 1:
-            ranked = sorted(means, key=lambda name: -means[name])
-            marks = (" class=best", " class=second") if len(means) > 2 else (" class=best",)
-            found |= {(name, column): mark for name, mark in zip(ranked, marks, strict=False)}
-    return found
 
 
 def _with_spread(mode: str, policy: str, scenario: str) -> list[str] | None:

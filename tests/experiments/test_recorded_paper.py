@@ -192,7 +192,6 @@ def test_the_report_shows_every_section_and_figure(written: Path) -> None:
     met = json.loads((written / "tables.json").read_text())["readings"]["depth_limit"]["with_early_exit"]
     assert met["met"]["all models"]["met_limit"] > 0
     assert "0.7079 (0.011), 46.88 (1.72), 49.4 (11.6)" in page  # the paper's UniScale, UIS, Cost-Sensitive
-    assert page.count("class=best") > page.count("class=second") > 20
 
 
 def test_a_page_of_results_begins_with_tables_and_figures_and_keeps_what_is_written(written: Path) -> None:
