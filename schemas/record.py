@@ -122,7 +122,7 @@ def decode(value: bytes | None, kind: type[R]) -> R:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        raise _invalid(kind.__name__, error) from None
+        raise invalid_field(kind.__name__, error) from None
     except RecursionError:
         raise UnreadableRecord(kind.__name__, "", "is nested too deeply; send flat values") from None
 
@@ -270,16 +270,16 @@ def _widened(value: bytes) -> int:
     return size + longest
 
 
-def _invalid(kind: str, error: msgspec.ValidationError) -> InvalidField:
+def invalid_field(kind: str, error: msgspec.ValidationError) -> InvalidField:
+    """Return the error that names the field at which msgspec, or a struct's own check, refused a value."""
     place = _PLACE.match(str(error))
     what, field = (place["what"], place["field"] or "") if place else (str(error), "")
+    why, inner = f"{what[0].lower()}{what[1:]}; correct it", ""
     if isinstance(cause := error.__cause__, InvalidField):
-        return InvalidField(kind, ".".join(part for part in (field, cause.field) if part), cause.why)
-    if missing := _MISSING.match(what):
-        return InvalidField(
-            kind, f"{field}.{missing['field']}" if field else missing["field"], "is missing; give it"
-        )
-    return InvalidField(kind, field, f"{what[0].lower()}{what[1:]}; correct it")
+        why, inner = cause.why, cause.field
+    elif missing := _MISSING.match(what):
+        why, inner = "is missing; give it", missing["field"]
+    return InvalidField(kind, ".".join(part for part in (field, inner) if part), why)
 
 
 # Field checks that several records share. Each error names the record, the field at fault, and the fix.

@@ -5,7 +5,6 @@ A file may point at a family of checkpoints (`family: models/family.json`) inste
 """
 
 import functools
-import re
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
@@ -25,11 +24,11 @@ from agents.catalogue.models import (
     VerifierModel,
 )
 from schemas.control import ObjectiveEntry
-from schemas.errors import InvalidField, closest
+from schemas.errors import closest
+from schemas.record import invalid_field
 
 T = TypeVar("T")
 _MADE = {"family": "train the family", "prior": "make it with `python -m experiments prior`"}
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's: ten times as fast
@@ -210,12 +209,9 @@ def _convert(entry: dict[str, Any], kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(entry, kind)
     except msgspec.ValidationError as error:
-        found = _AT.match(str(error))
-        what, field = (found["what"], found["field"] or "") if found else (str(error), "")
-        if isinstance(cause := error.__cause__, InvalidField):
-            what, field = cause.why, ".".join(part for part in (field, cause.field) if part)
-        place = f"{where}, field {field}" if field else where
-        raise CatalogueError(f"{place}: {what[0].lower()}{what[1:]}; correct it there") from error
+        found = invalid_field(kind.__name__, error)
+        place = f"{where}, field {found.field}" if found.field else where
+        raise CatalogueError(f"{place}: {found.why}") from error
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:

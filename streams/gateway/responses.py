@@ -12,6 +12,7 @@ from schemas.decision import Decision
 from schemas.errors import RecordError, UniscaleError
 from schemas.forest import Draft
 from schemas.objective import ObjectiveInForce
+from schemas.record import invalid_field
 from schemas.reward import Reward
 from streams.timeline import Timeline
 
@@ -73,20 +74,15 @@ def unsupported(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
 
 
-def of_record(error: RecordError) -> ApiError:
+def of_record(error: RecordError, code: str = "invalid_value") -> ApiError:
     """Return the 400 for a field that no Query can have."""
     param = error.field or None
-    return ApiError(400, f"{param}: {error.why}" if param else error.why, param=param, code="invalid_value")
+    return ApiError(400, f"{param}: {error.why}" if param else error.why, param=param, code=code)
 
 
-def of_json(error: msgspec.DecodeError) -> ApiError:
-    """Return the 400 for a body that is not JSON, or whose types do not fit."""
-    what, _, place = str(error).partition(" - at `$")
-    missing = what.partition("missing required field `")[2].partition("`")[0]
-    param = ".".join(part for part in (place.rstrip("`").lstrip("."), missing) if part) or None
-    if isinstance(cause := error.__cause__, RecordError):
-        what, param = cause.why, ".".join(part for part in (param, cause.field) if part) or None
-    return ApiError(400, f"{param}: {what}" if param else what, param=param, code="invalid_type")
+def of_json(error: msgspec.ValidationError) -> ApiError:
+    """Return the 400 for a body whose types do not fit."""
+    return of_record(invalid_field("body", error), "invalid_type")
 
 
 def not_found(what: str, value: str, code: str = "not_found") -> ApiError:

@@ -98,7 +98,7 @@ def put(values: dict[str, Any], path: str, value: object) -> None:
         ("models/0/architecture/layers", "two", "model 'small', field architecture.layers: expected `int`"),
         ("models/0/architecture/kv_heads", 3, r"field architecture: query_heads \(4\) must be a multiple"),
         ("models/0/architecture/depth", 3, "field architecture: .*unknown field `depth`"),
-        ("models/1/architecture", {"parameters": 5}, "model 'large', field architecture: .*`layers`"),
+        ("models/1/architecture", {"parameters": 5}, "model 'large', field architecture.layers: is missing"),
         ("models/0/architecture", None, "model 'small', field architecture: expected `object`"),
         ("models/0/sampling/temperature", 3.5, "field sampling.temperature: expected `float` <= 2"),
         ("models/0/sampling/temperature", float("nan"), "field sampling.temperature"),
@@ -146,23 +146,23 @@ def test_a_bad_file_says_where_and_what(
 @pytest.mark.parametrize("field", ["name", "hardware", "verifier", "cost_range"])
 def test_a_missing_field_is_named(load: Load, content: dict[str, Any], field: str) -> None:
     del content[field]
-    with pytest.raises(CatalogueError, match=f"missing required field `{field}`"):
+    with pytest.raises(CatalogueError, match=f"field {field}: is missing; give it"):
         load(content)
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (b"a: [", "is not YAML"),
-        (b"just words", "expected a mapping"),
-        (b"\xff\xfe\xfa", "cannot be read"),
-        (b"", "object missing required field `name`"),
+        (b"a: [", ": is not YAML"),
+        (b"just words", ": expected a mapping"),
+        (b"\xff\xfe\xfa", ": cannot be read"),
+        (b"", ", field name: is missing"),
     ],
 )
 def test_a_file_that_is_no_catalogue_is_refused(tmp_path: Path, text: bytes, complaint: str) -> None:
     path = tmp_path / "cat.yaml"
     path.write_bytes(text)
-    with pytest.raises(CatalogueError, match=f"cat.yaml: {complaint}"):
+    with pytest.raises(CatalogueError, match=f"cat.yaml{complaint}"):
         load_catalogue(path)
     with pytest.raises(CatalogueError, match=r"absent.yaml: cannot be read"):
         load_catalogue(tmp_path / "absent.yaml")
