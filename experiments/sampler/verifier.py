@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agents.serving.prompts import ChatPrompts
+from experiments.sampler.cache import Ids, Kept
 from experiments.sampler.decoder import Decoder
-from experiments.sampler.kept import Ids, Kept
 from experiments.sampler.pump import Pump
 
 ROWS = 512
