@@ -5,11 +5,12 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import httpx
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
@@ -144,6 +145,19 @@ class _Trouble(Exception):
     """An attempt failed in a way that another may not."""
 
 
+class EmbeddedText(msgspec.Struct):
+    """One text of a reply."""
+
+    embedding: list[float]
+    index: int | None = None
+
+
+class EmbeddingReply(msgspec.Struct):
+    """A reply of `/v1/embeddings`; servers may send the texts in another order."""
+
+    data: list[EmbeddedText]
+
+
 class HttpEncoder:
     """An encoder behind HTTP. Safe to call from several threads; `close` it, or use it in a `with`.
 
@@ -186,21 +200,7 @@ class HttpEncoder:
             sleep: How to wait.
             clock: Seconds, monotonic.
             transport: What carries the requests; None opens connections.
-
-        Raises:
-            ValueError: naming the argument that is out of range.
         """
-        if not _is_http(url):
-            raise ValueError(f"url is {url!r}: give one such as http://host:8000")
-        least = {
-            "dimension": dimension,
-            "max_characters": max_characters,
-            "batch": batch,
-            "attempts": attempts,
-        }
-        for name, value in least.items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}: give at least 1")
         self.name, self.version, self.dimension = model, version, dimension
         self._path = url.rstrip("/").removesuffix("/v1") + "/v1/embeddings"
         self._max_characters, self._batch, self._attempts = max_characters, batch, attempts
@@ -254,7 +254,7 @@ class HttpEncoder:
         """Close the encoder."""
         self.close()
 
-    def _request(self, texts: list[str]) -> Any:
+    def _request(self, texts: list[str]) -> bytes:
         body = {"model": self.name, "input": texts, "encoding_format": "float"}
         policy = Retrying(
             retry=retry_if_exception_type(_Trouble),
@@ -271,13 +271,13 @@ class HttpEncoder:
                 "check that the server is up"
             ) from trouble
 
-    def _attempt(self, body: dict[str, Any]) -> Any:
+    def _attempt(self, body: dict[str, Any]) -> bytes:
         try:
             response = self._whole(body)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             raise _Trouble(f"{type(error).__name__}: {error}") from error
         if response.is_success:
-            return _decoded(response)
+            return response.content
         trouble = f"HTTP {response.status_code}: {response.text[:QUOTED_CHARACTERS]}"
         if response.status_code in RETRIED_STATUS:
             raise _Trouble(trouble)
@@ -300,56 +300,29 @@ class HttpEncoder:
                 response.status_code, headers=headers, content=b"".join(parts), request=response.request
             )
 
-    def _read(self, answer: Any, count: int) -> Vectors:
-        """Return the rows of an answer in the order of the texts: servers may send them in another."""
-        data = answer.get("data") if isinstance(answer, dict) else None
-        if not isinstance(data, list) or len(data) != count:
-            got = f"{len(data)} embeddings" if isinstance(data, list) else "no list `data`"
-            raise BadEmbedding(f"{self._path}: {got} for {count} texts; check that the server embeds")
-        found = dict(_indexed(each, at) for at, each in enumerate(data))
-        if sorted(found) != list(range(count)):
+    def _read(self, content: bytes, count: int) -> Vectors:
+        """Return the rows of a reply in the order of the texts."""
+        try:
+            data = msgspec.json.decode(content, type=EmbeddingReply).data
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            quoted = content[:QUOTED_CHARACTERS].decode(errors="replace")
             raise BadEmbedding(
-                f"{self._path}: `index` runs over {sorted(found)} for {count} texts; check the server"
+                f"{self._path}: {quoted!r} holds no embeddings: {error}; check the url, and that the server embeds"
+            ) from error
+        places = [at if each.index is None else each.index for at, each in enumerate(data)]
+        if sorted(places) != list(range(count)):
+            raise BadEmbedding(
+                f"{self._path}: embeddings {sorted(places)} for {count} texts; check that the server embeds"
             )
-        return unit_rows(self._rows([found[at] for at in range(count)]), count, self.dimension)
-
-    def _rows(self, lists: list[Any]) -> npt.NDArray[np.float64]:
-        lengths = {len(each) if isinstance(each, list) else None for each in lists}
-        if lengths != {self.dimension}:
+        lengths = {len(each.embedding) for each in data}
+        if lengths - {self.dimension}:
             raise BadEmbedding(
-                f"{self._path}: vectors of length {sorted(map(str, lengths))}, expected {self.dimension}; "
+                f"{self._path}: vectors of length {sorted(lengths)}, expected {self.dimension}; "
                 "set the encoder's dimension to the model's"
             )
-        try:
-            return np.array(lists, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise BadEmbedding(
-                f"{self._path}: an embedding holds something that is not a number; check the server"
-            ) from error
-
-
-def _is_http(url: str) -> bool:
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        return False
-    return parsed.scheme in ("http", "https") and bool(parsed.host)
-
-
-def _decoded(response: httpx.Response) -> Any:
-    try:
-        return response.json()
-    except (ValueError, RecursionError) as error:
-        quoted = response.text[:QUOTED_CHARACTERS]
-        raise BadEmbedding(
-            f"{response.url}: answered {quoted!r}, which is not JSON; check the url"
-        ) from error
-
-
-def _indexed(item: Any, at: int) -> tuple[int, Any]:
-    if not isinstance(item, Mapping) or not isinstance(item.get("index", at), int):
-        raise BadEmbedding(f"embedding {at}: is not an object with an index; check that the server embeds")
-    return item.get("index", at), item.get("embedding")
+        rows = np.empty((count, self.dimension))
+        rows[places] = [each.embedding for each in data]
+        return unit_rows(rows, count, self.dimension)
 
 
 # Actions as vectors: their descriptions through the encoder that queries go through, once per text.

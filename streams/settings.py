@@ -256,7 +256,9 @@ class EncoderSettings(
         """Refuse what cannot work."""
         if self.kind == "http":
             needed = f"is needed by {variable('encoder')}=http"
-            self._require(bool(self.url), "url", f"{needed}, e.g. http://host:8000/v1")
+            self._require(
+                self.url.startswith(("http://", "https://")), "url", f"{needed}, e.g. http://host:8000/v1"
+            )
             self._require(bool(self.model), "model", needed)
             self._require(self.dimension >= 1, "dimension", f"{needed}, at least 1")
 
