@@ -11,13 +11,46 @@ stored once and count once. (Table 11 counts them twice for the two smallest Qwe
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from agents.catalogue.models import CatalogueError
+from schemas.record import invalid_field
+
+T = TypeVar("T")
 
 # The names safetensors gives the dtypes that one stored number is one parameter in (packed int4 is not).
 STORED_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+class _Member(msgspec.Struct):
+    name: str
+    anchors: dict[str, float] = {}
+
+
+class _Family(msgspec.Struct):
+    """What is read of family.json."""
+
+    context_tokens: int
+    sampling: dict[str, Any]
+    delimiter: str
+    step_tag: str
+    step_tag_id: int
+    good_label: int
+    generators: list[_Member]
+    verifiers: list[_Member]
+
+
+class _Config(msgspec.Struct):
+    """What is read of a checkpoint's config.json."""
+
+    num_attention_heads: int
+    num_hidden_layers: int
+    hidden_size: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
 
 
 def read_family(path: Path, folder: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -31,26 +64,19 @@ def read_family(path: Path, folder: str) -> tuple[list[dict[str, Any]], list[dic
     Raises:
         CatalogueError: naming the file, the model, the field and the fix.
     """
-    family = _read_json(path)
-    shared = {"context_tokens": _field(family, "context_tokens", int, path)}
-    sampling = _field(family, "sampling", dict, path)
-    delimiter = _field(family, "delimiter", str, path)
-    tags = {
-        "tag": _field(family, "step_tag", str, path),
-        "tag_id": _field(family, "step_tag_id", int, path),
-        "good_label": _field(family, "good_label", int, path),
-    }
+    family = _read_json(path, _Family)
+    tags = {"tag": family.step_tag, "tag_id": family.step_tag_id, "good_label": family.good_label}
     generators, verifiers = [], []
-    for entry in _named(family, "generators", path):
-        model = _checkpoint(path, entry["name"], folder, shared)
-        model["sampling"] = {**sampling, "delimiter": delimiter}
+    for entry in family.generators:
+        model = _checkpoint(path, entry.name, folder, family.context_tokens)
+        model["sampling"] = {**family.sampling, "delimiter": family.delimiter}
         model["anchors"] = [
             {"label": label, "score": score, "source": f"{path.name}, validation questions"}
-            for label, score in _anchors(entry, path).items()
+            for label, score in entry.anchors.items()
         ]
         generators.append(model)
-    for entry in _named(family, "verifiers", path):
-        verifier = _checkpoint(path, entry["name"], folder, shared)
+    for entry in family.verifiers:
+        verifier = _checkpoint(path, entry.name, folder, family.context_tokens)
         verifiers.append({**verifier, "family": "step-tags", "step_tags": tags})
     return generators, verifiers
 
@@ -67,27 +93,23 @@ def read_architecture(checkpoint: Path) -> dict[str, int]:
     Raises:
         CatalogueError: when a file or a field is missing or no use.
     """
-    path = checkpoint / "config.json"
-    config = _read_json(path)
-    heads = _field(config, "num_attention_heads", int, path)
-    head_dim = config.get("head_dim") or _field(config, "hidden_size", int, path) // heads
+    config = _read_json(checkpoint / "config.json", _Config)
+    heads = config.num_attention_heads
     return {
         "parameters": _stored(checkpoint),
-        "layers": _field(config, "num_hidden_layers", int, path),
+        "layers": config.num_hidden_layers,
         "query_heads": heads,
-        "kv_heads": _field(config, "num_key_value_heads", int, path)
-        if "num_key_value_heads" in config
-        else heads,
-        "head_dim": head_dim,
+        "kv_heads": heads if config.num_key_value_heads is None else config.num_key_value_heads,
+        "head_dim": config.head_dim or config.hidden_size // heads,
     }
 
 
-def _checkpoint(path: Path, name: str, folder: str, engine: dict[str, Any]) -> dict[str, Any]:
+def _checkpoint(path: Path, name: str, folder: str, context_tokens: int) -> dict[str, Any]:
     return {
         "name": name,
         "checkpoint": f"{folder}/{name}",
         "architecture": read_architecture(path.parent / name),
-        "engine": dict(engine),
+        "engine": {"context_tokens": context_tokens},
     }
 
 
@@ -127,36 +149,11 @@ def _header(file: Path) -> dict[str, Any]:
     return header
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, kind: type[T]) -> T:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.ValidationError as error:
+        found = invalid_field(kind.__name__, error)
+        raise CatalogueError(f"{path}, field {found.field}: {found.why}") from error
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise CatalogueError(f"{path}: cannot be read ({error}); save the model there again") from error
-    if not isinstance(content, dict):
-        raise CatalogueError(f"{path}: expected an object, got {type(content).__name__}; save it again")
-    return content
-
-
-def _field(entry: dict[str, Any], name: str, kind: type, path: Path) -> Any:
-    value = entry.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        got = "nothing" if name not in entry else repr(value)
-        raise CatalogueError(f"{path}, field {name}: expected {kind.__name__}, got {got}; set it there")
-    return value
-
-
-def _named(family: dict[str, Any], role: str, path: Path) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = _field(family, role, list, path)
-    for at, entry in enumerate(entries, 1):
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise CatalogueError(f"{path}, field {role}, entry {at}: has no name; give that of its folder")
-    return entries
-
-
-def _anchors(entry: dict[str, Any], path: Path) -> dict[str, float]:
-    anchors = entry.get("anchors", {})
-    if not isinstance(anchors, dict):
-        raise CatalogueError(
-            f"{path}, model {entry['name']}, field anchors: expected labels to percentages; write them"
-        )
-    return anchors

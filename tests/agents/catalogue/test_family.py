@@ -102,16 +102,16 @@ def test_a_config_without_head_dim_or_kv_heads_has_the_usual_meaning(family: Pat
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"generators": ...}, "family.json, field generators: expected list, got nothing"),
-        ({"generators": [{}]}, "family.json, field generators, entry 1: has no name"),
+        ({"generators": ...}, "family.json, field generators: is missing; give it"),
+        ({"generators": [{}]}, r"family.json, field generators\[0\].name: is missing; give it"),
         ({"generators": [{"name": "absent"}]}, r"absent/config.json: cannot be read"),
         (
             {"generators": [{"name": "tiny-a", "anchors": [1]}]},
-            "model tiny-a, field anchors: expected labels",
+            r"family.json, field generators\[0\].anchors: expected `object`, got `array`",
         ),
-        ({"step_tag_id": True}, "family.json, field step_tag_id: expected int, got True"),
+        ({"step_tag_id": True}, "family.json, field step_tag_id: expected `int`, got `bool`"),
         ({"sampling": {"temperature": 0.8}}, "model 'tiny-a', field sampling.step_tokens: is missing"),
-        ({"sampling": "hot"}, "family.json, field sampling: expected dict, got 'hot'"),
+        ({"sampling": "hot"}, "family.json, field sampling: expected `object`, got `str`"),
     ],
 )
 def test_a_bad_family_says_where_and_what(family: Path, changes: dict[str, Any], complaint: str) -> None:
