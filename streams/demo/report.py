@@ -3,7 +3,7 @@
 import html
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -150,8 +150,6 @@ th:first-child,td:first-child{text-align:left}svg{background:#fafafa;border:1px 
 
 _WINDOW = 20
 
-_SHOWN_ABOVE = ("latency_ms", "sentence", "pairs")
-
 
 def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
     """Return the page of a run as HTML."""
@@ -179,8 +177,6 @@ def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
             choices(queries),
             "<h2>Where the time goes</h2>",
             latency_table(summary["latency_ms"]),
-            "<h2>Numbers</h2>",
-            table((), _leaves({k: v for k, v in summary.items() if k not in _SHOWN_ABOVE})),
         ]
     )
 
@@ -188,7 +184,7 @@ def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
 def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Return an HTML table of texts and numbers."""
     marked = [("th", head), *(("td", row) for row in rows)]
-    cells = ["".join(f"<{tag}>{html.escape(_shown(each))}</{tag}>" for each in row) for tag, row in marked]
+    cells = ["".join(f"<{tag}>{html.escape(str(each))}</{tag}>" for each in row) for tag, row in marked]
     return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells if row) + "</table>"
 
 
@@ -240,24 +236,6 @@ def choices(queries: Sequence[Timeline]) -> str:
         count = Counter(s.decision.action.model for s in group if s.decision)
         width = fmean(s.decision.action.qp * s.decision.action.cp for s in group if s.decision)
         right = _mean(_correct(group))
-        share = None if right is None else f"{right:.0%}"
+        share = "–" if right is None else f"{right:.0%}"
         rows.append((level, *(count[model] for model in models), f"{width:.1f}", share))
     return table(("level", *models, "QP·CP", "right"), rows)
-
-
-def _leaves(summary: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in summary.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{name}: ")
-        else:
-            yield f"{above}{name}", value
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return str(value)
