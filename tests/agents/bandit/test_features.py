@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 import time
 from typing import Any
 
@@ -114,7 +115,10 @@ def test_the_cost_term_is_not_clipped() -> None:
     assert objective.reward(0, 0, 5.0) == pytest.approx(1.5)
 
 
-@given(st.text(st.sampled_from("aÉß5٣., .!?\n\t-+\\$[]") | st.characters(), max_size=60))
+@given(
+    st.text(st.sampled_from("aÉß5٣., .!?\n\t-+\\$[]") | st.characters(), max_size=60)
+    | st.text(string.printable)
+)
 def test_surface_counts_are_what_their_names_say(text: str) -> None:
     numbers = re.findall(r"\d+(?:[.,]\d+)*", text)
     plain = (
