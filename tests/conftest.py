@@ -36,6 +36,8 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
 _WAITS = ("orderly_stop", "operator", "demo_command", "loop", "audit", "learner", "gateway")
 """Files of tests/integration that take longest, the longest first: they wait for brokers and processes."""
+_APART = "tests/streams/runtime/test_contract.py"
+"""Its tests share nothing, and each waits for the embedded broker: they are handed out one by one, before the rest."""
 _ENGINE = {"micro", "host_keeper"}
 """Fixtures that load torch, transformers or vLLM."""
 _NETWORKS = {"mlp", "neural-ucb", "neural-ucb-per-width"}
@@ -123,7 +125,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     waiting = {f"tests/integration/test_{name}.py": at for at, name in enumerate(_WAITS)}
 
     def waiting_first(scope: str) -> int:
-        return waiting.get(scope, len(waiting) + (not scope.startswith("tests/integration/")))
+        return waiting.get(scope, len(waiting) + (not scope.startswith(("tests/integration/", _APART))))
 
     def computing_first(scope: str) -> int:
         return -waiting_first(scope) if scope != "engine" else -len(waiting) - 2
@@ -131,6 +133,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             test, _, group = nodeid.rpartition("@")
+            if nodeid.startswith(_APART):
+                return nodeid
             # An "@" may also be in a parameter; behind it there is a bracket then.
             return group if test and "]" not in group else nodeid.partition("::")[0]
 

@@ -79,7 +79,7 @@ def test_a_parked_service_stays_dead_until_it_is_unparked(tmp_path: Path) -> Non
 def test_a_service_that_cannot_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     services = {"a": command("print('no such model'); raise SystemExit(3)")}
     with Supervisor(services, environ=os.environ, log_path=tmp_path / "l") as supervisor:
-        supervisor.services["a"].restarts = 4
+        supervisor.services["a"].pause_s = 0.01  # and twice as long after each of five ends
         with pytest.raises(ServiceFailed, match="no such model"):
             supervisor.wait_ready(30)
 

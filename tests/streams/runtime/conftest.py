@@ -9,6 +9,21 @@ import pytest
 from streams.settings import Settings
 from tests.support.harness import Harness, InMemory, OnKafka
 
+EVERYDAY_DEATHS = (5, 9)
+"""After how many effects a worker on the embedded broker dies in everyday runs: one case of each test."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the other deaths on the embedded broker to `make test-long`: it takes 6 s to let a member into a group.
+
+    Each is in `make test` in memory, and in `make test-kafka` on Apache Kafka.
+    """
+    for item in items:
+        given = getattr(getattr(item, "callspec", None), "params", {})
+        if given.get("harness") == "embedded" and given.get("dies_after", 5) not in EVERYDAY_DEATHS:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(
     params=[
