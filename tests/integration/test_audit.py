@@ -57,13 +57,16 @@ def audit(loop: Any, code: int = 0) -> dict[str, Any]:
 
 
 def test_the_command_accounts_for_every_query(loop: Any) -> None:
+    before = os.times()
     found = audit(loop)
+    after = os.times()
     assert found["discrepancies"] == []
     assert found["queries"] == QUERIES + 3
     assert found["states"] == {"answered and learned": QUERIES + 2, "rejected (InvalidField)": 1}
     # One more for the correction of `told`.
     assert found["learner"]["updates"] == found["learner"]["applied"] == QUERIES + 3
-    assert found["seconds"] < (10 if os.environ.get("CI") else 5)
+    # Of the processor: a busy machine makes it take longer.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 5
 
 
 def test_each_forgery_is_named_and_the_command_exits_1(loop: Any) -> None:
