@@ -51,20 +51,20 @@ size: $(STAMP) ## Print how large the code is
 # One thread a library: with two, a busy neighbour on one core makes the other spin.
 test-fast test test-kafka test-long: export OMP_NUM_THREADS = 1
 
-# Processes on two cores: the last begins with what computes, the others with what needs a broker and mostly waits
+# Three processes on two cores: the last begins with what computes, the others with what needs a broker and mostly waits
 # (tests/conftest.py).
-SIDE_BY_SIDE := --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
 
 test-fast: $(STAMP) ## The first answer, in 90 s: the packages alone, without torch, vLLM, a broker or a network
-	$(BIN)/python -m pytest -n 2 $(SIDE_BY_SIDE) --light -m "not (slow or thorough or seconds or torch or broker or kafka or data)" \
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --light -m "not (slow or thorough or seconds or torch or broker or kafka or data)" \
 		tests/schemas tests/agents tests/streams tests/simulate tests/test_*.py $(ARGS)
 
 test: lint ## Environment, lint, and every test but the slow ones, on the embedded broker
-	$(BIN)/python -m pytest -n 3 $(SIDE_BY_SIDE) --broker embedded -m "not (slow or thorough)" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --broker embedded -m "not (slow or thorough)" $(ARGS)
 
 # KAFKA_HOME names it, or it lies in ../shared/kafka beside the checkout.
 test-kafka: $(STAMP) ## What needs Apache Kafka or public data, and the broker's tests again on Apache Kafka
-	$(BIN)/python -m pytest -n 3 $(SIDE_BY_SIDE) --broker kafka -m "(broker or kafka or data or thorough) and not embedded and not slow" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --broker kafka -m "(broker or kafka or data or thorough) and not embedded and not slow" $(ARGS)
 
 test-long: lint ## Every test, soaks and kills included
 	$(BIN)/python -m pytest --hypothesis-profile long $(ARGS)
