@@ -16,7 +16,6 @@ from aiokafka.errors import KafkaError
 
 from agents.decider.log import Row
 from schemas.query import Query
-from schemas.reward import Reward
 from streams.local.broker import LocalBroker
 from streams.local.deployment import python
 from streams.runtime import kafka_admin, kafka_clients
@@ -138,10 +137,6 @@ def test_a_table_reads_what_was_committed_before_it_was_taken_over_and_again_whe
     asyncio.run(main())
 
 
-def closed(loop: Any) -> set[str]:
-    return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
-
-
 def test_a_decider_that_stood_still_past_its_session_writes_no_row(
     deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
@@ -149,7 +144,7 @@ def test_a_decider_that_stood_still_past_its_session_writes_no_row(
     loop = deploy(max_in_flight=32, group_partitions=8, commands={"decider-1": standby})
     first = [ask(n) for n in range(40)]
     loop.send(*first)
-    loop.until(lambda: closed(loop) >= {q.query_id for q in first}, what="the first rewards")
+    loop.until(lambda: loop.closed() >= {q.query_id for q in first}, what="the first rewards")
     services = loop.supervisor.services
     wanted = {q.query_id for q in first}
     # Whether a stop catches a decider with rows still to write is up to the machine: another wave until one does.
@@ -164,7 +159,7 @@ def test_a_decider_that_stood_still_past_its_session_writes_no_row(
         pid = services[held].pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            loop.until(lambda ids=frozenset(wanted): closed(loop) >= ids, what=f"{other} to take over")
+            loop.until(lambda ids=frozenset(wanted): loop.closed() >= ids, what=f"{other} to take over")
         finally:
             os.kill(pid, signal.SIGCONT)
         with contextlib.suppress(AssertionError):
@@ -174,7 +169,7 @@ def test_a_decider_that_stood_still_past_its_session_writes_no_row(
     last = [ask(n) for n in range(900, 930)]
     loop.send(*last)
     wanted |= {q.query_id for q in last}
-    loop.until(lambda: closed(loop) >= wanted, what="rewards after the old one went on")
+    loop.until(lambda: loop.closed() >= wanted, what="rewards after the old one went on")
     loop.until(
         lambda: sum(isinstance(r, Row) and r.stage == "closed" for r in loop.learner_rows()) == len(wanted),
         what="all rows closed",
@@ -193,7 +188,7 @@ def test_of_two_deciders_with_one_name_the_younger_goes_on_and_the_other_says_wh
     loop = deploy(max_in_flight=32, group_partitions=8)
     first = [ask(n) for n in range(20)]
     loop.send(*first)
-    loop.until(lambda: closed(loop) >= {q.query_id for q in first}, what="the first rewards")
+    loop.until(lambda: loop.closed() >= {q.query_id for q in first}, what="the first rewards")
     said = tmp_path / "twin.log"
     elsewhere = {**loop.environ, "UNISCALE_STATE_DIR": str(tmp_path / "state")}
     with said.open("wb") as out:
@@ -211,7 +206,7 @@ def test_of_two_deciders_with_one_name_the_younger_goes_on_and_the_other_says_wh
         more = [ask(n) for n in range(20, 80)]
         loop.send(*more)
         wanted = {q.query_id for q in [*first, *more]}
-        loop.until(lambda: closed(loop) >= wanted, what="the rewards, with both still there")
+        loop.until(lambda: loop.closed() >= wanted, what="the rewards, with both still there")
         assert twin.poll() is None
         assert "another process writes it" not in said.read_text()
     finally:
@@ -225,7 +220,7 @@ def test_of_two_deciders_with_one_name_the_younger_goes_on_and_the_other_says_wh
 def goes_on(loop: Any, wanted: set[str], more: list[Query]) -> None:
     """Send more queries; the log must be one that a decider reads, and the audit finds nothing."""
     loop.send(*more)
-    loop.until(lambda: closed(loop) >= wanted | {q.query_id for q in more}, what="a decider on the same log")
+    loop.until(lambda: loop.closed() >= wanted | {q.query_id for q in more}, what="a decider on the same log")
     loop.settled()
     assert "cannot recover" not in loop.log.read_text()
 

@@ -10,7 +10,6 @@ from agents.decider.verify import mismatches
 from schemas.answer import Answer
 from schemas.query import Query
 from schemas.record import decode
-from schemas.reward import Reward
 from schemas.search import SearchStep, Verification
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
@@ -38,9 +37,7 @@ def test_killing_each_service_in_turn_loses_and_repeats_nothing(
         )
         loop.supervisor.kill(service)
         loop.until(
-            lambda wanted=frozenset(ids): (
-                {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= wanted
-            ),
+            lambda wanted=frozenset(ids): loop.closed() >= wanted,
             what=f"all rewards after {service}",
         )
     loop.supervisor.wait_ready(240)
@@ -81,9 +78,7 @@ def test_an_old_verification_in_the_middle_of_a_search_draws_no_second_step(
     for record in again:
         loop.put(t.verification_for("mini"), record.key, record.value)
     loop.supervisor.unpark("verifier")
-    loop.until(
-        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, what="all rewards"
-    )
+    loop.until(lambda: loop.closed() >= ids, what="all rewards")
     conserved(loop, ids)
     loop.settled()
     steps = Counter((s.query_id, s.forest.step) for s in loop.read(t.search_step, SearchStep))

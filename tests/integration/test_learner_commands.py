@@ -10,7 +10,6 @@ import pytest
 
 from agents.decider.log import Row
 from schemas.query import Message, Query
-from schemas.reward import Reward
 from streams.local.deployment import python
 from streams.runtime import kafka_clients
 
@@ -28,10 +27,6 @@ def learner(loop: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def closed(loop: Any) -> set[str]:
-    return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
-
-
 @pytest.mark.kafka("the embedded broker does not say who runs")
 @pytest.mark.slow
 def test_check_export_repair_and_reset(
@@ -44,7 +39,7 @@ def test_check_export_repair_and_reset(
     queries.append(Query(query_id="chat", messages=said, reference=asked.reference))
     loop.send(*queries)
     wanted = {q.query_id for q in queries}
-    loop.until(lambda: closed(loop) >= wanted, what="the rewards")
+    loop.until(lambda: loop.closed() >= wanted, what="the rewards")
     loop.settled()
     refused = learner(loop, "repair", "--yes")
     assert (refused.returncode, "stop it" in refused.stderr) == (1, True), refused.stderr
@@ -81,7 +76,7 @@ def test_check_export_repair_and_reset(
     more = [ask(n) for n in range(30, 40)]
     loop.send(*more)
     wanted |= {q.query_id for q in more}
-    loop.until(lambda: closed(loop) >= wanted, what="rewards after the repair")
+    loop.until(lambda: loop.closed() >= wanted, what="rewards after the repair")
 
     for topic in (changelog, loop.topics.snapshot):
         loop.put(topic, b"foreign", b"{")
@@ -100,7 +95,7 @@ def test_check_export_repair_and_reset(
     loop.supervisor.unpark("decider")
     last = [ask(n) for n in range(40, 45)]
     loop.send(*last)
-    loop.until(lambda: closed(loop) >= {q.query_id for q in last}, what="rewards of a new learner")
+    loop.until(lambda: loop.closed() >= {q.query_id for q in last}, what="rewards of a new learner")
     assert {r.query_id for r in loop.learner_rows(gone=False) if isinstance(r, Row)} == {
         q.query_id for q in last
     }

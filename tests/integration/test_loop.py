@@ -289,9 +289,7 @@ def test_feedback_in_every_partition_but_its_querys_counts_once(loop: Any) -> No
     for query_id in asked:
         sent = encode(Feedback(query_id=query_id, correct=True))
         loop.put(t.feedback, None, sent, partition=1 - home[query_id])
-    loop.until(
-        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= {*asked}, what="corrections"
-    )
+    loop.until(lambda: loop.closed() >= {*asked}, what="corrections")
     assert {r.graded_by for r in loop.read(t.reward, Reward) if r.query_id in asked and r.closes} == {
         "person"
     }

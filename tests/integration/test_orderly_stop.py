@@ -16,7 +16,6 @@ import pytest
 from agents.decider.log import Row
 from agents.decider.verify import mismatches
 from schemas.query import Query
-from schemas.reward import Reward
 from streams.local.deployment import READY
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
@@ -81,11 +80,6 @@ run_service(Settings.from_env(os.environ), "decider")
 """
 
 
-def closed(loop: Any) -> set[str]:
-    """Return the queries whose reward is closed."""
-    return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
-
-
 @pytest.mark.parametrize(
     "ends",
     [
@@ -111,7 +105,7 @@ def test_all_services_ended_in_flight_lose_nothing(
         loop.until(lambda n=before: len(loop.raw(loop.topics.answer)) >= n + 10, what="some answers")
         for service in loop.supervisor.services.values():
             os.kill(service.pid, how)
-        loop.until(lambda wanted=frozenset(ids): closed(loop) >= wanted, what="all rewards")
+        loop.until(lambda wanted=frozenset(ids): loop.closed() >= wanted, what="all rewards")
     loop.settled()
     assert loop.raw(loop.topics.dead_letter) == []
     conserved(loop, ids)
@@ -146,7 +140,7 @@ def test_a_fault_inside_the_consumer_ends_the_service_and_loses_nothing(
     loop = deploy(max_in_flight=32, group_partitions=16, commands=commands)
     batch = [ask(n) for n in range(100)]
     loop.send(*batch)
-    loop.until(lambda: closed(loop) >= {q.query_id for q in batch}, what="all rewards")
+    loop.until(lambda: loop.closed() >= {q.query_id for q in batch}, what="all rewards")
     loop.settled()
     log = loop.log.read_text()
     for service, (_, _, said) in FAULTS.items():
@@ -165,11 +159,11 @@ def test_a_service_that_recovers_while_records_arrive_misses_none(
     batch = [ask(n) for n in range(90)]
     loop.send(*batch)
     for at in (10, 30, 50):
-        loop.until(lambda n=at: len(closed(loop)) >= n, what=f"{at} rewards")
+        loop.until(lambda n=at: len(loop.closed()) >= n, what=f"{at} rewards")
         loop.supervisor.kill("decider")
         loop.supervisor.wait_ready(60)
     ids = {q.query_id for q in batch}
-    loop.until(lambda: closed(loop) >= ids, what="all rewards")
+    loop.until(lambda: loop.closed() >= ids, what="all rewards")
     loop.until(
         lambda: (
             {r.query_id for r in loop.learner_rows() if isinstance(r, Row) and r.stage == "closed"} == ids
@@ -214,7 +208,7 @@ def test_workers_that_join_and_leave_in_flight_lose_nothing(
             loop.until(lambda: len(loop.raw(answers)) >= before + 30, what="answers with them")
             for process in workers:
                 process.terminate()
-            loop.until(lambda: closed(loop) >= ids, what="all rewards")
+            loop.until(lambda: loop.closed() >= ids, what="all rewards")
             assert [process.wait(30) for process in workers] == [0, 0, 0]
         finally:
             for process in workers:

@@ -17,7 +17,6 @@ from agents.serving.recorded import write_paths
 from schemas.answer import Answer
 from schemas.control import Heartbeat
 from schemas.query import Query
-from schemas.reward import Reward
 from streams.local.broker import LocalBroker, free_port, kafka_home
 from streams.local.deployment import python
 from tests.support.http_servers import Server
@@ -25,10 +24,6 @@ from tests.support.nodes import Nodes
 from tests.support.recorded import recorded_paths
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
-
-
-def closed(loop: Any) -> set[str]:
-    return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
 
 
 def answered_well(loop: Any, ids: set[str]) -> None:
@@ -56,23 +51,23 @@ def test_a_broker_that_refuses_writes(
     loop = deploy_on(nodes, replication=3, session_timeout_s=20.0, rebalance_timeout_s=20.0)
     first = [ask(n) for n in range(20)]
     loop.send(*first)
-    loop.until(lambda: closed(loop) >= {q.query_id for q in first}, what="the first rewards")
+    loop.until(lambda: loop.closed() >= {q.query_id for q in first}, what="the first rewards")
     more = [ask(n) for n in range(20, 80)]
     loop.send(*more)
-    loop.until(lambda: len(closed(loop)) > 22, what="some of the second rewards")
+    loop.until(lambda: len(loop.closed()) > 22, what="some of the second rewards")
     nodes.stop(2, 3)
-    before = len(closed(loop))
+    before = len(loop.closed())
     time.sleep(outage_s)
-    assert len(closed(loop)) <= before + 5, "writes were not refused"
+    assert len(loop.closed()) <= before + 5, "writes were not refused"
     nodes.start(2, 3)
     began = time.monotonic()
     ids = {q.query_id for q in [*first, *more]}
-    loop.until(lambda: closed(loop) >= ids, what="the rewards after the outage")
+    loop.until(lambda: loop.closed() >= ids, what="the rewards after the outage")
     print(f"all rewards {time.monotonic() - began:.0f} s after the nodes were back")
     last = [ask(n) for n in range(80, 90)]
     loop.send(*last)
     ids |= {q.query_id for q in last}
-    loop.until(lambda: closed(loop) >= ids, what="rewards of queries sent afterwards")
+    loop.until(lambda: loop.closed() >= ids, what="rewards of queries sent afterwards")
     answered_well(loop, ids)
 
 
@@ -125,7 +120,7 @@ def test_an_embedding_server_that_is_down(
         loop = deploy(encoder="http", encoder_url=server.url, encoder_model="e", encoder_dimension=8)
         first = [ask(n) for n in range(10)]
         loop.send(*first)
-        loop.until(lambda: closed(loop) >= {q.query_id for q in first}, what="the first rewards")
+        loop.until(lambda: loop.closed() >= {q.query_id for q in first}, what="the first rewards")
         pids = {name: service.pid for name, service in loop.supervisor.services.items()}
         server.stop()
         more = [ask(n) for n in range(10, 40)]
@@ -135,7 +130,7 @@ def test_an_embedding_server_that_is_down(
         server.start()
         began = time.monotonic()
         ids = {q.query_id for q in [*first, *more]}
-        loop.until(lambda: closed(loop) >= ids, what="the rewards after the outage")
+        loop.until(lambda: loop.closed() >= ids, what="the rewards after the outage")
         print(f"all rewards {time.monotonic() - began:.0f} s after the encoder was back")
         answered_well(loop, ids)
         assert {name: service.pid for name, service in loop.supervisor.services.items()} == pids
@@ -263,7 +258,7 @@ def test_an_engine_that_refuses_our_key(
             lambda: states() == {"small": "ready", "large": "suspended"}, what="the breaker in the heartbeats"
         )
         assert suspended() == 1.0
-        loop.until(lambda: closed(loop) >= {q.query_id for q in asked}, what="the end of every query")
+        loop.until(lambda: loop.closed() >= {q.query_id for q in asked}, what="the end of every query")
         answers = {a.query_id: a for a in loop.read(t.answer, Answer)}
         failed = {a.query_id for a in answers.values() if a.status != "ok"}
         assert 0 < len(failed) < len(asked), {a.error for a in answers.values()}
@@ -274,7 +269,7 @@ def test_an_engine_that_refuses_our_key(
         more = [ask(n) for n in range(40, 80)]
         loop.send(*more)
         ids = {q.query_id for q in more}
-        loop.until(lambda: closed(loop) >= ids, what="the end of the others")
+        loop.until(lambda: loop.closed() >= ids, what="the end of the others")
         later = [a for a in loop.read(t.answer, Answer) if a.query_id in ids]
         assert {a.status for a in later} == {"ok"}, {a.error for a in later}
         assert {a.action.model for a in later} == {"small", "large"}

@@ -10,7 +10,6 @@ import pytest
 
 from schemas.answer import Answer
 from schemas.query import Query
-from schemas.reward import Reward
 from streams.local.deployment import python
 
 pytestmark = [
@@ -42,9 +41,7 @@ def test_a_rolling_restart_under_load(
         one = loop.supervisor.services[service]
         os.kill(one.pid, signal.SIGTERM)
         loop.until(lambda one=one: one.restarts == 1 and one.ready.is_set(), what=f"{service} to be back")
-    loop.until(
-        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, what="the rewards"
-    )
+    loop.until(lambda: loop.closed() >= ids, what="the rewards")
     loop.settled()
     first: dict[str, Answer] = {}
     for answer in loop.read(t.answer, Answer):

@@ -14,7 +14,6 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from schemas.dead_letter import DeadLetter
 from schemas.query import Query
-from schemas.reward import Reward
 from streams.local.broker import LocalBroker
 from streams.local.deployment import python
 from streams.runtime import kafka_admin, kafka_clients
@@ -199,7 +198,7 @@ def test_partition_counts_are_raised_as_the_manual_says(
     loop = deploy()
     early = [ask(n) for n in range(12)]
     loop.send(*early)
-    loop.until(lambda: closed(loop) >= {query.query_id for query in early}, what="the rewards")
+    loop.until(lambda: loop.closed() >= {query.query_id for query in early}, what="the rewards")
     loop.settled()  # 1. nothing is pending
     loop.supervisor.stop()  # 2. all services
     counts = {"query_partitions": 3, "join_partitions": 5, "group_partitions": 6}
@@ -217,14 +216,10 @@ def test_partition_counts_are_raised_as_the_manual_says(
     again = deploy(prefix=settings.kafka.prefix, **counts)
     late = [ask(n) for n in range(12, 24)]
     again.send(*late, early[0])  # 5., and one id a second time, whose Query now lies in another partition
-    again.until(lambda: closed(again) >= {query.query_id for query in (*early, *late)}, what="the rewards")
+    again.until(lambda: again.closed() >= {query.query_id for query in (*early, *late)}, what="the rewards")
     again.until(lambda: bool(again.raw(again.topics.dead_letter)), what="the duplicate")
     (letter,) = again.read(again.topics.dead_letter, DeadLetter)
     assert (letter.error, letter.query_id) == ("DuplicateQuery", early[0].query_id)
     again.settled()
     used = {record.partition for record in again.raw(again.topics.answer)}
     assert max(used) > 1, "the new partitions are used"
-
-
-def closed(loop: Any) -> set[str]:
-    return {reward.query_id for reward in loop.read(loop.topics.reward, Reward) if reward.closes}

@@ -15,6 +15,7 @@ from agents.decider.snapshot import is_record
 from agents.serving.recorded import write_paths
 from schemas.query import Query
 from schemas.record import Record, decode
+from schemas.reward import Reward
 from streams.audit.reading import BrokerLog
 from streams.audit.run import Report, audit
 from streams.client.client import Client
@@ -96,6 +97,10 @@ class Deployment:
     def read(self, topic: str, kind: type[R]) -> list[R]:
         """Return every record now on a topic, decoded."""
         return [decode(r.value, kind) for r in self.raw(topic)]
+
+    def closed(self) -> set[str]:
+        """Return the queries whose reward is closed."""
+        return {reward.query_id for reward in self.read(self.topics.reward, Reward) if reward.closes}
 
     def learner_log(self, *, gone: bool = True) -> dict[bytes, bytes]:
         """Return the rows of the decider's changelog, the last of each key.
