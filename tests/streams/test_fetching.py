@@ -7,7 +7,6 @@ import pytest
 from aiokafka.protocol.fetch import FetchRequest, FetchRequest_v11
 
 from streams.runtime import kafka_consumer
-from streams.runtime.memory import run
 
 Wanted = dict[tuple[str, int], tuple[int, int]]
 
@@ -19,51 +18,45 @@ def fetch(wanted: Wanted) -> FetchRequest:
     return FetchRequest(500, 1, 1000, 0, list(topics.items()))
 
 
-def test_two_fetches_from_one_node_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_fetches_from_one_node_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_consumer, "FETCH_INTERVAL_S", 0.05)
 
-    async def main() -> None:
-        began = asyncio.get_running_loop().time
-        at: list[tuple[int, float]] = []
+    began = asyncio.get_running_loop().time
+    at: list[tuple[int, float]] = []
 
-        class Fetcher:
-            _client = None
+    class Fetcher:
+        _client = None
 
-            async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
-                at.append((node_id, began()))
-                return True
+        async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
+            at.append((node_id, began()))
+            return True
 
-        fetcher: Any = Fetcher()
-        kafka_consumer.improve(fetcher)
-        for node in (0, 1, 0):
-            assert await fetcher._proc_fetch_request(None, node, None)
-        times = dict.fromkeys((0, 1), 0.0) | dict(at[:2])
-        assert times[1] - times[0] < 0.04, "the other node does not wait"
-        assert at[2][1] - times[0] >= 0.045
-        waiting = asyncio.ensure_future(fetcher._proc_fetch_request(None, 0, None))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        assert await waiting is False
-
-    run(main())
+    fetcher: Any = Fetcher()
+    kafka_consumer.improve(fetcher)
+    for node in (0, 1, 0):
+        assert await fetcher._proc_fetch_request(None, node, None)
+    times = dict.fromkeys((0, 1), 0.0) | dict(at[:2])
+    assert times[1] - times[0] < 0.04, "the other node does not wait"
+    assert at[2][1] - times[0] >= 0.045
+    waiting = asyncio.ensure_future(fetcher._proc_fetch_request(None, 0, None))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert await waiting is False
 
 
-def test_a_fetch_waits_briefly_while_positions_are_about_to_move() -> None:
-    async def main() -> None:
-        waits: list[int] = []
+async def test_a_fetch_waits_briefly_while_positions_are_about_to_move() -> None:
+    waits: list[int] = []
 
-        class Fetcher:
-            _client, _fetch_max_wait_ms = None, 1500
+    class Fetcher:
+        _client, _fetch_max_wait_ms = None, 1500
 
-            async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
-                waits.append(request.build(FetchRequest_v11).max_wait_time)
-                return True
+        async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
+            waits.append(request.build(FetchRequest_v11).max_wait_time)
+            return True
 
-        fetcher: Any = Fetcher()
-        moving = iter([True, False, True])
-        kafka_consumer.improve(fetcher, embedded=True, moving=lambda: next(moving))
-        for asked in (fetch({("a", 0): (0, 1000)}), fetch({}), FetchRequest(20, 1, 1000, 0, [])):
-            await fetcher._proc_fetch_request(None, 0, asked)
-        assert waits == [kafka_consumer.MOVING_WAIT_MS, 500, 20]
-
-    asyncio.run(main())
+    fetcher: Any = Fetcher()
+    moving = iter([True, False, True])
+    kafka_consumer.improve(fetcher, embedded=True, moving=lambda: next(moving))
+    for asked in (fetch({("a", 0): (0, 1000)}), fetch({}), FetchRequest(20, 1, 1000, 0, [])):
+        await fetcher._proc_fetch_request(None, 0, asked)
+    assert waits == [kafka_consumer.MOVING_WAIT_MS, 500, 20]

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,9 +20,8 @@ from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Message, Query, ToolCall
-from schemas.record import decode, encode
+from schemas.record import decode
 from schemas.reward import Reward
-from streams.audit.run import Report
 from streams.runtime.base import Crash
 from streams.runtime.memory import Effect, run
 from streams.runtime.memory_cluster import Cluster
@@ -30,10 +29,7 @@ from streams.services import SERVICES
 from streams.services.decider import DeciderService, policy_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
-
-InMemory = Callable[..., Settings]
-Ask = Callable[..., Query]
-Audited = Callable[[Cluster], Report]
+from tests.support.cluster import Ask, Audit, InMemory, answered, read, running, send, worker_of
 
 
 @pytest.fixture(scope="session")
@@ -44,16 +40,9 @@ def in_memory(in_memory: InMemory) -> InMemory:
 
 def learner(cluster: Cluster) -> DeciderService:
     """Return the service of the running decider."""
-    (worker,) = (each for each in cluster.workers if each.service == "decider")
-    service = worker.built
+    service = worker_of(cluster, "decider").built
     assert isinstance(service, DeciderService)
     return service
-
-
-def closed(cluster: Cluster) -> set[str]:
-    """Return the queries whose reward is closed."""
-    rewards = (decode(r.value, Reward) for r in cluster.broker.records(cluster.topics.reward))
-    return {reward.query_id for reward in rewards if reward.closes}
 
 
 def learned(cluster: Cluster) -> set[str]:
@@ -67,7 +56,9 @@ def rows(cluster: Cluster) -> list[Row]:
     return [row for key, value in log.items() if isinstance(row := decode_row(key, value), Row)]
 
 
-def test_a_conversation_with_tools_is_refused_by_name_before_anything_is_chosen(in_memory: InMemory) -> None:
+async def test_a_conversation_with_tools_is_refused_by_name_before_anything_is_chosen(
+    in_memory: InMemory,
+) -> None:
     calls = (ToolCall(id="c", name="add", arguments="{}"),)
     of_tools = (
         (Message(role="user", content="?"), Message(role="assistant", content=None, tool_calls=calls)),
@@ -75,37 +66,25 @@ def test_a_conversation_with_tools_is_refused_by_name_before_anything_is_chosen(
     )
     queries = [Query(query_id=f"t{at}", messages=messages) for at, messages in enumerate(of_tools)]
 
-    async def main() -> None:
-        cluster = Cluster(in_memory(), SERVICES)
-        await cluster.up()
-        for query in queries:
-            cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
-        await cluster.until(lambda: len(cluster.broker.records(cluster.topics.answer)) == 2)
-        answers = [decode(record.value, Answer) for record in cluster.broker.records(cluster.topics.answer)]
+    async with running(in_memory()) as cluster:
+        send(cluster, *queries)
+        await cluster.until(lambda: len(answered(cluster)) == 2)
+        answers = read(cluster, cluster.topics.answer, Answer)
         assert {answer.status for answer in answers} == {"rejected"}
         assert all("messages[1]: is of tools" in str(answer.error) for answer in answers)
         assert not cluster.broker.records(cluster.topics.decision)
-        await cluster.close()
-
-    run(main())
 
 
-async def answered(
-    settings: Settings, queries: Iterable[Query], **how: Any
-) -> tuple[Cluster, dict[str, Any]]:
+async def lived(settings: Settings, queries: Sequence[Query], **how: Any) -> tuple[Cluster, dict[str, Any]]:
     """Run queries to their rewards and return the cluster, closed, and the learner's arrays."""
-    cluster = Cluster(settings, SERVICES, **how)
-    await cluster.up()
-    ids = set()
-    for query in queries:
-        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
-        ids.add(query.query_id)
-    await cluster.until(lambda: learned(cluster) >= ids)
-    # What was redelivered late changes nothing; let it arrive.
-    await cluster.until(lambda: not cluster.busy)
-    # A death in the orderly stop below would be nobody's: what is done from here on is left out.
-    state = {**state_of(learner(cluster)), "effects": list(cluster.broker.effects)}
-    await cluster.close()
+    ids = {query.query_id for query in queries}
+    async with running(settings, **how) as cluster:
+        send(cluster, *queries)
+        await cluster.until(lambda: learned(cluster) >= ids)
+        # What was redelivered late changes nothing; let it arrive.
+        await cluster.until(lambda: not cluster.busy)
+        # A death in the orderly stop below would be nobody's: what is done from here on is left out.
+        state = {**state_of(learner(cluster)), "effects": list(cluster.broker.effects)}
     return cluster, state
 
 
@@ -134,9 +113,9 @@ def close(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 def test_queries_become_rewards_in_less_than_a_second(in_memory: InMemory, ask: Ask) -> None:
     queries = [ask(n) for n in range(12)]
-    run(answered(in_memory(), queries[:1]))  # imports
+    run(lived(in_memory(), queries[:1]))  # imports
     began = time.process_time()
-    cluster, _ = run(answered(in_memory(), queries))
+    cluster, _ = run(lived(in_memory(), queries))
     assert time.process_time() - began < 1.0
     t, broker = cluster.topics, cluster.broker
     ids = {query.query_id for query in queries}
@@ -146,16 +125,16 @@ def test_queries_become_rewards_in_less_than_a_second(in_memory: InMemory, ask: 
         (t.reward, Reward),
     )
     for topic, kind in kinds:
-        assert Counter(decode(r.value, kind).query_id for r in broker.records(topic)) == dict.fromkeys(ids, 1)
+        assert Counter(each.query_id for each in read(cluster, topic, kind)) == dict.fromkeys(ids, 1)
     assert broker.records(t.dead_letter) == []
     assert cluster.deaths == []
-    assert {decode(r.value, Answer).status for r in broker.records(t.answer)} == {"ok"}
+    assert {each.status for each in read(cluster, t.answer, Answer)} == {"ok"}
 
 
 @pytest.mark.parametrize("seed", [None, 5])
 def test_the_same_seed_gives_the_same_bytes(in_memory: InMemory, ask: Ask, seed: int | None) -> None:
     def log() -> list[tuple[str, bytes | None, bytes | None]]:
-        cluster, _ = run(answered(in_memory(), [ask(n) for n in range(6)], seed=seed))
+        cluster, _ = run(lived(in_memory(), [ask(n) for n in range(6)], seed=seed))
         topics = [x.name for x in cluster.topics.declared(["mini"])]
         return [(r.topic, r.key, r.value) for topic in topics for r in cluster.broker.records(topic)]
 
@@ -192,10 +171,10 @@ def outcome(cluster: Cluster) -> dict[str, Any]:
 
 @pytest.mark.seconds
 def test_a_death_after_any_single_effect_changes_nothing(
-    in_memory: InMemory, ask: Ask, audited: Audited
+    in_memory: InMemory, ask: Ask, audited: Audit
 ) -> None:
     queries = [ask(n) for n in range(3)]
-    undisturbed, state = run(answered(in_memory(), queries))
+    undisturbed, state = run(lived(in_memory(), queries))
     wanted = outcome(undisturbed)
     effects = state["effects"]
     assert {effect.kind for effect in effects} == {"send", "row", "commit"}
@@ -207,7 +186,7 @@ def test_a_death_after_any_single_effect_changes_nothing(
     for at in sorted({*range(len(effects))} - {*offered} | {offered[0], offered[28], offered[-1]}):
         seen = iter(range(1_000_000))
         disturbed, found = run(
-            answered(in_memory(), queries, dies_after=lambda effect, at=at, seen=seen: next(seen) == at)
+            lived(in_memory(), queries, dies_after=lambda effect, at=at, seen=seen: next(seen) == at)
         )
         assert len(disturbed.deaths) == 1, effects[at]
         assert outcome(disturbed) == wanted, effects[at]
@@ -227,7 +206,7 @@ def test_a_death_after_any_single_effect_changes_nothing(
 )
 @given(seed=st.integers(0, 2**32), deaths=st.sets(st.integers(0, 250), max_size=2))
 def test_whatever_the_order_and_the_deaths_nothing_is_lost_and_the_learner_is_the_fold_of_its_log(
-    in_memory: InMemory, ask: Ask, audited: Audited, seed: int, deaths: set[int]
+    in_memory: InMemory, ask: Ask, audited: Audit, seed: int, deaths: set[int]
 ) -> None:
     queries = [ask(n) for n in range(5)]
     ids = {query.query_id for query in queries}
@@ -236,13 +215,13 @@ def test_whatever_the_order_and_the_deaths_nothing_is_lost_and_the_learner_is_th
     def dies(effect: Effect) -> bool:
         return next(seen) in deaths
 
-    cluster, state = run(answered(in_memory(), queries, seed=seed, dies_after=dies))
+    cluster, state = run(lived(in_memory(), queries, seed=seed, dies_after=dies))
     found = outcome(cluster)
     # Conservation: one Answer that counts, one row in each table and one closing reward a query.
     assert set(found["answers"]) == ids
     assert {row.query_id for row in found["rows"]} == ids
     assert len(found["rewards"]) == len(ids)
-    assert len({decode(r.value, Decision).seq for r in cluster.broker.records(cluster.topics.decision)}) == 5
+    assert len({each.seq for each in read(cluster, cluster.topics.decision, Decision)}) == 5
     letters = [decode(value, DeadLetter) for value in found["letters"]]
     assert all(letter.error == "KilledProcess" for letter in letters)
     assert "pending" not in audited(cluster).states
@@ -277,39 +256,26 @@ def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("method", ["learn", "decided"])
-def test_a_learner_that_failed_while_it_changed_does_not_go_on(
+async def test_a_learner_that_failed_while_it_changed_does_not_go_on(
     in_memory: InMemory, ask: Ask, failing: Callable[[str], str], method: str, seed: int | None
 ) -> None:
     policy = failing(method)
     settings = in_memory(policy=policy)
     others = {f"q{n}" for n in (0, 1, 3, 4, 5)}
 
-    async def life() -> tuple[Cluster, dict[str, Any]]:
-        cluster = Cluster(settings, SERVICES, seed=seed)
-        await cluster.up()
-
-        async def serve(numbers: Iterable[int], wanted: set[str]) -> None:
-            for n in numbers:
-                query = ask(n)
-                cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
-            await cluster.until(lambda: learned(cluster) >= wanted and not cluster.busy)
-
-        await serve(range(6), others)
+    async with running(settings, seed=seed) as cluster:
+        send(cluster, *(ask(n) for n in range(6)))
+        await cluster.until(lambda: learned(cluster) >= others and not cluster.busy)
         await cluster.until(lambda: bool(cluster.broker.records(cluster.topics.dead_letter)))
         assert [isinstance(death, Crash) for death in cluster.deaths] == [True] * 3
-        (worker,) = (each for each in cluster.workers if each.service == "decider")
-        cluster.kill(worker)
-        await serve([9], {*others, "q9"})
+        cluster.kill(worker_of(cluster, "decider"))
+        send(cluster, ask(9))
+        await cluster.until(lambda: learned(cluster) >= {*others, "q9"} and not cluster.busy)
         # With a seed some commits are late: the record is then delivered, and fails, three times more.
         assert seed is not None or len(cluster.deaths) == 4, "only the kill"
         state = state_of(learner(cluster))
-        await cluster.close()
-        return cluster, state
-
-    cluster, state = run(life())
     topic = cluster.topics.reward if method == "learn" else cluster.topics.context
-    for record in cluster.broker.records(cluster.topics.dead_letter):
-        letter = decode(record.value, DeadLetter)
+    for letter in read(cluster, cluster.topics.dead_letter, DeadLetter):
         assert (letter.query_id, letter.error, letter.attempts) == ("q2", "KilledProcess", 3)
         assert (letter.origin.topic, "MemoryError: no room" in letter.reason) == (topic, True)
     assert {row.query_id for row in rows(cluster) if row.stage == "pending"} == (
@@ -317,7 +283,7 @@ def test_a_learner_that_failed_while_it_changed_does_not_go_on(
     )
     # Fold = live.
     if policy == "linucb":
-        close(run(refolded(cluster)), state)
+        close(await refolded(cluster), state)
     else:
         log = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
         fold = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)

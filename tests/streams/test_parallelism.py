@@ -1,67 +1,55 @@
 """Configurations on offer: a deployment offers the (QP, CP) of its settings, and another set after a restart."""
 
-from collections.abc import Callable
-
 import pytest
 
 from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.query import Query
-from schemas.record import decode, encode
 from streams.control import Control
-from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
-from streams.settings import Settings, SettingsError
-
-InMemory = Callable[..., Settings]
-Ask = Callable[..., Query]
+from streams.settings import SettingsError
+from tests.support.cluster import Ask, InMemory, answered, read, running, send
 
 
 async def asked(cluster: Cluster, queries: list[Query]) -> dict[str, Answer]:
-    for query in queries:
-        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
-    await cluster.until(lambda: len(cluster.broker.records(cluster.topics.answer)) >= len(queries))
-    await cluster.until(lambda: not cluster.busy)
-    answers = [decode(record.value, Answer) for record in cluster.broker.records(cluster.topics.answer)]
-    return {answer.query_id: answer for answer in answers}
+    send(cluster, *queries)
+    await cluster.until(lambda: len(answered(cluster)) >= len(queries) and not cluster.busy)
+    return {answer.query_id: answer for answer in read(cluster, cluster.topics.answer, Answer)}
 
 
 def chosen(cluster: Cluster) -> set[tuple[int, int]]:
-    decisions = [decode(record.value, Decision) for record in cluster.broker.records(cluster.topics.decision)]
-    return {(decision.action.qp, decision.action.cp) for decision in decisions}
+    made = read(cluster, cluster.topics.decision, Decision)
+    return {(decision.action.qp, decision.action.cp) for decision in made}
 
 
-def test_only_what_is_on_offer_is_chosen_and_another_offer_is_taken_up(in_memory: InMemory, ask: Ask) -> None:
-    async def main() -> None:
-        narrow = in_memory(parallelism="1/1,2/2", warm_up=40)
-        first = Cluster(narrow, SERVICES)
-        await first.up()
-        pinned = ask(90, pin_action="large/4/4/2")
+async def test_only_what_is_on_offer_is_chosen_and_another_offer_is_taken_up(
+    in_memory: InMemory, ask: Ask
+) -> None:
+    narrow = in_memory(parallelism="1/1,2/2", warm_up=40)
+    pinned = ask(90, pin_action="large/4/4/2")
+    async with running(narrow) as first:
         answers = await asked(first, [*(ask(n) for n in range(16)), pinned])
-        assert chosen(first) == {(1, 1), (2, 2)}
-        refused = answers[pinned.query_id]
-        assert refused.status == "rejected"
-        assert "qp 4 with cp 4 is not on offer; choose qp/cp from 1/1, 2/2" in str(refused.error)
+    assert chosen(first) == {(1, 1), (2, 2)}
+    refused = answers[pinned.query_id]
+    assert refused.status == "rejected"
+    assert "qp 4 with cp 4 is not on offer; choose qp/cp from 1/1, 2/2" in str(refused.error)
 
-        wide = in_memory(parallelism="1/1,4/1", warm_up=40)
-        second = Cluster(wide, SERVICES)
-        changelog = first.topics.changelog("decider", "pending")
-        for record in first.broker.records(changelog):
-            second.broker.append(changelog, record.key, record.value, 0)
-        await first.close()
-        await second.up()
-        await asked(second, [ask(n) for n in range(30, 54)])
-        assert chosen(second) == {(1, 1), (4, 1)}
-        policy = policy_of(wide, encoder_of(wide))
-        rows, after = opened(policy, second.broker.changelog(changelog, 0))
-        assert list(mismatches(policy, rows, wide.policy.seed, after)) == []
-        await second.close()
-
-    run(main())
+    wide = in_memory(parallelism="1/1,4/1", warm_up=40)
+    second = Cluster(wide, SERVICES)
+    changelog = first.topics.changelog("decider", "pending")
+    for record in first.broker.records(changelog):
+        second.broker.append(changelog, record.key, record.value, 0)
+    await second.up()
+    await asked(second, [ask(n) for n in range(30, 54)])
+    assert chosen(second) == {(1, 1), (4, 1)}
+    policy = policy_of(wide, encoder_of(wide))
+    rows, after = opened(policy, second.broker.changelog(changelog, 0))
+    assert list(mismatches(policy, rows, wide.policy.seed, after)) == []
+    await second.close()
 
 
 def test_what_is_no_parallelism_is_refused_at_the_start(in_memory: InMemory) -> None:

@@ -4,7 +4,7 @@ Hypothesis draws 400 records in everyday runs, and 10,000 in the long ones.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,7 +25,6 @@ from schemas.query import Query
 from schemas.record import Record as Wire
 from schemas.record import decode, encode
 from schemas.reward import Due, Feedback
-from streams.audit.run import Report
 from streams.gateway.app import GatewayService
 from streams.runtime.base import Runtime, partition_for
 from streams.runtime.memory import run
@@ -34,9 +33,7 @@ from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support import poison
-
-InMemory = Callable[..., Settings]
-Ask = Callable[..., Query]
+from tests.support.cluster import Ask, Audit, InMemory, running, send
 
 AT_ONCE = 100
 GOOD = 6
@@ -57,20 +54,19 @@ def samples(in_memory: InMemory, ask: Ask) -> dict[str, list[tuple[bytes | None,
     """Return real records of every topic, of queries that are not asked again."""
 
     async def main() -> Cluster:
-        cluster = Cluster(in_memory(snapshot_every=3), WITH_GATEWAY, seed=1)
+        async with running(in_memory(snapshot_every=3), WITH_GATEWAY, seed=1) as cluster:
+            await lived(cluster)
+        return cluster
+
+    async def lived(cluster: Cluster) -> None:
         t = cluster.topics
-        await cluster.up()
-        for n in range(4):
-            query = ask(
-                n,
-                query_id=f"{FOREIGN}{n}",
-                feedback_wait_s=float(5 * (n == 3)),
-                timeout_s=30.0,
-                metadata={"a": [1]},
-            )
-            cluster.produce(t.query, query.query_id.encode(), encode(query))
-        await cluster.until(lambda: len(cluster.broker.records(t.reward)) >= 4)
-        await cluster.until(lambda: not cluster.busy)
+        rest: dict[str, Any] = {"timeout_s": 30.0, "metadata": {"a": [1]}}
+        waits_s = (0.0, 0.0, 0.0, 5.0)
+        send(
+            cluster,
+            *(ask(n, query_id=f"{FOREIGN}{n}", feedback_wait_s=s, **rest) for n, s in enumerate(waits_s)),
+        )
+        await cluster.until(lambda: len(cluster.broker.records(t.reward)) >= 4 and not cluster.busy)
         name = FOREIGN + "none"
         others: list[tuple[str, str, Wire]] = [
             (t.feedback, name, Feedback(query_id=name, correct=True, metadata={"a": 1})),
@@ -85,8 +81,6 @@ def samples(in_memory: InMemory, ask: Ask) -> dict[str, list[tuple[bytes | None,
             cluster.produce(topic, key.encode(), encode(record))
         cluster.produce(t.context, b"0", BROKEN)
         await cluster.until(lambda: bool(cluster.broker.records(t.dead_letter)))
-        await cluster.close()
-        return cluster
 
     cluster = run(main())
     names = {topic.name for topic in cluster.topics.declared(["mini"])}
@@ -141,26 +135,23 @@ async def poisoned(
     unseen: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: unseen.append(context))
     cluster = Cluster(settings, WITH_GATEWAY, seed=seed)
-    t = cluster.topics
     await cluster.up()
     *first, last = queries
     every = max(1, len(bad) // len(first))
     for at, (topic, (key, value)) in enumerate(bad):
         cluster.produce(topic, key, value)
         if at % every == 0 and at // every < len(first):
-            query = first[at // every]
-            cluster.produce(t.query, query.query_id.encode(), encode(query))
+            send(cluster, first[at // every])
         if at % 10 == 0:
             await asyncio.sleep(0.05)
     ids = {query.query_id for query in first}
-    await cluster.until(lambda: learned(cluster) >= ids, 300)
-    await cluster.until(lambda: not cluster.busy, 300)
+    await cluster.until(lambda: learned(cluster) >= ids and not cluster.busy, 300)
     assert cluster.deaths == []
     # Rows with poison among them are read, too.
     for worker in list(cluster.workers):
         cluster.kill(worker)
     cluster.deaths.clear()
-    cluster.produce(t.query, last.query_id.encode(), encode(last))
+    send(cluster, last)
     await cluster.until(lambda: last.query_id in learned(cluster), 300)
     await asyncio.sleep(120)  # past every deadline
     await cluster.until(lambda: not cluster.busy, 300)
@@ -170,7 +161,7 @@ async def poisoned(
     return cluster
 
 
-def check(cluster: Cluster, queries: Sequence[Query], audit_of: Callable[[Cluster], Report]) -> set[str]:
+def check(cluster: Cluster, queries: Sequence[Query], audit_of: Audit) -> set[str]:
     """Hold what is promised of a cluster that was poisoned, and return the errors of its dead letters."""
     good = {query.query_id for query in queries}
     answers = [a for a in readable(cluster, cluster.topics.answer, Answer) if a.query_id in good]
@@ -195,7 +186,7 @@ def check(cluster: Cluster, queries: Sequence[Query], audit_of: Callable[[Cluste
 def test_poison_ends_no_process_and_touches_no_good_query(
     in_memory: InMemory,
     ask: Ask,
-    audit_of: Callable[[Cluster], Report],
+    audit_of: Audit,
     samples: Any,
     rounds: int,
 ) -> None:

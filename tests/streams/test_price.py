@@ -1,7 +1,6 @@
 """A price that changes while queries are in flight: each is charged once, as it was decided, and the log says so."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
@@ -12,40 +11,19 @@ from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer
 from schemas.control import PriceEntry
 from schemas.decision import Decision
-from schemas.query import Budget, Query
-from schemas.record import decode, encode
-from schemas.reward import Reward
-from streams.audit.run import Report
-from streams.runtime.memory import run
+from schemas.query import Budget
+from schemas.record import encode
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
-from streams.settings import Settings
+from tests.support.cluster import Ask, Audit, InMemory, closing, read, running, send, served, worker_of
 
-InMemory = Callable[..., Settings]
-Ask = Callable[..., Query]
 FACTOR = 5.0
+OLD = {f"q{n}" for n in range(14)} | {"pin-2"}
 
 
 def decisions(cluster: Cluster) -> dict[str, Decision]:
-    found = (decode(r.value, Decision) for r in cluster.broker.records(cluster.topics.decision))
-    return {d.query_id: d for d in found}
-
-
-def rewards(cluster: Cluster) -> dict[str, Reward]:
-    found = (decode(r.value, Reward) for r in cluster.broker.records(cluster.topics.reward))
-    return {r.query_id: r for r in found if r.closes}
-
-
-def send(cluster: Cluster, queries: list[Query]) -> None:
-    for query in queries:
-        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
-
-
-async def rewarded(cluster: Cluster, queries: list[Query]) -> None:
-    ids = {query.query_id for query in queries}
-    await cluster.until(lambda: rewards(cluster).keys() >= ids and not cluster.busy)
+    return {each.query_id: each for each in read(cluster, cluster.topics.decision, Decision)}
 
 
 async def priced(cluster: Cluster, name: str, factor: float) -> None:
@@ -56,49 +34,34 @@ async def priced(cluster: Cluster, name: str, factor: float) -> None:
 
 
 @pytest.mark.parametrize("policy", ["contextual", "linucb"])
-def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_own(
-    in_memory: InMemory, ask: Ask, audited: Callable[[Cluster], Report], policy: str
+async def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_own(
+    in_memory: InMemory, ask: Ask, audited: Audit, policy: str
 ) -> None:
     settings = in_memory(policy=policy, warm_up=4, snapshot_every=20)
     aim = {"accuracy": 0.9} if policy == "contextual" else {}
     before = [ask(n, **aim) for n in range(14)]
     after = [ask(n, query_id=f"after-{n}", **aim) for n in range(14)]
     pinned = [ask(n, query_id=f"pin-{n}", pin_action="large/2/1/1") for n in range(3)]
-    states: list[bytes] = []
-
-    async def life() -> Cluster:
-        cluster = Cluster(settings, SERVICES)
-        await cluster.up()
-        send(cluster, before[:10])
-        await rewarded(cluster, before[:10])
+    async with running(settings) as cluster:
+        await served(cluster, *before[:10])
         # Decided, and not yet answered, when the price changes.
-        send(cluster, before[10:])
+        send(cluster, *before[10:])
         await cluster.until(lambda: len(decisions(cluster)) == len(before))
         await priced(cluster, "large", FACTOR)
-        await rewarded(cluster, before)
-        send(cluster, after[:7] + pinned[:1])
-        await rewarded(cluster, after[:7] + pinned[:1])
-        (worker,) = (each for each in cluster.workers if each.service == "decider")
-        cluster.kill(worker)
+        await cluster.until(lambda: len(closing(cluster)) == len(before) and not cluster.busy)
+        await served(cluster, *after[:7], *pinned[:1])
+        cluster.kill(worker_of(cluster, "decider"))
         await cluster.until(lambda: any(each.service == "decider" for each in cluster.workers))
         # Pinned, so that the log ends with a row at the new price whatever the policy prefers.
-        send(cluster, after[7:] + pinned[1:2])
-        await rewarded(cluster, after + pinned[1:2])
+        await served(cluster, *after[7:], *pinned[1:2])
         await priced(cluster, "large", 1.0)
-        send(cluster, pinned[2:])
-        await rewarded(cluster, pinned)
-        (worker,) = (each for each in cluster.workers if each.service == "decider")
-        service = worker.built
-        states.append(service.decider.policy.state())
-        await cluster.close()
-        return cluster
-
-    cluster = run(life())
-    made, closed = decisions(cluster), rewards(cluster)
+        await served(cluster, *pinned[2:])
+        state = worker_of(cluster, "decider").built.decider.policy.state()
+    made = decisions(cluster)
     assert {made[q.query_id].price_factor for q in before} == {1.0}
     assert {d.price_factor for d in made.values() if d.query_id.startswith("after")} <= {1.0, FACTOR}
     assert [made[q.query_id].price_factor for q in pinned] == [FACTOR, FACTOR, 1.0]
-    for query_id, reward in closed.items():
+    for query_id, reward in closing(cluster).items():
         price = reward.price
         assert price is not None
         assert reward.log_cost == math.log(price.cost)
@@ -118,39 +81,23 @@ def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_
     decider.recover(log.items(), snapshots.items())
     assert decider.price_factors == {}
     if policy == "contextual":
-        assert decider.policy.state() == states[0]
+        assert decider.policy.state() == state
     assert audited(cluster).discrepancies == []
 
 
-OLD = {f"q{n}" for n in range(14)} | {"pin-2"}
-
-
-def answers(cluster: Cluster) -> dict[str, Answer]:
-    found = (decode(r.value, Answer) for r in cluster.broker.records(cluster.topics.answer))
-    return {a.query_id: a for a in found}
-
-
-def test_a_budget_is_spent_at_the_price(in_memory: InMemory, ask: Ask) -> None:
-    async def life() -> Cluster:
-        cluster = Cluster(in_memory(policy="linucb"), SERVICES)
-        await cluster.up()
-        free = [ask(n, pin_action="large/1/1/1") for n in range(6)]
-        send(cluster, free)
-        await rewarded(cluster, free)
-        long = next(q for q in free if answers(cluster)[q.query_id].steps > 1)
-        cost = rewards(cluster)[long.query_id].price
-        assert cost is not None
+async def test_a_budget_is_spent_at_the_price(in_memory: InMemory, ask: Ask) -> None:
+    async with running(in_memory(policy="linucb")) as cluster:
+        await served(cluster, *(ask(n, pin_action="large/1/1/1") for n in range(6)))
+        long = next(answer for answer in read(cluster, cluster.topics.answer, Answer) if answer.steps > 1)
+        price = closing(cluster)[long.query_id].price
+        assert price is not None
+        asked = decisions(cluster)[long.query_id].query
         for query_id, factor in (("enough", 1.0), ("short", 1000.0)):
             await priced(cluster, "large", factor)
-            query = replace(long, query_id=query_id, budget=Budget(eflops=2 * cost.cost))
-            send(cluster, [query])
-            await rewarded(cluster, [query])
-        await cluster.close()
-        return cluster
-
-    found = answers(run(life()))
-    assert found["enough"].status == "ok"
-    assert (found["short"].status, found["short"].error) == ("budget", "the budget of eflops ran out")
+            await served(cluster, replace(asked, query_id=query_id, budget=Budget(eflops=2 * price.cost)))
+    *_, enough, short = read(cluster, cluster.topics.answer, Answer)
+    assert (enough.query_id, enough.status) == ("enough", "ok")
+    assert (short.query_id, short.status, short.error) == ("short", "budget", "the budget of eflops ran out")
 
 
 def choices_until_half(before: list[str], after: list[str]) -> int | None:
@@ -163,28 +110,20 @@ def choices_until_half(before: list[str], after: list[str]) -> int | None:
     return None
 
 
-def test_the_default_policy_follows_a_price_at_once_and_linucb_as_it_learns_it(
+async def test_the_default_policy_follows_a_price_at_once_and_linucb_as_it_learns_it(
     in_memory: InMemory, ask: Ask
 ) -> None:
     took: dict[str, int | None] = {}
     for policy in ("contextual", "linucb"):
         settings = in_memory(policy=policy, objective="cost-sensitive", warm_up=30, seed=1)
-
-        async def life(settings: Settings = settings) -> Cluster:
-            cluster = Cluster(settings, SERVICES)
-            await cluster.up()
+        async with running(settings) as cluster:
             for part in ("before", "after"):
                 for at in range(0, 80, 8):
-                    asked = [ask(n % 12, query_id=f"{part}-{n}") for n in range(at, at + 8)]
-                    send(cluster, asked)
-                    await rewarded(cluster, asked)
+                    await served(cluster, *(ask(n % 12, query_id=f"{part}-{n}") for n in range(at, at + 8)))
                 if part == "before":
                     # Both policies take the small model for the cheaper one.
                     await priced(cluster, "small", 12.0)
-            await cluster.close()
-            return cluster
-
-        made = sorted(decisions(run(life())).values(), key=lambda d: d.seq)
+        made = sorted(decisions(cluster).values(), key=lambda d: d.seq)
         own = [d for d in made if d.reason == "policy"]
         before, after = (
             [d.action.model for d in own if d.query_id.startswith(part)] for part in ("before", "after")

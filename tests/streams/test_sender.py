@@ -54,70 +54,58 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_what_many_send_in_one_moment_shares_a_batch() -> None:
-    async def main() -> None:
-        broker = Broker()
-        sender = Sender(lambda: broker, 0.0)
-        calls = [asyncio.ensure_future(sender.send([("t", 1, b"k", b"%d" % n)])) for n in range(5)]
-        await settle()
-        assert [records for _, records, _ in broker.under_way] == [[b"0", b"1", b"2", b"3", b"4"]]
-        assert not any(call.done() for call in calls)
+async def test_what_many_send_in_one_moment_shares_a_batch() -> None:
+    broker = Broker()
+    sender = Sender(lambda: broker, 0.0)
+    calls = [asyncio.ensure_future(sender.send([("t", 1, b"k", b"%d" % n)])) for n in range(5)]
+    await settle()
+    assert [records for _, records, _ in broker.under_way] == [[b"0", b"1", b"2", b"3", b"4"]]
+    assert not any(call.done() for call in calls)
+    broker.acknowledge(0)
+    await asyncio.gather(*calls)
+
+
+async def test_after_one_moment_of_sending_the_next_comes_after_the_pause() -> None:
+    broker = Broker()
+    sender = Sender(lambda: broker, 0.05)
+    first = asyncio.ensure_future(sender.send([("t", 0, None, b"a")]))
+    await settle()
+    assert len(broker.under_way) == 1, "nothing was sent lately: nothing waits"
+    others = [asyncio.ensure_future(sender.send([("t", p, None, b"b")])) for p in (1, 2)]
+    await settle()
+    assert len(broker.under_way) == 1
+    await asyncio.sleep(0.08)
+    assert len(broker.under_way) == 3
+    for _ in range(3):
         broker.acknowledge(0)
-        await asyncio.gather(*calls)
-
-    run(main())
+    await asyncio.gather(first, *others)
 
 
-def test_after_one_moment_of_sending_the_next_comes_after_the_pause() -> None:
-    async def main() -> None:
-        broker = Broker()
-        sender = Sender(lambda: broker, 0.05)
-        first = asyncio.ensure_future(sender.send([("t", 0, None, b"a")]))
-        await settle()
-        assert len(broker.under_way) == 1, "nothing was sent lately: nothing waits"
-        others = [asyncio.ensure_future(sender.send([("t", p, None, b"b")])) for p in (1, 2)]
-        await settle()
-        assert len(broker.under_way) == 1
-        await asyncio.sleep(0.08)
-        assert len(broker.under_way) == 3
-        for _ in range(3):
-            broker.acknowledge(0)
-        await asyncio.gather(first, *others)
-
-    run(main())
-
-
-def test_what_a_full_batch_leaves_over_does_not_wait_for_the_pause() -> None:
-    async def main() -> None:
-        broker = Broker(batch_bytes=1)
-        sender = Sender(lambda: broker, 3600.0)
-        calls = [asyncio.ensure_future(sender.send([("t", 0, None, b"%d" % n)])) for n in range(5)]
-        for _ in calls:
-            await settle()
-            broker.acknowledge(0)
-        await asyncio.wait_for(asyncio.gather(*calls), 5.0)
-        assert broker.log["t", 0] == [b"0", b"1", b"2", b"3", b"4"]
-
-    run(main())
-
-
-def test_what_comes_while_a_batch_that_is_not_full_is_under_way_waits_for_the_pause() -> None:
-    async def main() -> None:
-        broker = Broker()
-        sender = Sender(lambda: broker, 0.05)
-        calls = [asyncio.ensure_future(sender.send([("t", 0, None, b"a")]))]
-        await settle()
-        calls += [asyncio.ensure_future(sender.send([("t", 0, None, b"%d" % n)])) for n in range(2)]
+async def test_what_a_full_batch_leaves_over_does_not_wait_for_the_pause() -> None:
+    broker = Broker(batch_bytes=1)
+    sender = Sender(lambda: broker, 3600.0)
+    calls = [asyncio.ensure_future(sender.send([("t", 0, None, b"%d" % n)])) for n in range(5)]
+    for _ in calls:
         await settle()
         broker.acknowledge(0)
-        await settle()
-        assert not broker.under_way, "what may still be grouped is not sent alone"
-        await asyncio.sleep(0.08)
-        assert [records for _, records, _ in broker.under_way] == [[b"0", b"1"]]
-        broker.acknowledge(0)
-        await asyncio.gather(*calls)
+    await asyncio.wait_for(asyncio.gather(*calls), 5.0)
+    assert broker.log["t", 0] == [b"0", b"1", b"2", b"3", b"4"]
 
-    run(main())
+
+async def test_what_comes_while_a_batch_that_is_not_full_is_under_way_waits_for_the_pause() -> None:
+    broker = Broker()
+    sender = Sender(lambda: broker, 0.05)
+    calls = [asyncio.ensure_future(sender.send([("t", 0, None, b"a")]))]
+    await settle()
+    calls += [asyncio.ensure_future(sender.send([("t", 0, None, b"%d" % n)])) for n in range(2)]
+    await settle()
+    broker.acknowledge(0)
+    await settle()
+    assert not broker.under_way, "what may still be grouped is not sent alone"
+    await asyncio.sleep(0.08)
+    assert [records for _, records, _ in broker.under_way] == [[b"0", b"1"]]
+    broker.acknowledge(0)
+    await asyncio.gather(*calls)
 
 
 @given(st.binary(min_size=1, max_size=40))
@@ -134,25 +122,22 @@ def test_a_key_lies_where_every_kafka_client_puts_it(key: bytes) -> None:
     run(main())
 
 
-def test_a_refusal_reaches_those_whose_records_it_concerns() -> None:
-    async def main() -> None:
-        broker = Broker()
-        sender = Sender(lambda: broker, 0.0)
-        both = asyncio.ensure_future(sender.send([("t", 0, None, b"a"), ("t", 1, None, b"b")]))
-        other = asyncio.ensure_future(sender.send([("t", 1, None, b"c")]))
-        await settle()
-        broker.acknowledge(0, MessageSizeTooLargeError("too large"))
-        with pytest.raises(MessageSizeTooLargeError):
-            await both
-        broker.acknowledge(0)
-        await other
-        assert broker.log == {("t", 1): [b"b", b"c"]}
-        again = asyncio.ensure_future(sender.send([("t", 0, None, b"d")]))
-        await settle()
-        broker.acknowledge(0)
-        await again
-
-    run(main())
+async def test_a_refusal_reaches_those_whose_records_it_concerns() -> None:
+    broker = Broker()
+    sender = Sender(lambda: broker, 0.0)
+    both = asyncio.ensure_future(sender.send([("t", 0, None, b"a"), ("t", 1, None, b"b")]))
+    other = asyncio.ensure_future(sender.send([("t", 1, None, b"c")]))
+    await settle()
+    broker.acknowledge(0, MessageSizeTooLargeError("too large"))
+    with pytest.raises(MessageSizeTooLargeError):
+        await both
+    broker.acknowledge(0)
+    await other
+    assert broker.log == {("t", 1): [b"b", b"c"]}
+    again = asyncio.ensure_future(sender.send([("t", 0, None, b"d")]))
+    await settle()
+    broker.acknowledge(0)
+    await again
 
 
 def test_without_a_connection_it_is_the_sender_who_is_told() -> None:

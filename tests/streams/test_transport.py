@@ -15,7 +15,6 @@ from streams.runtime import kafka
 from streams.runtime.base import ConsumerRecord
 from streams.runtime.kafka import changelogged, consumer_of, create_app
 from streams.runtime.kafka_consumer import _MOVING_S, Consumer, Course
-from streams.runtime.memory import run
 from streams.runtime.queues import Binding
 from streams.settings import Settings
 
@@ -175,161 +174,140 @@ def ends_at(offset: int) -> Callable[..., Awaitable[dict[TP, int]]]:
     return highwaters
 
 
-def test_nothing_is_handed_over_before_the_first_seek() -> None:
-    async def main() -> None:
-        receiver = Receiver()
-        assert not await receiver.hand_over(0, 1)
-        receiver.consumer._courses[TP_] = Course(0)
-        assert await receiver.hand_over(0, 1)
-        assert receiver.given == [0, 1]
-
-    run(main())
+async def test_nothing_is_handed_over_before_the_first_seek() -> None:
+    receiver = Receiver()
+    assert not await receiver.hand_over(0, 1)
+    receiver.consumer._courses[TP_] = Course(0)
+    assert await receiver.hand_over(0, 1)
+    assert receiver.given == [0, 1]
 
 
 @pytest.mark.parametrize("end", ["flow", "generation", "paused"])
-def test_what_comes_when_an_assignment_ends_has_to_come_again(end: str) -> None:
-    async def main() -> None:
-        reader = Reader()
-        consumer = reader.consumer
-        course = consumer._courses[reader.partition] = Course(3)
-        coming = asyncio.ensure_future(reader.hand_over(3, 4))
-        await asyncio.sleep(0.01)
-        if end == "flow":
-            consumer.stop_flow()
-        elif end == "generation":
-            consumer.app.consumer_generation_id += 1
-        reader.service.set()
-        assert await coming is (end == "paused")
-        came = reader.given[-1] + 1
-        assert course.due == came
-        if end == "generation":
-            return
-        assert not await reader.hand_over(came, came + 1, active=end != "paused")
-        assert course.due == came
-
-    run(main())
+async def test_what_comes_when_an_assignment_ends_has_to_come_again(end: str) -> None:
+    reader = Reader()
+    consumer = reader.consumer
+    course = consumer._courses[reader.partition] = Course(3)
+    coming = asyncio.ensure_future(reader.hand_over(3, 4))
+    await asyncio.sleep(0.01)
+    if end == "flow":
+        consumer.stop_flow()
+    elif end == "generation":
+        consumer.app.consumer_generation_id += 1
+    reader.service.set()
+    assert await coming is (end == "paused")
+    came = reader.given[-1] + 1
+    assert course.due == came
+    if end == "generation":
+        return
+    assert not await reader.hand_over(came, came + 1, active=end != "paused")
+    assert course.due == came
 
 
-def test_a_topic_whose_handler_is_not_bound_yet_is_handed_over_later() -> None:
-    async def main() -> None:
-        receiver = Receiver(bound=False)
-        receiver.consumer._courses[TP_] = Course(0)
-        assert not await receiver.hand_over(0, 1)
-        receiver.consumer.bind(TP_.topic, Binding(receiver._take))
-        assert await receiver.hand_over(0, 1)
-        assert receiver.given == [0, 1]
-        assert receiver.consumer._new_offset(TP_) == 2
-
-    run(main())
+async def test_a_topic_whose_handler_is_not_bound_yet_is_handed_over_later() -> None:
+    receiver = Receiver(bound=False)
+    receiver.consumer._courses[TP_] = Course(0)
+    assert not await receiver.hand_over(0, 1)
+    receiver.consumer.bind(TP_.topic, Binding(receiver._take))
+    assert await receiver.hand_over(0, 1)
+    assert receiver.given == [0, 1]
+    assert receiver.consumer._new_offset(TP_) == 2
 
 
-def test_nothing_is_handed_over_between_the_seek_and_the_emptying_of_the_queues(
+async def test_nothing_is_handed_over_between_the_seek_and_the_emptying_of_the_queues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        receiver = Receiver()
+    receiver = Receiver()
 
-        async def committed(self: Any) -> dict[Any, int]:
-            return {TP_: 5}
+    async def committed(self: Any) -> dict[Any, int]:
+        return {TP_: 5}
 
-        monkeypatch.setattr(Consumer, "seek_to_committed", committed)
-        monkeypatch.setattr(Consumer, "highwaters", ends_at(9))
-        await receiver.consumer.perform_seek()
-        coming = asyncio.ensure_future(receiver.hand_over(4, 5, 6))
-        await asyncio.sleep(0.02)
-        assert receiver.given == []
-        receiver.consumer.resume_flow()
-        assert await coming
-        assert receiver.given == [5, 6]
-
-    run(main())
+    monkeypatch.setattr(Consumer, "seek_to_committed", committed)
+    monkeypatch.setattr(Consumer, "highwaters", ends_at(9))
+    await receiver.consumer.perform_seek()
+    coming = asyncio.ensure_future(receiver.hand_over(4, 5, 6))
+    await asyncio.sleep(0.02)
+    assert receiver.given == []
+    receiver.consumer.resume_flow()
+    assert await coming
+    assert receiver.given == [5, 6]
 
 
 @pytest.mark.parametrize("at", [None, 100])
-def test_a_partition_of_which_nothing_is_committed_or_more_than_there_is_is_read_from_its_beginning(
+async def test_a_partition_of_which_nothing_is_committed_or_more_than_there_is_is_read_from_its_beginning(
     monkeypatch: pytest.MonkeyPatch, at: int | None
 ) -> None:
-    async def main() -> None:
-        receiver, sought = Receiver(), {}
+    receiver, sought = Receiver(), {}
 
-        async def committed(self: Any) -> dict[Any, int | None]:
-            return {TP_: at}
+    async def committed(self: Any) -> dict[Any, int | None]:
+        return {TP_: at}
 
-        async def earliest(self: Any, *partitions: TP) -> dict[TP, int]:
-            return dict.fromkeys(partitions, 2)
+    async def earliest(self: Any, *partitions: TP) -> dict[TP, int]:
+        return dict.fromkeys(partitions, 2)
 
-        async def seek_wait(self: Any, partitions: dict[TP, int]) -> None:
-            sought.update(partitions)
+    async def seek_wait(self: Any, partitions: dict[TP, int]) -> None:
+        sought.update(partitions)
 
-        monkeypatch.setattr(Consumer, "seek_to_committed", committed)
-        monkeypatch.setattr(Consumer, "highwaters", ends_at(8))
-        monkeypatch.setattr(Consumer, "earliest_offsets", earliest)
-        monkeypatch.setattr(ThreadDelegateConsumer, "seek_wait", seek_wait)
-        await receiver.consumer.perform_seek()
-        receiver.consumer.resume_flow()
-        assert sought == {TP_: 2}
-        assert await receiver.hand_over(7) is False, "2 to 6 were dropped before the seek"
-        assert await receiver.hand_over(2, 3, 4, 5, 6, 7)
-        assert receiver.given == [2, 3, 4, 5, 6, 7]
-
-    run(main())
+    monkeypatch.setattr(Consumer, "seek_to_committed", committed)
+    monkeypatch.setattr(Consumer, "highwaters", ends_at(8))
+    monkeypatch.setattr(Consumer, "earliest_offsets", earliest)
+    monkeypatch.setattr(ThreadDelegateConsumer, "seek_wait", seek_wait)
+    await receiver.consumer.perform_seek()
+    receiver.consumer.resume_flow()
+    assert sought == {TP_: 2}
+    assert await receiver.hand_over(7) is False, "2 to 6 were dropped before the seek"
+    assert await receiver.hand_over(2, 3, 4, 5, 6, 7)
+    assert receiver.given == [2, 3, 4, 5, 6, 7]
 
 
-def test_tables_start_without_a_pause_and_by_then_every_topic_is_named(
+async def test_tables_start_without_a_pause_and_by_then_every_topic_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        app: Any = create_app(Settings(), "aggregator")
+    app: Any = create_app(Settings(), "aggregator")
 
-        async def handle(records: Sequence[ConsumerRecord]) -> None:
-            raise AssertionError("nothing is fetched here")
+    async def handle(records: Sequence[ConsumerRecord]) -> None:
+        raise AssertionError("nothing is fetched here")
 
-        for topic in ("answer", "feedback"):
-            kafka.bind(app, topic, Binding(handle), name=topic)
-        table = changelogged(app, "join", 2)
+    for topic in ("answer", "feedback"):
+        kafka.bind(app, topic, Binding(handle), name=topic)
+    table = changelogged(app, "join", 2)
 
-        async def pause(seconds: float) -> None:
-            raise AssertionError(f"a pause of {seconds} s")
+    async def pause(seconds: float) -> None:
+        raise AssertionError(f"a pause of {seconds} s")
 
-        async def subscribed() -> None:
-            found.extend(await app.topics._update_indices())
+    async def subscribed() -> None:
+        found.extend(await app.topics._update_indices())
 
-        found: list[str] = []
-        monkeypatch.setattr(app.tables, "sleep", pause)
-        monkeypatch.setattr(app.tables.recovery, "start", subscribed)
-        monkeypatch.setattr(app.consumer, "assignment", set)
-        monkeypatch.setattr(type(table), "maybe_start", nothing)
-        await app.agents.on_start()
-        await app.tables.on_start()
-        assert app.tables._tables_registered.is_set()
-        assert set(found) == {"answer", "feedback", table.changelog_topic.get_topic_name()}
-        await app.agents.on_stop()
-
-    run(main())
+    found: list[str] = []
+    monkeypatch.setattr(app.tables, "sleep", pause)
+    monkeypatch.setattr(app.tables.recovery, "start", subscribed)
+    monkeypatch.setattr(app.consumer, "assignment", set)
+    monkeypatch.setattr(type(table), "maybe_start", nothing)
+    await app.agents.on_start()
+    await app.tables.on_start()
+    assert app.tables._tables_registered.is_set()
+    assert set(found) == {"answer", "feedback", table.changelog_topic.get_topic_name()}
+    await app.agents.on_stop()
 
 
 async def nothing(self: Any) -> None:
     """Connect to no broker."""
 
 
-def test_while_partitions_move_the_consumer_looks_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        consumer = Receiver().consumer
-        consumer.app.rebalancing = True
-        asked: list[float] = []
-        fetcher = SimpleNamespace(should_stop=False)
+async def test_while_partitions_move_the_consumer_looks_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = Receiver().consumer
+    consumer.app.rebalancing = True
+    asked: list[float] = []
+    fetcher = SimpleNamespace(should_stop=False)
 
-        async def records(timeout: float) -> tuple[None, None]:
-            asked.append(timeout)
-            consumer.app.rebalancing, fetcher.should_stop = False, len(asked) == 2
-            return None, None
+    async def records(timeout: float) -> tuple[None, None]:
+        asked.append(timeout)
+        consumer.app.rebalancing, fetcher.should_stop = False, len(asked) == 2
+        return None, None
 
-        monkeypatch.setattr(consumer, "_wait_next_records", records)
-        draining = asyncio.ensure_future(consumer._drain_messages(fetcher))
-        await asyncio.sleep(0.02)
-        assert not asked, "faust would wait for a second where no partition is active"
-        consumer._set_active_tps({TP_})
-        await draining
-        assert asked == [_MOVING_S, 1.0]
-
-    run(main())
+    monkeypatch.setattr(consumer, "_wait_next_records", records)
+    draining = asyncio.ensure_future(consumer._drain_messages(fetcher))
+    await asyncio.sleep(0.02)
+    assert not asked, "faust would wait for a second where no partition is active"
+    consumer._set_active_tps({TP_})
+    await draining
+    assert asked == [_MOVING_S, 1.0]

@@ -3,19 +3,13 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from schemas.answer import Answer
-from schemas.query import Query
-from schemas.record import decode, encode
 from streams.runtime.clock import BrokerClock
-from streams.runtime.memory import MemoryRuntime, run
-from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES
-from streams.settings import Settings
+from streams.runtime.memory import MemoryRuntime
+from tests.support.cluster import Ask, InMemory, answered, read, running, send
 
 MINUTE_MS = 60_000
 
@@ -24,9 +18,9 @@ MINUTE_MS = 60_000
     ("service", "minutes"),
     [("executor", 15), ("executor", -15), ("verifier", 15), ("aggregator", 15), ("aggregator", -15)],
 )
-def test_a_service_whose_machine_has_another_time_serves_as_the_others_do_and_says_so(
-    in_memory: Callable[..., Settings],
-    ask: Callable[..., Query],
+async def test_a_service_whose_machine_has_another_time_serves_as_the_others_do_and_says_so(
+    in_memory: InMemory,
+    ask: Ask,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     service: str,
@@ -39,27 +33,17 @@ def test_a_service_whose_machine_has_another_time_serves_as_the_others_do_and_sa
 
     monkeypatch.setattr(MemoryRuntime, "wall_ms", wall_ms)
 
-    async def main() -> None:
-        cluster = Cluster(in_memory(), SERVICES, seed=3)
-        await cluster.up()
-        for n in range(6):
-            cluster.produce(cluster.topics.query, b"q%d" % n, encode(ask(n)))
+    caplog.set_level(logging.WARNING, "streams.clock")
+    async with running(in_memory(), seed=3) as cluster:
         # One that nothing can answer in its time expires when the broker says so.
-        cluster.produce(cluster.topics.query, b"late", encode(ask(7, query_id="late", timeout_s=0.001)))
-
-        def answers() -> list[Any]:
-            return [decode(r.value, Answer) for r in cluster.broker.records(cluster.topics.answer)]
-
-        await cluster.until(lambda: len({answer.query_id for answer in answers()}) == 7, 60)
-        assert Counter(answer.status for answer in answers() if answer.query_id != "late") == {"ok": 6}
+        send(cluster, *(ask(n) for n in range(6)), ask(7, query_id="late", timeout_s=0.001))
+        await cluster.until(lambda: len(answered(cluster)) == 7, 60)
+        answers = read(cluster, cluster.topics.answer, Answer)
+        assert Counter(answer.status for answer in answers if answer.query_id != "late") == {"ok": 6}
         await asyncio.sleep(10.0)  # some heartbeats
         for worker in cluster.workers:
             skew_s = worker.metrics.clock_skew._value.get()
             assert skew_s == pytest.approx(60 * minutes if worker.service == service else 0, abs=0.1)
-        await cluster.close()
-
-    with caplog.at_level(logging.WARNING, "streams.clock"):
-        run(main())
     assert [record.message for record in caplog.records if record.name == "streams.clock"] == [
         f"this machine's clock is {60 * minutes:+d} s from the broker's; deadlines go by the broker's, but logs and "
         "metrics of this machine do not: set its clock"

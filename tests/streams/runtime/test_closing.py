@@ -22,25 +22,22 @@ class Client:
         self.ended = True
 
 
-def test_a_connection_that_is_not_taken_down_is_left_to_end_by_itself() -> None:
-    async def life() -> None:
-        slow = Client()
-        await kafka_reading.stop(slow, patience_s=0.05)
-        assert not slow.ended
-        slow.may_end.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert slow.ended
-        quick = Client()
-        quick.may_end.set()
-        await kafka_reading.stop(quick)
-        assert quick.ended
-        failing = Client(OSError("gone"))
-        failing.may_end.set()
-        with pytest.raises(OSError, match="gone"):
-            await kafka_reading.stop(failing)
-
-    asyncio.run(life())
+async def test_a_connection_that_is_not_taken_down_is_left_to_end_by_itself() -> None:
+    slow = Client()
+    await kafka_reading.stop(slow, patience_s=0.05)
+    assert not slow.ended
+    slow.may_end.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert slow.ended
+    quick = Client()
+    quick.may_end.set()
+    await kafka_reading.stop(quick)
+    assert quick.ended
+    failing = Client(OSError("gone"))
+    failing.may_end.set()
+    with pytest.raises(OSError, match="gone"):
+        await kafka_reading.stop(failing)
 
 
 def test_a_standstill_names_where_a_task_waits_down_to_the_innermost_place() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -101,17 +101,6 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def in_loop(scene: Callable[[], Any]) -> Callable[[], None]:
-    """Run a test that is a coroutine."""
-
-    def test(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(scene(*args, **kwargs))
-
-    test.__name__ = scene.__name__
-    return test
-
-
-@in_loop
 async def test_records_of_one_query_are_handled_one_after_another_and_those_of_others_beside_them() -> None:
     worker = Worker()
     worker.seek(5)
@@ -128,7 +117,6 @@ async def test_records_of_one_query_are_handled_one_after_another_and_those_of_o
     assert worker.commits() == 8
 
 
-@in_loop
 async def test_topics_share_the_queue_of_a_query() -> None:
     worker = Worker()
     worker.seek(0)
@@ -140,7 +128,6 @@ async def test_topics_share_the_queue_of_a_query() -> None:
     assert worker.running(OTHER) == [0, 1]
 
 
-@in_loop
 async def test_the_key_of_a_queue_is_the_query_that_a_record_names_wherever_it_names_it() -> None:
     worker = Worker()
     worker.seek(0)
@@ -151,7 +138,6 @@ async def test_the_key_of_a_queue_is_the_query_that_a_record_names_wherever_it_n
     assert worker.running() == [0, 3, 4, 5], "what names no query waits for nothing"
 
 
-@in_loop
 async def test_a_topic_of_one_order_is_handled_in_batches_of_what_has_come_meanwhile() -> None:
     worker = Worker(most=3)
     worker.seek(0, topic=ORDERED)
@@ -164,7 +150,6 @@ async def test_a_topic_of_one_order_is_handled_in_batches_of_what_has_come_meanw
     assert worker.commits(topic=ORDERED) == 5
 
 
-@in_loop
 async def test_no_more_calls_than_the_concurrency_and_queries_take_turns() -> None:
     worker = Worker(concurrency=2)
     worker.seek(0)
@@ -176,7 +161,6 @@ async def test_no_more_calls_than_the_concurrency_and_queries_take_turns() -> No
     assert worker.running() == [1, 3]
 
 
-@in_loop
 async def test_a_stuck_query_stops_no_other_until_the_window_is_full_and_is_named() -> None:
     worker = Worker(concurrency=4)
     worker.seek(0)
@@ -199,7 +183,6 @@ async def test_a_stuck_query_stops_no_other_until_the_window_is_full_and_is_name
     assert worker.consumer.queues.oldest() is None
 
 
-@in_loop
 async def test_nothing_of_a_query_is_handled_after_a_record_whose_handler_raised() -> None:
     worker = Worker()
     worker.seek(0)
@@ -212,7 +195,6 @@ async def test_nothing_of_a_query_is_handled_after_a_record_whose_handler_raised
     assert worker.commits() is None
 
 
-@in_loop
 async def test_a_handler_that_is_cancelled_by_nobody_is_noticed() -> None:
     worker = Worker()
     worker.seek(0)
@@ -242,69 +224,60 @@ async def moved(worker: Worker, kept: set[TP], monkeypatch: pytest.MonkeyPatch, 
     worker.consumer.resume_flow()
 
 
-def test_a_partition_that_went_elsewhere_is_not_handled_here_any_more(
+async def test_a_partition_that_went_elsewhere_is_not_handled_here_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        worker = Worker()
-        worker.consumer._generation = 0
-        for partition in (0, 1):
-            worker.seek(0, partition)
-            await worker.hand_over(
-                Fetched(0, of(f"a{partition}")), Fetched(1, of(f"a{partition}")), partition=partition
-            )
-        await moved(worker, {TP(TOPIC, 1)}, monkeypatch)
-        assert list(worker.open) == [(TOPIC, 1, 0)]
-        worker.seek(0, 1)
-        await worker.hand_over(Fetched(0, of("a1")), Fetched(1, of("a1")), partition=1)
-        await worker.end(0, partition=1)
-        assert worker.commits(1) is None, "that was the call of before"
-        assert worker.calls[-1] == [(TOPIC, 1, 0)], "again, for it was not known to be handled"
-        await worker.end(0, partition=1)
-        assert worker.commits(1) == 1
-        assert worker.failures == []
-
-    asyncio.run(main())
+    worker = Worker()
+    worker.consumer._generation = 0
+    for partition in (0, 1):
+        worker.seek(0, partition)
+        await worker.hand_over(
+            Fetched(0, of(f"a{partition}")), Fetched(1, of(f"a{partition}")), partition=partition
+        )
+    await moved(worker, {TP(TOPIC, 1)}, monkeypatch)
+    assert list(worker.open) == [(TOPIC, 1, 0)]
+    worker.seek(0, 1)
+    await worker.hand_over(Fetched(0, of("a1")), Fetched(1, of("a1")), partition=1)
+    await worker.end(0, partition=1)
+    assert worker.commits(1) is None, "that was the call of before"
+    assert worker.calls[-1] == [(TOPIC, 1, 0)], "again, for it was not known to be handled"
+    await worker.end(0, partition=1)
+    assert worker.commits(1) == 1
+    assert worker.failures == []
 
 
-def test_after_a_generation_without_this_worker_no_call_of_before_goes_on(
+async def test_after_a_generation_without_this_worker_no_call_of_before_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        worker = Worker()
-        worker.consumer._generation = 0
-        worker.seek(0, 1)
-        await worker.hand_over(Fetched(0, of("a")), partition=1)
-        await moved(worker, {TP(TOPIC, 1)}, monkeypatch, generation=2)
-        assert worker.open == {}
-        assert worker.failures == []
-
-    asyncio.run(main())
+    worker = Worker()
+    worker.consumer._generation = 0
+    worker.seek(0, 1)
+    await worker.hand_over(Fetched(0, of("a")), partition=1)
+    await moved(worker, {TP(TOPIC, 1)}, monkeypatch, generation=2)
+    assert worker.open == {}
+    assert worker.failures == []
 
 
-def test_an_effect_waits_while_partitions_move_and_is_refused_where_they_have(
+async def test_an_effect_waits_while_partitions_move_and_is_refused_where_they_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        worker = Worker()
-        consumer = worker.consumer
-        consumer._generation = 0
-        before = consumer._epoch
-        consumer._assigned_epoch = before
-        gone, stays = (ConsumerRecord(TOPIC, partition, 0, 0, None, None, before) for partition in (0, 1))
-        await consumer.keep_ours(gone)
-        worker.seek(0, 1)
-        await worker.hand_over(Fetched(0, of("a")), partition=1)
-        consumer._epoch += 1
-        waiting = [asyncio.ensure_future(consumer.keep_ours(each)) for each in (gone, stays)]
-        await asyncio.sleep(0.03)
-        assert not any(each.done() for each in waiting), "nobody knows yet where they go"
-        await moved(worker, {TP(TOPIC, 1)}, monkeypatch)
-        with pytest.raises(Moved, match=f"{TOPIC}/0/0: its partition has moved"):
-            await waiting[0]
-        await waiting[1]
-
-    asyncio.run(main())
+    worker = Worker()
+    consumer = worker.consumer
+    consumer._generation = 0
+    before = consumer._epoch
+    consumer._assigned_epoch = before
+    gone, stays = (ConsumerRecord(TOPIC, partition, 0, 0, None, None, before) for partition in (0, 1))
+    await consumer.keep_ours(gone)
+    worker.seek(0, 1)
+    await worker.hand_over(Fetched(0, of("a")), partition=1)
+    consumer._epoch += 1
+    waiting = [asyncio.ensure_future(consumer.keep_ours(each)) for each in (gone, stays)]
+    await asyncio.sleep(0.03)
+    assert not any(each.done() for each in waiting), "nobody knows yet where they go"
+    await moved(worker, {TP(TOPIC, 1)}, monkeypatch)
+    with pytest.raises(Moved, match=f"{TOPIC}/0/0: its partition has moved"):
+        await waiting[0]
+    await waiting[1]
 
 
 class Come(NamedTuple):

@@ -1,7 +1,7 @@
 """What a service gets back when a row is too large, the broker takes nothing, or its partition has moved."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -20,8 +20,7 @@ from streams.runtime.base import (
 )
 from streams.runtime.kafka import KafkaRuntime
 from streams.runtime.memory import run
-from streams.runtime.memory_cluster import Cluster
-from streams.settings import Settings
+from tests.support.cluster import InMemory, running
 
 ROWS = [(b"small", b"x", 0), (b"large", b"x" * 70_000, 0)]
 
@@ -30,8 +29,17 @@ async def recovered() -> None:
     pass
 
 
+def over_answers(build: Callable[[Runtime], Awaitable[None]], *outputs: str) -> dict[str, ServiceSpec]:
+    """Return a service that reads answers and keeps a table."""
+    inputs = {"answer": Input(Answer, "put")}
+    state = ("aggregator-join-changelog",)
+    return {
+        "aggregator": ServiceSpec(name="aggregator", inputs=inputs, outputs=outputs, state=state, build=build)
+    }
+
+
 def test_a_row_that_is_too_large_is_refused_before_anything_is_written(
-    in_memory: Callable[..., Settings], tmp_path: object
+    in_memory: InMemory, tmp_path: object
 ) -> None:
     settings = in_memory(max_record_bytes=65_536, state_dir=str(tmp_path))
 
@@ -56,26 +64,17 @@ def test_a_row_that_is_too_large_is_refused_before_anything_is_written(
 
             runtime.each(runtime.topics.answer, on_answer, stage="put")
 
-        spec = ServiceSpec(
-            name="aggregator",
-            inputs={"answer": Input(Answer, "put")},
-            outputs=(),
-            state=("aggregator-join-changelog",),
-            build=build,
-        )
-        cluster = Cluster(settings, {"aggregator": spec})
-        await cluster.up()
-        cluster.produce(cluster.topics.answer, b"k", b"v")
-        await cluster.until(lambda: bool(refused), 10)
-        assert [effect for effect in cluster.broker.effects if effect.kind == "row"] == []
-        await cluster.close()
+        async with running(settings, over_answers(build)) as cluster:
+            cluster.produce(cluster.topics.answer, b"k", b"v")
+            await cluster.until(lambda: bool(refused), 10)
+            assert [effect for effect in cluster.broker.effects if effect.kind == "row"] == []
 
     asyncio.run(on_kafka())
     run(in_lists())
 
 
-def test_a_send_the_broker_refuses_raises_and_is_not_counted_against_the_record(
-    in_memory: Callable[..., Settings],
+async def test_a_send_the_broker_refuses_raises_and_is_not_counted_against_the_record(
+    in_memory: InMemory,
 ) -> None:
     raised: list[SendFailed] = []
 
@@ -89,27 +88,22 @@ def test_a_send_the_broker_refuses_raises_and_is_not_counted_against_the_record(
 
         runtime.each(runtime.topics.query, on_query, stage="send")
 
-    async def main() -> None:
-        spec = ServiceSpec(
-            name="embedder", inputs={"query": Input(Query, "send")}, outputs=("context",), build=build
-        )
-        cluster = Cluster(in_memory(), {"embedder": spec})
+    spec = ServiceSpec(
+        name="embedder", inputs={"query": Input(Query, "send")}, outputs=("context",), build=build
+    )
+    async with running(in_memory(), {"embedder": spec}) as cluster:
         cluster.broker.refuses = lambda topic, key: "not enough replicas"
-        await cluster.up()
         cluster.produce(cluster.topics.query, b"k", b"v")
         await cluster.until(lambda: len(raised) == 6, 60)
         cluster.broker.refuses = lambda topic, key: ""
         await cluster.until(lambda: len(cluster.broker.records(cluster.topics.context)) == 1, 60)
         assert "not enough replicas" in str(raised[0])
         assert cluster.deaths == [], "more than three failures, and none was counted"
-        await cluster.close()
-
-    run(main())
 
 
 @pytest.mark.parametrize("one_writer", [False, True])
-def test_the_rows_of_a_call_are_written_whole_or_not_at_all_where_a_table_has_one_writer(
-    in_memory: Callable[..., Settings], one_writer: bool
+async def test_the_rows_of_a_call_are_written_whole_or_not_at_all_where_a_table_has_one_writer(
+    in_memory: InMemory, one_writer: bool
 ) -> None:
     shown: list[list[tuple[bytes, bytes]]] = []
 
@@ -125,31 +119,26 @@ def test_the_rows_of_a_call_are_written_whole_or_not_at_all_where_a_table_has_on
 
         runtime.each(runtime.topics.context, on_context, stage="put")
 
-    async def main() -> None:
-        spec = ServiceSpec(
-            name="rows",
-            inputs={"context": Input(QueryContext, "put")},
-            outputs=(),
-            state=("rows-rows-changelog",),
-            one_writer=one_writer,
-            build=build,
-        )
-        cluster = Cluster(in_memory(), {"rows": spec})
+    spec = ServiceSpec(
+        name="rows",
+        inputs={"context": Input(QueryContext, "put")},
+        outputs=(),
+        state=("rows-rows-changelog",),
+        one_writer=one_writer,
+        build=build,
+    )
+    async with running(in_memory(), {"rows": spec}) as cluster:
         cluster.broker.refuses = lambda topic, key: "full" if key == b"second" else ""
-        await cluster.up()
         cluster.produce(cluster.topics.context, b"k", b"v", 0)
         await cluster.until(lambda: bool(shown), 10)
         assert shown == [[]]
         written = [record.key for record in cluster.broker.records("m.rows-rows-changelog")]
         assert written == ([] if one_writer else [b"first"])
-        await cluster.close()
-
-    run(main())
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
-    in_memory: Callable[..., Settings], stubborn: bool
+async def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
+    in_memory: InMemory, stubborn: bool
 ) -> None:
     """A handler that does not end when it is cancelled cannot send or write anything either."""
     refused: list[Exception] = []
@@ -180,17 +169,8 @@ def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
 
         runtime.each(runtime.topics.answer, on_answer, stage="put")
 
-    async def main() -> None:
-        spec = ServiceSpec(
-            name="aggregator",
-            inputs={"answer": Input(Answer, "put")},
-            outputs=("due",),
-            state=("aggregator-join-changelog",),
-            build=build,
-        )
-        cluster = Cluster(in_memory(), {"aggregator": spec}, seed=1)
+    async with running(in_memory(), over_answers(build, "due"), seed=1) as cluster:
         due = cluster.topics.due
-        await cluster.up()
         for partition in (0, 1):
             cluster.produce(cluster.topics.answer, b"%d" % partition, b"v", partition)
         await cluster.until(lambda: lives == 2, 10)
@@ -204,6 +184,3 @@ def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
         assert len(rows) == 1
         assert len(refused) == (2 if stubborn else 0)
         assert cluster.deaths == []
-        await cluster.close()
-
-    run(main())

@@ -1,104 +1,14 @@
 """Admission holds queries back until an earlier one has ended, and no tenant's for another's."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
-from schemas.answer import Answer
-from schemas.query import Origin, Query
-from schemas.record import decode, encode
+from schemas.query import Origin
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
 from streams.services.embedder import Admission
-from streams.settings import Settings
-
-
-def test_the_third_waits_until_one_of_two_leaves() -> None:
-    async def scene() -> list[str]:
-        admission = Admission(2, clock=lambda: 0.0)
-        seen = []
-
-        async def enter(name: str) -> None:
-            await admission.enter(name, 60.0)
-            seen.append(name)
-
-        await enter("a")
-        await enter("b")
-        third = asyncio.create_task(enter("c"))
-        await asyncio.sleep(0.01)
-        assert seen == ["a", "b"]
-        admission.leave("unknown")
-        await asyncio.sleep(0.01)
-        assert seen == ["a", "b"]
-        admission.leave("a")
-        await third
-        assert len(admission) == 2
-        return seen
-
-    assert run(scene()) == ["a", "b", "c"]
-
-
-def test_queries_are_admitted_in_the_order_in_which_they_came() -> None:
-    async def scene() -> list[str]:
-        admission = Admission(1, clock=lambda: 0.0)
-        seen = []
-
-        async def enter(name: str) -> None:
-            await admission.enter(name, 60.0)
-            seen.append(name)
-
-        await enter("a")
-        waiting = [asyncio.create_task(enter(name)) for name in "bcd"]
-        await asyncio.sleep(1.1)  # longer than one look at the clock
-        for name in "abcd":
-            admission.leave(name)
-            if name == "a":
-                waiting.append(asyncio.create_task(enter("e")))  # it comes when a slot is free
-            await asyncio.sleep(0.01)
-        await asyncio.gather(*waiting)
-        return seen
-
-    assert asyncio.run(asyncio.wait_for(scene(), 10.0)) == ["a", "b", "c", "d", "e"]
-
-
-def test_a_query_in_flight_takes_no_second_place() -> None:
-    async def scene() -> None:
-        admission = Admission(1, clock=lambda: 0.0)
-        await admission.enter("a", 60.0)
-        await asyncio.wait_for(admission.enter("a", 60.0), 1.0)
-        assert len(admission) == 1
-
-    run(scene())
-
-
-def test_a_place_is_free_again_when_the_answer_never_comes() -> None:
-    async def scene() -> None:
-        now = [0.0]
-        admission = Admission(1, clock=lambda: now[0])
-        await admission.enter("a", 5.0)
-        now[0] = 6.0
-        await asyncio.wait_for(admission.enter("b", 5.0), 1.0)
-        assert "a" not in admission
-        assert "b" in admission
-
-    run(scene())
-
-
-def test_a_refused_duplicate_frees_its_own_place_and_not_that_of_the_first() -> None:
-    async def main() -> None:
-        admission = Admission(2, lambda: 0.0)
-        first, second = (Origin(topic="query", partition=0, offset=offset) for offset in (3, 8))
-        await admission.enter("q", 60.0, first)
-        await admission.enter("q", 60.0, second)
-        admission.refused("q", second)
-        assert "q" in admission, "the first is in flight"
-        admission.ended("q")
-        await admission.enter("old", 60.0, second)
-        admission.refused("old", second)
-        assert len(admission) == 0
-
-    run(main())
+from tests.support.cluster import Ask, InMemory, answered, send
 
 
 async def entered(admission: Admission, tenant: str, names: str) -> "list[asyncio.Task[None]]":
@@ -108,65 +18,118 @@ async def entered(admission: Admission, tenant: str, names: str) -> "list[asynci
     return [task for task in asked if not task.done()]
 
 
-def test_a_tenant_gets_its_share_although_another_holds_every_place() -> None:
-    async def scene() -> None:
-        admission = Admission(4, clock=lambda: 0.0)
-        greedy = await entered(admission, "a", "123456")
-        assert len(greedy) == 2, "one tenant alone may hold all places, and no more"
-        modest = await entered(admission, "b", "xyz")
-        assert len(modest) == 1, "half of the places are its share"
-        admission.leave("x")
+async def test_the_third_waits_until_one_of_two_leaves() -> None:
+    admission = Admission(2, clock=lambda: 0.0)
+    (third,) = await entered(admission, "", "abc")
+    assert ("a" in admission, "b" in admission) == (True, True)
+    admission.leave("unknown")
+    await asyncio.sleep(0.01)
+    assert not third.done()
+    admission.leave("a")
+    await third
+    assert len(admission) == 2
+
+
+async def test_queries_are_admitted_in_the_order_in_which_they_came() -> None:
+    admission = Admission(1, clock=lambda: 0.0)
+    seen: list[str] = []
+
+    async def enter(name: str) -> None:
+        await admission.enter(name, 60.0)
+        seen.append(name)
+
+    await enter("a")
+    waiting = [asyncio.create_task(enter(name)) for name in "bcd"]
+    await asyncio.sleep(1.1)  # longer than one look at the clock
+    for name in "abcd":
+        admission.leave(name)
+        if name == "a":
+            waiting.append(asyncio.create_task(enter("e")))  # it comes when a slot is free
         await asyncio.sleep(0.01)
-        assert "z" in admission, "the place of another tenant is not given to the one above its share"
-        for name in "12":
-            admission.leave(name)
-        await asyncio.sleep(0.01)
-        assert ("5" in admission, len(admission)) == (False, 4)
-        admission.leave("3")
-        await asyncio.sleep(0.01)
-        assert "5" in admission
-        for task in (*greedy, *modest):
-            task.cancel()
-
-    run(scene())
+    await asyncio.gather(*waiting)
+    assert seen == ["a", "b", "c", "d", "e"]
 
 
-def test_queries_that_nothing_serves_take_no_place_from_the_others_until_their_model_is_back() -> None:
-    async def scene() -> None:
-        living = {"small"}
-        admission = Admission(2, clock=lambda: 0.0, serving=lambda: frozenset(living))
-        for name in "ab":
-            await admission.enter(name, 60.0, models=frozenset({"large"}))
-        third = asyncio.create_task(admission.enter("c", 60.0, models=frozenset({"large", "huge"})))
-        await asyncio.sleep(0.01)
-        assert not third.done(), "they have as many places as the others"
-        for name in "xy":
-            await asyncio.wait_for(admission.enter(name, 60.0, models=frozenset({"small"})), 1.0)
-        living.add("huge")
-        admission.look()
-        await asyncio.sleep(0.01)
-        assert not third.done(), "it is served, and waits among those that are"
-        admission.leave("x")
-        await asyncio.wait_for(third, 1.0)
-
-    run(scene())
+async def test_a_query_in_flight_takes_no_second_place() -> None:
+    admission = Admission(1, clock=lambda: 0.0)
+    await admission.enter("a", 60.0)
+    await asyncio.wait_for(admission.enter("a", 60.0), 1.0)
+    assert len(admission) == 1
 
 
-def test_a_query_that_ends_while_it_waits_takes_no_place() -> None:
-    async def scene() -> None:
-        admission = Admission(1, clock=lambda: 0.0)
-        await admission.enter("a", 60.0)
-        second = asyncio.create_task(admission.enter("b", 60.0))
-        await asyncio.sleep(0.01)
-        admission.ended("b")
-        await asyncio.wait_for(second, 1.0)
-        assert "b" not in admission
+async def test_a_place_is_free_again_when_the_answer_never_comes() -> None:
+    now = [0.0]
+    admission = Admission(1, clock=lambda: now[0])
+    await admission.enter("a", 5.0)
+    now[0] = 6.0
+    await asyncio.wait_for(admission.enter("b", 5.0), 1.0)
+    assert "a" not in admission
+    assert "b" in admission
 
-    run(scene())
+
+async def test_a_refused_duplicate_frees_its_own_place_and_not_that_of_the_first() -> None:
+    admission = Admission(2, lambda: 0.0)
+    first, second = (Origin(topic="query", partition=0, offset=offset) for offset in (3, 8))
+    await admission.enter("q", 60.0, first)
+    await admission.enter("q", 60.0, second)
+    admission.refused("q", second)
+    assert "q" in admission, "the first is in flight"
+    admission.ended("q")
+    await admission.enter("old", 60.0, second)
+    admission.refused("old", second)
+    assert len(admission) == 0
+
+
+async def test_a_tenant_gets_its_share_although_another_holds_every_place() -> None:
+    admission = Admission(4, clock=lambda: 0.0)
+    greedy = await entered(admission, "a", "123456")
+    assert len(greedy) == 2, "one tenant alone may hold all places, and no more"
+    modest = await entered(admission, "b", "xyz")
+    assert len(modest) == 1, "half of the places are its share"
+    admission.leave("x")
+    await asyncio.sleep(0.01)
+    assert "z" in admission, "the place of another tenant is not given to the one above its share"
+    for name in "12":
+        admission.leave(name)
+    await asyncio.sleep(0.01)
+    assert ("5" in admission, len(admission)) == (False, 4)
+    admission.leave("3")
+    await asyncio.sleep(0.01)
+    assert "5" in admission
+    for task in (*greedy, *modest):
+        task.cancel()
+
+
+async def test_queries_that_nothing_serves_take_no_place_from_the_others_until_their_model_is_back() -> None:
+    living = {"small"}
+    admission = Admission(2, clock=lambda: 0.0, serving=lambda: frozenset(living))
+    for name in "ab":
+        await admission.enter(name, 60.0, models=frozenset({"large"}))
+    third = asyncio.create_task(admission.enter("c", 60.0, models=frozenset({"large", "huge"})))
+    await asyncio.sleep(0.01)
+    assert not third.done(), "they have as many places as the others"
+    for name in "xy":
+        await asyncio.wait_for(admission.enter(name, 60.0, models=frozenset({"small"})), 1.0)
+    living.add("huge")
+    admission.look()
+    await asyncio.sleep(0.01)
+    assert not third.done(), "it is served, and waits among those that are"
+    admission.leave("x")
+    await asyncio.wait_for(third, 1.0)
+
+
+async def test_a_query_that_ends_while_it_waits_takes_no_place() -> None:
+    admission = Admission(1, clock=lambda: 0.0)
+    await admission.enter("a", 60.0)
+    second = asyncio.create_task(admission.enter("b", 60.0))
+    await asyncio.sleep(0.01)
+    admission.ended("b")
+    await asyncio.wait_for(second, 1.0)
+    assert "b" not in admission
 
 
 def test_a_flood_of_queries_for_a_model_without_an_executor_holds_nobody_up(
-    in_memory: Callable[..., Settings], ask: Callable[..., Query], tmp_path: Path
+    in_memory: InMemory, ask: Ask, tmp_path: Path
 ) -> None:
     """They are more than the places and the handlers together; with or without tenants."""
     settings = in_memory(max_in_flight=4, concurrency=8)
@@ -179,22 +142,14 @@ def test_a_flood_of_queries_for_a_model_without_an_executor_holds_nobody_up(
         cluster = Cluster(settings.replace(catalogue=str(catalogue)), SERVICES, seed=3)
         for service in ("verifier", "executor", "aggregator", "decider", "embedder"):
             await cluster.start(service, "mini" if service == "executor" else "")
-
-        def send(query: Query) -> None:
-            cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
-
-        def answered() -> set[str]:
-            return {decode(r.value, Answer).query_id for r in cluster.broker.records(cluster.topics.answer)}
-
-        send(ask(0, query_id="warm"))
-        await cluster.until(lambda: "warm" in answered())
-        for n in range(40):
-            pinned = {"pin_action": "large/1/1/1", "timeout_s": 21600.0, "tenant": evil}
-            send(ask(n % 12, query_id=f"evil{n}", **pinned))
+        send(cluster, ask(0, query_id="warm"))
+        await cluster.until(lambda: "warm" in answered(cluster))
+        pinned = {"pin_action": "large/1/1/1", "timeout_s": 21600.0, "tenant": evil}
+        send(cluster, *(ask(n % 12, query_id=f"evil{n}", **pinned) for n in range(40)))
         await asyncio.sleep(60)
         began_s = asyncio.get_running_loop().time()
-        send(ask(1, query_id="victim", allowed_models=("small",), tenant=victim))
-        await cluster.until(lambda: "victim" in answered(), 30000)
+        send(cluster, ask(1, query_id="victim", allowed_models=("small",), tenant=victim))
+        await cluster.until(lambda: "victim" in answered(cluster), 30000)
         took_s = asyncio.get_running_loop().time() - began_s
         await cluster.close()
         return took_s

@@ -1,25 +1,21 @@
 """The list of services is the only one: what reads, writes, starts and watches derives from it."""
 
-from collections.abc import Callable
-
 import click
 import pytest
 
 from schemas.query import Query
-from schemas.record import encode
 from streams import services
 from streams.cli.running import worker
 from streams.local.deployment import service_commands
 from streams.runtime.base import ConsumerRecord, Input, Outgoing, Runtime, ServiceSpec
 from streams.runtime.effects import Effects, Keyed
-from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
-from streams.settings import Settings
 from streams.topics import Topics
+from tests.support.cluster import Ask, InMemory, answered, running, send
 
 
-def test_every_topic_is_written_and_read_by_a_service_or_a_client(in_memory: Callable[..., Settings]) -> None:
+def test_every_topic_is_written_and_read_by_a_service_or_a_client(in_memory: InMemory) -> None:
     topics = Topics(in_memory())
     declared = {t.name.removeprefix(topics.prefix) for t in topics.declared(["<group>"])}
     read = {name for spec in SERVICES.values() for name in spec.inputs}
@@ -34,15 +30,10 @@ def test_every_topic_is_written_and_read_by_a_service_or_a_client(in_memory: Cal
     assert declared - read - followed - kept == set()
 
 
-def test_a_service_binds_exactly_the_topics_of_its_spec(in_memory: Callable[..., Settings]) -> None:
-    async def main() -> None:
-        cluster = Cluster(in_memory(), SERVICES)
-        await cluster.up()
+async def test_a_service_binds_exactly_the_topics_of_its_spec(in_memory: InMemory) -> None:
+    async with running(in_memory()) as cluster:
         for each in cluster.workers:
             assert {s.topic for s in each.subscriptions} == set(each.spec.reads(cluster.topics, each.group))
-        await cluster.close()
-
-    run(main())
 
 
 def test_the_command_line_the_launcher_and_the_page_name_every_service() -> None:
@@ -73,31 +64,19 @@ async def build_echo(runtime: Runtime) -> Echo:
     return Echo(runtime.topics.prefix + "echo")
 
 
-def test_a_service_is_added_to_a_running_deployment_by_its_spec_alone(
-    in_memory: Callable[..., Settings], ask: Callable[..., Query]
+async def test_a_service_is_added_to_a_running_deployment_by_its_spec_alone(
+    in_memory: InMemory, ask: Ask
 ) -> None:
     inputs = {"query": Input(Query, "echo")}
     echo = ServiceSpec(name="echo", inputs=inputs, outputs=("echo",), build=build_echo)
 
-    async def main() -> None:
-        cluster = Cluster(in_memory(), SERVICES, seed=4)
-        await cluster.up()
-        for n in range(4):
-            cluster.produce(cluster.topics.query, b"q%d" % n, encode(ask(n)))
-        await cluster.until(lambda: len(cluster.broker.records(cluster.topics.answer)) >= 2)
+    async with running(in_memory(), seed=4) as cluster:
+        send(cluster, *(ask(n) for n in range(4)))
+        await cluster.until(lambda: len(answered(cluster)) >= 2)
         cluster.broker.create("m.echo", 1)
         cluster.services["echo"] = echo
         await cluster.start("echo")
-        await cluster.until(
-            lambda: (
-                len(cluster.broker.records("m.echo"))
-                == len(cluster.broker.records(cluster.topics.answer))
-                == 4
-            )
-        )
-        await cluster.close()
-
-    run(main())
+        await cluster.until(lambda: len(cluster.broker.records("m.echo")) == len(answered(cluster)) == 4)
 
 
 async def bind_query(runtime: Runtime) -> None:
@@ -107,11 +86,8 @@ async def bind_query(runtime: Runtime) -> None:
     runtime.each(runtime.topics.query, on_query, stage="echo")
 
 
-def test_a_service_that_goes_beyond_its_spec_is_refused(in_memory: Callable[..., Settings]) -> None:
-    async def main(spec: ServiceSpec) -> None:
-        cluster = Cluster(in_memory(), {"echo": spec})
-        await cluster.up()
-
+async def test_a_service_that_goes_beyond_its_spec_is_refused(in_memory: InMemory) -> None:
     inputs = {"answer": Input(Query, "echo")}
+    spec = ServiceSpec(name="echo", inputs=inputs, outputs=("echo",), build=bind_query)
     with pytest.raises(ValueError, match="not among the inputs"):
-        run(main(ServiceSpec(name="echo", inputs=inputs, outputs=("echo",), build=bind_query)))
+        await Cluster(in_memory(), {"echo": spec}).up()

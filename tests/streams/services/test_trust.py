@@ -1,56 +1,40 @@
 """What the services do when a client, a broker, an encoder or a former owner misbehaves; each in the memory runtime."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pytest
+from prometheus_client import Counter
 
 from agents.embedding import EncoderUnavailable, Vectors
 from agents.reward.join import JoinRow, Opened, encode_row
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.control import Heartbeat
+from schemas.control import CatalogueEntry, Heartbeat
 from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
 from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.query import Query
-from schemas.record import Record as Wire
 from schemas.record import decode, encode
-from schemas.reward import Due, Reward
+from schemas.reward import Due, Feedback, Reward
 from streams.control import Control
 from streams.runtime.base import ConsumerRecord
-from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES
+from streams.services import SERVICES, decider
 from streams.services.embedder import HashedEncoder
-from streams.settings import Settings
-
-InMemory = Callable[..., Settings]
-Ask = Callable[..., Query]
+from tests.support.cluster import Ask, Audit, InMemory, answered, closing, read, running, send, worker_of
 
 
-def read(cluster: Cluster, topic: str, kind: Any) -> list[Any]:
-    return [decode(r.value, kind) for r in cluster.broker.records(topic)]
+def total(counter: Counter) -> float:
+    """Return the sum of a counter over its labels."""
+    samples = [sample for metric in counter.collect() for sample in metric.samples]
+    return sum(sample.value for sample in samples if sample.name.endswith("_total"))
 
 
-def send(cluster: Cluster, *queries: Query) -> None:
-    for query in queries:
-        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
-
-
-def answered(cluster: Cluster) -> set[str]:
-    return {answer.query_id for answer in read(cluster, cluster.topics.answer, Answer)}
-
-
-async def deployment(settings: Settings, seed: int = 3, **how: Any) -> Cluster:
-    cluster = Cluster(settings, SERVICES, seed=seed, **how)
-    await cluster.up()
-    return cluster
-
-
-def test_a_duplicate_of_an_old_query_does_not_hold_its_admission_slot(in_memory: InMemory, ask: Ask) -> None:
-    async def main() -> None:
-        cluster = await deployment(in_memory(max_in_flight=1, timeout_s=1000.0))
+async def test_a_duplicate_of_an_old_query_does_not_hold_its_admission_slot(
+    in_memory: InMemory, ask: Ask
+) -> None:
+    async with running(in_memory(max_in_flight=1, timeout_s=1000.0), seed=3) as cluster:
         # More than the embedder remembers as ended.
         many = [ask(n, query_id=f"first{n}") for n in range(20)]
         send(cluster, *many)
@@ -65,14 +49,10 @@ def test_a_duplicate_of_an_old_query_does_not_hold_its_admission_slot(in_memory:
         assert letter.query_origin is not None
         assert letter.query_origin.topic == cluster.topics.query
         assert sum(a.query_id == "first0" for a in read(cluster, cluster.topics.answer, Answer)) == 1
-        await cluster.close()
-
-    run(main())
 
 
-def test_a_broker_that_refuses_writes_costs_no_record(in_memory: InMemory, ask: Ask) -> None:
-    async def main() -> None:
-        cluster = await deployment(in_memory())
+async def test_a_broker_that_refuses_writes_costs_no_record(in_memory: InMemory, ask: Ask) -> None:
+    async with running(in_memory(), seed=3) as cluster:
         send(cluster, *(ask(n) for n in range(4)))
         await cluster.until(lambda: bool(cluster.broker.records(cluster.topics.context)))
         cluster.broker.refuses = lambda topic, key: "fewer replicas in sync than min.insync.replicas"
@@ -84,9 +64,6 @@ def test_a_broker_that_refuses_writes_costs_no_record(in_memory: InMemory, ask: 
         await cluster.until(lambda: len(answered(cluster)) == 8, 200)
         assert {a.status for a in read(cluster, cluster.topics.answer, Answer)} == {"ok"}
         assert cluster.broker.records(cluster.topics.dead_letter) == []
-        await cluster.close()
-
-    run(main())
 
 
 class DownFor(HashedEncoder):
@@ -103,22 +80,17 @@ class DownFor(HashedEncoder):
         return super().encode(texts)
 
 
-def test_queries_wait_for_an_encoder_that_is_down_and_none_is_rejected(
+async def test_queries_wait_for_an_encoder_that_is_down_and_none_is_rejected(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.services.embedder.encoder_of", lambda settings: DownFor(25))
-
-    async def main() -> None:
-        cluster = await deployment(in_memory())
+    async with running(in_memory(), seed=3) as cluster:
         send(cluster, *(ask(n) for n in range(5)))
         await cluster.until(lambda: len(answered(cluster)) == 5)
         assert {a.status for a in read(cluster, cluster.topics.answer, Answer)} == {"ok"}
         assert cluster.broker.records(cluster.topics.dead_letter) == []
         assert cluster.deaths == []
         assert asyncio.get_running_loop().time() > 10
-        await cluster.close()
-
-    run(main())
 
 
 def test_heartbeats_are_judged_without_comparing_two_clocks(in_memory: InMemory) -> None:
@@ -139,54 +111,37 @@ def test_heartbeats_are_judged_without_comparing_two_clocks(in_memory: InMemory)
     assert control.serving() == frozenset(), "nothing was received for 6.5 s"
 
 
-def test_an_executor_that_stops_in_order_is_masked_at_once(in_memory: InMemory) -> None:
-    async def main() -> None:
-        cluster = await deployment(in_memory())
-        (executor,) = (worker for worker in cluster.workers if worker.service == "executor")
-        (decider,) = (worker for worker in cluster.workers if worker.service == "decider")
+async def test_an_executor_that_stops_in_order_is_masked_at_once(in_memory: InMemory) -> None:
+    async with running(in_memory(), seed=3) as cluster:
+        executor, decider = (worker_of(cluster, service) for service in ("executor", "decider"))
         await cluster.until(lambda: decider.control.serving() == {"small", "large"}, 10)
         began = asyncio.get_running_loop().time()
         await cluster.stop(executor)
         await cluster.until(lambda: decider.control.serving() == frozenset(), 10)
         assert asyncio.get_running_loop().time() - began < 0.2
         assert read(cluster, cluster.topics.heartbeat, Heartbeat)[-1].stopping
-        await cluster.close()
-
-    run(main())
 
 
-def test_contexts_that_expired_unread_are_reported(
+async def test_contexts_that_expired_unread_are_reported(
     in_memory: InMemory, ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> float:
-        cluster = await deployment(in_memory())
+    async with running(in_memory(), seed=3) as cluster:
         send(cluster, ask(0))
         await cluster.until(lambda: len(answered(cluster)) == 1)
-        (decider,) = (worker for worker in cluster.workers if worker.service == "decider")
-        await cluster.stop(decider)
+        await cluster.stop(worker_of(cluster, "decider"))
         send(cluster, *(ask(n) for n in range(1, 4)))
         await cluster.until(lambda: cluster.broker.end(cluster.topics.context, 0) == 4)
         cluster.broker.delete_before(cluster.topics.context, 0, 3)
         back = await cluster.start("decider")
-        (sample,) = (
-            sample
-            for metric in back.metrics.expired.collect()
-            for sample in metric.samples
-            if sample.name.endswith("_total")
-        )
-        await cluster.close()
-        return sample.value
-
-    assert run(main()) == 2
+        assert total(back.metrics.expired) == 2
     assert "up to 2 records expired unread (offsets 1 to 2)" in caplog.text
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 20, 4096])
-def test_a_dead_letter_keeps_as_much_of_a_prompt_as_the_deployment_says(
+async def test_a_dead_letter_keeps_as_much_of_a_prompt_as_the_deployment_says(
     in_memory: InMemory, keep_bytes: int
 ) -> None:
-    async def main() -> None:
-        cluster = await deployment(in_memory(dead_letter_bytes=keep_bytes))
+    async with running(in_memory(dead_letter_bytes=keep_bytes), seed=3) as cluster:
         t = cluster.topics
         bad = b'{"schema":"query.v1","text":"my secret","query_id":"bad","n":0}'
         orphan = (
@@ -199,17 +154,12 @@ def test_a_dead_letter_keeps_as_much_of_a_prompt_as_the_deployment_says(
             assert len(letter.head) == min(keep_bytes, letter.size)
             assert letter.size > 60
             assert len(letter.sha256) == 64
-        await cluster.close()
-
-    run(main())
 
 
-def test_a_deadline_that_nothing_comes_of_shows_in_a_metric(in_memory: InMemory, ask: Ask) -> None:
-    async def main() -> None:
-        services = {name: spec for name, spec in SERVICES.items() if name != "executor"}
-        cluster = Cluster(in_memory(timeout_s=30.0), services, seed=3)
-        await cluster.up()
-        (aggregator,) = (worker for worker in cluster.workers if worker.service == "aggregator")
+async def test_a_deadline_that_nothing_comes_of_shows_in_a_metric(in_memory: InMemory, ask: Ask) -> None:
+    services = {name: spec for name, spec in SERVICES.items() if name != "executor"}
+    async with running(in_memory(timeout_s=30.0), services, seed=3) as cluster:
+        aggregator = worker_of(cluster, "aggregator")
         overdue_s = lambda: next(iter(aggregator.metrics.overdue.collect())).samples[0].value  # noqa: E731
         cluster.broker.refuses = lambda topic, key: "full" if topic == cluster.topics.due else ""
         send(cluster, ask(0))
@@ -223,9 +173,6 @@ def test_a_deadline_that_nothing_comes_of_shows_in_a_metric(in_memory: InMemory,
         await cluster.until(lambda: len(answered(cluster)) == 1, 30)
         await asyncio.sleep(30)
         assert overdue_s() == 0
-        await cluster.close()
-
-    run(main())
 
 
 def opened(query_id: str, at_ms: int) -> bytes:
@@ -243,40 +190,36 @@ def opened(query_id: str, at_ms: int) -> bytes:
     )  # fmt: skip
 
 
-def test_a_bad_row_does_not_stop_the_deadlines_of_others(in_memory: InMemory) -> None:
-    async def main() -> None:
-        cluster = Cluster(in_memory(), {"aggregator": SERVICES["aggregator"]}, seed=1)
-        changelog = cluster.topics.changelog("aggregator", "join")
-        cluster.broker.create(changelog, 2)
-        for partition, key, bad in ((0, b"q0", b"bad2"), (1, b"q4", b"bad0")):
-            cluster.broker.append(changelog, bad, b"{no row", partition)
-            cluster.broker.append(changelog, key, opened(key.decode(), cluster.broker.now_ms()), partition)
-        await cluster.up()
-        await cluster.until(lambda: len(read(cluster, cluster.topics.due, Due)) == 2, 10)
-        assert {due.query_id for due in read(cluster, cluster.topics.due, Due)} == {"q0", "q4"}
-        assert cluster.deaths == []
-        await cluster.close()
-
-    run(main())
+async def test_a_bad_row_does_not_stop_the_deadlines_of_others(in_memory: InMemory) -> None:
+    cluster = Cluster(in_memory(), {"aggregator": SERVICES["aggregator"]}, seed=1)
+    changelog = cluster.topics.changelog("aggregator", "join")
+    cluster.broker.create(changelog, 2)
+    for partition, key, bad in ((0, b"q0", b"bad2"), (1, b"q4", b"bad0")):
+        cluster.broker.append(changelog, bad, b"{no row", partition)
+        cluster.broker.append(changelog, key, opened(key.decode(), cluster.broker.now_ms()), partition)
+    await cluster.up()
+    await cluster.until(lambda: len(read(cluster, cluster.topics.due, Due)) == 2, 10)
+    assert {due.query_id for due in read(cluster, cluster.topics.due, Due)} == {"q0", "q4"}
+    assert cluster.deaths == []
+    await cluster.close()
 
 
-def test_a_former_owner_sends_no_deadlines_of_rows_that_have_left(in_memory: InMemory, ask: Ask) -> None:
-    async def main() -> None:
-        cluster = Cluster(in_memory(timeout_s=20.0), {"aggregator": SERVICES["aggregator"]}, seed=1)
-        changelog = cluster.topics.changelog("aggregator", "join")
-        cluster.broker.create(changelog, 2)
-        for partition, key in ((0, b"q0"), (1, b"q4")):
-            row = opened(key.decode(), cluster.broker.now_ms() + 5_000)
-            cluster.broker.append(changelog, key, row, partition)
-        first = await cluster.start("aggregator")
-        await cluster.start("aggregator", instance="1")
-        assert first.assigned(cluster.topics.answer) == {0}
-        await asyncio.sleep(10)
-        dues = [due.query_id for due in read(cluster, cluster.topics.due, Due)]
-        assert sorted(dues) == ["q0", "q4"], "each deadline by its owner, once"
-        await cluster.close()
-
-    run(main())
+async def test_a_former_owner_sends_no_deadlines_of_rows_that_have_left(
+    in_memory: InMemory, ask: Ask
+) -> None:
+    cluster = Cluster(in_memory(timeout_s=20.0), {"aggregator": SERVICES["aggregator"]}, seed=1)
+    changelog = cluster.topics.changelog("aggregator", "join")
+    cluster.broker.create(changelog, 2)
+    for partition, key in ((0, b"q0"), (1, b"q4")):
+        row = opened(key.decode(), cluster.broker.now_ms() + 5_000)
+        cluster.broker.append(changelog, key, row, partition)
+    first = await cluster.start("aggregator")
+    await cluster.start("aggregator", instance="1")
+    assert first.assigned(cluster.topics.answer) == {0}
+    await asyncio.sleep(10)
+    dues = [due.query_id for due in read(cluster, cluster.topics.due, Due)]
+    assert sorted(dues) == ["q0", "q4"], "each deadline by its owner, once"
+    await cluster.close()
 
 
 @pytest.mark.parametrize(
@@ -291,34 +234,120 @@ def test_a_former_owner_sends_no_deadlines_of_rows_that_have_left(in_memory: InM
         b"",
     ],
 )
-def test_poison_with_any_nested_id_is_a_dead_letter_once_and_its_topic_goes_on(
+async def test_poison_with_any_nested_id_is_a_dead_letter_once_and_its_topic_goes_on(
     in_memory: InMemory, ask: Ask, value: bytes
 ) -> None:
-    async def main() -> None:
-        cluster = await deployment(in_memory())
+    def readable(topic: str) -> list[bytes]:
+        return [r.value for r in cluster.broker.records(topic) if r.value not in (None, value)]
+
+    async with running(in_memory(), seed=3) as cluster:
         t = cluster.topics
         topics = [t.query, t.context, t.reward, t.answer, t.search_step, t.verification_for("mini")]
         for topic in topics:
             cluster.produce(topic, b"0", value)
         send(cluster, ask(0))
-        await cluster.until(lambda: "q0" in answered_well(cluster), 100)
-        await cluster.until(lambda: len(read(cluster, t.dead_letter, DeadLetter)) >= len(topics), 100)
+        await cluster.until(
+            lambda: "q0" in {decode(each, Answer).query_id for each in readable(t.answer)}, 100
+        )
+        await cluster.until(lambda: len(cluster.broker.records(t.dead_letter)) >= len(topics), 100)
         letters = read(cluster, t.dead_letter, DeadLetter)
         assert sorted(letter.origin.topic for letter in letters) == sorted(topics)
         assert cluster.deaths == [], "none ends a worker"
-        await cluster.until(lambda: bool(read(cluster, t.reward, Reward)), 100)
-        await cluster.close()
+        await cluster.until(lambda: bool(readable(t.reward)), 100)
 
-    def answered_well(cluster: Cluster) -> set[str]:
-        found = set()
-        for r in cluster.broker.records(cluster.topics.answer):
-            try:
-                found.add(decode(r.value, Answer).query_id)
-            except ValueError:
-                continue
-        return found
 
-    def read(cluster: Cluster, topic: str, kind: type[Wire]) -> list[Any]:
-        return [decode(r.value, kind) for r in cluster.broker.records(topic) if r.value != value]
+async def test_a_closed_query_has_no_row_and_is_known_after_a_restart(in_memory: InMemory, ask: Ask) -> None:
+    """What is delivered of it again changes nothing."""
+    waits = ask(0, query_id="waits", reference=None, feedback_wait_s=3000.0)
+    async with running(in_memory(), seed=3) as cluster:
+        topics = cluster.topics
+        send(cluster, *(ask(n) for n in range(20)), waits)
+        await cluster.until(lambda: len(cluster.broker.records(topics.reward)) == 21)
+        rewards, answers = read(cluster, topics.reward, Reward), cluster.broker.records(topics.answer)
+        for restart in (False, True):
+            if restart:
+                cluster.kill(worker_of(cluster, "aggregator"))
+            await asyncio.sleep(60.0)
+            for record in [*cluster.broker.records(topics.decision), *answers]:
+                if record.key != b"waits":
+                    cluster.produce(record.topic, record.key, record.value)
+            cluster.produce(topics.feedback, b"q0", encode(Feedback(query_id="q0", correct=False)))
+            await asyncio.sleep(10.0)
+            await cluster.until(lambda: not cluster.busy)
+            aggregator = worker_of(cluster, "aggregator")
+            (table,) = aggregator.tables
+            assert [key for key, _ in table.items()] == [b"waits"]
+            assert aggregator.metrics.open_rows._value.get() == 1
+            assert aggregator.metrics.late.labels(topics.feedback)._value.get() == 1
+        await asyncio.sleep(700.0)  # past every deadline but the feedback's
+        assert read(cluster, topics.reward, Reward) == rewards
+        assert cluster.broker.records(topics.dead_letter) == []
 
-    run(main())
+
+async def test_the_row_of_a_suspended_aggregator_undoes_nothing_after_a_restart(
+    in_memory: InMemory, ask: Ask, audited: Audit
+) -> None:
+    """It is suspended past its session, and goes on when another has its partitions."""
+    async with running(in_memory(timeout_s=60.0), seed=3) as cluster:
+        first = worker_of(cluster, "aggregator")
+        table, held = first.tables[0], list[tuple[bytes, bytes, int]]()
+        put = table.put_all
+
+        async def put_late(rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+            if held:
+                await put(rows)
+                return
+            held.extend(rows)
+            await asyncio.Future()
+
+        table.put_all = put_late  # type: ignore[method-assign]
+        send(cluster, ask(0))
+        await cluster.until(lambda: bool(held))
+        cluster.kill(first)
+        await cluster.until(lambda: bool(closing(cluster)))
+        for key, value, partition in held:  # its request had left the process, and the topic has no fence
+            cluster.broker.append(table.changelog, key, value, partition)
+        cluster.kill(worker_of(cluster, "aggregator"))
+        await asyncio.sleep(120.0)  # past the deadline of the query
+        await cluster.until(lambda: not cluster.busy)
+        assert [(a.status, a.by) for a in read(cluster, cluster.topics.answer, Answer)] == [
+            ("ok", "executor")
+        ]
+        assert [each.closes for each in read(cluster, cluster.topics.reward, Reward)].count(True) == 1
+        audited(cluster)
+
+
+async def test_a_model_that_is_added_while_the_encoder_is_away_waits_and_nothing_else_does(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    encoder = DownFor(0)
+    monkeypatch.setattr(decider, "encoder_of", lambda settings: encoder)
+    sizes = {"parameters": 300_000, "layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 16}
+    sampling = {"temperature": 1.0, "step_tokens": 64, "depth_limit": 8}
+    added = {
+        "name": "mid",
+        "architecture": sizes,
+        "group": "mini",
+        "checkpoint": "none",
+        "sampling": sampling,
+    }
+    async with running(in_memory(state_dir=str(tmp_path)), seed=3) as cluster:
+        topics, metrics = cluster.topics, worker_of(cluster, "decider").metrics
+        send(cluster, ask(0, feedback_wait_s=600.0, reference=None))
+        await cluster.until(lambda: len(cluster.broker.records(topics.reward)) == 1)
+        encoder.left = 1 << 30
+        entry = CatalogueEntry(name="mid", op="add", model=added)
+        cluster.produce(topics.control, entry.key.encode(), encode(entry))
+        await asyncio.sleep(1.0)
+        cluster.produce(topics.feedback, b"q0", encode(Feedback(query_id="q0", correct=True)))
+        send(cluster, *(ask(n) for n in range(1, 6)))
+        await cluster.until(lambda: len(closing(cluster)) == 6, 120)
+        assert {answer.status for answer in read(cluster, topics.answer, Answer)} == {"ok"}
+        await cluster.until(lambda: total(metrics.rewards_applied) == 7)
+        assert total(metrics.engine_faults) == 1, "decisions do not wait for it again and again"
+        encoder.left = 0
+        await asyncio.sleep(31.0)
+        send(cluster, ask(6, pin_action="mid/1/1/1"))
+        await cluster.until(lambda: any(d.query_id == "q6" for d in read(cluster, topics.decision, Decision)))
+        assert cluster.broker.records(topics.dead_letter) == []
+        assert cluster.deaths == []

@@ -1,6 +1,7 @@
-"""Policy against control, question by question, from ledgers made by hand."""
+"""A demo's run in numbers and on its page, and its policy against the control, from timelines made by hand."""
 
 from io import StringIO
+from typing import Any
 
 import msgspec
 import orjson
@@ -8,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from schemas.action import Action
-from schemas.decision import Decision, PolicyState
+from schemas.answer import Answer
+from schemas.decision import Decision, PolicyState, Reason
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
 from schemas.record import encode
@@ -26,37 +28,107 @@ OBJECTIVE = ObjectiveInForce(
 )
 
 
+REASONS: tuple[Reason, ...] = ("warm-up", "policy")
+
+
 class Raw(msgspec.Struct):
-    """What the timelines needs of a consumer's record."""
+    """What the timelines need of a consumer's record."""
 
     topic: str
     value: bytes
     timestamp: int
 
 
-def timelines_of(outcomes: dict[str, tuple[Query, float | None, float | None]]) -> Timelines:
+def add(
+    timelines: Timelines,
+    n: int,
+    query: Query,
+    right: float | None,
+    cost: float | None,
+    *,
+    action: str = "small/1/1/1",
+    reason: Reason = "policy",
+    reward: float = 0.1,
+) -> None:
+    """Add the nth query, a second after the one before, with whether it was right, what it cost, and its reward."""
+    topics, query_id, at_ms = Topics(Settings()), query.query_id, 1000 * n
+    did = Action.parse(query.pin_action or action)
+    decision = Decision(
+        query=query, origin=Origin(topic=topics.query, partition=0, offset=n), action=did, group="g", seq=2 * n, seed=1,
+        objective=OBJECTIVE, policy=PolicyState(name="p", version=n), reason=reason,
+    )  # fmt: skip
+    price = cost and Price(
+        cost=cost, prefill_eflops=1, decoding_eflops=1, verifier_eflops=1, compute_flops=1, memory_bytes=1,
+        intensity=156,
+    )  # fmt: skip
+    kind: Kind = "final" if right is not None else "default"
+    closing = Reward(
+        reward_id=f"{query_id}/{kind}", query_id=query_id, kind=kind, seq=2 * n, action=did, status="ok", correct=right,
+        score=0.5, log_cost=1.0, price=price or None, objective=OBJECTIVE, reward=reward, learn=query.learn,
+    )  # fmt: skip
+    answer = Answer(query_id=query_id, status="ok", by="executor", action=did, text="t")
+    for topic, value, after_ms in (
+        (topics.query, query, 0), (topics.decision, decision, 7), (topics.answer, answer, 100),
+        (topics.reward, closing, 110),
+    ):  # fmt: skip
+        timelines.add(topics, Raw(topic, encode(value), at_ms + after_ms))
+
+
+Outcomes = dict[str, tuple[Query, float | None, float | None]]
+
+
+def timelines_of(outcomes: Outcomes) -> Timelines:
     """Return the timelines of queries by id, each with whether it was right and what it cost."""
-    topics, timelines = Topics(Settings()), Timelines()
-    for n, (query_id, (query, right, cost)) in enumerate(outcomes.items()):
-        action = Action.parse(query.pin_action or "small/1/1/1")
-        origin = Origin(topic=topics.query, partition=0, offset=n)
-        decision = Decision(
-            query=query, origin=origin, action=action, group="g", seq=n, seed=1, objective=OBJECTIVE,
-            policy=PolicyState(name="p", version=n),
-        )  # fmt: skip
-        price = cost and Price(
-            cost=cost, prefill_eflops=1, decoding_eflops=1, verifier_eflops=1, compute_flops=1, memory_bytes=1,
-            intensity=156,
-        )  # fmt: skip
-        kind: Kind = "final" if right is not None else "default"
-        reward = Reward(
-            reward_id=f"{query_id}/{kind}", query_id=query_id, kind=kind, seq=n, action=action, status="ok",
-            correct=right, score=0.5, log_cost=1.0, price=price or None, objective=OBJECTIVE, reward=0.1,
-            learn=query.learn,
-        )  # fmt: skip
-        for topic, value in ((topics.query, query), (topics.decision, decision), (topics.reward, reward)):
-            timelines.add(topics, Raw(topic, encode(value), n))
+    timelines = Timelines()
+    for n, outcome in enumerate(outcomes.values()):
+        add(timelines, n, *outcome)
     return timelines
+
+
+def run_of(count: int, warm_up: int) -> Timelines:
+    """Return the timelines of a run whose rewards rise and whose costs fall; the last Answer comes twice."""
+    timelines = Timelines()
+    for n in range(count):
+        query = Query(query_id=f"q{n}", text="x", metadata={"level": "l1"})
+        action, reason = f"small/1/{2 if n % 2 else 1}/1", REASONS[n >= warm_up]
+        cost = 10.0 * (count - n)
+        add(timelines, n, query, float(n % 2), cost, action=action, reason=reason, reward=n / count)
+    topics = Topics(Settings())
+    again = Answer(query_id=query.query_id, status="ok", by="executor", action=Action.parse(action), text="t")
+    timelines.add(topics, Raw(topics.answer, encode(again), 10**6))
+    return timelines
+
+
+def summary_of(timelines: Timelines, count: int) -> dict[str, Any]:
+    return summarise(timelines, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0)
+
+
+def test_thirds_follow_the_order_of_decisions_and_repeats_are_counted_once() -> None:
+    found = summary_of(run_of(30, 10), 31)
+    assert (found["queries"], found["answers"], found["unanswered"], found["rewards"]) == (31, 30, 1, 30)
+    assert found["duplicates"] == 1
+    assert found["mean_reward_first_third"] == pytest.approx(4.5 / 30)
+    assert found["mean_reward_last_third"] == pytest.approx(24.5 / 30)
+    assert found["mean_cost_eflops_first_third"] == pytest.approx(255.0)
+    assert found["accuracy"] == 0.5
+    assert found["distinct_actions"] == 2
+    assert found["latency_ms"]["query_to_decision"] == {"p50": 7.0, "p95": 7.0}
+    assert found["latency_ms"]["query_to_answer"] == {"p50": 100.0, "p95": 100.0}
+
+
+def test_an_empty_run_is_no_error() -> None:
+    found = summarise(Timelines(), ["q"], broker="b", mode="m", wall_s=0.0)
+    assert found["unanswered"] == 1
+    assert found["mean_reward"] is None
+
+
+def test_the_report_is_one_page_with_three_curves_and_the_choices_by_level() -> None:
+    timelines = run_of(30, 10)
+    page = render(timelines, summary_of(timelines, 30))
+    assert page.count("<svg") == 3
+    assert "<td>l1</td><td>20</td>" in page
+    assert "<td>query to answer</td>" in page
+    assert "http" not in page
 
 
 def asked(count: int) -> tuple[list[Query], list[Query], list[tuple[str, str]]]:
@@ -69,18 +141,15 @@ def asked(count: int) -> tuple[list[Query], list[Query], list[tuple[str, str]]]:
 
 def test_a_baseline_asks_the_same_and_is_pinned_and_not_learned_from() -> None:
     (query,), (baseline,), _ = asked(1)
-    assert (baseline.text, baseline.reference, baseline.metadata["level"]) == (
-        query.text,
-        query.reference,
-        "l1",
-    )
+    assert (baseline.text, baseline.reference) == (query.text, query.reference)
+    assert baseline.metadata["level"] == "l1"
     assert (baseline.pin_action, baseline.learn, baseline.accuracy) == (CONTROL, False, None)
     assert baseline.query_id != query.query_id
 
 
 def test_differences_are_paired_and_failures_count_as_wrong() -> None:
     queries, baselines, pairs = asked(40)
-    outcomes: dict[str, tuple[Query, float | None, float | None]] = {}
+    outcomes: Outcomes = {}
     for n, (query, baseline) in enumerate(zip(queries, baselines, strict=True)):
         # Right on the same questions but for one in ten, where the policy's search failed.
         right = float(n % 2)
@@ -103,7 +172,7 @@ def test_differences_are_paired_and_failures_count_as_wrong() -> None:
 
 def test_runs_are_pooled_and_a_question_asked_twice_is_one_draw() -> None:
     queries, baselines, pairs = asked(40)
-    outcomes: dict[str, tuple[Query, float | None, float | None]] = {}
+    outcomes: Outcomes = {}
     for n, (query, baseline) in enumerate(zip(queries, baselines, strict=True)):
         outcomes[query.query_id] = (query, float(n % 3 > 0), 10.0 + n)
         outcomes[baseline.query_id] = (baseline, float(n % 2), 40.0)
@@ -122,7 +191,7 @@ def test_runs_are_pooled_and_a_question_asked_twice_is_one_draw() -> None:
 def test_the_sentence_is_printed_first() -> None:
     queries, _, pairs = asked(2)
     timelines = timelines_of({q.query_id: (q, 1.0, 1.0) for q in queries})
-    summary = summarise(timelines, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0)
+    summary = summary_of(timelines, len(queries))
     summary |= NOT_COMPARED
     summary |= compared(timelines, pairs, action=CONTROL, seed=1)
     assert NOT_COMPARED.keys() <= summary.keys()
@@ -144,11 +213,11 @@ def test_nothing_to_compare_is_said() -> None:
 
 def test_the_report_shows_the_policy_and_leaves_the_baselines_out_of_its_choices() -> None:
     queries, baselines, pairs = asked(30)
-    outcomes: dict[str, tuple[Query, float | None, float | None]] = {
+    outcomes: Outcomes = {
         each.query_id: (each, 1.0, 7.0) for pair in zip(queries, baselines, strict=True) for each in pair
     }
     timelines = timelines_of(outcomes)
-    summary = summarise(timelines, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0)
+    summary = summary_of(timelines, len(queries))
     summary |= compared(timelines, pairs, action=CONTROL, seed=1)
     summary["sentence"] = sentence(summary)
     page = render(timelines, summary)
