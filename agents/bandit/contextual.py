@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
 from agents.bandit.contextual_features import ContextualFeatures
+from agents.bandit.errors import CorruptState
 from agents.bandit.features import COUNTS, FeatureSettings
-from agents.bandit.learner import Learner, ranked
+from agents.bandit.learner import Learner, pack, ranked, unpack
 from agents.bandit.pacing import Forecast, Pacer
 from agents.bandit.policy import (
     UNPRICED,
@@ -121,14 +122,17 @@ class Regression:
         """Let one coefficient have moved: its variance grows, and what is predicted stays."""
         self.ridge.loosen(column, variance / self.noise)
 
-    def replace(self, history: History, z: Matrix, targets: Matrix, cap: float) -> None:
-        """Forget everything; learn a history with variances that are estimated from it.
+    def replace(
+        self, history: History, z: Matrix, targets: Matrix, cap: float, known: Variances | None = None
+    ) -> Variances:
+        """Forget everything; learn a history with variances that are estimated from it, and return these.
 
         Args:
             history: Its rows.
             z: Of its questions, shape (Q, rank).
             targets: Of its rows, shape (m, T).
             cap: Rows as which the history counts at most.
+            known: What was returned for this history before; None to estimate it.
         """
         self._means = self._usual_means()  # of features that have grown, and of another transform
         # The constant of z is 1, and nothing else has a usual mean.
@@ -136,7 +140,9 @@ class Regression:
         self.centre = np.average(targets, axis=0, weights=history.weights)
         levels = evidence_of(self._features, history, z, targets - self.centre)
         blocks = self._features.column_blocks
-        self.variances, noises = estimated(levels, blocks, self._term)
+        self.variances, noises = known or estimated(levels, blocks, self._term)
+        for block in set(blocks) - self.variances.keys():  # of actions that a known estimate had not
+            self.variances[block] = usual_variance(block, self._term)
         # A row alone has the noise of a row, and of its share of what its model and its question have of their own.
         rows = len(history.question)
         self.noise, left = noises[0], float(rows)
@@ -152,6 +158,7 @@ class Regression:
         self.outcomes = weight * rows
         tau = np.array([self.variances[block] for block in blocks])
         self.ridge.enter(weight * a, weight * self.noise / tau, weight * b)
+        return self.variances, noises
 
     def snapshot(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays under a name) from which `restore` continues to the bit."""
@@ -264,6 +271,24 @@ class AccuracyDrift:
 # actions share a scale, and learned in eFLOPs: a price multiplies what is predicted, so a new one takes effect at once
 # and nothing has to be relearned.
 
+Variances: TypeAlias = tuple[dict[str, float], list[float]]
+"""Of a regression: of every block, and the noise of every kind of evidence (`variances.estimated`)."""
+
+
+@dataclass(frozen=True)
+class Refit:
+    """What is estimated of a history, besides what the features take from it; all else are sums over its rows.
+
+    Attributes:
+        z: Of its questions, each by directions fitted without it, shape (Q, rank).
+        right, paid: The variances of the two regressions.
+    """
+
+    z: Matrix
+    right: Variances
+    paid: Variances
+
+
 BOUNDS: Final = (0.2, 5.0)
 """Bounds of a predicted cost, in units of the anchor: a question unlike all others must not look like a bargain."""
 
@@ -368,22 +393,24 @@ class Estimates:
         """Replace Correct of an outcome that was learned."""
         self.right.amend(self.features.row(z, action), before, after)
 
-    def replace(self, history: History, cap: float) -> Matrix:
-        """Forget everything and learn a history; return z of its questions, shape (Q, rank)."""
+    def replace(self, history: History, cap: float, known: Refit | None) -> Refit:
+        """Forget everything and learn a history; the features have been refitted already where a refit is known."""
         d = self.features
-        set_anchors(d, history)
+        if known is None:
+            set_anchors(d, history)
         paid = (history.log_cost - np.log(d.anchors[history.action]))[:, None]
         right = np.stack([history.correct, history.score], axis=1)
-        z = fit_directions(d, history, np.stack([right[:, 0], paid[:, 0]], axis=1))
-        self.right.replace(history, z, right, cap)
-        self.paid.replace(history, z, paid, cap)
+        firsts = np.stack([right[:, 0], paid[:, 0]], axis=1)
+        z = known.z if known else fit_directions(d, history, firsts)
+        of_right = self.right.replace(history, z, right, cap, known.right if known else None)
+        of_paid = self.paid.replace(history, z, paid, cap, known.paid if known else None)
         self.costs, self.accuracy = CostDrift(), AccuracyDrift()
         self._refactor()
         counts = np.bincount(history.action, minlength=len(d.ids))
         self.tried = {}
         for model, count in zip(d.models, counts.tolist(), strict=True):
             self.tried[model] = self.tried.get(model, 0) + count
-        return z
+        return Refit(z, of_right, of_paid)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` continues to the bit."""
@@ -481,10 +508,9 @@ class Contextual(Learner):
         self.pacer: Pacer = Pacer(self._forecast, reachable=self.settings.accuracy_of == "reachable")
         self.memory = Memory(self.settings.refits)
 
-    @property
-    def refits(self) -> int:  # type: ignore[override]
-        """Return how often it has learned anew from its own outcomes; all of them count as done where it need not."""
-        return len(self.settings.refits) - len(self.memory.due)
+    def refit_due(self, outcomes: int) -> bool:
+        """Return whether the memory will be full."""
+        return self.memory.full(outcomes)
 
     def grown(self, kept: Sequence[int]) -> None:
         """Append the columns of new features."""
@@ -593,7 +619,8 @@ class Contextual(Learner):
                     self.estimates.add(z, at, o.entered, o.score, unpriced)
                     self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.entered)
                     if (history := self.memory.take(o, query, at, unpriced)) is not None:
-                        self.relearn(history)
+                        rows = len(history.question)
+                        self.refits[rows] = self.relearn(history, known=self.refits.get(rows, b""))
                     self._updates += 1
                 case "correction":
                     self.estimates.amend(z, at, o.imputed, o.entered)
@@ -603,16 +630,20 @@ class Contextual(Learner):
                     self.estimates.add_cost(z, at, unpriced)
                     self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
 
-    def relearn(self, history: History, cap: float = math.inf) -> None:
-        """Take anchors, directions and variances from a history, then learn it with them.
+    def relearn(self, history: History, cap: float = math.inf, known: bytes = b"") -> bytes:
+        """Take anchors, directions and variances from a history, then learn it with them; return what was taken.
 
         A policy without a prior does this with its own outcomes; `prior.teach` does it with a table.
 
         Args:
             history: The outcomes. They replace what has been learned, and the recent contexts.
             cap: Rows as which the history counts at most.
+            known: What was returned for this history before. What cannot be read, or belongs to other settings or
+                actions, is estimated again.
         """
-        z = self.estimates.replace(history, cap)
+        read = self._read_refit(known, history)
+        made = self.estimates.replace(history, cap, read)
+        z = made.z
         # In the order of a tenant's traffic: a question stands once for its rows in a run, as a table has them, and
         # again where it was asked again later.
         tenants: Sequence[str | None] = history.tenants or [None] * len(history.question)
@@ -623,6 +654,22 @@ class Contextual(Learner):
                 asked.append((tenant, z[question]))
             last[tenant] = question
         self.pacer.recent.replace(asked)
+        if read is not None:
+            return known
+        meta, arrays = self.features.fitted()
+        meta |= {"right": made.right, "paid": made.paid}
+        return pack(self.name, self.identity(), meta, arrays | {"z": made.z})
+
+    def _read_refit(self, known: bytes, history: History) -> Refit | None:
+        """Return what `relearn` returned for a history, its features in force; None for anything else."""
+        try:
+            meta, arrays = unpack(known, self.name, self.identity())
+        except CorruptState:
+            return None
+        if len(arrays["z"]) != len(history.queries) or not self.features.refit(meta, arrays):
+            return None
+        right, paid = (tuple(meta[name]) for name in ("right", "paid"))
+        return Refit(arrays["z"], right, paid)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return regressions, window, accounts and memory, all bit for bit."""

@@ -31,6 +31,9 @@ LONGEST: Final = 3.0
 STORED: Final = ("ids", "models", "active", "sizes", "names", "size_range", "first_shape", "scale", "scales")
 """Attributes of `ContextualFeatures` that a snapshot has as plain values."""
 
+FITTED: Final = ("ids", "names", "size_range", "scale", "scales")
+"""Those that what is learned from a history has."""
+
 # Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed, so that a
 # learner without history has a scale. In order: numbers, digits, words, letters, sentences, lines, symbols, capitals,
 # longest number.
@@ -150,6 +153,22 @@ class ContextualFeatures(FeatureMap):
         self.sides, self.anchors = arrays["sides"], arrays["anchors"]
         self.transform = QueryTransform.restored(arrays)
 
+    def fitted(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return (plain values, arrays) of what is learned from a history, for `refit`."""
+        meta = {name: getattr(self, name) for name in FITTED}
+        return meta, {"anchors": self.anchors} | self.transform.snapshot()
+
+    def refit(self, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
+        """Take back what `fitted` returned when these actions, or the first of them, were known; else return False."""
+        ids, names = meta["ids"], meta["names"]
+        if (self.ids[: len(ids)], self.names[: len(names)]) != (ids, names):
+            return False
+        self.scale, self.scales, self.size_range = meta["scale"], meta["scales"], meta["size_range"]
+        self.anchors = np.concatenate([arrays["anchors"], self._guesses(len(ids))])
+        self.transform = QueryTransform.restored(arrays)
+        self.sides = self._sides()
+        return True
+
     def _register(self, actions: list[ActionVector], units: Matrix) -> None:
         first = not self.ids
         self._append(actions)
@@ -164,9 +183,12 @@ class ContextualFeatures(FeatureMap):
         found += [f"shape {s}" for s in dict.fromkeys(map(_shape, self.ids)) if s != self.first_shape]
         self.names += [name for name in found if name not in self.names]
         self.sides = self._sides()
+        self.anchors = np.concatenate([self.anchors, self._guesses(len(self.anchors))])
+
+    def _guesses(self, first: int) -> list[float]:
+        """Return the anchors of actions, from one on, of which nothing else is known."""
         scales = [self.scales.get(model, self.scale) for model in self.models]
-        fresh = [self.guess(i) * scales[i] for i in range(len(self.anchors), len(self.ids))]
-        self.anchors = np.concatenate([self.anchors, fresh])
+        return [self.guess(at) * scales[at] for at in range(first, len(self.ids))]
 
     def _varying(self) -> list[str]:
         """Return the plain coordinates that differ among the first actions; a constant one would be redundant."""

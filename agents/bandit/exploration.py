@@ -146,9 +146,13 @@ class Explored:
         return self.inner.version
 
     @property
-    def refits(self) -> int:
+    def refits(self) -> dict[int, bytes]:
         """Return the inner policy's refits."""
         return self.inner.refits
+
+    def refit_due(self, outcomes: int) -> bool:
+        """Return what the inner policy says."""
+        return self.inner.refit_due(outcomes)
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
         """Pass on."""

@@ -322,10 +322,10 @@ class Learner:
     counts_decisions: bool = False
     surface: bool = False
     pacer: Pacer | None = None
-    refits: int = 0
 
     def __init__(self, features: FeatureMap) -> None:
         self.features = features
+        self.refits: dict[int, bytes] = {}
         self._updates = 0
         self._corrections = 0
 
@@ -352,6 +352,10 @@ class Learner:
         return [
             self.predict_one(query, context, seed) for query, context in zip(queries, contexts, strict=True)
         ]
+
+    def refit_due(self, outcomes: int) -> bool:
+        """Return False: it never learns everything anew."""
+        return False
 
     def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
         """Return nothing: one x for query and action has no parts to tell apart."""

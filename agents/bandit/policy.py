@@ -350,8 +350,16 @@ class Policy(Protocol):
         ...
 
     @property
-    def refits(self) -> int:
-        """Return how often it has learned everything anew, which a log had better hold than compute again."""
+    def refits(self) -> dict[int, bytes]:
+        """Return what it estimated each time it learned everything anew, by the number of outcomes.
+
+        Who keeps its log takes these results out and writes them; before the log is folded they are put in, and read
+        instead of estimated: on another processor an estimate may come out otherwise.
+        """
+        ...
+
+    def refit_due(self, outcomes: int) -> bool:
+        """Return whether it learns everything anew within so many more outcomes, which takes a while."""
         ...
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:

@@ -279,6 +279,10 @@ class Memory:
         self.due = tuple(due)
         self._kept: dict[str, tuple[Vector, int, float, float, float, str]] = {}
 
+    def full(self, more: int) -> bool:
+        """Return whether a refit is due after so many more outcomes."""
+        return bool(self.due) and len(self._kept) + more >= self.due[0]
+
     def take(self, o: Observation, query: Vector, at: int, log_cost: float) -> History | None:
         """Keep an outcome; return all that were kept if a refit is due.
 

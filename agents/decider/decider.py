@@ -28,6 +28,7 @@ from agents.catalogue.objectives import Steering
 from agents.decider import snapshot
 from agents.decider.log import (
     GROWTH,
+    REFIT_BYTES,
     ActionRow,
     Decided,
     Learned,
@@ -42,6 +43,7 @@ from agents.decider.log import (
     encode_row,
     offer,
     policy_objective,
+    refit_rows,
     tell,
     with_question,
     without_question,
@@ -432,6 +434,17 @@ class Decider:
         self.reward_offset = max([self.reward_offset, *(move.row.reward_offset for move in moves)])
         self.verdicts.update(each.verdict for each in results if each.verdict is not None)
         return results
+
+    def refit_rows(self) -> list[tuple[bytes, bytes]]:
+        """Return rows of what the policy has estimated since the last call; they must be written with the others."""
+        size = min(REFIT_BYTES, self.limit // 2)
+        found = [
+            row
+            for outcomes, result in self.policy.refits.items()
+            for row in refit_rows(outcomes, result, self.seq - 1, size)
+        ]
+        self.policy.refits.clear()
+        return [(row.key, encode_row(row)) for row in found]
 
     def recover(self, log: Records, snapshots: Records = (), *, whole: bool = True) -> Recovered:
         """Rebuild the learner from its log; call once, before anything else.

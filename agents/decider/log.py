@@ -109,6 +109,58 @@ class OfferRow(
         return OFFER_KEY + str(self.seq).encode()
 
 
+REFIT_KEY: Final = b"\x00refit/"
+"""Prefix of the rows that say what the policy estimated when it learned everything anew."""
+
+REFIT_BYTES: Final = 1 << 20
+"""Most bytes of a result in one of its rows."""
+
+
+class RefitRow(Struct, frozen=True, kw_only=True, tag="decider-refit.v1", tag_field="schema"):
+    """A part of what the policy estimated when it learned everything anew. Key: REFIT_KEY + outcomes + "/" + part.
+
+    Attributes:
+        outcomes: Of how many outcomes it learned.
+        part, parts: Number of the part, from 0, and how many there are.
+        seq: Newest sequence number by then.
+        result: Its bytes (`Policy.refits`).
+    """
+
+    outcomes: int
+    part: int
+    parts: int
+    seq: int
+    result: bytes
+
+    @property
+    def key(self) -> bytes:
+        """Return the row's key."""
+        return REFIT_KEY + f"{self.outcomes}/{self.part}".encode()
+
+
+def refit_rows(outcomes: int, result: bytes, seq: int, size: int = REFIT_BYTES) -> list[RefitRow]:
+    """Return the rows of a result, none of more than `size` of its bytes."""
+    pieces = [result[at : at + size] for at in range(0, len(result), size)]
+    return [
+        RefitRow(outcomes=outcomes, part=part, parts=len(pieces), seq=seq, result=piece)
+        for part, piece in enumerate(pieces)
+    ]
+
+
+def refits_of(rows: Iterable[AnyRow]) -> dict[int, bytes]:
+    """Return the results among the rows of a log, by outcomes; one of which a part is missing is left out."""
+    found: dict[int, list[RefitRow]] = {}
+    for row in rows:
+        if isinstance(row, RefitRow):
+            found.setdefault(row.outcomes, []).append(row)
+    whole = {n: sorted(parts, key=attrgetter("part")) for n, parts in found.items()}
+    return {
+        n: b"".join(part.result for part in parts)
+        for n, parts in whole.items()
+        if len(parts) == parts[0].parts
+    }
+
+
 NO_OFFER: Final = OfferRow(seq=-1, actions=())
 """Before the first offer."""
 
@@ -274,7 +326,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         )
 
 
-AnyRow = Row | ActionRow | OfferRow
+AnyRow = Row | ActionRow | OfferRow | RefitRow
 
 LEFT_OUT: Final = "(left out)"
 """What a row has for the question of its Decision."""
@@ -373,7 +425,7 @@ def _of_another_release(value: bytes) -> bool:
         schema = msgspec.json.decode(value, type=_Tagged).schema
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-    own = {str(kind.__struct_config__.tag) for kind in (Row, ActionRow, OfferRow)}
+    own = {str(kind.__struct_config__.tag) for kind in (Row, ActionRow, OfferRow, RefitRow)}
     return schema.startswith("decider-") and schema not in own
 
 

@@ -19,6 +19,7 @@ from agents.decider.log import (
     introduce,
     on_offer,
     own_row,
+    refits_of,
     taught,
     untold,
 )
@@ -85,7 +86,12 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
         actions.clear()
     try:
         introduce(policy, actions.values())
+        policy.refits.update(logged := refits_of(own.values()))
         folded = fold(policy, [*rows, *offers], after, actions)
+        for outcomes, result in logged.items():
+            # What was estimated again, because the log had it not or not whole, stays and is written.
+            if policy.refits[outcomes] == result:
+                del policy.refits[outcomes]
     except (DeciderError, KeyError, ValueError) as error:
         raise CorruptState(
             "the rows of the log", f"{error}", "rows of this learner", _fix(rows, policy, FIX_LOG)

@@ -16,7 +16,7 @@ from msgspec import Struct
 from threadpoolctl import threadpool_info
 
 from agents.bandit.errors import CorruptState
-from agents.decider.log import ENDED, ActionRow, AnyRow, OfferRow, Row, decode_row
+from agents.decider.log import ENDED, ActionRow, AnyRow, OfferRow, RefitRow, Row, decode_row
 from agents.decider.shares import Window
 from schemas.query import Origin
 
@@ -394,6 +394,8 @@ def carry(
             case Row() if row.stage in ENDED:
                 done[key] = row.last_seq
                 ended.add(row.query_id, row.query_origin, row.context_origin.offset)
+            case RefitRow():
+                done[key] = row.seq
             case OfferRow():
                 offers.append((row.seq, value))
             case Row() | ActionRow():

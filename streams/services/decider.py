@@ -390,7 +390,7 @@ class ShardLearner:
             log.info("the learner begins from nothing: %s", error)
             return
         try:
-            await self.log.begin(decider, records)
+            await self.log.begin(records)
         except SendFailed as error:
             self.runtime.crash("the prior could not be written", error)
         log.info("the learner begins from prior %s", decider.prior)
@@ -464,14 +464,16 @@ class DeciderService(Ordered):
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
         """Decide for contexts, or learn from rewards.
 
-        Learning runs in a thread: many outcomes, or all of them learned anew, would hold up whatever else this worker
+        Where all outcomes are learned anew, a thread does it: a second of that would hold up whatever else this worker
         does. Only who holds the lock reads the learner meanwhile.
         """
         if not batch:
             return BatchEffects()
         if isinstance(batch[0][0], QueryContext):
             return self._decide(batch)
-        return await self.runtime.in_thread(lambda: self._learn(batch))
+        if self.learner.live.policy.refit_due(len(batch)):
+            return await self.runtime.in_thread(lambda: self._learn(batch))
+        return self._learn(batch)
 
     def changing(self) -> AbstractContextManager[None]:
         """See the learner's."""
@@ -543,7 +545,7 @@ class DeciderService(Ordered):
         results = self.learner.live.learn(told, self.learner.row)
         done = list(zip(batch, results, strict=True))
         return BatchEffects(
-            rows=[each.row for each in results if each.row],
+            rows=[*(each.row for each in results if each.row), *self.learner.live.refit_rows()],
             refused=[
                 Refusal(each.error, at.value, at.origin, answer=True) for (_, at), each in done if each.error
             ],

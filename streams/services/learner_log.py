@@ -45,7 +45,6 @@ class LearnerLog:
             begins=self._begins,
         )
         self.snapshot_at = -1
-        self._refits = 0
         # Snapshot records as they were read, until they have been folded.
         self._read: dict[bytes, bytes] | None = None
         self._present: set[bytes] = set()
@@ -77,7 +76,7 @@ class LearnerLog:
         # A newer one was refused, and none may be what lets rows leave the log.
         whole = manifests(snapshots).items()
         self._manifests = {version: each for version, each in whole if version <= found.snapshot_version}
-        self.snapshot_at, self._refits = found.snapshot_version, decider.policy.refits
+        self.snapshot_at = found.snapshot_version
         for refused in found.refused:
             log.error("a snapshot was refused: %s", refused)
         for other in snapshot.other_kernels(each for v, each in whole if v == found.snapshot_version):
@@ -109,20 +108,14 @@ class LearnerLog:
         self.runtime.metrics.recovery_seconds.labels("fold").set(fold_s)
         return found
 
-    async def begin(self, decider: Decider, records: Sequence[tuple[bytes, bytes]]) -> None:
+    async def begin(self, records: Sequence[tuple[bytes, bytes]]) -> None:
         """Write the prior that an empty log begins from."""
         await self._post(records)
-        self._refits = decider.policy.refits
 
     async def snapshot_when_due(self, decider: Decider) -> None:
-        """Write a snapshot once enough has been learned since the last, then drop rows that two of them hold.
-
-        One follows every refit, too: its result is read again, never computed again, which could come out otherwise on
-        another processor.
-        """
+        """Write a snapshot once enough has been learned since the last, then drop rows that two of them hold."""
         every = self.settings.policy.snapshot_every
-        refitted = decider.policy.refits > self._refits
-        if not every or not (refitted or decider.seq - 1 - self.snapshot_at >= every):
+        if not every or decider.seq - 1 - self.snapshot_at < every:
             return
         try:
             dropped = await self._write(decider)
@@ -159,7 +152,7 @@ class LearnerLog:
         records, ended = await self.runtime.in_thread(made)
         await self._post(records)
         self._manifests |= manifests(dict(records[-1:]))
-        self.snapshot_at, self._refits = decider.seq - 1, decider.policy.refits
+        self.snapshot_at = decider.seq - 1
         floor = snapshot.floor_of(self._manifests)
         if floor is None:
             return 0

@@ -23,9 +23,8 @@ QUERIES = 60
 @pytest.fixture(scope="module")
 def loop(deploy: Callable[..., Any], ask: Callable[[int], Query]) -> Any:
     """A deployment that was audited under load and has come to rest."""
-    # No row leaves the log: 125 sequence numbers make one snapshot, and two must hold a row. The default policy would
-    # make more, one at each refit.
-    deployment = deploy(snapshot_every=100, policy="linucb")
+    # 125 sequence numbers make one snapshot: rows leave the log only once two of them hold it.
+    deployment = deploy(snapshot_every=100)
     t = deployment.topics
     deployment.send(*(ask(n) for n in range(QUERIES)))
     told = Query(query_id="told", text="What is 2 + 3, number 0?", feedback_wait_s=120)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -97,13 +96,8 @@ def test_the_order_of_decisions_and_updates_has_no_gap_among_decisions_before_th
 def test_the_learners_log_calls_for_every_decision_and_a_forged_one_is_found(loop: Any) -> None:
     done = verify(loop.settings)
     assert done.returncode == 0, done.stderr
-    # A refit is followed by a snapshot, and what came before it is not decided again.
-    assert re.fullmatch(
-        r"[1-9]\d* decisions replayed( after sequence number \d+, where the snapshot ends)?, 0 mismatches\n",
-        done.stdout,
-    )
-    # The whole log beside it, without the snapshots, and with one Decision altered as little as can be: it claims a
-    # runner-up was chosen.
+    assert done.stdout.endswith(f"{QUERIES} decisions replayed, 0 mismatches\n")
+    # The same log beside it, with one Decision altered as little as can be: it claims a runner-up was chosen.
     forged = loop.settings.replace(prefix=loop.settings.kafka.prefix + "forged.")
     kafka_admin.create(forged, Topics(forged).declared(["mini"]))
     log = loop.learner_log()

@@ -181,7 +181,7 @@ def test_a_row_that_a_foreign_record_has_replaced_is_restored(
     in_memory: InMemory, ask: Ask, kind: Any
 ) -> None:
     async def main() -> None:
-        settings = in_memory(policy="contextual", snapshot_every=0)
+        settings = in_memory(policy="contextual", snapshot_every=1000)
         cluster = Cluster(settings, SERVICES)
         await cluster.up()
         await answered(cluster, [ask(n) for n in range(QUERIES)])

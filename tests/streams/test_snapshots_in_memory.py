@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agents.bandit.contextual import Contextual
-from agents.decider.log import Row, decode_row
+from agents.bandit import contextual
+from agents.decider.log import REFIT_KEY, RefitRow, Row, decode_row
 from agents.decider.snapshot import is_record, manifests, start_of
 from agents.decider.verify import mismatches, opened
 from schemas.dead_letter import DeadLetter
@@ -112,20 +112,50 @@ def test_the_log_is_read_once_at_a_start(
     run(main())
 
 
-def test_what_was_learned_anew_is_read_from_a_snapshot_and_never_computed_again(
+def test_what_was_learned_anew_is_read_from_the_log_and_never_estimated_again(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         settings = in_memory(policy="contextual", warm_up=0, snapshot_every=1_000)
         cluster, state = await lived(settings, [ask(n) for n in range(QUERIES)])
-        (version,) = manifests(log_of(cluster))
-        monkeypatch.delattr(Contextual, "relearn")
+        assert manifests(log_of(cluster)) == {}
+        for name in ("estimated", "fit_directions", "set_anchors"):
+            monkeypatch.delattr(contextual, name)
         fresh = await restarted(cluster)
         service = service_of(fresh)
         assert service is not None
         assert service.decider is not None
         assert service.decider.policy.state() == state
-        assert 0 < version < service.decider.seq - 1
+        assert service.decider.policy.refits == {}
+        await fresh.close()
+        await cluster.close()
+        policy = policy_of(settings, encoder_of(settings))
+        read, after = opened(policy, log_of(cluster))
+        assert (list(mismatches(policy, read, settings.policy.seed, after)), after) == ([], -1)
+
+    run(main())
+
+
+def test_what_was_learned_anew_and_is_not_whole_in_the_log_is_estimated_again_and_written_again(
+    in_memory: InMemory, ask: Ask
+) -> None:
+    async def main() -> None:
+        settings = in_memory(policy="contextual", warm_up=0)
+        cluster, state = await lived(settings, [ask(n) for n in range(QUERIES)])
+        log = cluster.topics.changelog("decider", "pending")
+        (key,) = (key for key in log_of(cluster) if key.startswith(REFIT_KEY))
+        whole = log_of(cluster)[key]
+        cluster.broker.append(log, key, whole.replace(b'"parts":1', b'"parts":2'), 0)
+        fresh = await restarted(cluster)
+        service = service_of(fresh)
+        assert service is not None
+        assert service.decider is not None
+        assert service.decider.policy.state() == state
+        ((outcomes, result),) = service.decider.policy.refits.items()
+        ((written, row),) = service.decider.refit_rows()
+        parts = [decode_row(key, whole), decode_row(written, row)]
+        assert (outcomes, written) == (10, key)
+        assert [part.result for part in parts if isinstance(part, RefitRow)] == [result, result]
         await fresh.close()
         await cluster.close()
 

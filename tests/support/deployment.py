@@ -106,8 +106,7 @@ class Deployment:
         """Return the rows of the decider's changelog, the last of each key.
 
         Args:
-            gone: With those that have left the log: they do once two snapshots hold them, and the default policy makes
-                a snapshot at every refit.
+            gone: With those that have left the log: they do once two snapshots hold them.
         """
         records = self.raw(self.topics.changelog("decider", "pending"))
         latest = {r.key: r.value for r in records if r.value or not gone}

@@ -450,8 +450,9 @@ def test_a_state_is_loaded_to_the_byte_and_goes_on_alike(refits: tuple[int, ...]
     assert other.state() == policy.state()
 
 
+@pytest.mark.parametrize("read", [False, True], ids=["estimated", "read"])
 @pytest.mark.parametrize("first", [3, 1], ids=["searches", "one shape"])
-def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first: int) -> None:
+def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first: int, read: bool) -> None:
     """A log is read back with every action it ever offered there from the start: both must come to the same."""
     early, late, traffic = contextual(), contextual(), Traffic(6)
     known = [each for each in actions() if int(each.action_id.split("/")[1]) in (1, 4, 16)[:first]]
@@ -470,12 +471,15 @@ def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first:
         chosen = late.features.ids[int(traffic.rng.integers(len(late.features.ids)))]
         correct, log_cost = traffic.outcome(chosen, hard)
         seen = Observation(query_id, query, chosen, correct, correct, log_cost, correct, _plain())
-        for policy in (early, late):
+        for policy in (late, early):
+            if read:
+                early.refits.update(late.refits)
             policy.decided([Pending(query_id, query, chosen)])
             policy.learn([seen])
         if at in (150, 332, 340, 399):
             one, other = (p.estimates.predicted(p.features.short(query)) for p in (early, late))
             assert one[: len(other)] == pytest.approx(other, rel=1e-8), at
+    assert (early.refits == late.refits) is read
 
 
 def test_the_targets_of_one_tenant_put_out_nobody_elses_accounts() -> None:

@@ -11,8 +11,8 @@ import pytest
 from agents.bandit.baselines import KNN
 from agents.bandit.errors import CorruptState, DuplicateQuery
 from agents.bandit.linucb import LinUCB, LinUCBSettings
-from agents.decider.log import Row, decode_row, encode_row
-from agents.decider.snapshot import SNAPSHOT_KEY, START_KEY, is_record, versions
+from agents.decider.log import RefitRow, Row, decode_row, encode_row, refit_rows, refits_of
+from agents.decider.snapshot import SNAPSHOT_KEY, START_KEY, EndedIds, carry, is_record, versions
 
 SMALL = 4096
 
@@ -198,3 +198,15 @@ def test_a_row_without_a_key_is_nobodys(shard: Any) -> None:
     shard.table[b""] = b'{"schema":"decider-row.v9"}'
     shard.crash()
     shard.same_as(before)
+
+
+def test_what_was_learned_anew_is_cut_into_rows_and_a_snapshot_leaves_them_behind() -> None:
+    result = bytes(range(250)) * 10
+    rows = [(row.key, encode_row(row)) for row in refit_rows(640, result, seq=7, size=1000)]
+    read = [decode_row(*row) for row in rows]
+    assert [len(row.result) for row in read if isinstance(row, RefitRow)] == [1000, 1000, 500]
+    assert refits_of(reversed(read)) == {640: result}
+    assert refits_of(read[1:]) == {}
+    carried, ended = carry([(*row, decode_row(*row)) for row in rows], 30, EndedIds())
+    assert carried.rows == ()
+    assert ended == {b"\x00refit/640/0": 7, b"\x00refit/640/1": 7, b"\x00refit/640/2": 7}
