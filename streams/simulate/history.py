@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from agents.bandit.learner import header, unpack
 from agents.decider.decider import Decider
-from agents.decider.log import Row, decode_row
+from agents.decider.log import REFIT_KEY, Row, decode_row
 from agents.decider.snapshot import EndedIds, start_of
 from agents.decider.verify import mismatches, opened
 from agents.embedding import EncoderUnavailable, encoder_id
@@ -65,7 +65,7 @@ LAST: Final = 2
 """Queries that are asked in the end; each is answered."""
 
 ROW_BYTES: Final = 4096
-"""Most bytes of a row of the learner, however long its question is."""
+"""Most bytes of a query's row in the learner's log, however long its question is."""
 
 EARLY: Final = 0.85
 """Share of a query's time before which no answer may say that its time is up; searches may use 0.9 of it."""
@@ -455,7 +455,8 @@ def judged(life: _Life) -> Iterator[str]:
     yield from _refused(life)
     yield from _taught(life)
     for row in cluster.broker.records(life.log):
-        if row.value is not None and len(row.value) > ROW_BYTES:
+        of_query = not (row.key or b"").startswith(REFIT_KEY)
+        if row.value is not None and len(row.value) > ROW_BYTES and of_query:
             yield f"a row of {len(row.value)} bytes: {(row.key or b'').decode()}"
 
 
