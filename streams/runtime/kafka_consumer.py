@@ -31,7 +31,7 @@ from streams.settings import Settings
 
 # A fetch returns as soon as there is one record, so under load nearly every record would cost its own fetch. The first
 # fetch after an idle period is not delayed. Twice this interval saves 9 % of a record's processor time, four times 14 %
-# (`python -m bench runtime` at d568124); but a search has a dozen hops, each of which would wait half of it longer.
+# (measured at d568124); but a search has a dozen hops, each of which would wait half of it longer.
 FETCH_INTERVAL_S = 0.005
 
 # A fetch that finds nothing occupies its node for 1.5 s, as faust sets it. While partitions are assigned and tables
