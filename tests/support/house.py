@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,12 +11,21 @@ import httpx
 
 from schemas.control import KeyEntry
 from schemas.record import Record, decode, encode
+from schemas.reward import Reward
 from streams.cli.control import make_key
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
 from streams.settings import Settings
+from streams.topics import Topics
 
 R = TypeVar("R", bound=Record)
+
+ASK = "/v1/chat/completions"
+QUESTION = [{"role": "user", "content": "What is 2 + 3, number 0?"}]
+PLAIN = {"model": "auto", "messages": QUESTION}
+"""A question whose answer is recorded: 5."""
+WITHOUT_EXECUTOR = tuple(service for service in SERVICES if service != "executor")
+"""Services of a deployment in which nothing is answered before its executor starts."""
 
 
 class House:
@@ -55,6 +65,11 @@ class House:
         self._loop.call_soon(self._ready.set)
         self._loop.run_forever()
 
+    @property
+    def topics(self) -> Topics:
+        """The names of its topics."""
+        return self.cluster.topics
+
     def call(self, work: Callable[[Cluster], Any], timeout_s: float = 60.0) -> Any:
         """Run something on the deployment, in its thread."""
 
@@ -74,6 +89,24 @@ class House:
     def records(self, topic: str) -> list[Any]:
         """Return every record of a topic."""
         return list(self.call(lambda cluster: cluster.broker.records(topic)))
+
+    def until(self, condition: Callable[[], bool], what: str = "it", timeout_s: float = 120.0) -> None:
+        """Wait until a condition on the log holds."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} did not come true in {timeout_s:.0f} s"
+            time.sleep(0.02)
+
+    def closing(self, *query_ids: str) -> list[Reward]:
+        """Wait for the rewards that close queries and return them, one a query."""
+        found: dict[str, Reward] = {}
+
+        def closed() -> bool:
+            found.update({r.query_id: r for r in self.read(self.topics.reward, Reward) if r.closes})
+            return found.keys() >= set(query_ids)
+
+        self.until(closed, "the closing rewards")
+        return [found[each] for each in query_ids]
 
     def produce(self, topic: str, key: bytes, value: bytes) -> None:
         """Append a record as a client does."""
@@ -101,3 +134,16 @@ class House:
         asyncio.run_coroutine_threadsafe(self.cluster.close(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+
+
+def refused(answer: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    """Demand an error in OpenAI's shape."""
+    assert answer.status_code == status, answer.text[:500]
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"].startswith("req_")
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "Traceback" not in answer.text
+    assert error["param"] == param or (param is not None and str(error["param"]).startswith(param)), error
+    return error

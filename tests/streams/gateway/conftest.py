@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from streams.local.broker import free_port
@@ -24,3 +25,16 @@ def house(in_memory: Callable[..., Settings]) -> Iterator[Callable[..., House]]:
     yield start
     for each in made:
         each.close()
+
+
+@pytest.fixture(scope="module")
+def site(house: Callable[..., House]) -> House:
+    """A whole deployment, the same for all tests of a module."""
+    return house()
+
+
+@pytest.fixture(scope="module")
+def client(site: House) -> Iterator[httpx.Client]:
+    """A client of it without a key."""
+    with site.http() as opened:
+        yield opened

@@ -7,8 +7,7 @@ import json
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +17,15 @@ import pytest
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from schemas.control import KeyEntry
-from schemas.query import Query
+from schemas.dead_letter import DeadLetter
+from schemas.query import Origin, Query
 from schemas.record import encode
-from schemas.reward import Reward
 from streams.gateway import exchange, routes
 from streams.gateway.app import AddressTaken, OpenGateway, listen
 from streams.local.broker import free_port
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
-
-ASK = "/v1/chat/completions"
-QUESTION = {"role": "user", "content": "What is 2 + 3, number 0?"}
-PLAIN = {"model": "auto", "messages": [QUESTION]}
-
-
-@pytest.fixture(scope="module")
-def site(house: Callable[..., Any]) -> Any:
-    return house()
-
-
-@pytest.fixture(scope="module")
-def client(site: Any) -> Iterator[httpx.Client]:
-    with site.http() as opened:
-        yield opened
+from tests.support.house import ASK, PLAIN, QUESTION, House
 
 
 def code(answer: httpx.Response, status: int) -> str:
@@ -103,11 +88,11 @@ def test_a_compressed_body_is_refused_by_name(client: httpx.Client) -> None:
 def test_the_message_of_a_completion_can_be_sent_back_as_it_is(client: httpx.Client) -> None:
     said = client.post(ASK, json=PLAIN).json()["choices"][0]["message"]
     said |= {"annotations": [], "audio": None, "function_call": None, "tool_calls": None}
-    body = {**PLAIN, "messages": [QUESTION, said, QUESTION]}
+    body = {**PLAIN, "messages": [*QUESTION, said, *QUESTION]}
     assert client.post("/v1/decide", json=body).status_code == 200
 
 
-def test_every_name_that_may_be_asked_for_is_listed(site: Any, client: httpx.Client) -> None:
+def test_every_name_that_may_be_asked_for_is_listed(site: House, client: httpx.Client) -> None:
     listed = {each["id"]: each["routing"] for each in client.get("/v1/models").json()["data"]}
     models = load_catalogue(Path(site.settings.catalogue))
     concrete = {*models.model_names, *(action.id for action in uis_space(models))}
@@ -119,7 +104,7 @@ def test_every_name_that_may_be_asked_for_is_listed(site: Any, client: httpx.Cli
 
 
 def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
-    site: Any, client: httpx.Client
+    site: House, client: httpx.Client
 ) -> None:
     made = client.post(ASK, json=PLAIN).json()["id"]
     assert abs((exchange.time_of(made) or 0) - site.call(lambda cluster: cluster.broker.now_ms())) < 60_000
@@ -131,11 +116,11 @@ def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
 
 
 def test_feedback_reaches_a_query_that_has_left_the_index_for_its_own_tenant_alone(
-    house: Callable[..., Any],
+    house: Callable[..., House],
 ) -> None:
     """The aggregator knows whether a reward is open; the topic knows to whom an old query belongs."""
     small = house(gateway_recent=2)
-    topics = small.cluster.topics
+    topics = small.topics
     with small.http(small.key("acme")) as mine, small.http(small.key("other")) as other:
         body = {**PLAIN, "model": "large/1/1/1", "uniscale": {"feedback_wait_s": 3600}}
         first = mine.post(ASK, json=body).json()["id"]
@@ -149,14 +134,9 @@ def test_feedback_reaches_a_query_that_has_left_the_index_for_its_own_tenant_alo
         assert code(mine.post("/v1/feedback", json=nobody), 410) == "gone"
         assert small.records(topics.feedback) == []
         answer = mine.post("/v1/feedback", json=told)
-        assert answer.json() == {"id": first, "object": "feedback", "duplicate": False, "late": None}, (
-            answer.text
-        )
-    rewards = lambda: [r for r in small.read(topics.reward, Reward) if r.query_id == first]  # noqa: E731
-    deadline = time.monotonic() + 120
-    while not (found := [r for r in rewards() if r.closes]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [(r.kind, r.correct) for r in found] == [("correction", 1.0)]
+        assert answer.json() == {"id": first, "object": "feedback", "duplicate": False, "late": None}
+    (reward,) = small.closing(first)
+    assert (reward.kind, reward.correct) == ("correction", 1.0)
 
 
 def test_events_go_on_to_the_reward(client: httpx.Client) -> None:
@@ -183,7 +163,7 @@ def test_events_go_on_to_the_reward(client: httpx.Client) -> None:
     assert client.post("/v1/feedback", json={"id": graded, "value": True}).json()["late"] is True
 
 
-def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: Any, client: httpx.Client) -> None:
+def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: House, client: httpx.Client) -> None:
     def refuse(why: str) -> Callable[[Any], None]:
         def set_(cluster: Any) -> None:
             cluster.broker.refuses = lambda topic, key: why if topic == cluster.topics.query else ""
@@ -200,7 +180,7 @@ def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: Any, client: ht
 
 
 def test_an_id_whose_answer_is_no_longer_kept_is_taken(
-    house: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "_BEHIND_S", 0.3)
     small = house(gateway_recent=1)
@@ -215,7 +195,7 @@ def test_an_id_whose_answer_is_no_longer_kept_is_taken(
         assert small.call(lambda cluster: list(cluster.deaths)) == []
 
 
-def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Callable[..., Any]) -> None:
+def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Callable[..., House]) -> None:
     """Both gateways send a query before either has read the other's: the first one on the topic counts."""
     site = house()
     query_id = exchange.keyed_id(None, "k")
@@ -244,7 +224,7 @@ def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Cal
 
 
 def test_the_first_view_counts_everything_and_names_services_and_models(
-    site: Any, client: httpx.Client
+    site: House, client: httpx.Client
 ) -> None:
     assert client.post(ASK, json=PLAIN).is_success
     found = client.get("/v1/now?limit=1").json()
@@ -288,7 +268,7 @@ def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-def test_curl_reads_a_stream_as_it_comes(site: Any) -> None:
+def test_curl_reads_a_stream_as_it_comes(site: House) -> None:
     def contents(number: int) -> list[str]:
         asked = [{"role": "user", "content": f"What is 2 + 3, number {number}?"}]
         body = json.dumps({"model": "large/1/1/1", "messages": asked, "stream": True})
@@ -311,3 +291,33 @@ def test_what_is_vendored_is_what_its_list_says() -> None:
     found = {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in folder.iterdir()}
     found.pop("SHA256SUMS")
     assert found == listed
+
+
+def test_a_dead_letter_is_sent_again_once_and_only_while_its_topic_holds_it(
+    house: Callable[..., House],
+) -> None:
+    alive = house()
+    topics = alive.topics
+    alive.produce(topics.query, b"bad", b"no query at all")
+    gone = DeadLetter.of(
+        b"x", ValueError("no"), service="embedder", origin=Origin(topic=topics.query, partition=1, offset=99)
+    )
+    alive.produce(topics.dead_letter, gone.key.encode(), encode(gone))
+    with alive.http() as client:
+
+        def letters() -> dict[str, dict[str, Any]]:
+            listed = client.get("/v1/dead-letters").json()["data"]
+            return {each["origin"]: each for each in listed if each["origin"] != gone.key}
+
+        def retry(origin: str) -> httpx.Response:
+            return client.post("/v1/dead-letters/retry", json={"origin": origin})
+
+        alive.until(lambda: len(letters()) == 1)
+        ((origin, letter),) = letters().items()
+        assert (letter["service"], letter["retried"]) == ("embedder", False)
+        assert [retry(origin).json()["duplicate"] for _ in range(2)] == [False, True]
+        assert [record.value for record in alive.records(topics.query)] == [b"no query at all"] * 2
+        alive.until(lambda: len(letters()) == 2)  # its cause stands: it comes back as another one
+        assert letters()[origin]["retried"] is True
+        for _ in range(2):
+            assert code(retry(gone.key), 410) == "gone"

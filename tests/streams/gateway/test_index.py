@@ -1,4 +1,4 @@
-"""The index gives the same whatever the order in which topics are read."""
+"""The index gives the same whatever the order in which topics are read; changes are marked on the page's time axis."""
 
 from itertools import permutations
 from typing import Any
@@ -10,15 +10,16 @@ from agents.catalogue.models import Architecture
 from agents.reward.outcome import Pricing
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.control import KeyEntry
+from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, KeyEntry, ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.forest import Draft
+from schemas.objective import CostRange, Weights
 from schemas.query import Origin, Query
 from schemas.record import encode
 from schemas.reward import Feedback
 from streams.gateway import responses
 from streams.gateway.auth import Credential
-from streams.gateway.index import Index
+from streams.gateway.index import Index, Marks
 
 
 def query(query_id: str, **kept: str) -> Query:
@@ -197,3 +198,29 @@ def test_the_index_is_bounded_in_bytes_and_open_queries_stay() -> None:
     kept = {listed.query_id for listed in index.latest(1000)}
     assert kept >= {"q0", "q99"}
     assert 8 <= len(kept) <= 14
+
+
+def test_what_changes_a_choice_is_marked_in_words() -> None:
+    marks = Marks(["small"])
+    entries: tuple[ControlRecord, ...] = (
+        CatalogueEntry(name="small", op="add", model={"name": "small"}),
+        CatalogueEntry(name="large", op="add", model={"name": "large"}),
+        CatalogueEntry(name="large", op="remove"),
+        CatalogueEntry(name="large", op="add", model={"name": "large"}),
+        ObjectiveEntry(name="thrift", op="set", weights=Weights(correct=0.5, score=0.0, cost=0.5)),
+        ObjectiveEntry(name="thrift", op="remove"),
+        CostBoundsEntry(cost_range=CostRange(low=1.0, high=2.0)),
+        KeyEntry(name="shop", op="revoke"),
+    )
+    for at, entry in enumerate(entries):
+        marks.note(entry, at * 1000)
+    assert [(each["at"], each["what"]) for each in marks.listed] == [
+        (0, "model small changed"),
+        (1, "model large added"),
+        (2, "model large removed"),
+        (3, "model large added"),
+        (4, "objective thrift set"),
+        (5, "objective thrift removed"),
+        (6, "cost bounds changed"),
+    ]
+    assert {each["kind"] for each in marks.listed} == {"catalogue", "objective", "costs"}

@@ -1,6 +1,7 @@
 """Keys, scopes, limits and hosts."""
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ from streams.gateway.auth import MINUTE_BYTES, TARGETS, Credential, Gate, Used, 
 from streams.gateway.exchange import was_cut
 from streams.gateway.index import Index
 from streams.gateway.responses import ApiError
+
+LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 def key(name: str, secret: str, **more: object) -> KeyEntry:
@@ -34,6 +37,19 @@ def refused(
     return found.value
 
 
+def status(call: Callable[[], object]) -> int:
+    """Return the status with which a call is refused."""
+    with pytest.raises(ApiError) as found:
+        call()
+    return found.value.status
+
+
+def shop(gate: Gate, **limits: Any) -> Credential:
+    """Add a key to a gate and return its credential."""
+    gate.change(key("shop", "one", **limits))
+    return gate.credential("one")
+
+
 def test_without_keys_anybody_is_let_in() -> None:
     gate = Gate()
     assert gate.credential(None).tenant is None
@@ -45,32 +61,20 @@ def test_a_key_is_known_until_it_is_revoked_or_replaced() -> None:
     gate.change(key("shop", "one"))
     assert gate.credential("one").tenant == "shop"
     for wrong in (None, "", "two", "One"):
-        with pytest.raises(ApiError) as found:
-            gate.credential(wrong)
-        assert found.value.status == 401
+        assert status(lambda wrong=wrong: gate.credential(wrong)) == 401  # type: ignore[misc]
     gate.change(key("shop", "two"))
     assert gate.credential("two").tenant == "shop"
-    with pytest.raises(ApiError):
-        gate.credential("one")
+    assert status(lambda: gate.credential("one")) == 401
     gate.change(key("other", "three"))
     gate.change(KeyEntry(name="shop", op="revoke"))
-    with pytest.raises(ApiError):
-        gate.credential("two")
-
-
-def test_revoking_the_last_key_opens_nothing() -> None:
-    gate = Gate()
-    gate.change(key("shop", "one"))
-    gate.change(KeyEntry(name="shop", op="revoke"))
-    with pytest.raises(ApiError) as found:
-        gate.credential("one")
-    assert found.value.status == 401
+    assert status(lambda: gate.credential("two")) == 401
+    gate.change(KeyEntry(name="other", op="revoke"))
+    assert status(lambda: gate.credential("three")) == 401, "revoking the last key opens nothing"
 
 
 def test_limits() -> None:
     gate = Gate()
-    gate.change(key("shop", "one", per_minute=2, eflops_per_day=100.0, in_flight=3))
-    who = gate.credential("one")
+    who = shop(gate, per_minute=2, eflops_per_day=100.0, in_flight=3)
     gate.admit(who, "auto", query(), Used(minute=1, in_flight=2, eflops=99.0))
     spent = refused(gate, who, eflops=100.0)
     assert (spent.status, spent.code, spent.headers["x-should-retry"]) == (429, "insufficient_quota", "false")
@@ -95,8 +99,7 @@ def test_limits() -> None:
 
 def test_models_and_objectives_of_a_key_have_no_way_around() -> None:
     gate = Gate()
-    gate.change(key("shop", "one", allowed_models=("auto", "mini-1"), allowed_objectives=("frugal",)))
-    who = gate.credential("one")
+    who = shop(gate, allowed_models=("auto", "mini-1"), allowed_objectives=("frugal",))
     for model, asked in (
         ("auto", query()), ("auto", query(objective="frugal")), ("auto", query(allowed_models=("mini-1",))),
         ("mini-1", query(allowed_models=("mini-1",))),
@@ -158,30 +161,26 @@ def test_a_credential_is_good_until_its_key_changes() -> None:
     before = gate.credential(None)
     assert gate.knows(before)
     gate.change(key("shop", "one", scopes=("ask",)))
-    shop = gate.credential("one")
-    assert (gate.knows(before), gate.knows(shop)) == (False, True)
+    asks = gate.credential("one")
+    assert (gate.knows(before), gate.knows(asks)) == (False, True)
     gate.change(key("shop", "one", scopes=("read",)))
-    assert not gate.knows(shop)
+    assert not gate.knows(asks)
 
 
 def test_scopes_and_tenants() -> None:
     gate = Gate()
     gate.change(key("shop", "one", scopes=("ask",)))
     gate.change(key("boss", "two", scopes=("admin",)))
-    shop, boss = gate.credential("one"), gate.credential("two")
-    shop.require("ask")
-    with pytest.raises(ApiError) as found:
-        shop.require("admin")
-    assert found.value.status == 403
-    assert shop.may_see("shop")
-    assert not shop.may_see("boss")
-    assert not shop.may_see(None)
+    asks, boss = gate.credential("one"), gate.credential("two")
+    asks.require("ask")
+    assert status(lambda: asks.require("admin")) == 403
+    assert [asks.may_see(tenant) for tenant in ("shop", "boss", None)] == [True, False, False]
     assert boss.may_see("shop")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost", "[::1]:80", "127.0.0.1"])
 def test_local_hosts_are_allowed(host: str) -> None:
-    check_host(host, f"http://{host}", frozenset({"127.0.0.1", "localhost", "[::1]"}))
+    check_host(host, f"http://{host}", LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -190,32 +189,24 @@ def test_local_hosts_are_allowed(host: str) -> None:
      ("127.0.0.1", "http://evil.example"), ("127.0.0.1", "null")],
 )  # fmt: skip
 def test_other_hosts_and_origins_are_refused(host: str | None, origin: str | None) -> None:
-    with pytest.raises(ApiError) as found:
-        check_host(host, origin, frozenset({"127.0.0.1", "localhost", "[::1]"}))
-    assert found.value.status == 403
+    assert status(lambda: check_host(host, origin, LOCAL)) == 403
 
 
 def test_local_addresses() -> None:
-    assert is_local("127.0.0.1")
-    assert is_local("::1")
-    assert is_local("localhost")
-    assert not is_local("0.0.0.0")
-    assert not is_local("10.0.0.1")
-    assert not is_local("example.org")
+    assert all(map(is_local, ("127.0.0.1", "::1", "localhost")))
+    assert not any(map(is_local, ("0.0.0.0", "10.0.0.1", "example.org")))
 
 
 def test_a_key_that_states_no_limit_has_as_many_requests_in_flight_as_the_deployment() -> None:
     gate = Gate(in_flight=5)
-    gate.change(key("shop", "one"))
-    who = gate.credential("one")
+    who = shop(gate)
     gate.admit(who, "auto", query(), Used(in_flight=4))
     assert refused(gate, who, in_flight=5).status == 429
 
 
 def test_a_key_may_not_send_more_bytes_a_minute() -> None:
     gate = Gate()
-    gate.change(key("shop", "one"))
-    who = gate.credential("one")
+    who = shop(gate)
     gate.admit(who, "auto", query(), Used(bytes=MINUTE_BYTES - 1))
     error = refused(gate, who, bytes=MINUTE_BYTES, reset_s=7)
     assert (error.status, error.headers["retry-after"]) == (429, "7")
@@ -236,9 +227,8 @@ def test_a_search_that_its_deadline_cut_in_the_first_step_costs_what_was_reserve
 
 def test_a_key_may_state_a_few_targets_of_its_own_a_minute() -> None:
     gate = Gate()
-    gate.change(key("shop", "one"))
+    who = shop(gate)
     gate.change(key("other", "two"))
-    who = gate.credential("one")
     for at in range(TARGETS):
         gate.aim(who, query(mean_cost=1e9 + at), 1000 * at)
     with pytest.raises(ApiError) as found:
@@ -254,12 +244,9 @@ def test_a_key_may_state_a_few_targets_of_its_own_a_minute() -> None:
 
 def test_previews_count_against_the_requests_a_minute() -> None:
     gate = Gate()
-    gate.change(key("shop", "one", per_minute=3))
-    who = gate.credential("one")
+    who = shop(gate, per_minute=3)
     for at in range(2):
         gate.preview(who, Used(minute=1), 1000 * at)
-    with pytest.raises(ApiError) as found:
-        gate.preview(who, Used(minute=1), 2000)
-    assert found.value.status == 429
+    assert status(lambda: gate.preview(who, Used(minute=1), 2000)) == 429
     gate.preview(who, Used(minute=1), 60_500)
     gate.preview(Credential(), Used(), 0)

@@ -16,18 +16,17 @@ import pytest
 from schemas.answer import Answer
 from schemas.control import Cancel
 from schemas.query import Query
-from streams.services import SERVICES
+from tests.support.house import WITHOUT_EXECUTOR, House
 
 NODE = Path(__file__).parent / "node"
-SERVICES_BUT_THE_EXECUTOR = tuple(service for service in SERVICES if service != "executor")
 
 
 class Site:
     """A deployment in memory and what its log says of a scenario."""
 
-    def __init__(self, house: Any, keys: dict[str, str]) -> None:
+    def __init__(self, house: House, keys: dict[str, str]) -> None:
         self.house = house
-        self.topics = house.cluster.topics
+        self.topics = house.topics
         self.keys = keys
 
     def asked(self, scenario: str) -> list[Query]:
@@ -43,24 +42,17 @@ class Site:
         return [each for each in records if each.query_id == query_id]
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true in {timeout_s:.0f} s"
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
-def site(house: Callable[..., Any]) -> Site:
+def site(house: Callable[..., House]) -> Site:
     """A deployment that asks for keys."""
     made = house()
     return Site(made, {"node": made.key("node"), "slow": made.key("slow", per_minute=1)})
 
 
 @pytest.fixture
-def held(house: Callable[..., Any]) -> Site:
+def held(house: Callable[..., House]) -> Site:
     """A deployment without an executor: nothing is answered before it starts."""
-    return Site(house(SERVICES_BUT_THE_EXECUTOR), {"node": "any"})
+    return Site(house(WITHOUT_EXECUTOR), {"node": "any"})
 
 
 Node = Callable[..., "subprocess.Popen[str]"]
@@ -163,7 +155,7 @@ def test_an_expired_query_is_one_search_although_node_may_retry(site: Site, node
 
 def test_node_s_own_time_outs_and_retries_are_one_search(held: Site, node: Node) -> None:
     process = node(held, "timeout")
-    until(lambda: held.asked("timeout") != [], "the query is sent")
+    held.house.until(lambda: held.asked("timeout") != [], "the query is sent")
     time.sleep(4.0)  # each try gives up after a second, and the next one follows
     assert process.poll() is None
     held.house.start("executor", "mini")
@@ -180,8 +172,8 @@ def test_node_aborts_and_the_search_is_cancelled(held: Site, node: Node) -> None
     [query] = held.asked("abort")
     time.sleep(1.5)  # the gateway looks twice a second whether its client is there
     held.house.start("executor", "mini")
-    until(lambda: held.answers(query.query_id) != [], "the search ends")
-    until(lambda: held.cancelled(query.query_id) != [], "the search is cancelled")
+    held.house.until(lambda: held.answers(query.query_id) != [], "the search ends")
+    held.house.until(lambda: held.cancelled(query.query_id) != [], "the search is cancelled")
     # A search of few steps may end before its executor reads the cancellation.
     assert {answer.status for answer in held.answers(query.query_id)} <= {"cancelled", "ok"}
 

@@ -78,14 +78,15 @@ def test_content_may_come_in_text_parts_and_developers_are_system() -> None:
         {"logprobs": False},
         {"tools": []},
         {"tool_choice": "auto"},
-        {"response_format": {"type": "text"}},
+        {"response_format": {"type": "text"}, "modalities": ["text"], "n": 1},
         {"store": False},
         {"stream": None, "stream_options": None, "metadata": None, "uniscale": None, "user": None},
         {"stream": True, "stream_options": {"include_usage": None, "include_obfuscation": False}},
     ],
 )
 def test_what_asks_for_nothing_is_accepted(more: dict[str, object]) -> None:
-    assert query(request(**more)).question == "What is 2 + 3?"
+    parsed = request(**more)
+    assert (query(parsed).question, parsed.ignored) == ("What is 2 + 3?", ())
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,10 @@ def test_what_asks_for_nothing_is_accepted(more: dict[str, object]) -> None:
         ({"seed": "x"}, "seed"),
         ({"stop": 3}, "stop"),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"top_k": 5}, "top_k"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"moderation": {"mode": "x"}}, "moderation"),
         ({"ignored": ["temperature"]}, "ignored"),

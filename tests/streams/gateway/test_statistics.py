@@ -1,5 +1,7 @@
 """What the page's first view says."""
 
+from typing import Any
+
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,25 +13,9 @@ from streams.gateway.statistics import now, uplift
 Row = tuple[str | None, str | None, float | None, float | None]
 
 
-def listed(at: int, **known: object) -> Listed:
-    plain = dict.fromkeys(
-        (
-            "baseline_of",
-            "question",
-            "action",
-            "objective",
-            "cohort",
-            "randomised",
-            "reason",
-            "status",
-            "answered_ms",
-            "eflops",
-            "correct",
-        )
-    )
-    return Listed(
-        query_id=f"q-{at}", tenant=None, created_ms=at, **{"groups": (None, None), **plain, **known}
-    )
+def listed(at: int, **known: Any) -> Listed:
+    plain: dict[str, Any] = dict.fromkeys(Listed.__struct_fields__) | {"groups": (None, None)}
+    return Listed(**{**plain, "query_id": f"q-{at}", "created_ms": at, **known})
 
 
 def answered(at: int, cohort: str, correct: float, eflops: float) -> Listed:
@@ -76,18 +62,17 @@ def test_a_failed_query_is_a_wrong_answer_and_a_cancelled_one_is_none() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["policy", "control", None]), st.sampled_from(["ok", "failed", None]),
                           st.none() | st.floats(0, 1), st.none() | st.floats(0, 1e15)), max_size=60))  # fmt: skip
 def test_whatever_is_known_the_numbers_can_be_sent(
-    rows: list[tuple[str | None, str | None, float | None, float | None]],
+    rows: list[Row],
 ) -> None:
-
     queries = [
         listed(
             at,
             cohort=c,
             randomised=bool(c) and at % 3 > 0,
+            action=c and "m/1/1/1",
             status=s,
             correct=r,
             eflops=e,
-            action="m/1/1/1" if c else None,
         )
         for at, (c, s, r, e) in enumerate(rows)
     ]

@@ -1,0 +1,177 @@
+"""Keys over HTTP: what each may see, ask and change, its streams and sessions, and what it teaches."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from schemas.query import Query
+from schemas.reward import Feedback
+from tests.support.house import ASK, PLAIN, House, refused
+
+
+def test_keys_scopes_and_tenants(house: Callable[..., House]) -> None:
+    guarded = house()
+    shop, bank, eye = guarded.key("shop"), guarded.key("bank"), guarded.key("eye", scopes=("read",))
+    operator = guarded.key("boss", scopes=("ask", "feedback", "read", "admin"))
+    for wrong in (None, "uk-wrong", shop + "x", shop[:-1], "\x7f", "é"):
+        headers: dict[str, Any] = {} if wrong is None else {"authorization": f"Bearer {wrong}".encode()}
+        with guarded.http() as anyone:
+            for path in (
+                "/v1/models",
+                "/v1/queries",
+                "/v1/now",
+                "/v1/dead-letters",
+                "/v1/objectives",
+                "/none",
+            ):
+                refused(anyone.get(path, headers=headers), 401)
+            refused(anyone.post("/v1/decide", json=PLAIN, headers=headers), 401)
+            refused(anyone.post("/v1/dead-letters/retry", json={"origin": "x"}, headers=headers), 401)
+            assert anyone.get("/health/ready", headers=headers).status_code == 200
+    with guarded.http(shop) as mine, guarded.http(bank) as theirs, guarded.http(eye) as reader:
+        made = mine.post(ASK, json=PLAIN).json()["id"]
+        assert mine.get(f"/v1/queries/{made}").status_code == 200
+        unknown = theirs.get(f"/v1/queries/{'x' * len(made)}").json()["error"]["message"]
+        for path in (f"/v1/queries/{made}", f"/v1/queries/{made}/events"):
+            error = refused(theirs.get(path), 404, "id")
+            assert error["message"].replace(made, "x" * len(made)) == unknown
+        refused(theirs.post("/v1/feedback", json={"id": made, "value": True}), 404, "id")
+        assert theirs.get("/v1/queries").json()["data"] == []
+        assert theirs.get("/v1/now").json()["queries"] == 0
+        refused(mine.get("/v1/dead-letters"), 403)
+        refused(mine.post("/v1/dead-letters/retry", json={"origin": "x"}), 403)
+        refused(mine.put("/v1/objectives/x", json={"accuracy": 0.9}), 403)
+        refused(reader.post(ASK, json=PLAIN), 403)
+        paired = {**PLAIN, "metadata": {"baseline_of": made}}
+        refused(mine.post(ASK, json=paired), 403)
+        refused(reader.post("/v1/feedback", json={"id": made, "value": True}), 403)
+        guarded.revoke("shop")
+        refused(mine.get("/v1/models"), 401)
+    with guarded.http(operator) as boss:
+        assert boss.post(ASK, json=paired).status_code == 200
+        assert len(boss.get("/v1/queries").json()["data"]) == 2
+        refused(boss.post("/v1/dead-letters/retry", json={"origin": "none/0/0"}), 404, "origin")
+
+
+def test_a_session_is_good_for_the_gateways_own_page_alone(house: Callable[..., House]) -> None:
+    guarded = house()
+    key = guarded.key("boss", scopes=("ask", "feedback", "read", "admin"))
+    own = guarded.url
+    with guarded.http() as page:
+        for foreign in ({"origin": "http://localhost:3000"}, {"sec-fetch-site": "same-site"}):
+            assert page.post("/session", json={"key": key}, headers=foreign).status_code == 403
+        assert page.post("/session", content=b'{"key": 1}').status_code == 403  # not said to be JSON
+        page.post("/session", json={"key": key}, headers={"origin": own}).raise_for_status()
+        change: dict[str, Any] = {"content": b'{"accuracy": 0.5}', "url": "/v1/objectives/x"}
+        plain, in_json = {"content-type": "text/plain"}, {"content-type": "application/json; charset=utf-8"}
+        for headers in (
+            {"origin": own, **plain},
+            {"origin": "http://localhost:3000", **in_json},
+            {"origin": f"{own}0", **in_json},
+            {"origin": own, "sec-fetch-site": "same-site", **in_json},
+        ):
+            assert page.put(**change, headers=headers).status_code in (401, 403), headers
+        assert page.put(**change, headers={"origin": own, **in_json}).status_code == 202
+        # Through a proxy that changes the host, the browser's own word counts.
+        proxied = {"origin": "http://localhost:9999", "sec-fetch-site": "same-origin", **in_json}
+        assert page.put(**change, headers=proxied).status_code == 202
+        assert page.get("/v1/queries").status_code == 200
+        assert page.get("/v1/queries", headers={"sec-fetch-site": "same-site"}).status_code == 401
+        assert page.delete("/session", headers={"origin": "http://localhost:3000"}).status_code == 403
+        assert page.get("/session").json() == {"needed": True, "logged_in": True}
+        assert page.delete("/session", headers={"origin": own}).json() == {"logged_in": False}
+        assert page.get("/v1/queries").status_code == 401
+
+
+def test_streams_of_a_key_are_counted_and_end_with_it(house: Callable[..., House]) -> None:
+    guarded = house(gateway_streams=1, feedback_wait_s=600.0)
+    shop, bank = guarded.key("shop"), guarded.key("bank")
+    with guarded.http(shop) as mine, guarded.http(bank) as theirs:
+        made = mine.post(ASK, json=PLAIN).json()["id"]
+        path = f"/v1/queries/{made}/events"
+        with mine.stream("GET", path) as watched:
+            events = watched.iter_lines()
+            assert next(events) == "event: decision"
+            refused(mine.get(path), 429)
+            asked = len(guarded.records(guarded.topics.query))
+            refused(mine.post(ASK, json={**PLAIN, "stream": True}), 429)
+            assert len(guarded.records(guarded.topics.query)) == asked
+            assert theirs.post(ASK, json={**PLAIN, "stream": True}).status_code == 200
+        until = time.monotonic() + 20  # a stream that ended leaves its place
+        while mine.post(ASK, json={**PLAIN, "stream": True}).status_code == 429:
+            assert time.monotonic() < until
+        with mine.stream("GET", path) as watched:
+            events = watched.iter_lines()
+            assert next(events) == "event: decision"
+            guarded.revoke("shop")
+            assert "event: answer" in list(events)  # it ends
+
+
+def decide(house: House, key: str | None = None, **body: Any) -> int:
+    """Ask what would run; return the status."""
+    with house.http(key) as client:
+        return client.post("/v1/decide", json={**PLAIN, **body}).status_code
+
+
+def test_a_preview_needs_the_scope_and_the_models_of_its_key(house: Callable[..., House]) -> None:
+    guarded = house()
+    asker = guarded.key("shop", scopes=("ask",), allowed_models=("auto", "small"), allowed_objectives=())
+    reader = guarded.key("eye", scopes=("read",))
+    assert decide(guarded) == 401
+    assert decide(guarded, reader) == 403
+    assert decide(guarded, asker) == 200
+    assert decide(guarded, asker, model="large") == 404
+    assert decide(guarded, asker, uniscale={"objective": "quality-priority"}) == 404
+    for key, names in (
+        (asker, ["auto", "small"]),
+        (guarded.key("one", allowed_models=("large/4/4/2", "x")), ["large/4/4/2"]),
+    ):
+        with guarded.http(key) as client:
+            assert [each["id"] for each in client.get("/v1/models").json()["data"]] == names
+            assert client.get(f"/v1/models/{names[0]}").json()["id"] == names[0]
+            assert client.get("/v1/models/large").status_code == 404
+    guarded.revoke("shop")
+    assert decide(guarded, asker) == 401
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "reference": {"uniscale": {"reference": "4"}},
+    "pinned": {"model": "large/1/1/1"},
+}
+
+
+def ask(house: House, key: str | None, **more: Any) -> str:
+    with house.http(key) as client:
+        answered = client.post(ASK, json={**PLAIN, **more})
+    assert answered.status_code == 200, answered.text
+    return str(answered.json()["id"])
+
+
+def learned(house: House, key: str | None) -> dict[str, bool]:
+    """Return which of three queries under a key the learner may learn from."""
+    ids = {ask(house, key, **more): name for name, more in ASKED.items()}
+    sent = house.read(house.topics.query, Query)
+    return {ids[query.query_id]: query.learn for query in sent if query.query_id in ids}
+
+
+def test_a_key_teaches_by_its_claims_only_if_it_says_so(house: Callable[..., House]) -> None:
+    """Without the scope `teach` it teaches nothing, and its claims grade an answer for its owner alone."""
+    there = house(feedback_wait_s=60.0)
+    assert learned(there, None) == {"plain": True, "reference": True, "pinned": True}, "no key exists"
+    asks = there.key("asks")
+    assert learned(there, asks) == {"plain": True, "reference": False, "pinned": False}, "no key teaches"
+    teaches = there.key("teaches", scopes=("ask", "feedback", "read", "teach"))
+    assert learned(there, asks) == {"plain": False, "reference": False, "pinned": False}
+    assert learned(there, teaches) == {"plain": True, "reference": True, "pinned": True}
+    told = {}
+    for key in (asks, teaches):
+        query_id = ask(there, key)
+        with there.http(key) as client:
+            sent = client.post("/v1/feedback", json={"id": query_id, "value": False})
+        assert sent.status_code == 200, sent.text
+        told[query_id] = key == teaches
+    assert {each.query_id: each.learn for each in there.read(there.topics.feedback, Feedback)} == told
+    closed = there.closing(*told)
+    assert [(each.kind, each.learn) for each in closed] == [("correction", learn) for learn in told.values()]
+    assert {each.correct for each in closed} == {0.0}, "its owner has its grade"
