@@ -1,5 +1,7 @@
 """What every test may use: a seeded generator, micro checkpoints of what we serve, one vLLM host for the session."""
 
+import asyncio
+import inspect
 import os
 import shutil
 import signal
@@ -65,6 +67,22 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # as Ctrl-C does: fixtures close what they started
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine; those of the streams on a virtual clock."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    if pyfuncitem.path.is_relative_to(ROOT / "tests" / "streams"):
+        from streams.runtime import memory
+
+        memory.run(test)
+    else:
+        asyncio.run(test)
+    return True
 
 
 def chosen_broker(config: pytest.Config) -> Kind:

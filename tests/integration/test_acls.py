@@ -13,7 +13,6 @@ import pytest
 from aiokafka.errors import TransactionalIdAuthorizationFailed
 from kafka.errors import TopicAuthorizationFailedError
 
-from schemas.query import Query
 from streams.acls import grants
 from streams.client.client import Client
 from streams.local.broker import LocalBroker, free_port
@@ -21,6 +20,7 @@ from streams.local.deployment import Supervisor, service_commands
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics, writer_of
+from tests.support.deployment import Ask
 
 pytestmark = [
     pytest.mark.broker,
@@ -128,7 +128,7 @@ def kafka_acls(broker: LocalBroker, folder: Path) -> Path:
 
 
 def test_each_service_can_do_its_work_and_nobody_else_writes_what_the_learner_learns_from(
-    guarded: Guarded, ask: Callable[[int], Query], tmp_path: Path
+    guarded: Guarded, ask: Ask, tmp_path: Path
 ) -> None:
     topics = Topics(guarded.settings)
     guarded.run("operator", "topics", "create")

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from schemas.answer import Answer
 from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Feedback, Reward
+from tests.support.deployment import Ask, Deploy
 
 pytestmark = pytest.mark.broker
 
@@ -21,7 +21,7 @@ QUERIES = 60
 
 
 @pytest.fixture(scope="module")
-def loop(deploy: Callable[..., Any], ask: Callable[[int], Query]) -> Any:
+def loop(deploy: Deploy, ask: Ask) -> Any:
     """A deployment that was audited under load and has come to rest."""
     # 125 sequence numbers make one snapshot: rows leave the log only once two of them hold it.
     deployment = deploy(snapshot_every=100)

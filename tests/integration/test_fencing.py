@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from streams.runtime.kafka import consumer_of, create_app
 from streams.runtime.kafka_fencing import Fence, FencedTable
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topic
+from tests.support.deployment import Ask, Deploy
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka("the embedded broker has no transactions")]
 
@@ -137,16 +137,11 @@ def test_a_table_reads_what_was_committed_before_it_was_taken_over_and_again_whe
     asyncio.run(main())
 
 
-def test_a_decider_that_stood_still_past_its_session_writes_no_row(
-    deploy: Callable[..., Any], ask: Callable[[int], Query]
-) -> None:
+def test_a_decider_that_stood_still_past_its_session_writes_no_row(deploy: Deploy, ask: Ask) -> None:
     standby = [*python(), "worker", "decider", "--instance", "1"]
     loop = deploy(max_in_flight=32, group_partitions=8, commands={"decider-1": standby})
-    first = [ask(n) for n in range(40)]
-    loop.send(*first)
-    loop.until(lambda: loop.closed() >= {q.query_id for q in first}, what="the first rewards")
+    wanted = loop.serve(*(ask(n) for n in range(40)))
     services = loop.supervisor.services
-    wanted = {q.query_id for q in first}
     # Whether a stop catches a decider with rows still to write is up to the machine: another wave until one does.
     for wave in range(8):
         held = holder(loop.log.read_text())
@@ -159,36 +154,31 @@ def test_a_decider_that_stood_still_past_its_session_writes_no_row(
         pid = services[held].pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            loop.until(lambda ids=frozenset(wanted): loop.closed() >= ids, what=f"{other} to take over")
+            loop.rewarded(wanted)
         finally:
             os.kill(pid, signal.SIGCONT)
         with contextlib.suppress(AssertionError):
             loop.until(lambda: "ProducerFenced" in loop.log.read_text(), "the old one refused", timeout_s=20)
             break
     assert "ProducerFenced" in loop.log.read_text(), "the old one is refused"
-    last = [ask(n) for n in range(900, 930)]
-    loop.send(*last)
-    wanted |= {q.query_id for q in last}
-    loop.until(lambda: loop.closed() >= wanted, what="rewards after the old one went on")
+    wanted |= loop.serve(*(ask(n) for n in range(900, 930)))
+    loop.rewarded(wanted)
     loop.until(
         lambda: sum(isinstance(r, Row) and r.stage == "closed" for r in loop.learner_rows()) == len(wanted),
         what="all rows closed",
     )
     places = [r.seq for r in loop.learner_rows() if isinstance(r, Row)]
     assert len(places) == len(set(places)), "two rows have one sequence number"
-    os.kill(
-        services[other].pid, signal.SIGKILL
-    )  # whoever comes reads the log, and refuses one that is not whole
+    # Whoever comes reads the log, and refuses one that is not whole.
+    os.kill(services[other].pid, signal.SIGKILL)
     goes_on(loop, wanted, [ask(n) for n in range(930, 940)])
 
 
 def test_of_two_deciders_with_one_name_the_younger_goes_on_and_the_other_says_why_it_ends(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
+    deploy: Deploy, ask: Ask, tmp_path: Path
 ) -> None:
     loop = deploy(max_in_flight=32, group_partitions=8)
-    first = [ask(n) for n in range(20)]
-    loop.send(*first)
-    loop.until(lambda: loop.closed() >= {q.query_id for q in first}, what="the first rewards")
+    wanted = loop.serve(*(ask(n) for n in range(20)))
     said = tmp_path / "twin.log"
     elsewhere = {**loop.environ, "UNISCALE_STATE_DIR": str(tmp_path / "state")}
     with said.open("wb") as out:
@@ -196,17 +186,10 @@ def test_of_two_deciders_with_one_name_the_younger_goes_on_and_the_other_says_wh
             [*python(), "worker", "decider"], env=elsewhere, stdout=out, stderr=subprocess.STDOUT
         )
     try:
-        loop.until(
-            lambda: "has joined, and has this one's partitions now" in loop.log.read_text(), what="the end"
-        )
+        loop.until(lambda: "has joined, and has this one's partitions now" in loop.log.read_text(), "the end")
         # Its supervisor starts it again: it waits for a session, and leaves the name to the other.
-        loop.until(
-            lambda: "is a member of the group, on " in loop.log.read_text(), what="its successor's end"
-        )
-        more = [ask(n) for n in range(20, 80)]
-        loop.send(*more)
-        wanted = {q.query_id for q in [*first, *more]}
-        loop.until(lambda: loop.closed() >= wanted, what="the rewards, with both still there")
+        loop.until(lambda: "is a member of the group, on " in loop.log.read_text(), "its successor's end")
+        wanted |= loop.serve(*(ask(n) for n in range(20, 80)))  # with both still there
         assert twin.poll() is None
         assert "another process writes it" not in said.read_text()
     finally:
@@ -219,8 +202,7 @@ def test_of_two_deciders_with_one_name_the_younger_goes_on_and_the_other_says_wh
 
 def goes_on(loop: Any, wanted: set[str], more: list[Query]) -> None:
     """Send more queries; the log must be one that a decider reads, and the audit finds nothing."""
-    loop.send(*more)
-    loop.until(lambda: loop.closed() >= wanted | {q.query_id for q in more}, what="a decider on the same log")
+    loop.rewarded(wanted | loop.serve(*more))
     loop.settled()
     assert "cannot recover" not in loop.log.read_text()
 

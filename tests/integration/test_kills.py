@@ -1,28 +1,25 @@
 """kill -9 of each service, mid-flight: afterwards every query has one Answer that counts and one closed reward."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from agents.decider.verify import mismatches
 from schemas.answer import Answer
-from schemas.query import Query
 from schemas.record import decode
 from schemas.search import SearchStep, Verification
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
 from tests.support.conservation import conserved, learned
+from tests.support.deployment import Ask, Deploy
 
 pytestmark = pytest.mark.broker
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_killing_each_service_in_turn_loses_and_repeats_nothing(
-    deploy: Callable[..., Any], ask: Callable[[int], Query]
-) -> None:
+def test_killing_each_service_in_turn_loses_and_repeats_nothing(deploy: Deploy, ask: Ask) -> None:
     # Small enough in flight that a backlog waits in `query` while each service dies.
     loop = deploy(max_in_flight=32, group_partitions=16)
     t = loop.topics
@@ -32,14 +29,9 @@ def test_killing_each_service_in_turn_loses_and_repeats_nothing(
         before = len(loop.raw(t.answer))
         loop.send(*batch)
         ids |= {q.query_id for q in batch}
-        loop.until(
-            lambda n=before: len(loop.raw(t.answer)) >= n + 8, what=f"some answers before {service} is killed"
-        )
+        loop.answered(before + 8)
         loop.supervisor.kill(service)
-        loop.until(
-            lambda wanted=frozenset(ids): loop.closed() >= wanted,
-            what=f"all rewards after {service}",
-        )
+        loop.rewarded(ids)
     loop.supervisor.wait_ready(240)
     conserved(loop, ids)
     loop.settled()
@@ -51,9 +43,7 @@ def test_killing_each_service_in_turn_loses_and_repeats_nothing(
 
 
 @pytest.mark.thorough
-def test_an_old_verification_in_the_middle_of_a_search_draws_no_second_step(
-    deploy: Callable[..., Any], ask: Callable[[int], Query]
-) -> None:
+def test_an_old_verification_in_the_middle_of_a_search_draws_no_second_step(deploy: Deploy, ask: Ask) -> None:
     loop = deploy(max_in_flight=32, group_partitions=16)
     t = loop.topics
     ids: set[str] = set()
@@ -63,7 +53,7 @@ def test_an_old_verification_in_the_middle_of_a_search_draws_no_second_step(
         batch = [ask(n) for n in range(wave * 80, wave * 80 + 80)]
         ids |= {q.query_id for q in batch}
         loop.send(*batch)
-        loop.until(lambda n=before: len(loop.raw(t.answer)) >= n + 10, what="some answers")
+        loop.answered(before + 10)
         loop.supervisor.park("verifier")
         seen: list[int] = []
         loop.until(
@@ -78,7 +68,7 @@ def test_an_old_verification_in_the_middle_of_a_search_draws_no_second_step(
     for record in again:
         loop.put(t.verification_for("mini"), record.key, record.value)
     loop.supervisor.unpark("verifier")
-    loop.until(lambda: loop.closed() >= ids, what="all rewards")
+    loop.rewarded(ids)
     conserved(loop, ids)
     loop.settled()
     steps = Counter((s.query_id, s.forest.step) for s in loop.read(t.search_step, SearchStep))

@@ -30,6 +30,7 @@ from streams.runtime import kafka_clients
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
 from streams.topics import SHARD
+from tests.support.deployment import Deploy
 
 pytestmark = pytest.mark.broker
 
@@ -258,7 +259,7 @@ def pending(row: Row) -> Row:
 
 
 @pytest.fixture(scope="module")
-def around(deploy: Callable[..., Any]) -> Iterator[Around]:
+def around(deploy: Deploy) -> Iterator[Around]:
     mortal = [sys.executable, "-m", "tests.support.mortal_decider"]
     loop = deploy(
         only=("decider",), commands={"decider": mortal}, heartbeat_grace_s=0.1,

@@ -1,7 +1,6 @@
 """The learner's log is checked, exported, repaired and reset by the commands, on a broker, with a decider that runs."""
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +11,25 @@ from agents.decider.log import Row
 from schemas.query import Message, Query
 from streams.local.deployment import python
 from streams.runtime import kafka_clients
+from tests.support.deployment import Ask, Deploy
 
 pytestmark = pytest.mark.broker
 
 
 def learner(loop: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*python(), "learner", *arguments],
-        env=loop.environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = [*python(), "learner", *arguments]
+    return subprocess.run(words, env=loop.environ, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.kafka("the embedded broker does not say who runs")
 @pytest.mark.slow
-def test_check_export_repair_and_reset(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
-) -> None:
+def test_check_export_repair_and_reset(deploy: Deploy, ask: Ask, tmp_path: Path) -> None:
     loop = deploy(snapshot_every=25)
     queries = [ask(n) for n in range(30)]
     asked = ask(35)
     said = (Message(role="system", content="Be brief."), Message(role="user", content=asked.text or ""))
     queries.append(Query(query_id="chat", messages=said, reference=asked.reference))
-    loop.send(*queries)
-    wanted = {q.query_id for q in queries}
-    loop.until(lambda: loop.closed() >= wanted, what="the rewards")
+    loop.serve(*queries)
     loop.settled()
     refused = learner(loop, "repair", "--yes")
     assert (refused.returncode, "stop it" in refused.stderr) == (1, True), refused.stderr
@@ -73,10 +63,7 @@ def test_check_export_repair_and_reset(
     assert "1 rows and 1 records of snapshots removed" in repaired.stdout
     assert learner(loop, "check").returncode == 0
     loop.supervisor.unpark("decider")
-    more = [ask(n) for n in range(30, 40)]
-    loop.send(*more)
-    wanted |= {q.query_id for q in more}
-    loop.until(lambda: loop.closed() >= wanted, what="rewards after the repair")
+    loop.serve(*(ask(n) for n in range(30, 40)))
 
     for topic in (changelog, loop.topics.snapshot):
         loop.put(topic, b"foreign", b"{")
@@ -93,9 +80,5 @@ def test_check_export_repair_and_reset(
     loop.until(lambda: learner(loop, "reset", "--yes").returncode == 0, what="the reset")
     assert loop.learner_rows(gone=False) == []
     loop.supervisor.unpark("decider")
-    last = [ask(n) for n in range(40, 45)]
-    loop.send(*last)
-    loop.until(lambda: loop.closed() >= {q.query_id for q in last}, what="rewards of a new learner")
-    assert {r.query_id for r in loop.learner_rows(gone=False) if isinstance(r, Row)} == {
-        q.query_id for q in last
-    }
+    last = loop.serve(*(ask(n) for n in range(40, 45)))
+    assert {r.query_id for r in loop.learner_rows(gone=False) if isinstance(r, Row)} == last

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from schemas.search import SearchStep, Verification
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
+from tests.support.deployment import Ask, Deploy
 
 pytestmark = pytest.mark.broker
 
@@ -36,20 +37,30 @@ QUERIES = 36
 
 
 @pytest.fixture(scope="module")
-def loop(deploy: Callable[..., Any], ask: Callable[[int], Query]) -> Any:
+def loop(deploy: Deploy, ask: Ask) -> Any:
     """A deployment that has answered some queries, feedback and bad input among them."""
     deployment = deploy(feedback_wait_s=30.0)
-    topics = deployment.topics
     # In two parts: the second is decided by a policy that has learned from the first.
     for begin, end in ((0, QUERIES // 2), (QUERIES // 2, QUERIES)):
-        deployment.send(*(ask(n) for n in range(begin, end)))
-        deployment.until(
-            lambda wanted=end: (
-                len({r.query_id for r in deployment.read(topics.reward, Reward) if r.closes}) >= wanted
-            ),
-            what=f"{end} closed rewards",
-        )
+        deployment.serve(*(ask(n) for n in range(begin, end)))
     return deployment
+
+
+def asked(query_id: str, **fields: Any) -> Query:
+    return Query(**{"query_id": query_id, "text": "What is 2 + 3, number 0?", "reference": "5", **fields})
+
+
+def provisional(loop: Any, *ids: str) -> None:
+    """Wait for a first reward of each query."""
+    loop.until(lambda: {r.query_id for r in loop.read(loop.topics.reward, Reward)} >= {*ids}, "first rewards")
+
+
+def firsts(loop: Any, name: str, kind: type[Any]) -> dict[str, bytes]:
+    """Return the first record of each query on a topic."""
+    found: dict[str, bytes] = {}
+    for record in loop.raw(name):
+        found.setdefault(decode(record.value, kind).query_id, record.value)
+    return found
 
 
 def by_id(records: list[Any]) -> dict[str, list[Any]]:
@@ -162,27 +173,16 @@ def test_a_second_identical_delivery_of_any_record_changes_no_result(loop: Any) 
         t.answer, t.reward,
     ]  # fmt: skip
     before = {name: loop.raw(name) for name in names}
-    kinds: tuple[tuple[str, type[Any]], ...] = (
-        (t.answer, Answer),
-        (t.reward, Reward),
-        (t.decision, Decision),
-    )
-    last = {name: [(decode(r.value, kind).query_id, r.value) for r in before[name]] for name, kind in kinds}
+    kinds: dict[str, type[Any]] = {t.answer: Answer, t.reward: Reward, t.decision: Decision}
+    was = {name: firsts(loop, name, kind) for name, kind in kinds.items()}
     for name in names:
         for record in before[name][:6] + before[name][-6:]:
             loop.put(name, record.key, record.value)
     # What was sent last went through all services before a fresh query has its reward.
-    probe = Query(query_id="probe", text="What is 2 + 3, number 0?", reference="5")
-    loop.send(probe)
-    loop.until(
-        lambda: any(r.query_id == "probe" for r in loop.read(t.reward, Reward)), what="the probe's reward"
-    )
-    for name, kind in kinds:
-        first: dict[str, bytes] = {}
-        for record in loop.raw(name):
-            first.setdefault(decode(record.value, kind).query_id, record.value)
-        first.pop("probe")
-        assert first == dict(last[name]), name
+    loop.serve(asked("probe"))
+    for name, kind in kinds.items():
+        now = firsts(loop, name, kind)
+        assert now == was[name] | {"probe": now["probe"]}, name
     rewards = Counter(r.reward_id for r in loop.read(t.reward, Reward))
     # The 12 that this test put there itself, and not one more.
     assert sum(rewards.values()) == QUERIES + 1 + 12
@@ -230,11 +230,7 @@ def test_bad_input_is_a_dead_letter_and_an_answer_that_names_the_field(loop: Any
     t = loop.topics
     for name, (value, _) in BAD.items():
         loop.put(t.query, name.encode(), value)
-    loop.send(Query(query_id="after-bad", text="What is 2 + 3, number 0?", reference="5"))
-    loop.until(
-        lambda: any(r.query_id == "after-bad" for r in loop.read(t.reward, Reward)),
-        what="the good query's reward",
-    )
+    loop.serve(asked("after-bad"))
     letters = [x for x in loop.read(t.dead_letter, DeadLetter) if x.error != "DuplicateQuery"]
     reasons = [letter.reason for letter in letters]
     for name, (_, words) in BAD.items():
@@ -249,21 +245,12 @@ def test_bad_input_is_a_dead_letter_and_an_answer_that_names_the_field(loop: Any
 
 def test_feedback_corrects_a_provisional_reward_and_late_feedback_changes_nothing(loop: Any) -> None:
     t = loop.topics
-    loop.send(Query(query_id="told", text="What is 2 + 3, number 0?", feedback_wait_s=30))
-    loop.until(
-        lambda: any(r.query_id == "told" for r in loop.read(t.reward, Reward)), what="a provisional reward"
-    )
+    loop.send(asked("told", reference=None, feedback_wait_s=30))
+    provisional(loop, "told")
     loop.put(t.feedback, b"told", encode(Feedback(query_id="told", correct=True)))
-    loop.until(
-        lambda: any(r.query_id == "told" and r.closes for r in loop.read(t.reward, Reward)),
-        what="a correction",
-    )
+    loop.rewarded(["told"])
     loop.put(t.feedback, b"told", encode(Feedback(query_id="told", correct=False)))
-    loop.send(Query(query_id="silent", text="What is 2 + 3, number 0?", feedback_wait_s=1))
-    loop.until(
-        lambda: any(r.query_id == "silent" and r.closes for r in loop.read(t.reward, Reward)),
-        what="a default",
-    )
+    loop.serve(asked("silent", reference=None, feedback_wait_s=1))
     kinds = {q: [r.kind for r in rs] for q, rs in by_id(loop.read(t.reward, Reward)).items()}
     assert kinds["told"] == ["provisional", "correction"]
     assert kinds["silent"] == ["provisional", "default"]
@@ -273,35 +260,27 @@ def test_feedback_corrects_a_provisional_reward_and_late_feedback_changes_nothin
 
 def test_feedback_in_every_partition_but_its_querys_counts_once(loop: Any) -> None:
     t = loop.topics
-    asked = ["astray0", "astray1", "astray2"]
-    loop.send(*(Query(query_id=i, text="What is 2 + 3, number 0?", feedback_wait_s=60) for i in asked))
-    loop.until(
-        lambda: {r.query_id for r in loop.read(t.reward, Reward)} >= {*asked}, what="provisional rewards"
-    )
+    ids = ["astray0", "astray1", "astray2"]
+    loop.send(*(asked(i, reference=None, feedback_wait_s=60) for i in ids))
+    provisional(loop, *ids)
     home = {r.key.decode(): r.partition for r in loop.raw(t.decision)}
-    assert {home[i] for i in asked} == {0, 1}, "both ways are taken"
-    for query_id in asked:
+    assert {home[i] for i in ids} == {0, 1}, "both ways are taken"
+    for query_id in ids:
         sent = encode(Feedback(query_id=query_id, correct=True))
         loop.put(t.feedback, None, sent, partition=1 - home[query_id])
-    loop.until(lambda: loop.closed() >= {*asked}, what="corrections")
-    assert {r.graded_by for r in loop.read(t.reward, Reward) if r.query_id in asked and r.closes} == {
-        "person"
-    }
-    told = [r for r in loop.raw(t.feedback) if decode(r.value, Feedback).query_id in asked]
-    assert (
-        sorted(r.partition == home[decode(r.value, Feedback).query_id] for r in told)
-        == [False] * 3 + [True] * 3
-    )
+    loop.rewarded(ids)
+    assert {r.graded_by for r in loop.read(t.reward, Reward) if r.query_id in ids and r.closes} == {"person"}
+    told = [(r.partition, decode(r.value, Feedback).query_id) for r in loop.raw(t.feedback)]
+    assert sorted(at == home[i] for at, i in told if i in ids) == [False] * 3 + [True] * 3
     rows = {(r.partition, r.key.decode()) for r in loop.raw(t.changelog("aggregator", "join"))}
-    assert {at for at in rows if at[1] in asked} == {(home[i], i) for i in asked}
+    assert {at for at in rows if at[1] in ids} == {(home[i], i) for i in ids}
 
 
 def test_an_objective_set_at_run_time_is_used_at_once(loop: Any) -> None:
     t = loop.topics
     entry = ObjectiveEntry(name="mine", op="set", weights=Weights(correct=1.0))
     loop.put(t.control, entry.key.encode(), encode(entry))
-    loop.until(lambda: True)
-    loop.send(Query(query_id="objective", text="What is 2 + 3, number 0?", reference="5", objective="mine"))
+    loop.send(asked("objective", objective="mine"))
     loop.until(lambda: any(a.query_id == "objective" for a in loop.read(t.answer, Answer)), what="an answer")
     decision = next((d for d in loop.read(t.decision, Decision) if d.query_id == "objective"), None)
     assert decision is not None, "rejected: the objective was not there"
@@ -311,20 +290,12 @@ def test_an_objective_set_at_run_time_is_used_at_once(loop: Any) -> None:
 def test_a_query_that_nobody_searches_expires_with_an_answer(loop: Any) -> None:
     t = loop.topics
     loop.supervisor.park("executor.mini")
-    loop.send(Query(query_id="alone", text="What is 2 + 3, number 0?", reference="5", timeout_s=2))
-    loop.until(
-        lambda: any(r.query_id == "alone" and r.closes for r in loop.read(t.reward, Reward)),
-        what="its reward",
-    )
+    loop.serve(asked("alone", timeout_s=2))
     answer = next(a for a in loop.read(t.answer, Answer) if a.query_id == "alone")
     assert (answer.status, answer.by) == ("expired", "aggregator")
     loop.supervisor.unpark("executor.mini")
     loop.supervisor.wait_ready(240)
-    loop.send(Query(query_id="again", text="What is 2 + 3, number 0?", reference="5"))
-    loop.until(
-        lambda: any(r.query_id == "again" and r.closes for r in loop.read(t.reward, Reward)),
-        what="service again",
-    )
+    loop.serve(asked("again"))
     counted = [a for a in loop.read(t.answer, Answer) if a.query_id == "alone"]
     assert counted[0].status == "expired"
     report = loop.settled()
@@ -339,26 +310,16 @@ def test_what_is_delivered_again_to_new_processes_and_after_the_end_changes_no_r
     sent = {name: loop.raw(name)[:12] + loop.raw(name)[-12:] for name in names}
     sent[t.control] = list({r.key: r for r in loop.raw(t.control)}.values())
     assert all(sent.values()), {name: len(records) for name, records in sent.items()}
-    kinds: tuple[tuple[str, type[Any]], ...] = ((t.answer, Answer), (t.decision, Decision))
-    first: dict[str, dict[str, bytes]] = {}
-    for name, kind in kinds:
-        for record in loop.raw(name):
-            first.setdefault(name, {}).setdefault(decode(record.value, kind).query_id, record.value)
+    kinds: dict[str, type[Any]] = {t.answer: Answer, t.decision: Decision}
+    was = {name: firsts(loop, name, kind) for name, kind in kinds.items()}
     rewards = {r.reward_id for r in loop.read(t.reward, Reward)}
     for name, records in sent.items():
         for record in records:
             loop.put(name, record.key, record.value)
-    probe = Query(query_id="probe-2", text="What is 2 + 3, number 0?", reference="5", objective="mine")
-    loop.send(probe)
-    loop.until(
-        lambda: any(r.query_id == "probe-2" for r in loop.read(t.reward, Reward)), what="the probe's reward"
-    )
-    for name, kind in kinds:
-        now: dict[str, bytes] = {}
-        for record in loop.raw(name):
-            now.setdefault(decode(record.value, kind).query_id, record.value)
-        del now["probe-2"]
-        assert now == first[name], name
+    loop.serve(asked("probe-2", objective="mine"))
+    for name, kind in kinds.items():
+        now = firsts(loop, name, kind)
+        assert now == was[name] | {"probe-2": now["probe-2"]}, name
     assert {r.reward_id for r in loop.read(t.reward, Reward)} == rewards | {"probe-2/final"}
     decision = next(d for d in loop.read(t.decision, Decision) if d.query_id == "probe-2")
     assert decision.objective.weights == Weights(correct=1.0)
@@ -376,10 +337,6 @@ def test_a_step_of_no_group_holds_up_no_other(loop: Any) -> None:
         forged = orjson.dumps(plain | {"query_id": "forged-step", "group": group})
         for partition in range(loop.settings.kafka.group_partitions):
             loop.put(t.search_step, b"forged-step", forged, partition)
-    loop.send(Query(query_id="after-forged", text="What is 2 + 3, number 0?", reference="5"))
-    loop.until(
-        lambda: any(r.query_id == "after-forged" for r in loop.read(t.reward, Reward)),
-        what="the good query's reward",
-    )
+    loop.serve(asked("after-forged"))
     letters = [x for x in loop.read(t.dead_letter, DeadLetter) if x.query_id == "forged-step"]
     assert {letter.error for letter in letters} == {"InvalidField", "UnknownGroup"}

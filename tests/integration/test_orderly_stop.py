@@ -7,20 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agents.decider.log import Row
 from agents.decider.verify import mismatches
-from schemas.query import Query
 from streams.local.deployment import READY
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
 from streams.worker import CRASH_EXIT
 from tests.support.conservation import conserved, learned
+from tests.support.deployment import Ask, Deploy
 
 pytestmark = pytest.mark.broker
 
@@ -92,7 +90,7 @@ run_service(Settings.from_env(os.environ), "decider")
     ],
 )
 def test_all_services_ended_in_flight_lose_nothing(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], ends: Sequence[signal.Signals]
+    deploy: Deploy, ask: Ask, ends: Sequence[signal.Signals]
 ) -> None:
     """Each end meets what the ends before have left."""
     loop = deploy(max_in_flight=32, group_partitions=16)
@@ -102,10 +100,10 @@ def test_all_services_ended_in_flight_lose_nothing(
         before = len(loop.raw(loop.topics.answer))
         loop.send(*batch)
         ids |= {q.query_id for q in batch}
-        loop.until(lambda n=before: len(loop.raw(loop.topics.answer)) >= n + 10, what="some answers")
+        loop.answered(before + 10)
         for service in loop.supervisor.services.values():
             os.kill(service.pid, how)
-        loop.until(lambda wanted=frozenset(ids): loop.closed() >= wanted, what="all rewards")
+        loop.rewarded(ids)
     loop.settled()
     assert loop.raw(loop.topics.dead_letter) == []
     conserved(loop, ids)
@@ -122,25 +120,19 @@ def test_all_services_ended_in_flight_lose_nothing(
 FAULTS = {
     "decider": ("fails", "context", "crash: faust failed"),
     "aggregator": ("ends", "answer", "crash: the Kafka consumer: the fetcher ended"),
-    "embedder": (
-        "stands still",
-        "query",
-        "records wait and nothing has moved for 15 s",
-    ),
+    "embedder": ("stands still", "query", "records wait and nothing has moved for 15 s"),
 }
 
 
 def test_a_fault_inside_the_consumer_ends_the_service_and_loses_nothing(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
+    deploy: Deploy, ask: Ask, tmp_path: Path
 ) -> None:
     commands = {
         service: [sys.executable, "-c", FAULTY, service, how, topic, str(tmp_path / service)]
         for service, (how, topic, _) in FAULTS.items()
     }
     loop = deploy(max_in_flight=32, group_partitions=16, commands=commands)
-    batch = [ask(n) for n in range(100)]
-    loop.send(*batch)
-    loop.until(lambda: loop.closed() >= {q.query_id for q in batch}, what="all rewards")
+    loop.serve(*(ask(n) for n in range(100)))
     loop.settled()
     log = loop.log.read_text()
     for service, (_, _, said) in FAULTS.items():
@@ -149,9 +141,7 @@ def test_a_fault_inside_the_consumer_ends_the_service_and_loses_nothing(
 
 
 @pytest.mark.thorough
-def test_a_service_that_recovers_while_records_arrive_misses_none(
-    deploy: Callable[..., Any], ask: Callable[[int], Query]
-) -> None:
+def test_a_service_that_recovers_while_records_arrive_misses_none(deploy: Deploy, ask: Ask) -> None:
     # Nothing is committed before the end, so there is nothing to go back to but the beginning.
     loop = deploy(
         max_in_flight=8, commit_interval_s=600.0, commands={"decider": [sys.executable, "-c", SLOW]}
@@ -163,20 +153,13 @@ def test_a_service_that_recovers_while_records_arrive_misses_none(
         loop.supervisor.kill("decider")
         loop.supervisor.wait_ready(60)
     ids = {q.query_id for q in batch}
-    loop.until(lambda: loop.closed() >= ids, what="all rewards")
-    loop.until(
-        lambda: (
-            {r.query_id for r in loop.learner_rows() if isinstance(r, Row) and r.stage == "closed"} == ids
-        ),
-        what="all rewards learned",
-    )
+    loop.rewarded(ids)
+    learned(loop, len(ids))
     loop.settled()
 
 
 @pytest.mark.thorough
-def test_workers_that_join_and_leave_in_flight_lose_nothing(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
-) -> None:
+def test_workers_that_join_and_leave_in_flight_lose_nothing(deploy: Deploy, ask: Ask, tmp_path: Path) -> None:
     loop = deploy(max_in_flight=32, group_partitions=16)
     answers = loop.topics.answer
     ids: set[str] = set()
@@ -192,7 +175,7 @@ def test_workers_that_join_and_leave_in_flight_lose_nothing(
         return Path(log.name).read_text().count(READY) == len(workers)
 
     more()
-    loop.until(lambda: len(loop.raw(answers)) >= 10, what="some answers")
+    loop.answered(10)
     with (tmp_path / "joined.log").open("w+") as log:
         workers = [
             subprocess.Popen(
@@ -204,11 +187,10 @@ def test_workers_that_join_and_leave_in_flight_lose_nothing(
         try:
             loop.until(joined, what="more workers")
             more()
-            before = len(loop.raw(answers))
-            loop.until(lambda: len(loop.raw(answers)) >= before + 30, what="answers with them")
+            loop.answered(len(loop.raw(answers)) + 30)
             for process in workers:
                 process.terminate()
-            loop.until(lambda: loop.closed() >= ids, what="all rewards")
+            loop.rewarded(ids)
             assert [process.wait(30) for process in workers] == [0, 0, 0]
         finally:
             for process in workers:

@@ -1,12 +1,10 @@
 """Outages of what the services depend on: only poison is dead-lettered, and work resumes by itself."""
 
-import json
 import os
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ from agents.catalogue.file import load_catalogue
 from agents.serving.recorded import write_paths
 from schemas.answer import Answer
 from schemas.control import Heartbeat
-from schemas.query import Query
 from streams.local.broker import LocalBroker, free_port, kafka_home
 from streams.local.deployment import python
-from tests.support.http_servers import Server
+from tests.support.deployment import Ask, Deploy
+from tests.support.http_servers import JsonHandler, Server
 from tests.support.nodes import Nodes
 from tests.support.recorded import recorded_paths
 
@@ -45,13 +43,9 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 @pytest.mark.kafka("three nodes")
 @pytest.mark.parametrize("outage_s", [60.0])
-def test_a_broker_that_refuses_writes(
-    nodes: Nodes, deploy_on: Callable[..., Any], ask: Callable[[int], Query], outage_s: float
-) -> None:
+def test_a_broker_that_refuses_writes(nodes: Nodes, deploy_on: Deploy, ask: Ask, outage_s: float) -> None:
     loop = deploy_on(nodes, replication=3, session_timeout_s=20.0, rebalance_timeout_s=20.0)
-    first = [ask(n) for n in range(20)]
-    loop.send(*first)
-    loop.until(lambda: loop.closed() >= {q.query_id for q in first}, what="the first rewards")
+    ids = loop.serve(*(ask(n) for n in range(20)))
     more = [ask(n) for n in range(20, 80)]
     loop.send(*more)
     loop.until(lambda: len(loop.closed()) > 22, what="some of the second rewards")
@@ -61,13 +55,10 @@ def test_a_broker_that_refuses_writes(
     assert len(loop.closed()) <= before + 5, "writes were not refused"
     nodes.start(2, 3)
     began = time.monotonic()
-    ids = {q.query_id for q in [*first, *more]}
-    loop.until(lambda: loop.closed() >= ids, what="the rewards after the outage")
+    ids |= {q.query_id for q in more}
+    loop.rewarded(ids)
     print(f"all rewards {time.monotonic() - began:.0f} s after the nodes were back")
-    last = [ask(n) for n in range(80, 90)]
-    loop.send(*last)
-    ids |= {q.query_id for q in last}
-    loop.until(lambda: loop.closed() >= ids, what="rewards of queries sent afterwards")
+    ids |= loop.serve(*(ask(n) for n in range(80, 90)))
     answered_well(loop, ids)
 
 
@@ -86,20 +77,13 @@ class Embeddings:
     def start(self) -> None:
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(JsonHandler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = self.body()
                 outer.asked += 1
                 rows = [[1.0 + sum(text.encode()[at::8]) % 97 for at in range(8)] for text in body["input"]]
                 data = [{"index": at, "embedding": row} for at, row in enumerate(rows)]
-                raw = json.dumps({"data": data, "model": "e"}).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, *_: object) -> None:
-                pass
+                self.reply({"data": data, "model": "e"})
 
         self.server = Server(("127.0.0.1", self.port), Handler)
         self.server.listen()
@@ -112,28 +96,26 @@ class Embeddings:
 
 @pytest.mark.parametrize("outage_s", [60.0])
 def test_an_embedding_server_that_is_down(
-    broker: LocalBroker, deploy: Callable[..., Any], ask: Callable[[int], Query], outage_s: float
+    broker: LocalBroker, deploy: Deploy, ask: Ask, outage_s: float
 ) -> None:
     server = Embeddings()
     server.start()
     try:
         loop = deploy(encoder="http", encoder_url=server.url, encoder_model="e", encoder_dimension=8)
-        first = [ask(n) for n in range(10)]
-        loop.send(*first)
-        loop.until(lambda: loop.closed() >= {q.query_id for q in first}, what="the first rewards")
-        pids = {name: service.pid for name, service in loop.supervisor.services.items()}
+        ids = loop.serve(*(ask(n) for n in range(10)))
+        pids = loop.pids
         server.stop()
         more = [ask(n) for n in range(10, 40)]
         loop.send(*more)
         time.sleep(outage_s)
-        assert len(loop.raw(loop.topics.context)) == len(first), "no question can have been embedded"
+        assert len(loop.raw(loop.topics.context)) == len(ids), "no question can have been embedded"
         server.start()
         began = time.monotonic()
-        ids = {q.query_id for q in [*first, *more]}
-        loop.until(lambda: loop.closed() >= ids, what="the rewards after the outage")
+        ids |= {q.query_id for q in more}
+        loop.rewarded(ids)
         print(f"all rewards {time.monotonic() - began:.0f} s after the encoder was back")
         answered_well(loop, ids)
-        assert {name: service.pid for name, service in loop.supervisor.services.items()} == pids
+        assert loop.pids == pids
         assert "waiting" in loop.log.read_text()
     finally:
         server.stop()
@@ -176,14 +158,12 @@ class Completions:
         outer, one_at_a_time = self, threading.Lock()
         tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(JsonHandler):
             def do_GET(self) -> None:
-                self.reply({"data": []})
+                self.let_in({"data": []})
 
             def do_POST(self) -> None:
-                ids = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+                ids = self.body()["prompt"]
                 with one_at_a_time:
                     asked = tokenizer.decode(ids)
                 choice = {
@@ -192,20 +172,13 @@ class Completions:
                     "stop_reason": None,
                     "token_ids": [1, 2],
                 }
-                self.reply({"choices": [choice]})
+                self.let_in({"choices": [choice]})
 
-            def reply(self, said: dict[str, Any]) -> None:
-                let_in = self.headers["Authorization"] == f"Bearer {outer.key}"
-                raw = json.dumps(
-                    said if let_in else {"error": {"message": "Incorrect API key provided"}}
-                ).encode()
-                self.send_response(200 if let_in else 401)
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, *_: object) -> None:
-                pass
+            def let_in(self, said: dict[str, Any]) -> None:
+                if self.headers["Authorization"] == f"Bearer {outer.key}":
+                    self.reply(said)
+                else:
+                    self.reply({"error": {"message": "Incorrect API key provided"}}, 401)
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.url = self.server.url
@@ -215,9 +188,7 @@ class Completions:
         self.server.close()
 
 
-def test_an_engine_that_refuses_our_key(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
-) -> None:
+def test_an_engine_that_refuses_our_key(deploy: Deploy, ask: Ask, tmp_path: Path) -> None:
     """Its model is left out of the choice until the server takes the key; nothing is learned from the failures."""
     paths = recorded_paths(40, steps=(1, 1))
     texts = {path.question: path.steps[0].text for path in paths}
@@ -237,7 +208,7 @@ def test_an_engine_that_refuses_our_key(
             commands={"executor.mini": executor}, warm_up=200,
         )  # fmt: skip
         t = loop.topics
-        pids = {name: service.pid for name, service in loop.supervisor.services.items()}
+        pids = loop.pids
 
         def states() -> dict[str, str]:
             beats = loop.read(t.heartbeat, Heartbeat)
@@ -258,7 +229,7 @@ def test_an_engine_that_refuses_our_key(
             lambda: states() == {"small": "ready", "large": "suspended"}, what="the breaker in the heartbeats"
         )
         assert suspended() == 1.0
-        loop.until(lambda: loop.closed() >= {q.query_id for q in asked}, what="the end of every query")
+        loop.rewarded(q.query_id for q in asked)
         answers = {a.query_id: a for a in loop.read(t.answer, Answer)}
         failed = {a.query_id for a in answers.values() if a.status != "ok"}
         assert 0 < len(failed) < len(asked), {a.error for a in answers.values()}
@@ -266,18 +237,15 @@ def test_an_engine_that_refuses_our_key(
         assert all("HTTP 401" in answers[q].error or "not asked" in answers[q].error for q in failed)
         locked.key = "ours"  # the server's operator lets us in
         loop.until(lambda: states().get("large") == "ready", what="the model to come back")
-        more = [ask(n) for n in range(40, 80)]
-        loop.send(*more)
-        ids = {q.query_id for q in more}
-        loop.until(lambda: loop.closed() >= ids, what="the end of the others")
+        ids = loop.serve(*(ask(n) for n in range(40, 80)))
         later = [a for a in loop.read(t.answer, Answer) if a.query_id in ids]
         assert {a.status for a in later} == {"ok"}, {a.error for a in later}
         assert {a.action.model for a in later} == {"small", "large"}
         assert suspended() == 0.0
         assert loop.raw(t.dead_letter) == []
-        assert {name: service.pid for name, service in loop.supervisor.services.items()} == pids
+        assert loop.pids == pids
         report = loop.settled()
-        assert report.learner["updates"] == len(asked) + len(more) - len(failed), (
+        assert report.learner["updates"] == len(asked) + len(ids) - len(failed), (
             "nothing is learned from failures"
         )
         print(f"{len(failed)} of {len(asked)} queries failed before the breaker masked the model")

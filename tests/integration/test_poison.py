@@ -1,6 +1,5 @@
 """10,000 poison records on all topics of a real broker: no service ends, every good query between is learned."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
 from streams.runtime import kafka_clients
 from tests.support import poison
+from tests.support.deployment import Ask, Deploy
 
 pytestmark = pytest.mark.broker
 
@@ -52,15 +52,13 @@ def samples_of(loop: Any) -> dict[str, list[tuple[bytes | None, bytes | None]]]:
 
 
 @pytest.mark.parametrize("count", [pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def test_poison_ends_no_service_and_touches_no_good_query(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], count: int
-) -> None:
+def test_poison_ends_no_service_and_touches_no_good_query(deploy: Deploy, ask: Ask, count: int) -> None:
     loop = deploy(timeout_s=60.0, snapshot_every=4)
     t = loop.topics
     samples = samples_of(loop)
     log, own = t.changelog("decider", "pending"), {key for key, _ in samples[t.snapshot]}
     own |= {key for key, _ in samples[t.changelog("decider", "pending")]}
-    pids = {name: service.pid for name, service in loop.supervisor.services.items()}
+    pids = loop.pids
     good = [ask(n) for n in range(GOOD)]
     producer = kafka_clients.producer(loop.settings)
     for at, dose in enumerate(poison.doses(count, seed=13)):
@@ -86,9 +84,7 @@ def test_poison_ends_no_service_and_touches_no_good_query(
         lambda: {r.query_id for r in readable(loop, t.reward, Reward) if r.closes} >= wanted,
         what="one more query",
     )
-    assert {name: service.pid for name, service in loop.supervisor.services.items()} == pids, (
-        "no service has ended"
-    )
+    assert loop.pids == pids, "no service has ended"
     letters = readable(loop, t.dead_letter, DeadLetter)
     assert len(letters) > count // 4
     assert not {letter.query_id for letter in letters} & wanted

@@ -3,14 +3,12 @@
 import os
 import random
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from schemas.answer import Answer
-from schemas.query import Query
 from streams.local.deployment import python
+from tests.support.deployment import Ask, Deploy
 
 pytestmark = [
     pytest.mark.broker,
@@ -20,9 +18,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_rolling_restart_under_load(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], seed: int
-) -> None:
+def test_a_rolling_restart_under_load(deploy: Deploy, ask: Ask, seed: int) -> None:
     standby = [*python(), "worker", "decider", "--instance", "1"]
     loop = deploy(seed=seed, max_in_flight=32, group_partitions=8, commands={"decider-1": standby})
     t = loop.topics
@@ -35,13 +31,11 @@ def test_a_rolling_restart_under_load(
         loop.send(*batch)
         ids |= {query.query_id for query in batch}
         before, wanted = len(loop.raw(t.answer)), rng.randint(0, 12)
-        loop.until(
-            lambda n=before + wanted: len(loop.raw(t.answer)) >= n, what=f"load before {service} stops"
-        )
+        loop.answered(before + wanted)
         one = loop.supervisor.services[service]
         os.kill(one.pid, signal.SIGTERM)
         loop.until(lambda one=one: one.restarts == 1 and one.ready.is_set(), what=f"{service} to be back")
-    loop.until(lambda: loop.closed() >= ids, what="the rewards")
+    loop.rewarded(ids)
     loop.settled()
     first: dict[str, Answer] = {}
     for answer in loop.read(t.answer, Answer):

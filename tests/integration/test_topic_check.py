@@ -4,8 +4,6 @@ import asyncio
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,13 +11,13 @@ from aiokafka import AIOKafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from schemas.dead_letter import DeadLetter
-from schemas.query import Query
 from streams.local.broker import LocalBroker
 from streams.local.deployment import python
 from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.kafka_watchdog import changed_counts
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics
+from tests.support.deployment import Ask, Deploy
 
 pytestmark = pytest.mark.broker
 
@@ -173,7 +171,7 @@ def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker:
 @GROWTH
 @pytest.mark.slow
 def test_a_running_service_stops_when_a_topic_grows_and_does_not_start_again(
-    broker: LocalBroker, deploy: Callable[..., Any]
+    broker: LocalBroker, deploy: Deploy
 ) -> None:
     loop = deploy(only=("aggregator",))
     client = kafka_clients.admin(loop.settings)
@@ -193,12 +191,12 @@ def test_a_running_service_stops_when_a_topic_grows_and_does_not_start_again(
 @GROWTH
 @pytest.mark.slow
 def test_partition_counts_are_raised_as_the_manual_says(
-    broker: LocalBroker, deploy: Callable[..., Any], ask: Callable[[int], Query]
+    broker: LocalBroker, deploy: Deploy, ask: Ask
 ) -> None:
     loop = deploy()
     early = [ask(n) for n in range(12)]
     loop.send(*early)
-    loop.until(lambda: loop.closed() >= {query.query_id for query in early}, what="the rewards")
+    loop.rewarded({query.query_id for query in early})
     loop.settled()  # 1. nothing is pending
     loop.supervisor.stop()  # 2. all services
     counts = {"query_partitions": 3, "join_partitions": 5, "group_partitions": 6}

@@ -3,14 +3,11 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from schemas.query import Query
-from schemas.reward import Reward
 from streams.local.broker import LocalBroker
+from tests.support.deployment import Ask, Deploy
 
 pytestmark = [
     pytest.mark.broker,
@@ -31,12 +28,11 @@ def tool(broker: LocalBroker, name: str, *arguments: str) -> str:
 
 
 def test_kafkas_own_tools_see_decisions_rewards_no_lag_and_the_declared_settings(
-    broker: LocalBroker, deploy: Callable[..., Any], ask: Callable[[int], Query]
+    broker: LocalBroker, deploy: Deploy, ask: Ask
 ) -> None:
     loop = deploy()
     t = loop.topics
-    loop.send(*(ask(n) for n in range(12)))
-    loop.until(lambda: len([r for r in loop.read(t.reward, Reward) if r.closes]) >= 12, what="12 rewards")
+    loop.serve(*(ask(n) for n in range(12)))
 
     def lag() -> int:
         total = 0

@@ -1,6 +1,5 @@
 """A deployment in memory that answers from recordings made here, with the hashed encoder."""
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,26 +9,12 @@ import pytest
 from agents.serving.recorded import write_paths
 from schemas.query import Query
 from streams.audit.run import Report, audit
-from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
 from streams.simulate.history import InMemoryLog
 from tests.support.recorded import CATALOGUE, question, recorded_paths
 
 QUESTIONS = 12
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine on a virtual clock."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    run(
-        pyfuncitem.obj(
-            **{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-        )
-    )
-    return True
 
 
 @pytest.fixture(scope="session")

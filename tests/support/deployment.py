@@ -26,6 +26,10 @@ from streams.topics import Topics
 from tests.support.recorded import CATALOGUE, recorded_paths
 
 R = TypeVar("R", bound=Record)
+Deploy = Callable[..., Any]
+"""The fixture `deploy`: it starts services and returns their deployment."""
+Ask = Callable[[int], Query]
+"""The fixture `ask`: the query of a number, with its reference."""
 
 # How long a machine may take that runs something else besides; a wait ends as soon as what it waits for is there.
 PATIENCE_S = 300.0
@@ -97,6 +101,27 @@ class Deployment:
     def read(self, topic: str, kind: type[R]) -> list[R]:
         """Return every record now on a topic, decoded."""
         return [decode(r.value, kind) for r in self.raw(topic)]
+
+    def serve(self, *queries: Query) -> set[str]:
+        """Produce queries, wait until their rewards are closed, and return their ids."""
+        self.send(*queries)
+        ids = {query.query_id for query in queries}
+        self.rewarded(ids)
+        return ids
+
+    def rewarded(self, ids: Iterable[str], timeout_s: float = PATIENCE_S) -> None:
+        """Wait until the rewards of queries are closed."""
+        wanted = frozenset(ids)
+        self.until(lambda: self.closed() >= wanted, f"the rewards of {len(wanted)} queries", timeout_s)
+
+    def answered(self, count: int) -> None:
+        """Wait until the log holds so many Answers."""
+        self.until(lambda: len(self.raw(self.topics.answer)) >= count, f"{count} Answers")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process of each service."""
+        return {name: service.pid for name, service in self.supervisor.services.items()}
 
     def closed(self) -> set[str]:
         """Return the queries whose reward is closed."""

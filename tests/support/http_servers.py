@@ -1,7 +1,10 @@
 """Servers of tests that speak HTTP from threads of this process."""
 
-from http.server import ThreadingHTTPServer
+import json
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from typing import Any
 
 
 class Server(ThreadingHTTPServer):
@@ -27,3 +30,26 @@ class Server(ThreadingHTTPServer):
     def url(self) -> str:
         """Where it listens."""
         return f"http://127.0.0.1:{self.server_port}"
+
+
+class JsonHandler(BaseHTTPRequestHandler):
+    """Reads JSON, writes JSON or given bytes, and says nothing on standard error."""
+
+    protocol_version = "HTTP/1.1"
+
+    def body(self) -> Any:
+        """Return what was sent."""
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def reply(self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """Send a whole reply."""
+        raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(raw)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""

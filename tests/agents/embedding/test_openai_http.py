@@ -1,10 +1,9 @@
 """The HTTP encoder against a real server, small and ill-behaved on demand."""
 
-import json
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from agents.embedding import (
     HttpEncoder,
     encoder_id,
 )
-from tests.support.http_servers import Server
+from tests.support.http_servers import JsonHandler, Server
 
 DIMENSION = 4
 Reply = Callable[[list[str]], tuple[int, Any]]
@@ -48,27 +47,18 @@ class Embeddings(Server):
         self.paths: list[str] = []
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     server: Embeddings
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         self.server.bodies.append(body)
         self.server.headers.append(dict(self.headers))
         self.server.paths.append(self.path)
         reply = self.server.replies.pop(0) if self.server.replies else good
         status, answer = reply(body["input"])
-        content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        try:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-        except BrokenPipeError:
-            pass  # the client has given up on a slow reply, as it should
-
-    def log_message(self, *_: object) -> None:
-        pass
+        with contextlib.suppress(BrokenPipeError):  # the client has given up on a slow reply, as it should
+            self.reply(answer, status)
 
 
 @pytest.fixture
@@ -84,17 +74,13 @@ def waits() -> list[float]:
     return []
 
 
+def client_of(server: Embeddings, **options: Any) -> HttpEncoder:
+    return HttpEncoder(**{"url": server.url, "model": "small", "dimension": DIMENSION, **options})
+
+
 @pytest.fixture
 def encoder(server: Embeddings, waits: list[float]) -> Iterator[HttpEncoder]:
-    with HttpEncoder(
-        url=server.url,
-        model="small",
-        dimension=DIMENSION,
-        version="v9",
-        attempts=3,
-        batch=3,
-        sleep=waits.append,
-    ) as client:
+    with client_of(server, version="v9", attempts=3, batch=3, sleep=waits.append) as client:
         yield client
 
 
@@ -121,14 +107,14 @@ def test_no_texts_send_nothing(encoder: HttpEncoder, server: Embeddings) -> None
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_the_url_may_end_in_v1_or_not(server: Embeddings, suffix: str) -> None:
-    with HttpEncoder(url=server.url + suffix, model="small", dimension=DIMENSION, api_key="secret") as client:
+    with client_of(server, url=server.url + suffix, api_key="secret") as client:
         client.encode(["a"])
     assert server.paths == ["/v1/embeddings"]
     assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
 def test_empty_text_is_sent_as_the_defined_one_and_long_text_is_cut(server: Embeddings) -> None:
-    with HttpEncoder(url=server.url, model="small", dimension=DIMENSION, max_characters=10) as client:
+    with client_of(server, max_characters=10) as client:
         client.encode([" ", "0123456789", "0123456789!"])
     assert server.bodies[0]["input"] == ["(empty)", "0123456789", "0123456789"]
 
@@ -154,12 +140,7 @@ def test_a_lasting_fault_ends_after_the_attempts_allowed(encoder: HttpEncoder, s
 
 def test_waits_grow_to_a_limit(server: Embeddings, waits: list[float]) -> None:
     server.replies = [lambda _: (503, {})] * 8
-    with (
-        HttpEncoder(
-            url=server.url, model="small", dimension=DIMENSION, attempts=8, sleep=waits.append
-        ) as client,
-        pytest.raises(EncoderUnavailable),
-    ):
+    with client_of(server, attempts=8, sleep=waits.append) as client, pytest.raises(EncoderUnavailable):
         client.encode(["a"])
     assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
@@ -179,18 +160,8 @@ def test_a_slow_server_counts_as_unavailable(server: Embeddings) -> None:
         return good(texts)
 
     server.replies = [slow, slow]
-    with (
-        HttpEncoder(
-            url=server.url,
-            model="small",
-            dimension=DIMENSION,
-            attempts=2,
-            timeout_s=0.1,
-            backoff_s=0,
-            sleep=time.sleep,
-        ) as client,
-        pytest.raises(EncoderUnavailable, match="ReadTimeout"),
-    ):
+    slowly = client_of(server, attempts=2, timeout_s=0.1, backoff_s=0, sleep=time.sleep)
+    with slowly as client, pytest.raises(EncoderUnavailable, match="ReadTimeout"):
         client.encode(["a"])
     release.set()
     assert len(server.bodies) == 2
@@ -198,23 +169,18 @@ def test_a_slow_server_counts_as_unavailable(server: Embeddings) -> None:
 
 def test_a_server_that_drips_is_given_up(server: Embeddings) -> None:
     now = iter(range(0, 10_000, 20))
-    with (
-        HttpEncoder(
-            url=server.url, model="small", dimension=DIMENSION, attempts=2, reply_s=10.0, backoff_s=0,
-            clock=lambda: float(next(now)),
-        ) as client,
-        pytest.raises(EncoderUnavailable, match="2 attempts failed, the last with no complete reply in 10 s"),
-    ):  # fmt: skip
+    timed = client_of(server, attempts=2, reply_s=10.0, backoff_s=0, clock=lambda: float(next(now)))
+    why = "2 attempts failed, the last with no complete reply in 10 s"
+    with timed as client, pytest.raises(EncoderUnavailable, match=why):
         client.encode(["a"])
 
 
 def test_nobody_listening_counts_as_unavailable(server: Embeddings, waits: list[float]) -> None:
     server.socket.close()  # the port is free again, and nobody else is given it within this test
+    why = "2 attempts failed, the last with ConnectError"
     with (
-        HttpEncoder(
-            url=server.url, model="small", dimension=DIMENSION, attempts=2, sleep=waits.append
-        ) as client,
-        pytest.raises(EncoderUnavailable, match="2 attempts failed, the last with ConnectError"),
+        client_of(server, attempts=2, sleep=waits.append) as client,
+        pytest.raises(EncoderUnavailable, match=why),
     ):
         client.encode(["a"])
     assert len(waits) == 1

@@ -1,4 +1,7 @@
-"""Decision to Answer through the records alone: a small engine and a small verifier, and no state in between."""
+"""Decision to Answer through the records alone: a small engine and a small verifier, and no state in between.
+
+And what a deadline and a fault of the infrastructure make of a search in the middle of a step.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,12 +13,30 @@ from agents.catalogue.models import Sampling
 from agents.decider.decider import seed_of
 from agents.search.explain import explain
 from agents.search.forest import SearchError
-from agents.search.search import Job, Progress, SearchRules, begin, draft, failed, resume
-from agents.serving.engine import Drafted, Prefix
+from agents.search.search import (
+    Job,
+    Progress,
+    SearchRules,
+    begin,
+    draft,
+    failed,
+    overdue,
+    resume,
+    time_left_s,
+)
+from agents.serving.engine import Drafted, Engine, Prefix
+from agents.serving.errors import (
+    DeadlinePassedError,
+    EndpointRefusedError,
+    EndpointSuspendedError,
+    EngineTimeoutError,
+    PromptTooLongError,
+    RequestRefusedError,
+)
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.decision import Decision, PolicyState
-from schemas.errors import InvalidField
+from schemas.errors import InvalidField, RecordTooLarge
 from schemas.forest import Forest
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Budget, Message, Origin, Query
@@ -100,20 +121,28 @@ def finish(work: Job | Answer, engine: CountingEngine, clock: Clock, **options: 
     return decode(encode(work), Answer)
 
 
+def begun(asked: Decision, now_ms: int = START_MS) -> Job:
+    """Take up a decision before its deadline."""
+    work = begin(asked, SAMPLING, rules=RULES, now_ms=now_ms)
+    assert isinstance(work, Job)
+    return work
+
+
+def drafted(work: Job, engine: Engine | None = None) -> SearchStep:
+    return asyncio.run(draft(work, engine=engine or CountingEngine(), clock_ms=Clock()))
+
+
+def run(engine: CountingEngine | None = None, asked: Decision | None = None, **query: object) -> Answer:
+    """Search to the end."""
+    return finish(begun(asked or decision(**query)), engine or CountingEngine(), Clock())  # type: ignore[arg-type]
+
+
 def test_a_search_goes_from_decision_to_answer_through_its_records() -> None:
     engine, clock = CountingEngine(), Clock()
-    answer = finish(
-        begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS + 50, arrived_ms=START_MS + 20),
-        engine,
-        clock,
-    )
-    assert (answer.status, answer.complete, answer.by, answer.seq, answer.group) == (
-        "ok",
-        True,
-        "executor",
-        5,
-        "g",
-    )
+    work = begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS + 50, arrived_ms=START_MS + 20)
+    answer = finish(work, engine, clock)
+    assert (answer.status, answer.complete) == ("ok", True)
+    assert (answer.by, answer.seq, answer.group) == ("executor", 5, "g")
     assert answer.text is not None
     assert answer.text.startswith("step 1\n\nstep 2\n\nso \\boxed{")
     assert answer.extracted == answer.text[answer.text.index("{") + 1 : -1]
@@ -134,7 +163,7 @@ def test_a_search_goes_from_decision_to_answer_through_its_records() -> None:
 
 def test_the_engine_is_asked_for_the_widths_of_the_action() -> None:
     engine = CountingEngine()
-    finish(begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS), engine, Clock())
+    run(engine)
     assert [(call[0], len(call[1]), call[2]) for call in engine.calls] == [
         ("q/1", 2, 4),
         ("q/2", 4, 2),
@@ -148,29 +177,21 @@ def test_the_engine_is_asked_for_the_widths_of_the_action() -> None:
 
 
 def test_n_answers_are_the_n_best_completed_paths() -> None:
-    asked = decision(qp=2, cp=4, bs=2, n=3)
-    engine, clock = CountingEngine(), Clock()
-    answer = finish(begin(asked, SAMPLING, rules=RULES, now_ms=clock()), engine, clock)
+    answer = run(n=3)
     assert len(answer.answers) == 3
     assert [a.score for a in answer.answers] == sorted([a.score for a in answer.answers], reverse=True)
     assert (answer.answers[0].text, answer.answers[0].score) == (answer.text, answer.score)
     assert all(a.text.startswith("step 1\n\nstep 2\n\nso") and a.extracted for a in answer.answers)
-    one = finish(begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock())
-    assert one.answers == ()
+    assert run().answers == ()
 
 
 def test_the_same_decision_is_searched_the_same_way_twice() -> None:
-    first, second = (
-        finish(begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock())
-        for _ in range(2)
-    )
-    assert first == second
+    assert run() == run()
 
 
 def test_a_token_budget_ends_in_the_best_so_far_and_is_kept() -> None:
-    budget = Budget(tokens=150)
     engine = CountingEngine()
-    answer = finish(begin(decision(budget=budget), SAMPLING, rules=RULES, now_ms=START_MS), engine, Clock())
+    answer = run(engine, budget=Budget(tokens=150))
     assert (answer.status, answer.complete) == ("budget", False)
     assert answer.generated_tokens <= 150
     assert answer.text
@@ -183,28 +204,24 @@ def test_a_price_budget_is_asked_of_whoever_prices() -> None:
     def price(forest: Forest) -> float:
         return 10.0 * forest.generated_tokens
 
-    work = begin(decision(budget=Budget(eflops=500.0)), SAMPLING, rules=RULES, now_ms=START_MS)
+    work = begun(decision(budget=Budget(eflops=500.0)))
     answer = finish(work, CountingEngine(), Clock(), price=price)
     assert (answer.status, answer.steps) == ("budget", 1)
-    assert (
-        finish(begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock()).status
-        == "ok"
-    )
+    assert run().status == "ok"
 
 
 def test_a_search_keeps_the_price_it_was_decided_at() -> None:
-    asked = msgspec.structs.replace(decision(), price_factor=3.0)
-    answer = finish(begin(asked, SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock())
+    answer = run(asked=msgspec.structs.replace(decision(), price_factor=3.0))
     assert answer.limits is not None
     assert answer.limits.price_factor == 3.0
 
 
 def test_a_deadline_ends_the_search_while_there_is_time_to_say_so() -> None:
-    engine, clock = CountingEngine(), Clock()
-    work = begin(decision(timeout_s=10.0), SAMPLING, rules=RULES, now_ms=START_MS)
-    assert isinstance(work, Job)
+    work = begun(decision(timeout_s=10.0))
     assert work.forest.limits.deadline_ms == START_MS + 9_000
-    step = asyncio.run(draft(work, engine=engine, clock_ms=clock))
+    assert work.forest.limits.expires_ms == START_MS + 10_000
+    assert [time_left_s(work, START_MS + ms) for ms in (8_500, 60_000)] == [0.5, 0.0]
+    step = drafted(work)
     in_time = resume(verify(step), now_ms=START_MS + 8_999)
     assert isinstance(in_time, Job)
     late = resume(verify(step), now_ms=START_MS + 9_000)
@@ -231,9 +248,8 @@ def test_a_search_that_cannot_go_on_keeps_its_best_completed_path() -> None:
 
 
 def test_a_missing_score_is_refused_at_the_record_and_at_the_search() -> None:
-    work = begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS)
-    assert isinstance(work, Job)
-    step = asyncio.run(draft(work, engine=CountingEngine(), clock_ms=Clock()))
+    work = begun(decision())
+    step = drafted(work)
     with pytest.raises(InvalidField, match="7 for 8 drafts"):
         Verification(search=step, scores=(Scored(score=0.5),) * 7, verifier=Served(name="prm"))
 
@@ -245,16 +261,14 @@ def test_an_engine_that_loses_a_draft_is_refused() -> None:
         ) -> list[Drafted]:
             return (await super().generate(step_id, prefixes, n, seeds, sampling))[1:]
 
-    work = begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS)
-    assert isinstance(work, Job)
+    work = begun(decision())
     with pytest.raises(SearchError, match="7 drafts for 8"):
-        asyncio.run(draft(work, engine=Forgetful(), clock_ms=Clock()))
+        drafted(work, Forgetful())
 
 
 def test_a_step_delivered_twice_leads_to_the_same_next_step() -> None:
-    work = begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS)
-    assert isinstance(work, Job)
-    verification = verify(asyncio.run(draft(work, engine=CountingEngine(), clock_ms=Clock())))
+    work = begun(decision())
+    verification = verify(drafted(work))
     assert resume(verification, now_ms=START_MS + 500) == resume(verification, now_ms=START_MS + 500)
 
 
@@ -269,11 +283,6 @@ def test_progress_drops_what_is_behind_and_forgets_the_oldest() -> None:
     progress.done("c", 1)
     assert not progress.behind("b", 1)
     assert progress.behind("a", 4)
-
-
-def run(**query: object) -> Answer:
-    asked = decision(**query)  # type: ignore[arg-type]
-    return finish(begin(asked, SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock())
 
 
 def test_most_tokens_bound_each_answer_and_not_the_search() -> None:
@@ -291,12 +300,8 @@ def test_most_tokens_bound_each_answer_and_not_the_search() -> None:
 
 def test_a_stop_text_cuts_the_answer() -> None:
     answer = run(stop=("2",))
-    assert (answer.status, answer.complete, answer.bounded, answer.text) == (
-        "ok",
-        True,
-        True,
-        "step 1\n\nstep ",
-    )
+    assert (answer.status, answer.complete, answer.bounded) == ("ok", True, True)
+    assert answer.text == "step 1\n\nstep "
     why = {each.why for step in explain(answer) for each in step.drafts if each.fate == "finished"}
     assert why == {"complete: ended by a stop text of the client"}
     assert run(stop=("no such text",)).text == run().text
@@ -307,8 +312,83 @@ def test_the_client_s_seed_gives_the_same_answer_under_another_id() -> None:
         asked = decision(seed=seed)
         asked = msgspec.structs.replace(asked, query=msgspec.structs.replace(asked.query, query_id=query_id))
         asked = msgspec.structs.replace(asked, seed=seed_of(7, asked.query))
-        return finish(begin(asked, SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock()).text
+        return run(asked=asked).text
 
     assert {of(f"q{at}", 3) for at in range(20)} == {of("x", 3)}
     assert len({of("q", seed) for seed in range(20)}) > 1
     assert len({of(f"q{at}", None) for at in range(20)}) > 1
+
+
+DECISION = decision(qp=1, cp=2, bs=1, timeout_s=10.0)
+
+
+class Hanging:
+    """Drafts one finished and one unfinished step, then hangs."""
+
+    def __init__(self) -> None:
+        self.model = "m"
+        self.served = Served(name="e")
+        self.hangs = False
+        self.cancelled = False
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        if self.hangs:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.cancelled = True
+                raise
+        ended = Drafted(text="so \\boxed{4}", finish="eos", tokens=5, prompt_tokens=9)
+        going = Drafted(text="first\n\n", finish="separator", tokens=5, prompt_tokens=9)
+        return [ended, going][:n]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def second_step(engine: Hanging) -> Job:
+    step = decode(encode(drafted(begun(DECISION), engine)), SearchStep)
+    scores = (Scored(score=0.2), Scored(score=0.9))
+    job = resume(Verification(search=step, scores=scores, verifier=Served(name="v")), now_ms=START_MS)
+    assert isinstance(job, Job)
+    return job
+
+
+def test_a_step_that_hangs_ends_at_the_deadline_with_the_best_path_so_far() -> None:
+    engine = Hanging()
+    job = second_step(engine)
+    engine.hangs = True
+    with pytest.raises(DeadlinePassedError, match="q/2: the query's deadline passed"):
+        asyncio.run(draft(job, engine=engine, clock_ms=lambda: START_MS + 8_950))
+    assert engine.cancelled
+    answer = overdue(job)
+    assert (answer.status, answer.text, answer.complete) == ("budget", "so \\boxed{4}", True)
+    assert (answer.error, answer.fault) == ("the budget of deadline ran out", "")
+    assert [row.fate for row in answer.trace] == ["finished", "stopped"]
+
+
+def test_a_first_step_that_hangs_has_no_path() -> None:
+    answer = overdue(begun(DECISION))
+    assert (answer.status, answer.text, answer.trace) == ("budget", None, ())
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (EngineTimeoutError("no reply"), "infrastructure"),
+        (EndpointRefusedError("HTTP 401"), "infrastructure"),
+        (EndpointSuspendedError("not asked"), "infrastructure"),
+        (RequestRefusedError("HTTP 400"), ""),
+        (PromptTooLongError("m", 9, 8), ""),
+        (RecordTooLarge("SearchStep", "", "too large"), ""),
+        ("why", ""),
+    ],
+    ids=str,
+)
+def test_only_a_fault_of_the_infrastructure_is_marked(error: Exception | str, fault: str) -> None:
+    for source in (DECISION, second_step(Hanging())):
+        answer = failed(source, error)
+        assert (answer.status, answer.fault) == ("failed", fault)
+        assert str(error) in (answer.error or "")

@@ -1,10 +1,8 @@
 """The HTTP engine against a real server in a thread that speaks the protocol, and misbehaves when told to."""
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -27,7 +25,7 @@ from agents.serving.errors import (
 from agents.serving.http import Breaker, HttpEngine, JsonServer, Retries, ServerSettings, within
 from agents.serving.prompts import ChatPrompts
 from schemas.query import Message
-from tests.support.http_servers import Server
+from tests.support.http_servers import JsonHandler, Server
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=32, depth_limit=8, top_k=20)
 ROOT = Prefix(messages=(Message(role="user", content="How many is 12 + 7?"),))
@@ -46,11 +44,9 @@ class CompletionServer:
         self.gate: threading.Barrier | None = None
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(JsonHandler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = self.body()
                 with outer.lock:
                     outer.requests.append(body)
                     outer.headers.append(dict(self.headers))
@@ -76,16 +72,7 @@ class CompletionServer:
                 status, content, headers = 200, outer.completion(body), {}
                 if isinstance(spoil, tuple):
                     status, content, headers = spoil
-                raw = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(raw)))
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, *_: object) -> None:
-                pass
+                self.reply(content, status, headers)
 
         self.stalled = threading.Event()
         self.server = Server(("127.0.0.1", 0), Handler)
@@ -268,12 +255,8 @@ def test_a_question_too_long_is_never_sent(server, prompts) -> None:
     assert server.requests == []
 
 
-def gzip_of_nothing() -> tuple[int, bytes, dict[str, str]]:
-    return 200, b"this is not gzip", {"Content-Encoding": "gzip"}
-
-
 def test_a_reply_whose_encoding_is_damaged_is_named(server, prompts) -> None:
-    server.spoilt = [gzip_of_nothing()]
+    server.spoilt = [(200, b"this is not gzip", {"Content-Encoding": "gzip"})]
     with pytest.raises(EngineReplyError, match="content encoding is damaged"):
         ask(server, prompts, attempts=2)
 

@@ -1,7 +1,6 @@
 """Models loaded in the background: their states, and what one that cannot be loaded does to the others."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec.structs import replace
@@ -46,120 +45,98 @@ class Loader:
         return Loaded(Engine(entry))
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 10))
-
-
 def states(fleet: Fleet[Engine]) -> dict[str, str]:
     return {each.model: each.state for each in fleet.health()}
 
 
-def test_a_model_that_cannot_be_loaded_harms_nobody_and_says_why() -> None:
-    async def test() -> None:
-        fleet: Fleet[Engine] = Fleet(Loader())
-        fleet.want([model("a"), model("b", "broken"), model("c"), model("d", "odd")])
+async def test_a_model_that_cannot_be_loaded_harms_nobody_and_says_why() -> None:
+    fleet: Fleet[Engine] = Fleet(Loader())
+    fleet.want([model("a"), model("b", "broken"), model("c"), model("d", "odd")])
+    await fleet.settled()
+    assert states(fleet) == {"a": "ready", "b": "failed", "c": "ready", "d": "failed"}
+    assert [each.why for each in fleet.health() if each.why] == [
+        "EngineStartError: b: no such folder",
+        "OSError: disk",
+    ]
+    assert (await fleet.get(model("a"))).entry == model("a")
+    for name, checkpoint in (("b", "broken"), ("d", "odd")):
+        with pytest.raises(EngineStartError):
+            await fleet.get(model(name, checkpoint))
+    await fleet.close()
+
+
+async def test_loading_goes_on_in_the_background() -> None:
+    loader = Loader()
+    fleet: Fleet[Engine] = Fleet(loader)
+    fleet.want([model("a")])
+    await fleet.settled()
+    fleet.want([model("a"), model("b", "slow")])
+    await asyncio.sleep(0)
+    assert states(fleet) == {"a": "ready", "b": "loading"}
+    waiting = asyncio.create_task(fleet.get(model("b", "slow")))
+    given_up = asyncio.create_task(fleet.get(model("b", "slow")))
+    await asyncio.sleep(0)
+    given_up.cancel()  # whoever stops waiting does not stop the loading
+    loader.go.set()
+    assert (await waiting).entry.name == "b"
+    assert states(fleet) == {"a": "ready", "b": "ready"}
+    assert loader.loaded == ["a", "b"]
+    await fleet.close()
+
+
+async def test_when_nothing_can_be_loaded_the_start_fails() -> None:
+    fleet: Fleet[Engine] = Fleet(Loader())
+    fleet.want([model("a", "broken"), model("b", "broken")])
+    with pytest.raises(EngineStartError, match="a: no such folder"):
         await fleet.settled()
-        assert states(fleet) == {"a": "ready", "b": "failed", "c": "ready", "d": "failed"}
-        assert [each.why for each in fleet.health() if each.why] == [
-            "EngineStartError: b: no such folder",
-            "OSError: disk",
-        ]
-        assert (await fleet.get(model("a"))).entry == model("a")
-        for name, checkpoint in (("b", "broken"), ("d", "odd")):
-            with pytest.raises(EngineStartError):
-                await fleet.get(model(name, checkpoint))
-        await fleet.close()
-
-    run(test)
 
 
-def test_loading_goes_on_in_the_background() -> None:
-    async def test() -> None:
-        loader = Loader()
-        fleet: Fleet[Engine] = Fleet(loader)
-        fleet.want([model("a")])
+async def test_a_failed_model_is_tried_again_after_a_while_or_when_its_entry_changes() -> None:
+    now, loader = [0.0], Loader()
+    fleet: Fleet[Engine] = Fleet(loader, clock=lambda: now[0], again_s=60.0)
+    for now_s, tried in ((0.0, 1), (59.0, 1), (60.0, 2), (61.0, 2)):
+        now[0] = now_s
+        fleet.want([model("a", "broken"), model("b")])
         await fleet.settled()
-        fleet.want([model("a"), model("b", "slow")])
-        await asyncio.sleep(0)
-        assert states(fleet) == {"a": "ready", "b": "loading"}
-        waiting = asyncio.create_task(fleet.get(model("b", "slow")))
-        given_up = asyncio.create_task(fleet.get(model("b", "slow")))
-        await asyncio.sleep(0)
-        given_up.cancel()  # whoever stops waiting does not stop the loading
-        loader.go.set()
-        assert (await waiting).entry.name == "b"
-        assert states(fleet) == {"a": "ready", "b": "ready"}
-        assert loader.loaded == ["a", "b"]
-        await fleet.close()
-
-    run(test)
+        assert loader.loaded.count("a") == tried
+    fleet.want([model("a")])
+    await fleet.settled()
+    assert states(fleet) == {"a": "ready", "b": "ready"}
+    assert loader.loaded.count("b") == 1
 
 
-def test_when_nothing_can_be_loaded_the_start_fails() -> None:
-    async def test() -> None:
-        fleet: Fleet[Engine] = Fleet(Loader())
-        fleet.want([model("a", "broken"), model("b", "broken")])
-        with pytest.raises(EngineStartError, match="a: no such folder"):
-            await fleet.settled()
-
-    run(test)
-
-
-def test_a_failed_model_is_tried_again_after_a_while_or_when_its_entry_changes() -> None:
-    async def test() -> None:
-        now, loader = [0.0], Loader()
-        fleet: Fleet[Engine] = Fleet(loader, clock=lambda: now[0], again_s=60.0)
-        for now_s, tried in ((0.0, 1), (59.0, 1), (60.0, 2), (61.0, 2)):
-            now[0] = now_s
-            fleet.want([model("a", "broken"), model("b")])
-            await fleet.settled()
-            assert loader.loaded.count("a") == tried
-        fleet.want([model("a")])
-        await fleet.settled()
-        assert states(fleet) == {"a": "ready", "b": "ready"}
-        assert loader.loaded.count("b") == 1
-
-    run(test)
+async def test_a_changed_entry_is_loaded_anew_unless_only_its_description_changed() -> None:
+    loader = Loader()
+    fleet: Fleet[Engine] = Fleet(loader)
+    first = await fleet.get(model("a"))
+    described = replace(model("a"), anchors=(BenchmarkScore(label="math", score=50.0, source="x"),))
+    assert await fleet.get(described) is first
+    assert await fleet.get(replace(model("a"), price_factor=3.0)) is first
+    second = await fleet.get(model("a", "elsewhere"))
+    assert second is not first
+    assert first.closed
+    assert loader.loaded == ["a", "a"]
 
 
-def test_a_changed_entry_is_loaded_anew_unless_only_its_description_changed() -> None:
-    async def test() -> None:
-        loader = Loader()
-        fleet: Fleet[Engine] = Fleet(loader)
-        first = await fleet.get(model("a"))
-        described = replace(model("a"), anchors=(BenchmarkScore(label="math", score=50.0, source="x"),))
-        assert await fleet.get(described) is first
-        assert await fleet.get(replace(model("a"), price_factor=3.0)) is first
-        second = await fleet.get(model("a", "elsewhere"))
-        assert second is not first
-        assert first.closed
-        assert loader.loaded == ["a", "a"]
+async def test_a_model_whose_endpoint_fails_is_suspended_until_it_is_back() -> None:
+    now = [0.0]
+    breaker = Breaker(lambda: now[0], failures=1, pause_s=10.0)
+    # Nobody listens at port 9 of this machine.
+    server = JsonServer(ServerSettings(url="http://127.0.0.1:9"), breaker=breaker)
+    entry = replace(model("a"), endpoint=Endpoint(kind="http", url="http://127.0.0.1:9"))
 
-    run(test)
+    async def load(entry: Model) -> Loaded[Engine]:
+        return Loaded(Engine(entry), server)
 
-
-def test_a_model_whose_endpoint_fails_is_suspended_until_it_is_back() -> None:
-    async def test() -> None:
-        now = [0.0]
-        breaker = Breaker(lambda: now[0], failures=1, pause_s=10.0)
-        # Nobody listens at port 9 of this machine.
-        server = JsonServer(ServerSettings(url="http://127.0.0.1:9"), breaker=breaker)
-        entry = replace(model("a"), endpoint=Endpoint(kind="http", url="http://127.0.0.1:9"))
-
-        async def load(entry: Model) -> Loaded[Engine]:
-            return Loaded(Engine(entry), server)
-
-        fleet: Fleet[Engine] = Fleet(load)
-        await fleet.get(entry)
-        assert states(fleet) == {"a": "ready"}
-        breaker.failed("no connection")
-        assert [(each.state, each.why) for each in fleet.health()] == [("suspended", "no connection")]
-        await fleet.probe()  # not before the pause is over
-        assert breaker.wait_s == 10.0
-        now[0] = 10.0
-        await fleet.probe()
-        assert states(fleet) == {"a": "suspended"}
-        assert breaker.wait_s == 20.0
-        await server.close()
-
-    run(test)
+    fleet: Fleet[Engine] = Fleet(load)
+    await fleet.get(entry)
+    assert states(fleet) == {"a": "ready"}
+    breaker.failed("no connection")
+    assert [(each.state, each.why) for each in fleet.health()] == [("suspended", "no connection")]
+    await fleet.probe()  # not before the pause is over
+    assert breaker.wait_s == 10.0
+    now[0] = 10.0
+    await fleet.probe()
+    assert states(fleet) == {"a": "suspended"}
+    assert breaker.wait_s == 20.0
+    await server.close()

@@ -1,9 +1,7 @@
 """`/pooling` over HTTP: a real server in a thread that scores with real probabilities or misbehaves."""
 
 import asyncio
-import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from agents.serving.http import JsonServer, Retries, ServerSettings
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import HttpRows, ScoreCountError, VerifierOptions, start_verifier
-from tests.support.http_servers import Server
+from tests.support.http_servers import JsonHandler, Server
 
 PATHS = [("12 + 7 is 19.\n\n",), ("12 + 7 is 18.\n\n", "So \\boxed{18}.")]
 QUESTION = "How many is 12 + 7?"
@@ -28,11 +26,9 @@ class PoolingServer:
         self.change: Any = None
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(JsonHandler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = self.body()
                 outer.requests.append({"path": self.path} | body)
                 data = []
                 for index, ids in enumerate(body["input"]):
@@ -40,14 +36,7 @@ class PoolingServer:
                     at_tags = [rows[at].tolist() for at, token in enumerate(ids) if token == tag_id]
                     data.append({"index": index, "object": "pooling", "data": at_tags})
                 reply = {"object": "list", "data": data[::-1], "usage": {}}
-                raw = json.dumps(outer.change(reply) if outer.change else reply).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, *_: object) -> None:
-                pass
+                self.reply(outer.change(reply) if outer.change else reply)
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.url = f"{self.server.url}/v1"
