@@ -5,7 +5,7 @@
 - `engine`: search beside bare vLLM
 - `gateway`: the gateway beside LiteLLM's proxy; `load`: the client of both; `litellm`: the peer
 - `learner`: decide, update, fold, beside public libraries
-- `recovery`: how long a learner takes to recover; `closed`: after a long life; `kills`: any service, after kill -9
+- `closed`: how long a learner takes to recover, also after a long life; `kills`: any service, after kill -9
 - `audit`: what the audit of a log takes; `history`: the log that it reads
 - `memory`: the memory of a whole deployment
 - `soak`: slopes of memory, descriptors and loop lag under hours of traffic

@@ -1,14 +1,20 @@
 """What a long life leaves of the decider: its memory, its start, and whether duplicates of ended queries are known.
 
 The learner's log is written to a broker by the decider's own code (`Decider`, `LearnerLog`), row by row, with its
-snapshots and tombstones. Then the decider's process starts on it. Of queries beyond `lived` only the id is entered, as
-ended: what they would leave in the policy takes no room, and their rows would have left the log.
+snapshots and tombstones. Then the decider's process starts on it, and reports how long it read and folded. Of queries
+beyond `lived` only the id is entered, as ended: what they would leave in the policy takes no room, and their rows would
+have left the log.
+
+    python -m bench closed 1000000
+    UNISCALE_SNAPSHOT_EVERY=0 python -m bench closed 10000 --lived 10000 --half 1024    # no snapshot
 """
 
 import asyncio
 import os
+import re
 import tempfile
 import time
+import urllib.request
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,13 +26,17 @@ from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.objectives import Steering
 from agents.decider.decider import Decider, Surroundings
+from agents.decider.log import Decided
 from agents.decider.snapshot import EndedIds
 from agents.embedding import Encoder, encoder_id
-from bench.recovery import drawn_reward, recovered_decider
+from bench.streams import cpu_s
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
+from schemas.reward import Reward, reward_id
+from streams.local.broker import free_port
+from streams.local.deployment import Supervisor, service_commands
 from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.base import PlacedRow
@@ -68,8 +78,7 @@ def measure(
             state_dir=folder,
             warm_up=0,
             heartbeat_grace_s=0.1,
-            # The ids of those that did not live here are in a snapshot and nowhere else.
-            snapshot_every=min(settings.policy.snapshot_every or lived, lived),
+            snapshot_every=_snapshot_every(settings, queries, lived),
         )
         topics = Topics(settings)
         kafka_admin.create(settings, topics.declared(load_catalogue(Path(settings.catalogue)).groups))
@@ -92,6 +101,12 @@ def measure(
             "rows_left": len(writer.rows),
             **_started(settings, encoder, queries, seq, Path(folder) / "decider.log"),
         }
+
+
+def _snapshot_every(settings: Settings, queries: int, lived: int) -> int:
+    """Return as the settings say, but often enough: ids of queries that did not live here are in snapshots alone."""
+    every = settings.policy.snapshot_every
+    return every if lived == queries else min(every or lived, lived)
 
 
 class _Writer:
@@ -175,12 +190,31 @@ async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> 
         made = decider.decide(asked, _no_row, around)
         table = {d.query_id: d.row[1] for d in made if d.row}
         await writer.put_all((*each.row, 0) for each in made if each.row)
-        rewards = [(drawn_reward(each, rng), start + at) for at, each in enumerate(made)]
+        rewards = [(_drawn_reward(each, rng), start + at) for at, each in enumerate(made)]
         learned = decider.learn(rewards, table.get)
         await writer.put_all((*each.row, 0) for each in learned if each.row)
         await learner_log.snapshot_when_due(decider)
     writer.producer.flush()
     return decider.seq
+
+
+def _drawn_reward(decided: Decided, rng: np.random.Generator) -> Reward:
+    """Return a final reward with drawn terms."""
+    assert decided.value is not None, decided.error
+    decision = decode(decided.value, Decision)
+    return Reward(
+        reward_id=reward_id(decided.query_id, "final"),
+        query_id=decided.query_id,
+        kind="final",
+        seq=decision.seq,
+        action=decision.action,
+        status="ok",
+        correct=float(rng.random() < 0.5),
+        score=float(rng.random()),
+        log_cost=float(rng.uniform(26.0, 36.0)),
+        price=None,
+        objective=decision.objective,
+    )
 
 
 def _no_row(query_id: str) -> bytes | None:
@@ -202,15 +236,29 @@ def _context(
 
 
 def _started(settings: Settings, encoder: Encoder, queries: int, seq: int, log: Path) -> dict[str, Any]:
-    """Start the decider's process, measure it, and send it Contexts of ended queries."""
-    with recovered_decider(settings, log) as (pid, ready_s, took):
-        cpu_s = _cpu_s(pid)
+    """Start the decider's process, measure its recovery, and send it Contexts of ended queries.
+
+    Raises:
+        LookupError: it did not recover in ten minutes; the message ends with its log.
+    """
+    port = free_port()
+    command = [*service_commands([])["decider"], "--metrics-port", str(port)]
+    environ = {"OMP_NUM_THREADS": "1", **os.environ, **settings.environ()}
+    began_s = time.monotonic()
+    with Supervisor({"decider": command}, environ=environ, log_path=log) as supervisor:
+        supervisor.wait_ready(300)
+        while not (took := _recovery_seconds(port)):
+            if time.monotonic() - began_s > 600:
+                raise LookupError(f"the decider did not recover in 600 s:\n{log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        ready_s, pid = time.monotonic() - began_s, supervisor.services["decider"].pid
+        ready_cpu_s = cpu_s(pid)
         at_start = _memory_mb(pid)
         refused = _again(settings, encoder, queries, seq)
         now = _memory_mb(pid)
     return {
         "ready_s": round(ready_s, 2),
-        "ready_cpu_s": round(cpu_s, 2),
+        "ready_cpu_s": round(ready_cpu_s, 2),
         "read_s": round(took["read"], 3),
         "fold_s": round(took["fold"], 3),
         "rss_mb": max(at_start["VmRSS"], now["VmRSS"]),
@@ -219,6 +267,14 @@ def _started(settings: Settings, encoder: Encoder, queries: int, seq: int, log: 
         "duplicates_refused": refused,
         "duplicates_decided": 0,
     }
+
+
+def _recovery_seconds(port: int) -> dict[str, float]:
+    """Return how long the decider's recovery took, by part, from its metrics; empty before it is done."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        text = page.read().decode()
+    found = re.findall(r'^uniscale_recovery_seconds{part="(\w+)"} (\S+)$', text, re.MULTILINE)
+    return {part: float(value) for part, value in found}
 
 
 def _again(settings: Settings, encoder: Encoder, queries: int, seq: int) -> int:
@@ -256,9 +312,3 @@ def _memory_mb(pid: int) -> dict[str, float]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     sizes = {name: rest for name, _, rest in (line.partition(":") for line in lines)}
     return {name: round(int(sizes[name].split()[0]) / 1024, 1) for name in ("VmRSS", "VmHWM")}
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the processor time that a process has used, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -23,6 +23,8 @@ from streams.settings import Settings
 
 Kind = Literal["kafka", "embedded"]
 
+_say: Final = partial(click.echo, err=True)
+
 _started_broker = click.option(
     "--broker",
     "kind",
@@ -59,7 +61,7 @@ def audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
     """
     from bench.audit import measure
 
-    found = measure(settings, queries, half, on_broker, lambda text: click.echo(text, err=True))
+    found = measure(settings, queries, half, on_broker, _say)
     click.echo(msgspec.json.encode(found).decode())
     sys.exit(1 if found["wrong"] else 0)
 
@@ -74,9 +76,6 @@ def audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
     type=click.IntRange(min=1),
     default=2,
     help="Turns of each side; figures are medians over them.",
-)
-@click.option(
-    "--quick", is_flag=True, help="One round of one second: shows that it works, not how fast it is."
 )
 @click.option("--workers", type=click.IntRange(min=1), default=1, help="Processes of LiteLLM's proxy.")
 @click.option(
@@ -96,7 +95,6 @@ def measure_gateway(
     settings: Settings,
     seconds: float,
     rounds: int,
-    quick: bool,
     workers: int,
     one_by_one: int | None,
     kind: str,
@@ -117,11 +115,7 @@ def measure_gateway(
             found = gateway.one_by_one(settings, kind, one_by_one, Path(folder))
         click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2))
         return
-    plan = (
-        GatewayPlan(seconds=1.0, rounds=1, workers=workers)
-        if quick
-        else GatewayPlan(seconds=seconds, rounds=rounds, workers=workers)
-    )
+    plan = GatewayPlan(seconds=seconds, rounds=rounds, workers=workers)
     peer: dict[str, str] = {}
     python: Path | None = None
     try:
@@ -148,7 +142,7 @@ def measure_gateway(
     click.echo(f"wrote {out}")
 
 
-# `recovery`, `closed`, `kills`: recovery of the learner, a learner after a long life, any service.
+# `closed`, `kills`: recovery of the learner, also after a long life, and of any service.
 
 _BROKER: Final = click.option(
     "--broker",
@@ -156,27 +150,6 @@ _BROKER: Final = click.option(
     type=click.Choice(["none", "auto", "kafka", "embedded"]),
     help="Which broker to start; none: use the one at --bootstrap. [none where --bootstrap is given, else auto]",
 )
-
-
-@main.command("recovery")
-@click.option("--rows", type=click.IntRange(min=1), default=10_000, help="Observations to recover.")
-@click.option(
-    "--half",
-    type=click.IntRange(min=8),
-    default=1024,
-    help="Length of each embedding, the query's and the action's.",
-)
-@_BROKER
-@click.pass_context
-def recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -> None:
-    """Write ROWS observations to a broker and measure the decider's recovery of them; the last line is JSON.
-
-    `recover_<ROWS>_s` counts from the assignment of the partition until the learner is ready: reading its log
-    (`read_s`) and folding it (`fold_s`). `difference` compares it with the learner that wrote the log.
-    """
-    from bench.recovery import measure
-
-    _measured(ctx, kind, lambda settings, say: measure(settings, rows, half, say))
 
 
 @main.command("closed")
@@ -198,8 +171,9 @@ def recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -> None
 def closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | None) -> None:
     """Write the log of QUERIES ended queries, start the decider on it, and send duplicates; the last line is JSON.
 
-    `rss_mb` and `peak_mb` are the decider's resident memory, `ready_s` counts from the start of its process. Half of
-    `duplicates_sent` are redeliveries and are skipped; the others reuse an id and are refused.
+    `rss_mb` and `peak_mb` are the decider's resident memory, `ready_s` counts from the start of its process. Of it
+    `read_s` took reading the log, and `fold_s` folding what follows the newest snapshot. Half of `duplicates_sent` are
+    redeliveries and are skipped; the others reuse an id and are refused.
     """
     from bench.closed import measure
 
@@ -225,15 +199,7 @@ def closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | 
 )
 @_BROKER
 @click.pass_context
-def kills(
-    ctx: click.Context,
-    rounds: int,
-    services: tuple[str, ...],
-    rate: float,
-    lived_s: float | None,
-    engines: bool,
-    kind: str | None,
-) -> None:
+def kills(ctx: click.Context, /, kind: str | None, **plan: Any) -> None:
     """Kill every service in turn (kill -9) and measure the seconds until it serves again; the last line is JSON.
 
     A recovery counts from the kill until the reward of a query sent at that moment is closed; `ready_s` of it pass
@@ -242,13 +208,7 @@ def kills(
     """
     from bench.kills import measure
 
-    _measured(
-        ctx,
-        kind,
-        lambda settings, say: measure(
-            settings, rounds, rate=rate, engines=engines, say=say, services=services, lived_s=lived_s
-        ),
-    )
+    _measured(ctx, kind, lambda settings, say: measure(settings, say=say, **plan))
 
 
 def _measured(
@@ -258,15 +218,12 @@ def _measured(
     settings: Settings = ctx.obj
     given = ctx.find_root().params.get("bootstrap") or "UNISCALE_BOOTSTRAP" in os.environ
 
-    def say(text: str) -> None:
-        click.echo(text, err=True)
-
     if (kind or ("none" if given else "auto")) == "none":
-        found = {**measure(settings, say), "broker": f"at {settings.kafka.bootstrap}"}
+        found = {**measure(settings, _say), "broker": f"at {settings.kafka.bootstrap}"}
     else:
         with LocalBroker.choose(kind or "auto", os.environ) as broker:  # type: ignore[arg-type]
-            say(broker.version)
-            found = {**measure(settings_for(settings, broker), say), "broker": broker.version}
+            _say(broker.version)
+            found = {**measure(settings_for(settings, broker), _say), "broker": broker.version}
     click.echo(orjson.dumps(found).decode())
 
 
@@ -434,9 +391,7 @@ def measure_hostile(
     known = [*hostile.KINDS, hostile.UNTAUGHT]
     if unknown := set(kinds) - {*known}:
         raise click.UsageError(f"unknown kinds {sorted(unknown)}; there are {known}")
-    table = hostile.measure(
-        kinds or known, priors, range(1, seeds + 1), outcomes, out, lambda text: click.echo(text, err=True)
-    )
+    table = hostile.measure(kinds or known, priors, range(1, seeds + 1), outcomes, out, _say)
     click.echo(hostile.markdown(table))
     bound = [row for row in table if row["setting"] in hostile.KINDS]
     sys.exit(0 if all(row["met"] for row in bound) else 1)
@@ -476,5 +431,5 @@ def measure_soak(
         sys.exit(0 if found["well"] else 1)
     [out] = files
     with LocalBroker.choose(cast(Any, kind), os.environ, directory=data) as broker:
-        ended = soak.soak(settings, broker, minutes, rate, out, lambda line: click.echo(line, err=True))
+        ended = soak.soak(settings, broker, minutes, rate, out, _say)
     click.echo(orjson.dumps(ended).decode())

@@ -12,23 +12,22 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal
 
 import httpx
 import msgspec
+import psutil
 
-from agents.catalogue.file import load_catalogue
-from agents.serving.recorded import write_paths
 from bench import litellm
 from bench.load import ChatLoad, LoadFigures
-from bench.streams import BenchFailed, recording
+from bench.streams import BenchFailed, recording, running
 from streams.local.broker import LocalBroker, free_port
-from streams.local.deployment import Supervisor, service_commands, settings_for
-from streams.runtime import kafka_admin, kafka_clients
+from streams.local.deployment import settings_for
+from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -279,25 +278,13 @@ def _load(load: ChatLoad) -> LoadFigures:
 def _ours(
     settings: Settings, broker: LocalBroker, folder: Path, encoder: Literal["hashed", "minilm"]
 ) -> Iterator[ServerUnderLoad]:
-    catalogue = load_catalogue(Path(settings.catalogue))
     questions = [f"Question {n}: how many are {n % 97} and {n % 89} together?" for n in range(50)]
-    write_paths(folder / "recording.jsonl", recording(catalogue, questions, 1))
-    settings = settings_for(settings, broker).replace(
-        prefix=f"bench-{uuid.uuid4().hex[:6]}.",
-        encoder=encoder,
-        recorded=str(folder / "recording.jsonl"),
-        state_dir=str(folder / "state"),
-        gateway_port=free_port(),
-        max_in_flight=max(CONNECTIONS),
+    recorded = partial(recording, questions=questions, steps=1)
+    shared = settings_for(settings, broker).replace(
+        encoder=encoder, gateway_port=free_port(), max_in_flight=max(CONNECTIONS)
     )
-    groups, topics = list(catalogue.groups), Topics(settings)
-    kafka_admin.create(settings, topics.declared(groups))
-    environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
-    services = Supervisor(
-        service_commands(groups, optional=("gateway",)), environ=environ, log_path=folder / "services.log"
-    )
-    with services as supervisor:
-        supervisor.wait_ready(300)
+    deployed = running(shared, folder, recorded, optional=("gateway",))
+    with deployed as (settings, catalogue, supervisor):
         groups_of = {name: service.pid for name, service in supervisor.services.items()}
         if broker.process is not None:
             groups_of["broker"] = broker.process.pid
@@ -306,7 +293,7 @@ def _ours(
             f"http://127.0.0.1:{settings.gateway.port}/v1",
             f"{catalogue.smallest.name}/1/1/1",
             groups_of,
-            lambda: _stored(settings, topics),
+            lambda: _stored(settings, Topics(settings)),
         )
 
 
@@ -329,15 +316,12 @@ def _stored(settings: Settings, topics: Topics) -> dict[str, int]:
 
 def group_cpu_s(group: int) -> float:
     """Return the processor seconds that the living processes of a group have used (Linux)."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended
-        if int(fields[2]) == group:
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    used_s = 0.0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has ended
+            if os.getpgid(process.pid) == group:
+                used_s += sum(process.cpu_times()[:2])
+    return used_s
 
 
 def _means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:

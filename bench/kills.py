@@ -9,9 +9,9 @@ import os
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -20,22 +20,18 @@ from typing import Any, Final, Self
 import msgspec
 
 from agents.catalogue.file import load_catalogue
-from agents.serving.recorded import write_paths
-from bench.streams import BenchFailed, cpu_s, recording
+from bench.streams import BenchFailed, cpu_s, recording, running
 from bench.turns import versions
 from schemas.query import Query
 from streams.client.client import Client
 from streams.client.events import EventFollower
 from streams.local.deployment import STEADY_S, Service, Supervisor, service_commands
-from streams.runtime import kafka_admin
 from streams.settings import Settings
-from streams.topics import Topics
 
 _LIVED_S: Final = STEADY_S + 2.0
 _PATIENCE_S: Final = 300.0
 _STEPS: Final = 5
 _QUESTIONS: Final = tuple(f"Question {n}: how many are {n} and {n + 3} together?" for n in range(50))
-_ONE_THREAD: Final = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,39 +78,34 @@ def measure(
         ServiceFailed: a service does not start.
         BenchFailed: there is no such service, or a query has no closed reward five minutes after it was sent.
     """
-    with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
-        catalogue = load_catalogue(Path(settings.catalogue))
-        recorded = Path(folder) / "recording.jsonl"
-        write_paths(recorded, recording(catalogue, _QUESTIONS, _STEPS))
-        settings = settings.replace(
-            prefix=f"kills-{uuid.uuid4().hex[:6]}.",
-            state_dir=folder,
-            recorded="" if engines else str(recorded),
-            engine_threads=1,
-        )
-        groups = list(catalogue.groups)
-        commands = service_commands(groups)
-        if unknown := set(services) - set(commands):
-            raise BenchFailed(f"no service {', '.join(sorted(unknown))}; there are {', '.join(commands)}")
-        kafka_admin.create(settings, Topics(settings).declared(groups))
-        environ = {**os.environ, **_ONE_THREAD, **settings.environ()}
-        with Supervisor(commands, environ=environ, log_path=Path(folder) / "log") as supervisor:
-            supervisor.wait_ready(600)
-            with Client(settings) as client, Rewards(settings) as rewards:
-                # One path a search: what is measured is the way back, not wide forests.
-                pin = f"{catalogue.smallest.name}/1/1/1"
-                queries = _queries("killed-", pin)
-                _rewarded(client, rewards, next(queries))
-                with _others(client, rewards, _queries("other-", pin), rate):
-                    kills = list(
-                        killed(
-                            supervisor,
-                            list(services or commands) * rounds,
-                            lambda: _rewarded(client, rewards, next(queries)),
-                            say,
-                            _LIVED_S if lived_s is None else lived_s,
-                        )
-                    )
+    commands = service_commands(load_catalogue(Path(settings.catalogue)).groups)
+    if unknown := set(services) - set(commands):
+        raise BenchFailed(f"no service {', '.join(sorted(unknown))}; there are {', '.join(commands)}")
+    recorded = None if engines else partial(recording, questions=_QUESTIONS, steps=_STEPS)
+    with (
+        tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder,
+        running(settings.replace(engine_threads=1), Path(folder), recorded) as (
+            settings,
+            catalogue,
+            supervisor,
+        ),
+        Client(settings) as client,
+        Rewards(settings) as rewards,
+    ):
+        # One path a search: what is measured is the way back, not wide forests.
+        pin = f"{catalogue.smallest.name}/1/1/1"
+        queries = _queries("killed-", pin)
+        _rewarded(client, rewards, next(queries))
+        with _others(client, rewards, _queries("other-", pin), rate):
+            kills = list(
+                killed(
+                    supervisor,
+                    list(services or commands) * rounds,
+                    lambda: _rewarded(client, rewards, next(queries)),
+                    say,
+                    _LIVED_S if lived_s is None else lived_s,
+                )
+            )
     return {
         "cpus": os.cpu_count(),
         "versions": versions(Path.cwd()),

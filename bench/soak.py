@@ -21,7 +21,6 @@ the machine's other work is not the service's.
 
 import asyncio
 import itertools
-import os
 import random
 import threading
 import time
@@ -39,18 +38,15 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from scipy import stats
 
-from agents.catalogue.file import load_catalogue
-from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
+from agents.serving.recorded import RecordedPath, RecordedStep
 from bench.gateway import wait_served
 from bench.memory import pss_mb
-from bench.streams import BenchFailed, cpu_s
+from bench.streams import BenchFailed, cpu_s, running
 from bench.turns import versions
 from streams.audit import BrokerLog, Report, audit
 from streams.local.broker import LocalBroker, free_port
-from streams.local.deployment import Supervisor, service_commands, settings_for
-from streams.runtime import kafka_admin
+from streams.local.deployment import Supervisor, settings_for
 from streams.settings import Settings
-from streams.topics import Topics
 
 EVERY_S: Final = 10.0
 WARM_MIN: Final = 20.0
@@ -125,31 +121,22 @@ def soak(
     Raises:
         ServiceFailed: a service does not become ready.
     """
-    run, folder = uuid.uuid4().hex[:8], broker.directory
-    catalogue = load_catalogue(Path(settings.catalogue))
-    write_paths(folder / "recording.jsonl", _recording(catalogue.model_names))
-    settings = settings_for(settings, broker).replace(
-        prefix=f"soak-{run}.",
-        recorded=str(folder / "recording.jsonl"),
-        state_dir=str(folder / "state"),
-        gateway_port=free_port(),
-        gateway_recent=2000,
-        snapshot_every=1000,
+    run, ports = uuid.uuid4().hex[:8], defaultdict[str, int](free_port)
+    shared = settings_for(settings, broker).replace(
+        gateway_port=free_port(), gateway_recent=2000, snapshot_every=1000
     )
-    groups = list(catalogue.groups)
-    kafka_admin.create(settings, Topics(settings).declared(groups))
-    ports = {name: free_port() for name in service_commands(groups, optional=("gateway",))}
-    commands = {
-        name: [*argv, "--metrics-port", str(ports[name])]
-        for name, argv in service_commands(groups, optional=("gateway",)).items()
-    }
-    environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
-    url = f"http://127.0.0.1:{settings.gateway.port}"
+    deployed = running(
+        shared,
+        broker.directory,
+        lambda catalogue: _recording(catalogue.model_names),
+        optional=("gateway",),
+        ports=ports.__getitem__,
+    )
+    url = f"http://127.0.0.1:{shared.gateway.port}"
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("ab", buffering=0) as file, _Idle() as idle:
         _append(file, {"run": run, "versions": versions(Path.cwd()), "rate": rate, "minutes": minutes})
-        with Supervisor(commands, environ=environ, log_path=folder / "services.log") as supervisor:
-            supervisor.wait_ready(600)
+        with deployed as (settings, _, supervisor):
             with httpx.Client(base_url=url, trust_env=False) as client:
                 wait_served(client)
             sampler = _Sampler(run, supervisor, broker, ports, idle)

@@ -6,11 +6,14 @@ The engine's own speed is not measured here, see `engine.py`. `turns.py` takes m
 import os
 import random
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import psutil
 
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Catalogue
@@ -64,6 +67,61 @@ def recording(catalogue: Catalogue, questions: Sequence[str], steps: int) -> lis
     ]
 
 
+class Running(NamedTuple):
+    """A deployment that runs.
+
+    Attributes:
+        settings: Of its clients.
+        catalogue: Its models.
+        supervisor: Its services, all ready.
+    """
+
+    settings: Settings
+    catalogue: Catalogue
+    supervisor: Supervisor
+
+
+@contextmanager
+def running(
+    settings: Settings,
+    folder: Path,
+    recorded: Callable[[Catalogue], Sequence[RecordedPath]] | None,
+    *,
+    optional: Sequence[str] = (),
+    ports: Callable[[str], int] = lambda name: 0,
+) -> Iterator[Running]:
+    """Run a deployment of its own on a broker that runs; its services end with the block.
+
+    Args:
+        settings: What it shares with others.
+        folder: For the recording, the state and the log.
+        recorded: What its engines answer from; None runs the catalogue's engines.
+        optional: Services to run that no deployment needs.
+        ports: Where a service, by its name, serves its metrics; 0 for nowhere.
+
+    Raises:
+        ServiceFailed: a service does not become ready.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    catalogue, file = load_catalogue(Path(settings.catalogue)), folder / "recording.jsonl"
+    if recorded is not None:
+        write_paths(file, recorded(catalogue))
+    settings = settings.replace(
+        prefix=f"bench-{uuid.uuid4().hex[:6]}.",
+        state_dir=str(folder / "state"),
+        recorded="" if recorded is None else str(file),
+    )
+    kafka_admin.create(settings, Topics(settings).declared(catalogue.groups))
+    commands = {
+        name: [*argv, "--metrics-port", str(ports(name))]
+        for name, argv in service_commands(catalogue.groups, optional=optional).items()
+    }
+    environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
+    with Supervisor(commands, environ=environ, log_path=folder / "services.log") as supervisor:
+        supervisor.wait_ready(600)
+        yield Running(settings, catalogue, supervisor)
+
+
 def run_once(
     settings: Settings, broker: LocalBroker, plan: StreamPlan, folder: Path, encoder: str, rate: float
 ) -> dict[str, Any]:
@@ -81,39 +139,25 @@ def run_once(
         ServiceFailed: a service did not become ready.
         BenchFailed: a query has no Answer.
     """
-    folder.mkdir(parents=True)
-    catalogue = load_catalogue(Path(settings.catalogue))
     questions = [
         f"Question {n}: how many are {n % 97} and {n % 89} together?" for n in range(plan.queries + plan.warm)
     ]
-    write_paths(folder / "recording.jsonl", recording(catalogue, questions[:50], plan.steps))
-    settings = settings_for(settings, broker).replace(
-        prefix=f"bench-{uuid.uuid4().hex[:6]}.",
-        encoder=encoder,
-        recorded=str(folder / "recording.jsonl"),
-        state_dir=str(folder / "state"),
-        max_in_flight=plan.in_flight,
-    )
-    groups = list(catalogue.groups)
-    topics = Topics(settings)
-    kafka_admin.create(settings, topics.declared(groups))
-    # One path a search: the figure is of the plumbing, not of wide forests.
-    pin = f"{catalogue.smallest.name}/1/1/1"
-    queries = [
-        Query(query_id=f"b{n}", text=text, reference="0", pin_action=pin) for n, text in enumerate(questions)
-    ]
-    environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
-    with Supervisor(
-        service_commands(groups), environ=environ, log_path=folder / "services.log"
-    ) as supervisor:
-        supervisor.wait_ready(300)
+    recorded = partial(recording, questions=questions[:50], steps=plan.steps)
+    shared = settings_for(settings, broker).replace(encoder=encoder, max_in_flight=plan.in_flight)
+    with running(shared, folder, recorded) as (settings, catalogue, supervisor):
+        # One path a search: the figure is of the plumbing, not of wide forests.
+        pin = f"{catalogue.smallest.name}/1/1/1"
+        queries = [
+            Query(query_id=f"b{n}", text=text, reference="0", pin_action=pin)
+            for n, text in enumerate(questions)
+        ]
         _answered(settings, queries[: plan.warm], 0.0)
         before = {name: cpu_s(service.pid) for name, service in supervisor.services.items()}
         wall_s = _answered(settings, queries[plan.warm :], rate)
         spent = {
             name: round(cpu_s(service.pid) - before[name], 2) for name, service in supervisor.services.items()
         }
-    timelines = read_timelines(settings, groups)
+    timelines = read_timelines(settings, catalogue.groups)
     asked = [timelines.by_id[q.query_id] for q in queries[plan.warm :]]
     steps = [len({s.step for s in timeline.steps}) for timeline in asked]
     return {
@@ -137,5 +181,4 @@ def _answered(settings: Settings, queries: Sequence[Query], rate: float) -> floa
 
 def cpu_s(pid: int) -> float:
     """Return the processor seconds a process and its ended children have used (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(int(fields[at]) for at in (11, 12, 13, 14)) / os.sysconf("SC_CLK_TCK")
+    return float(sum(psutil.Process(pid).cpu_times()[:4]))

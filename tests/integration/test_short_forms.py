@@ -44,9 +44,9 @@ COVERED = {
     "python -m bench gateway": "test_bench_gateway_one_by_one",
     "python -m bench hostile": "test_bench_hostile",
     "python -m bench kills": "test_bench_kills",
-    "python -m bench recovery": "test_bench_recovery",
     "python -m bench memory": "test_bench_memory",
     "python -m bench soak": "test_bench_soak",
+    "python -m bench streams": "test_bench_stream",
     "python -m streams.demo.paired": "test_demo_command.py",
 }
 """Where each command runs: here or in another file."""
@@ -103,7 +103,8 @@ def test_bench_learner(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "learner.json").read_text())
     assert found["decide_ms"] > 0
     assert found["decisions_per_s_batch64"] > 0
-    assert found["recovery"]["difference"] == 0
+    assert found["recover_50_s"] > 0
+    assert found["recovery"]["duplicates_refused"] == 50
 
 
 @pytest.mark.thorough
@@ -121,13 +122,6 @@ def test_bench_closed() -> None:
         50,
         0,
     )
-
-
-@pytest.mark.thorough
-def test_bench_recovery() -> None:
-    found = figures("bench", "recovery", "--rows", "50", "--half", "8", *EMBEDDED)
-    assert found["difference"] == 0
-    assert found["recover_50_s"] > 0
 
 
 @pytest.mark.thorough
