@@ -13,18 +13,18 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Catalogue, Model
 from agents.search.search import Job, SearchRules, begin, draft, resume
-from agents.serving.registry import EngineOptions, hosted_engine, hosted_model
+from agents.serving.registry import HostingOptions, hosted_engine, hosted_model, load_into
 from agents.serving.vllm_host import EngineHost
 from agents.serving.vllm_requests import GeneratedDraft, Generation
-from agents.serving.vllm_settings import HostSettings, prepare_environment
-from agents.verifier.prm import VerifierOptions, start_verifier
+from agents.serving.vllm_settings import prepare_environment
+from agents.verifier.prm import start_verifier
 from schemas.action import Action
 from schemas.decision import Decision, PolicyState
 from schemas.objective import CostRange, ObjectiveInForce, Weights
@@ -114,10 +114,7 @@ def _action(catalogue: Catalogue, plan: EnginePlan) -> Action:
     return Action(model=largest(catalogue).name, qp=qp, cp=cp, bs=bs)
 
 
-def _host(catalogue: Catalogue) -> tuple[EngineHost, EngineOptions]:
-    options = EngineOptions(threads=1)
-    hosted = hosted_model(largest(catalogue), options)
-    return EngineHost(HostSettings(models=(hosted,), offline=True, threads=1)), options
+OPTIONS: Final = HostingOptions(threads=1)
 
 
 def decisions_of(catalogue: Catalogue, plan: EnginePlan) -> list[Decision]:
@@ -199,11 +196,11 @@ def _key(step: SearchStep, index: int) -> str:
 async def keep_scores(plan: EnginePlan, folder: Path) -> None:
     """Search with the real verifier and leave its scores in `scores.json`."""
     catalogue = load_catalogue(Path(plan.catalogue))
-    host, options = _host(catalogue)
     kept: dict[str, Scored] = {}
-    with host:
-        engine = hosted_engine(largest(catalogue), options, host)
-        verifier = await start_verifier(catalogue.verifier_named(), VerifierOptions(threads=1), host)
+    with EngineHost(threads=1) as host:
+        await load_into(host, largest(catalogue), OPTIONS)
+        engine = hosted_engine(largest(catalogue), OPTIONS, host)
+        verifier = await start_verifier(catalogue.verifier_named(), OPTIONS, host)
 
         async def score(step: SearchStep) -> Sequence[Scored]:
             found = await verifier.score(step.question, [step.forest.steps(i) for i in step.forest.pending])
@@ -218,21 +215,20 @@ async def time_search(plan: EnginePlan, folder: Path) -> None:
     """Search again with stored scores, timed; leave `search.json` and the engine's requests in `calls.json`."""
     catalogue = load_catalogue(Path(plan.catalogue))
     kept = msgspec.json.decode((folder / "scores.json").read_bytes(), type=dict[str, Scored])
-    host, options = _host(catalogue)
 
     async def score(step: SearchStep) -> Sequence[Scored]:
         # A draft in another batch may differ in the last bits of its logits and so, rarely, in its text.
         return [kept.get(_key(step, i), Scored(score=0.5, tokens=1)) for i in step.forest.pending]
 
-    with host:
+    with EngineHost(threads=1) as host:
+        await load_into(host, largest(catalogue), OPTIONS)
         decisions = decisions_of(catalogue, plan)
-        warm = hosted_engine(largest(catalogue), options, host)
+        warm = hosted_engine(largest(catalogue), OPTIONS, host)
         await _all(decisions[:8], plan, lambda d: _search(d, catalogue, warm, score))
         # Loaded again, so that the prefix cache is as cold as that of bare vLLM.
-        await asyncio.wrap_future(host.unload(largest(catalogue).name))
-        await asyncio.wrap_future(host.load(hosted_model(largest(catalogue), options)))
+        await load_into(host, largest(catalogue), OPTIONS)
         tap = _Tap(host)
-        engine = hosted_engine(largest(catalogue), options, tap)  # type: ignore[arg-type]
+        engine = hosted_engine(largest(catalogue), OPTIONS, tap)  # type: ignore[arg-type]
         timed = await _all(decisions, plan, lambda d: _search(d, catalogue, engine, score))
     (folder / "search.json").write_bytes(msgspec.json.encode(timed))
     (folder / "calls.json").write_bytes(msgspec.json.encode(tap.calls))
@@ -242,8 +238,8 @@ def time_raw(plan: EnginePlan, folder: Path) -> None:
     """Hand the same requests to a bare vLLM engine, as many calls at once, timed; leave `raw.json`."""
     catalogue = load_catalogue(Path(plan.catalogue))
     calls = msgspec.json.decode((folder / "calls.json").read_bytes(), type=list[list[Generation]])
-    hosted = hosted_model(largest(catalogue), EngineOptions(threads=1))
-    prepare_environment(HostSettings(models=(hosted,), offline=True, threads=1), os.environ, sys.modules)
+    hosted = hosted_model(largest(catalogue), OPTIONS)
+    prepare_environment(True, os.environ, sys.modules)
     from agents.serving import vllm_adapter  # imports vLLM, which reads that environment
 
     engine = vllm_adapter.build_engine(hosted)

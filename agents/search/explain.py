@@ -6,10 +6,28 @@ score that it would have had to beat.
 
 from dataclasses import dataclass
 
-from agents.search.forest import place_of
-from agents.search.pruning import StepControl, history
+from agents.search.forest import h_max, last_answer, place_of
 from schemas.answer import Answer
-from schemas.forest import Draft, Fate, Forest
+from schemas.forest import Draft, Fate, Forest, completes
+
+
+@dataclass(frozen=True)
+class StepControl:
+    """The state of search control after a step, with which the bounds were compared.
+
+    Attributes:
+        step: The step.
+        v_max: The best completed path's score.
+        best_depth: Its depth.
+        limit: H_max.
+        bar: The score that a bound must reach: V_max, or the score of the last answer if several are wanted.
+    """
+
+    step: int
+    v_max: float | None
+    best_depth: int | None
+    limit: int
+    bar: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,25 @@ def explain(answer: Answer) -> tuple[StepExplained, ...]:
         ]
         steps.append(StepExplained(control, tuple(sorted(drafts, key=lambda d: -(d.path_score or 0.0)))))
     return tuple(steps)
+
+
+def history(forest: Forest) -> list[StepControl]:
+    """Return V_max, D_best and H_max after each step, from the fates alone."""
+    found: list[StepControl] = []
+    best: Draft | None = None
+    v_max: float | None = None
+    scores: list[float] = []
+    for step in range(1, forest.step + 1):
+        for at, draft in enumerate(forest.drafts):
+            if draft.depth == step and completes(draft.fate, draft.finish, forest.limits):
+                scores.append(forest.path_score(at))
+                if v_max is None or scores[-1] > v_max:
+                    best, v_max = draft, scores[-1]
+        depth = best.depth if best else None
+        bar = last_answer(scores, forest.limits.answers)
+        limit = h_max(forest.limits, depth if bar is not None else None)
+        found.append(StepControl(step, v_max, depth, limit, bar))
+    return found
 
 
 def bounds_in_words(control: StepControl, eta: float) -> str:

@@ -42,19 +42,8 @@ class SearchRules:
 
 def limits(sampling: Sampling, rules: SearchRules) -> Limits:
     """Return the limits of any search, from the model's sampling and the rules; no budget, no deadline."""
-    return Limits(
-        depth_limit=sampling.depth_limit,
-        step_tokens=sampling.step_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        delimiter=sampling.delimiter,
-        thinking=sampling.thinking,
-        eta=rules.eta,
-        early_exit=rules.early_exit,
-        cut_completes=rules.cut_completes,
-        box_completes=rules.box_completes,
-    )
+    ours = {name: getattr(rules, name) for name in ("eta", "early_exit", "cut_completes", "box_completes")}
+    return Limits(**msgspec.structs.asdict(sampling), **ours)
 
 
 def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Limits:
@@ -79,15 +68,8 @@ def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Lim
 
 def sampling_of(limits: Limits, max_tokens: int) -> Sampling:
     """Return the sampling with which a search began, whatever the catalogue says now."""
-    return Sampling(
-        temperature=limits.temperature,
-        step_tokens=max_tokens,
-        depth_limit=limits.depth_limit,
-        top_p=limits.top_p,
-        top_k=limits.top_k,
-        delimiter=limits.delimiter,
-        thinking=limits.thinking,
-    )
+    began = {name: getattr(limits, name) for name in Sampling.__struct_fields__}
+    return Sampling(**{**began, "step_tokens": max_tokens})
 
 
 # One step of a search that an engine is to draft.

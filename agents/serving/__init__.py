@@ -24,7 +24,7 @@ from agents.serving.errors import (
 )
 from agents.serving.vllm_host import EngineHost
 from agents.serving.vllm_requests import GeneratedDraft, Generation, Pooled, Pooling
-from agents.serving.vllm_settings import HostedModel, HostSettings
+from agents.serving.vllm_settings import HostedModel
 
 __all__ = [
     "GeneratedDraft",
@@ -32,7 +32,6 @@ __all__ = [
     "EngineFaultError",
     "EngineHost",
     "Generation",
-    "HostSettings",
     "HostedModel",
     "Pooled",
     "Pooling",

@@ -26,7 +26,7 @@ from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import RecordedEngine, Recording
 from agents.serving.vllm_host import EngineHost
 from agents.serving.vllm_requests import Generation
-from agents.serving.vllm_settings import HostedModel, HostSettings, checkpoint_path, kv_cache_bytes
+from agents.serving.vllm_settings import HostedModel, checkpoint_path, kv_cache_bytes
 from schemas.control import ModelHealth
 from schemas.search import Served
 
@@ -201,7 +201,9 @@ class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         threads: Torch threads of the engine thread; None leaves torch's choice.
         keys: API keys of HTTP endpoints, by host.
         retries: How often a request to a model is tried.
-        start_timeout_s: Longest wait for vLLM itself to start.
+        instruction: A system message for conversations without one, e.g. to reason step by step. The mini family is
+            trained without one.
+        verifier_system: A system message of the verifier, where it was trained with one (Qwen2.5-Math-PRM).
     """
 
     folder: str = "."
@@ -210,7 +212,8 @@ class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     threads: int | None = None
     keys: Keys = Keys()
     retries: Retries = Retries()
-    start_timeout_s: float = 600.0
+    instruction: str = ""
+    verifier_system: str = ""
 
 
 def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> HostedModel:
@@ -287,23 +290,15 @@ def prompts_of(entry: Model | VerifierModel, options: HostingOptions) -> ChatPro
     return ChatPrompts.load(path, template_arguments=arguments, offline=options.offline)
 
 
-async def start_host(models: Sequence[HostedModel], options: HostingOptions) -> EngineHost:
-    """Start vLLM in this process with these models loaded; further ones can be loaded later.
+async def start_host(options: HostingOptions) -> EngineHost:
+    """Start vLLM in this process, without any model.
 
     Raises:
-        EngineStartError: a model could not be loaded.
+        EngineStartError: it did not start in time.
         EngineEnvironmentError: this process cannot host vLLM.
     """
-    host = EngineHost(
-        HostSettings(
-            models=tuple(models),
-            offline=options.offline,
-            threads=options.threads,
-            start_timeout_s=options.start_timeout_s,
-        )
-    )
-    await asyncio.to_thread(host.start)
-    return host
+    host = EngineHost(offline=options.offline, threads=options.threads)
+    return await asyncio.to_thread(host.start)
 
 
 async def load_into(host: EngineHost, entry: Model | VerifierModel, options: HostingOptions) -> None:
@@ -387,17 +382,6 @@ class VllmEngine:
 # The engines of an executor: from catalogue entries, or from a recording.
 
 
-class EngineOptions(HostingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A deployment's settings for its engines.
-
-    Attributes:
-        instruction: A system message for conversations without one, e.g. to reason step by step. The mini family is
-            trained without one.
-    """
-
-    instruction: str = ""
-
-
 class GroupEngines(Fleet[Engine]):
     """The engines of one executor group, loaded in the background and whenever the catalogue changes.
 
@@ -412,7 +396,7 @@ class GroupEngines(Fleet[Engine]):
 
     def __init__(
         self,
-        options: EngineOptions,
+        options: HostingOptions,
         recording: Recording | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -450,12 +434,12 @@ class GroupEngines(Fleet[Engine]):
             )
             return Loaded(engine, server)
         if self.host is None:
-            self.host = await start_host((), options)
+            self.host = await start_host(options)
         await load_into(self.host, model, options)
         return Loaded(await asyncio.to_thread(hosted_engine, model, options, self.host))
 
 
-def hosted_engine(model: Model, options: EngineOptions, host: EngineHost) -> VllmEngine:
+def hosted_engine(model: Model, options: HostingOptions, host: EngineHost) -> VllmEngine:
     """Return the engine of a catalogue entry that a host of this process has loaded.
 
     Raises:

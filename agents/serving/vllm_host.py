@@ -1,6 +1,6 @@
 """Hosts vLLM in this process: callers submit from any thread or loop, one thread owns every engine.
 
-Start one with `EngineHost(settings).start()` or as a context manager, then `await host.run(model, requests)`.
+Start one with `EngineHost().start()` or as a context manager, `load` models, then `await host.run(model, requests)`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from agents.serving.vllm_requests import (
     Request,
     RequestGroup,
 )
-from agents.serving.vllm_settings import HostedModel, HostSettings, prepare_environment
+from agents.serving.vllm_settings import HostedModel, prepare_environment
 
 if TYPE_CHECKING:
     from agents.serving.vllm_loop import Command, EngineLoop
@@ -47,11 +47,17 @@ class EngineHost:
     """Own the engines of a process; answer by futures.
 
     Args:
-        settings: What to host.
+        offline: Never ask the Hugging Face hub; every path must be a folder.
+        threads: Torch threads of the engine thread; None leaves torch's choice.
+        start_timeout_s: Longest wait for vLLM itself; the first start on a machine is the slowest.
     """
 
-    def __init__(self, settings: HostSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self, *, offline: bool = True, threads: int | None = None, start_timeout_s: float = 600.0
+    ) -> None:
+        self._offline = offline
+        self._threads = threads
+        self._start_timeout_s = start_timeout_s
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._numbers = itertools.count()
         self._ready: Future[None] = Future()
@@ -67,13 +73,13 @@ class EngineHost:
         self.vllm_version = ""
 
     def start(self) -> Self:
-        """Load every model; block until all can serve.
+        """Start vLLM without any model; block until it runs.
 
         From an event loop: `await asyncio.to_thread(host.start)`.
 
         Raises:
             EngineEnvironmentError: vLLM is missing, or was imported with another environment.
-            EngineStartError: A model could not be loaded, or the time-out passed.
+            EngineStartError: The time-out passed.
         """
         if not _one_host.acquire(blocking=False):
             raise EngineEnvironmentError(
@@ -81,16 +87,16 @@ class EngineHost:
                 "load() further models into that host"
             )
         try:
-            prepare_environment(self._settings, os.environ, sys.modules)
+            prepare_environment(self._offline, os.environ, sys.modules)
         except EngineEnvironmentError:
             _one_host.release()
             raise
         self._thread.start()
         try:
-            self._ready.result(self._settings.start_timeout_s)
+            self._ready.result(self._start_timeout_s)
         except FutureTimeout:
             raise EngineStartError(
-                f"the models were not loaded after start_timeout_s={self._settings.start_timeout_s:g} s"
+                f"vllm did not start in start_timeout_s={self._start_timeout_s:g} s"
             ) from None
         return self
 
@@ -119,7 +125,7 @@ class EngineHost:
         return cast("list[GeneratedDraft] | list[Pooled]", outputs)
 
     def load(self, model: HostedModel) -> "Future[int]":
-        """Load one more model; the future has its context length. Other models pause meanwhile."""
+        """Load a model; the future has its context length. Other models pause meanwhile."""
         future: Future[int] = Future()
 
         def command(loop: "EngineLoop") -> None:
@@ -197,7 +203,7 @@ class EngineHost:
             _one_host.release()
 
     def _serve(self) -> None:
-        """Run the engine thread: import vLLM, load, serve, and let nobody wait for a dead thread."""
+        """Run the engine thread: import vLLM, serve, and let nobody wait for a dead thread."""
         try:
             from agents.serving import vllm_adapter
             from agents.serving.vllm_loop import EngineLoop
@@ -212,11 +218,9 @@ class EngineHost:
         loop = EngineLoop(self._inbox, self.statistics, time.perf_counter)
         ended: ServingError | None = None
         try:
-            if self._settings.threads is not None:
-                vllm_adapter.set_threads(self._settings.threads)
+            if self._threads is not None:
+                vllm_adapter.set_threads(self._threads)
             vllm_adapter.register_models()
-            for model in self._settings.models:
-                self.context_tokens[model.name] = loop.load(model)
             self.vllm_name, self.vllm_version = vllm_adapter.distribution()
             with self._lock:
                 self._over = self._over if self._closing else None

@@ -8,7 +8,7 @@ import msgspec
 
 from agents.serving.errors import EngineEnvironmentError
 
-# What to host and how: one frozen struct a model, one for the process.
+# What to host and how, one frozen struct a model.
 #
 # Defaults suit small models on a CPU; on a GPU set `dtype="bfloat16"`, `kv_cache_bytes` to what the card
 # can spare for this model, and `block_tokens=None` (vLLM chooses).
@@ -21,7 +21,7 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         name: What requests call it; unique in a host.
-        path: A Hugging Face folder, or a hub id when `HostSettings.offline` is off.
+        path: A Hugging Face folder, or a hub id when the host is not `offline`.
         runner: `generate` for a language model, `pooling` for a process reward model.
         dtype: Weights and activations. float32 on a CPU: the paper's verifier scores feed a bound.
         context_tokens: Longest prompt plus output; None takes the checkpoint's own.
@@ -45,22 +45,6 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     block_tokens: int | None = 32
     prefix_caching: bool = True
     step_tag_id: int | None = None
-
-
-class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All engines of one process.
-
-    Attributes:
-        models: What to host from the start, in the order of loading; more can be loaded later.
-        offline: Never ask the Hugging Face hub; every path must be a folder.
-        threads: Torch threads of the engine thread; None leaves torch's choice.
-        start_timeout_s: Longest wait for all models together; the first start on a machine is the slowest.
-    """
-
-    models: tuple[HostedModel, ...]
-    offline: bool = True
-    threads: int | None = None
-    start_timeout_s: float = 600.0
 
 
 def checkpoint_path(checkpoint: str, folder: str) -> str:
@@ -93,13 +77,11 @@ PREFERRED = {
 }
 
 
-def prepare_environment(
-    settings: HostSettings, environ: MutableMapping[str, str], imported: Container[str]
-) -> None:
+def prepare_environment(offline: bool, environ: MutableMapping[str, str], imported: Container[str]) -> None:
     """Write what vLLM needs into `environ`, or refuse when vLLM came first.
 
     Args:
-        settings: The host to be started.
+        offline: Whether the host to be started never asks the Hugging Face hub.
         environ: `os.environ` of this process.
         imported: `sys.modules` of this process.
 
@@ -113,11 +95,10 @@ def prepare_environment(
             f"vllm was imported before the engine host was started; start the host first, or export {exports}"
         )
     environ.update(REQUIRED)
-    if settings.offline:
+    if offline:
         environ["HF_HUB_OFFLINE"] = "1"
-    if not settings.models or any(model.kv_cache_bytes is not None for model in settings.models):
-        # It would override every model's own kv_cache_bytes, in whole GiB each.
-        environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+    # It would override every model's own kv_cache_bytes, in whole GiB each.
+    environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     for name, value in PREFERRED.items():
         environ.setdefault(name, value)
 

@@ -14,7 +14,6 @@ from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import Recording
 from agents.serving.registry import (
     HostingOptions,
-    hosted_model,
     load_into,
     prompts_of,
     served_name,
@@ -324,18 +323,8 @@ class RecordedVerifier:
 SKYWORK_LABEL = 0  # its one column is the value's sigmoid
 
 
-class VerifierOptions(HostingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a deployment says about its verifier.
-
-    Attributes:
-        system: A system message, where the model was trained with one (Qwen2.5-Math-PRM).
-    """
-
-    system: str = ""
-
-
 async def start_verifier(
-    entry: VerifierModel, options: VerifierOptions, host: EngineHost | None = None
+    entry: VerifierModel, options: HostingOptions, host: EngineHost | None = None
 ) -> ProcessRewardModel:
     """Load or connect a verifier; return when it can score.
 
@@ -356,16 +345,20 @@ async def start_verifier(
         source = HttpRows(server_of(entry, options), served_name(entry))
     else:
         owns_host = host is None
-        if host is None:
-            host = await start_host([hosted_model(entry, options)], options)
-        elif entry.name not in host.context_tokens:
-            await load_into(host, entry, options)
+        host = host or await start_host(options)
+        if entry.name not in host.context_tokens:
+            try:
+                await load_into(host, entry, options)
+            except ServingError:
+                if owns_host:
+                    host.close()
+                raise
         served = Served(name=host.vllm_name, version=host.vllm_version, model=entry.name)
         source = HostedRows(host, entry.name, owns_host=owns_host, retries=options.retries)
     return ProcessRewardModel(
         served,
         source,
-        format_for(entry, prompts, options.system),
+        format_for(entry, prompts, options.verifier_system),
         good_label=entry.step_tags.good_label if entry.step_tags else SKYWORK_LABEL,
         context_tokens=entry.engine.context_tokens,
     )

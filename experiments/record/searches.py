@@ -19,9 +19,9 @@ from agents.catalogue.models import Catalogue, Sampling
 from agents.search.forest import Ask, ask, outcome, plant, tell_drafts, tell_scores
 from agents.search.search import SearchRules, limits
 from agents.serving.engine import Drafted, Engine, Prefix
-from agents.serving.registry import EngineOptions, GroupEngines
+from agents.serving.registry import GroupEngines, HostingOptions
 from agents.verifier.formats import StepTagFormat
-from agents.verifier.prm import ProcessRewardModel, Verifier, VerifierOptions, start_verifier
+from agents.verifier.prm import ProcessRewardModel, Verifier, start_verifier
 from experiments.record.questions import Question
 from schemas.action import Action
 from schemas.forest import Forest
@@ -258,9 +258,9 @@ async def open_bench(
     entries = sorted(catalogue.verifiers, key=lambda each: each.name != catalogue.verifier)[:verifiers]
     scorers: dict[str, Verifier] = {}
     if engine == "vllm":
-        started = GroupEngines(EngineOptions(folder=str(folder)))
+        options = HostingOptions(folder=str(folder))
+        started = GroupEngines(options)
         ready = {model.name: await started.get(model) for model in catalogue.models}
-        options = VerifierOptions(folder=str(folder))
         for v in entries:
             scorers[v.name] = await start_verifier(v, options, started.host)
         return Bench(catalogue, ready, scorers, judge, close=started.close)

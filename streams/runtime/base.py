@@ -220,6 +220,22 @@ Write: TypeAlias = Callable[[str, Sequence[PlacedRow]], Awaitable[None]]
 """Writes records to a topic in order, and returns once the broker has stored all of them."""
 
 
+class Binding(NamedTuple):
+    """How the records of a topic are handled.
+
+    Attributes:
+        handle: Returns when the records are handled; an exception other than a cancellation ends the worker.
+        most: Records in one call at most.
+        ordered: Whether the records of a partition are handled in order, one call at a time, instead of by query.
+        waits: Whether calls wait for other queries: as many may then be in progress as are handed over.
+    """
+
+    handle: BatchHandler
+    most: int = 1
+    ordered: bool = False
+    waits: bool = False
+
+
 class Table:
     """Rows as bytes by key, in memory, rebuilt from a changelog at the start. A write is durable when it returns.
 
@@ -386,24 +402,15 @@ class Runtime(ABC):
         async def one(records: Sequence[ConsumerRecord]) -> None:
             await handle(records[0])
 
-        self._bind(topic, one, stage=stage, waits=waits)
+        self._bind(topic, Binding(one, waits=waits), stage)
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler to a topic of one partition: what waits, up to `most` records at a time."""
-        self._bind(topic, handle, stage=stage, most=most, ordered=True)
+        self._bind(topic, Binding(handle, most, ordered=True), stage)
 
     @abstractmethod
-    def _bind(
-        self,
-        topic: str,
-        handle: BatchHandler,
-        *,
-        stage: str,
-        most: int = 1,
-        ordered: bool = False,
-        waits: bool = False,
-    ) -> None:
-        """Bind a handler; see `streams.runtime.queues.Binding`."""
+    def _bind(self, topic: str, binding: Binding, stage: str) -> None:
+        """Bind a handler to a topic."""
 
     def table(
         self,

@@ -25,9 +25,9 @@ from streams.control import Control
 from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients, kafka_consumer, kafka_reading
 from streams.runtime.base import (
-    BatchHandler,
     Begin,
     Begins,
+    Binding,
     ConsumerGroup,
     ConsumerRecord,
     Crash,
@@ -47,7 +47,6 @@ from streams.runtime.kafka_consumer import SETTLE_S, Consumer, wait_while
 from streams.runtime.kafka_fencing import Fence, FencedTable
 from streams.runtime.kafka_reading import assign, connected, to_ends
 from streams.runtime.kafka_writer import Changelogged, Sender
-from streams.runtime.queues import Binding
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -297,69 +296,6 @@ def bind(app: faust.App, topic: str, binding: Binding, *, name: str) -> None:
     app.agent(channel, name=name)(agent)
 
 
-# What a service asks the broker outside its consumer group, with a connection of its own for each question.
-#
-# These questions are rare, and the service's own consumer reads only what it is assigned.
-
-
-class KafkaLookups:
-    """The questions of `streams.runtime.base.Runtime` that need nothing of the service but its settings."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-
-    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the base."""
-        return await asyncio.to_thread(self._offsets, topics, KafkaConsumer.beginning_offsets)
-
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the base."""
-        return await asyncio.to_thread(self._offsets, topics, KafkaConsumer.end_offsets)
-
-    def _offsets(
-        self,
-        topics: Sequence[str],
-        which: Callable[[KafkaConsumer, list[TopicPartition]], Mapping[TopicPartition, int]],
-    ) -> dict[tuple[str, int], int]:
-        with contextlib.closing(kafka_clients.consumer(self.settings)) as reader:
-            found = which(reader, kafka_clients.partitions(reader, topics))
-            return {(tp.topic, tp.partition): offset for tp, offset in found.items()}
-
-    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
-        """Ask the broker; see the base."""
-        try:
-            return await asyncio.to_thread(kafka_admin.groups, self.settings, app_ids)
-        except (ClientError, kafka_clients.BrokerUnreachable) as error:
-            raise Unavailable(f"the consumer groups cannot be read: {error}") from error
-
-    async def has_topic(self, topic: str) -> bool:
-        """Ask the broker; see the base."""
-
-        def found() -> bool:
-            with contextlib.closing(kafka_clients.consumer(self.settings)) as reader:
-                return bool(reader.partitions_for_topic(topic))
-
-        try:
-            return await asyncio.to_thread(found)
-        except (ClientError, kafka_clients.BrokerUnreachable) as error:
-            raise Unavailable(f"{topic}: {error}") from error
-
-    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
-        """Read the topic; see the base."""
-        return await kafka_reading.latest(self.settings, topic, begin)
-
-    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
-        """Read the topic from that time on; see the base."""
-        try:
-            found = await kafka_reading.find(self.settings, topic, key, since_ms, until_ms)
-        except (KafkaError, kafka_clients.BrokerUnreachable) as error:
-            raise Unavailable(f"{topic}: {error}") from error
-        if found is None:
-            return None
-        tp, record = found
-        return ConsumerRecord(topic, tp.partition, record.offset, record.timestamp, record.key, record.value)
-
-
 # Follow topics outside the consumer group: every process sees every record, and commits nothing.
 #
 # faust has nothing for this. Each record of an agent's topic goes to only one member, and a GlobalTable never
@@ -441,7 +377,7 @@ T = TypeVar("T")
 _TOPICS = 4
 
 
-class KafkaRuntime(KafkaLookups, Runtime):
+class KafkaRuntime(Runtime):
     """One worker of one service on Kafka; see the base for what each method promises."""
 
     def __init__(
@@ -464,19 +400,10 @@ class KafkaRuntime(KafkaLookups, Runtime):
         )
         self._progress = functools.cache(lambda topic, at: metrics.progress.labels(topic, str(at)))
 
-    def _bind(
-        self,
-        topic: str,
-        handle: BatchHandler,
-        *,
-        stage: str,
-        most: int = 1,
-        ordered: bool = False,
-        waits: bool = False,
-    ) -> None:
+    def _bind(self, topic: str, binding: Binding, stage: str) -> None:
         async def guarded(records: Sequence[ConsumerRecord]) -> None:
             try:
-                await self.guard.call(records, handle)
+                await self.guard.call(records, binding.handle)
             except Crash as error:
                 crash(str(error), error.__cause__ or error)
             for record in records:
@@ -486,7 +413,7 @@ class KafkaRuntime(KafkaLookups, Runtime):
                     seconds.observe(max(0, self.now_ms() - record.timestamp_ms) / 1000)
             self._progress(records[-1].topic, records[-1].partition).set(time.time())
 
-        bind(self.app, topic, Binding(guarded, most, ordered, waits), name=f"{self.service}-{stage}")
+        bind(self.app, topic, binding._replace(handle=guarded), name=f"{self.service}-{stage}")
 
     def _shared(
         self, name: str, partitions: int, source: str, recovered: Recovered, newer: Newer | None
@@ -568,6 +495,57 @@ class KafkaRuntime(KafkaLookups, Runtime):
         follower = TopicFollower(self.settings, topics, on_record, begin=begin, arrived=self.clock.arrived)
         await follower.start()
         self.closers.append(follower.stop)
+
+    # What a service asks the broker outside its consumer group, with a connection of its own for each question: these
+    # questions are rare, and the service's own consumer reads only what it is assigned.
+
+    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Ask the broker; see the base."""
+        return await self.in_thread(lambda: self._offsets(topics, KafkaConsumer.beginning_offsets))
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Ask the broker; see the base."""
+        return await self.in_thread(lambda: self._offsets(topics, KafkaConsumer.end_offsets))
+
+    def _offsets(
+        self,
+        topics: Sequence[str],
+        which: Callable[[KafkaConsumer, list[TopicPartition]], Mapping[TopicPartition, int]],
+    ) -> dict[tuple[str, int], int]:
+        with contextlib.closing(kafka_clients.consumer(self.settings)) as reader:
+            found = which(reader, kafka_clients.partitions(reader, topics))
+            return {(tp.topic, tp.partition): offset for tp, offset in found.items()}
+
+    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
+        """Ask the broker; see the base."""
+        return await self._asked("the consumer groups", lambda: kafka_admin.groups(self.settings, app_ids))
+
+    async def has_topic(self, topic: str) -> bool:
+        """Ask the broker; see the base."""
+
+        def found() -> bool:
+            with contextlib.closing(kafka_clients.consumer(self.settings)) as reader:
+                return bool(reader.partitions_for_topic(topic))
+
+        return await self._asked(topic, found)
+
+    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
+        """Read the topic; see the base."""
+        return await kafka_reading.latest(self.settings, topic, begin)
+
+    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
+        """Read the topic from that time on; see the base."""
+        r = await self._asked(
+            topic, lambda: kafka_clients.find(self.settings, topic, key, since_ms, until_ms)
+        )
+        return r and ConsumerRecord(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value)
+
+    async def _asked(self, what: str, ask: Callable[[], T]) -> T:
+        """Return what the broker says, asked in a thread. Raises Unavailable where it does not say."""
+        try:
+            return await self.in_thread(ask)
+        except (ClientError, kafka_clients.BrokerUnreachable) as error:
+            raise Unavailable(f"{what}: {error}") from error
 
     async def _send(self, records: Sequence[Outgoing]) -> None:
         await self._deliver([(each.topic, each.partition, each.key, each.value) for each in records])

@@ -1,5 +1,6 @@
 """Connections: the one place that turns the settings into arguments of kafka-python, aiokafka and faust."""
 
+import contextlib
 import logging
 import socket
 import ssl
@@ -16,7 +17,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.protocol.api_key import ApiKey
 
 from schemas.errors import UniscaleError
-from streams.runtime.base import UnknownTopic
+from streams.runtime.base import UnknownTopic, partition_for
 from streams.settings import Settings, SettingsError
 
 if TYPE_CHECKING:  # a command that only asks or sends must not pay for importing faust and aiokafka
@@ -389,6 +390,27 @@ def read(
         at = {tp: at[tp] for tp in left}
 
 
+def find(settings: Settings, topic: str, key: bytes, since_ms: int, until_ms: int) -> Any:
+    """Return the first record of a key that was appended in a span of time, ms since the epoch; None if there is none.
+
+    Raises:
+        BrokerUnreachable: no broker answers.
+        UnknownTopic: the topic does not exist.
+    """
+    with contextlib.closing(consumer(settings)) as reader:
+        parts = partitions(reader, [topic])
+        tp = parts[partition_for(key, len(parts))]
+        if (begin := reader.offsets_for_times({tp: since_ms})[tp]) is None:
+            return None
+        for record in read(reader, {tp: (begin.offset, reader.end_offsets([tp])[tp])}):
+            if record.timestamp > until_ms:
+                return None
+            # The embedded broker may begin before the time.
+            if record.key == key and record.timestamp >= since_ms:
+                return record
+        return None
+
+
 def latest(settings: Settings, topics: Iterable[str], begin: int = 0) -> dict[bytes, bytes]:
     """Return the newest value of each key of compacted topics.
 
@@ -435,7 +457,6 @@ def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
 # Read single records by topic, partition and offset, and send them again unchanged.
 
 _SEND_S = 30.0
-_POLLS = 20
 
 
 class Again:
@@ -470,8 +491,4 @@ class Again:
         self._reader.assign([tp])
         if not self._reader.beginning_offsets([tp])[tp] <= offset < self._reader.end_offsets([tp])[tp]:
             return None
-        self._reader.seek(tp, offset)
-        for _ in range(_POLLS):
-            for record in self._reader.poll(timeout_ms=500, max_records=1).get(tp, []):
-                return record if record.offset == offset else None
-        return None
+        return next(read(self._reader, {tp: (offset, offset + 1)}), None)

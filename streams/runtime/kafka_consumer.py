@@ -23,10 +23,10 @@ from mode.utils.futures import maybe_async
 
 from schemas.errors import UniscaleError
 from streams.runtime import kafka_clients
-from streams.runtime.base import ConsumerRecord, Moved, Unavailable
+from streams.runtime.base import Binding, ConsumerRecord, Moved, Unavailable
 from streams.runtime.kafka_clients import EMBEDDED_WAIT_MS
 from streams.runtime.kafka_fencing import Fence
-from streams.runtime.queues import WINDOW, Binding, Offsets, Queues
+from streams.runtime.queues import WINDOW, Offsets, Queues
 from streams.settings import Settings
 
 # A fetch returns as soon as there is one record, so under load nearly every record would cost its own fetch. The first

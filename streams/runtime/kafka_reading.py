@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from streams.runtime import kafka_clients
-from streams.runtime.base import UnknownTopic, partition_for
+from streams.runtime.base import UnknownTopic
 from streams.settings import Settings
 
 # Stop an aiokafka client without waiting for its connections to be taken down.
@@ -81,36 +81,6 @@ async def latest(settings: Settings, topic: str, begin: int = 0) -> dict[bytes, 
     async for records in read(settings, topic, begin):
         kafka_clients.apply(found, records)
     return found
-
-
-async def find(
-    settings: Settings, topic: str, key: bytes, since_ms: int, until_ms: int
-) -> tuple[TopicPartition, Any] | None:
-    """Return the first record of a key in a span of append times, with its partition; None if there is none.
-
-    Raises:
-        BrokerUnreachable: no broker answers.
-        KafkaError: it stopped answering.
-        UnknownTopic: the topic does not exist.
-    """
-    reader, parts = await connected(settings, [topic])
-    try:
-        tp = parts[partition_for(key, len(parts))]
-        begin = (await reader.offsets_for_times({tp: since_ms}))[tp]
-        if begin is None:
-            return None
-        ends = await reader.end_offsets([tp])
-        assign(reader, {tp: begin.offset})
-        async for _, records in to_ends(reader, ends):
-            for record in records:
-                if record.timestamp > until_ms:
-                    return None
-                # The embedded broker may begin before the time.
-                if record.key == key and record.timestamp >= since_ms:
-                    return tp, record
-        return None
-    finally:
-        await stop(reader)
 
 
 async def connected(

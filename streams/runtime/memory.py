@@ -15,9 +15,9 @@ from schemas.query import Origin
 from streams.control import Control
 from streams.metrics import Metrics
 from streams.runtime.base import (
-    BatchHandler,
     Begin,
     Begins,
+    Binding,
     ConsumerGroup,
     ConsumerRecord,
     Crash,
@@ -35,9 +35,8 @@ from streams.runtime.base import (
     replaces,
 )
 from streams.runtime.handler_guard import Crashes, HandlerGuard, handling
-from streams.runtime.queues import Binding, Offsets, Queues
+from streams.runtime.queues import Offsets, Queues
 from streams.settings import Settings
-from streams.topics import Topics
 
 log = logging.getLogger("streams.runtime.memory")
 
@@ -350,49 +349,129 @@ class MemoryTable(Table):
         await self.recovered()
 
 
-# Follows topics outside the consumer group: shows what is there, then what is appended.
+# The Runtime over lists: one worker of one service, which can die after any single effect.
 
 
-def follow(
-    runtime: MemoryRuntime, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], begin: Begin
-) -> None:
-    """Show every record of topics to a worker until it dies; what is appended later is shown on a later turn."""
-    broker = runtime.broker
-    for topic in topics:
-        runtime.require_read(topic)
-        for partition in range(broker.partitions(topic)):
-            first, end = broker.first(topic, partition), broker.end(topic, partition)
-            at = first if begin == "beginning" else end
-            if isinstance(begin, int):
-                at = max(first, end - begin)
-            while (found := broker.at(topic, partition, at)) is not None:
-                on_record(found[1])
-                at = found[1].offset + 1
-
-    loop = asyncio.get_running_loop()
-
-    def show(record: ConsumerRecord) -> None:
-        if not runtime.dead:
-            runtime.clock.arrived(record.timestamp_ms)
-            on_record(record)
-
-    def show_later(record: ConsumerRecord) -> None:
-        loop.call_soon(show, record, context=Context())  # not that of the handler that has sent it
-
-    broker.watch(runtime, topics, show_later)
+_LATENCY_S = 0.02
 
 
-# What a service asks the broker outside its consumer group.
+class Died(BaseException):
+    """This worker was killed: whatever it has not done yet never happens."""
 
 
-class MemoryLookups:
-    """The questions of `streams.runtime.base.Runtime` that need of the service only what its ServiceSpec names."""
+class Subscription:
+    """A handler bound to a topic, with how far each assigned partition was handed over and handled."""
 
-    broker: MemoryBroker
-    spec: ServiceSpec
-    service: str
-    group: str
-    topics: Topics
+    def __init__(self, topic: str, binding: Binding) -> None:
+        self.topic = topic
+        self.binding = binding
+        self.positions: dict[int, int] = {}
+        self.offsets: dict[int, Offsets] = {}
+
+
+class MemoryRuntime(Runtime):
+    """One worker of one service; see the base for what each method promises."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: MemoryBroker,
+        spec: ServiceSpec,
+        *,
+        group: str = "",
+        instance: str = "0",
+        crashes: Crashes,
+        left: Sequence[str] = (),
+        errors: list[BaseException],
+        rng: random.Random | None = None,
+        dies_after: Callable[[Effect], bool] = lambda effect: False,
+    ) -> None:
+        self.broker = broker
+        self.spec = spec
+        control, metrics = Control(settings, self.monotonic), Metrics(spec.name)
+        Runtime.__init__(self, settings, metrics, control, service=spec.name, group=group, instance=instance)
+        self.app = self.topics.app_id(spec.name, group)
+        self.in_flight = InFlightList(left)
+        self.guard = HandlerGuard(self, crashes, self.in_flight)
+        self.queues = Queues(self, settings.kafka.concurrency)
+        self.built: Any = None
+        """The service, once it is built."""
+        self.subscriptions: list[Subscription] = []
+        self.tables: list[MemoryTable] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.epoch = 0
+        self.partitions: dict[str, frozenset[int]] = {}
+        self.dead = False
+        self.left_in_flight: list[str] = []
+        self.later: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        self._rng = rng
+        self._dies_after = dies_after
+        self._errors = errors
+
+    def _bind(self, topic: str, binding: Binding, stage: str) -> None:
+        if topic not in self.spec.reads(self.topics, self.group):
+            raise ValueError(
+                f"{self.service}: reads {topic}, which is not among the inputs of its ServiceSpec"
+            )
+        self.broker.partitions(topic)
+        self.subscriptions.append(Subscription(topic, binding))
+
+    def _shared(
+        self, name: str, partitions: int, source: str, recovered: Recovered, newer: Newer | None
+    ) -> MemoryTable:
+        return self._table(name, partitions, source, recovered, newer=newer)
+
+    def _fenced(self, name: str, source: str, recovered: Recovered, begins: Begins | None) -> MemoryTable:
+        return self._table(name, 1, source, recovered, begins, one_writer=True)
+
+    def _table(
+        self,
+        name: str,
+        partitions: int,
+        source: str,
+        recovered: Recovered,
+        begins: Begins | None = None,
+        newer: Newer | None = None,
+        one_writer: bool = False,
+    ) -> MemoryTable:
+        changelog = self.topics.changelog(self.service, name)
+        self.require_own(changelog)
+        if one_writer != self.spec.one_writer:
+            raise ValueError(f"{self.service}: one_writer of {name} differs from its ServiceSpec")
+        self.broker.create(changelog, partitions)
+        table = MemoryTable(self, changelog, source, recovered, begins, newer)
+        self.tables.append(table)
+        return table
+
+    async def follow(
+        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
+    ) -> None:
+        """Show what is there, then, on later turns of the loop, what is appended; see the base."""
+        broker = self.broker
+        for topic in topics:
+            self.require_read(topic)
+            for partition in range(broker.partitions(topic)):
+                first, end = broker.first(topic, partition), broker.end(topic, partition)
+                at = first if begin == "beginning" else end
+                if isinstance(begin, int):
+                    at = max(first, end - begin)
+                while (found := broker.at(topic, partition, at)) is not None:
+                    on_record(found[1])
+                    at = found[1].offset + 1
+
+        loop = asyncio.get_running_loop()
+
+        def show(record: ConsumerRecord) -> None:
+            if not self.dead:
+                self.clock.arrived(record.timestamp_ms)
+                on_record(record)
+
+        def show_later(record: ConsumerRecord) -> None:
+            loop.call_soon(show, record, context=Context())  # not that of the handler that has sent it
+
+        broker.watch(self, topics, show_later)
+
+    # What a service asks the broker outside its consumer group.
 
     def require_read(self, topic: str) -> None:
         """Refuse to read a topic that the ServiceSpec does not name."""
@@ -439,116 +518,6 @@ class MemoryLookups:
                 return record
             at = record.offset + 1
         return None
-
-
-# The Runtime over lists: one worker of one service, which can die after any single effect.
-
-
-_LATENCY_S = 0.02
-
-
-class Died(BaseException):
-    """This worker was killed: whatever it has not done yet never happens."""
-
-
-class Subscription:
-    """A handler bound to a topic, with how far each assigned partition was handed over and handled."""
-
-    def __init__(self, topic: str, binding: Binding) -> None:
-        self.topic = topic
-        self.binding = binding
-        self.positions: dict[int, int] = {}
-        self.offsets: dict[int, Offsets] = {}
-
-
-class MemoryRuntime(MemoryLookups, Runtime):
-    """One worker of one service; see the base for what each method promises."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        broker: MemoryBroker,
-        spec: ServiceSpec,
-        *,
-        group: str = "",
-        instance: str = "0",
-        crashes: Crashes,
-        left: Sequence[str] = (),
-        errors: list[BaseException],
-        rng: random.Random | None = None,
-        dies_after: Callable[[Effect], bool] = lambda effect: False,
-    ) -> None:
-        self.broker = broker
-        self.spec = spec
-        control, metrics = Control(settings, self.monotonic), Metrics(spec.name)
-        Runtime.__init__(self, settings, metrics, control, service=spec.name, group=group, instance=instance)
-        self.app = self.topics.app_id(spec.name, group)
-        self.in_flight = InFlightList(left)
-        self.guard = HandlerGuard(self, crashes, self.in_flight)
-        self.queues = Queues(self, settings.kafka.concurrency)
-        self.built: Any = None
-        """The service, once it is built."""
-        self.subscriptions: list[Subscription] = []
-        self.tables: list[MemoryTable] = []
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.epoch = 0
-        self.partitions: dict[str, frozenset[int]] = {}
-        self.dead = False
-        self.left_in_flight: list[str] = []
-        self.later: list[tuple[str, Callable[[], Awaitable[None]]]] = []
-        self._rng = rng
-        self._dies_after = dies_after
-        self._errors = errors
-
-    def _bind(
-        self,
-        topic: str,
-        handle: BatchHandler,
-        *,
-        stage: str,
-        most: int = 1,
-        ordered: bool = False,
-        waits: bool = False,
-    ) -> None:
-        if topic not in self.spec.reads(self.topics, self.group):
-            raise ValueError(
-                f"{self.service}: reads {topic}, which is not among the inputs of its ServiceSpec"
-            )
-        self.broker.partitions(topic)
-        self.subscriptions.append(Subscription(topic, Binding(handle, most, ordered, waits)))
-
-    def _shared(
-        self, name: str, partitions: int, source: str, recovered: Recovered, newer: Newer | None
-    ) -> MemoryTable:
-        return self._table(name, partitions, source, recovered, newer=newer)
-
-    def _fenced(self, name: str, source: str, recovered: Recovered, begins: Begins | None) -> MemoryTable:
-        return self._table(name, 1, source, recovered, begins, one_writer=True)
-
-    def _table(
-        self,
-        name: str,
-        partitions: int,
-        source: str,
-        recovered: Recovered,
-        begins: Begins | None = None,
-        newer: Newer | None = None,
-        one_writer: bool = False,
-    ) -> MemoryTable:
-        changelog = self.topics.changelog(self.service, name)
-        self.require_own(changelog)
-        if one_writer != self.spec.one_writer:
-            raise ValueError(f"{self.service}: one_writer of {name} differs from its ServiceSpec")
-        self.broker.create(changelog, partitions)
-        table = MemoryTable(self, changelog, source, recovered, begins, newer)
-        self.tables.append(table)
-        return table
-
-    async def follow(
-        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
-    ) -> None:
-        """Show what is there, then what is appended; see the base."""
-        follow(self, topics, on_record, begin)
 
     def require_own(self, topic: str) -> None:
         """Refuse to write a topic that is not of the service's own state."""

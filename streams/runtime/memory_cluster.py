@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from agents.catalogue.file import load_catalogue
-from streams.runtime.base import ConsumerRecord, Crash, ServiceSpec
+from streams.runtime.base import Binding, ConsumerRecord, Crash, ServiceSpec
 from streams.runtime.effects import connect
 from streams.runtime.handler_guard import Crashes
 from streams.runtime.memory import BEGAN_MS, Died, Effect, MemoryBroker, MemoryRuntime, Subscription
-from streams.runtime.queues import WINDOW, Binding, Offsets
+from streams.runtime.queues import WINDOW, Offsets
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -13,13 +13,11 @@ Both runtimes use this module, and it knows neither of them.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Hashable, Sequence
+from typing import Protocol
 
 from schemas.record import quick_id
-from streams.runtime.base import ConsumerRecord
-
-Handle = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
+from streams.runtime.base import Binding, ConsumerRecord
 
 WINDOW = 8
 """Times the concurrency: how many records of a partition are handed over from its lowest open one on, at most."""
@@ -92,22 +90,6 @@ class Offsets:
         """Return the offset to commit, and forget it; None if it has not moved since the last call."""
         offset, self._next = self._next, None
         return offset
-
-
-class Binding(NamedTuple):
-    """How the records of a topic are handled.
-
-    Attributes:
-        handle: Returns when the records are handled; an exception other than a cancellation ends the worker.
-        most: Records in one call at most.
-        ordered: Whether the records of a partition are handled in order, one call at a time, instead of by query.
-        waits: Whether calls wait for other queries: `WINDOW` times as many may then be in progress.
-    """
-
-    handle: Handle
-    most: int = 1
-    ordered: bool = False
-    waits: bool = False
 
 
 class Watch(Protocol):

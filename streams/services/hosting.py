@@ -5,8 +5,8 @@ from pathlib import Path
 from agents.catalogue.models import Catalogue, VerifierModel
 from agents.serving.http import Keys, Retries
 from agents.serving.recorded import Recording
-from agents.serving.registry import EngineOptions, GroupEngines
-from agents.verifier.prm import RecordedVerifier, Verifier, VerifierOptions, start_verifier
+from agents.serving.registry import GroupEngines, HostingOptions
+from agents.verifier.prm import RecordedVerifier, Verifier, start_verifier
 from streams.settings import Settings
 
 
@@ -17,33 +17,31 @@ def engines_of(settings: Settings, base: Catalogue) -> GroupEngines:
         settings: Of the deployment.
         base: The catalogue file, whose endpoints the shared key is for.
     """
-    options = EngineOptions(
+    return GroupEngines(_options(settings, base), _recording(settings))
+
+
+async def verifier_of(settings: Settings, entry: VerifierModel, base: Catalogue) -> Verifier:
+    """Return the verifier in use, loaded."""
+    if (recording := _recording(settings)) is not None:
+        return RecordedVerifier(recording)
+    return await start_verifier(entry, _options(settings, base))
+
+
+def _recording(settings: Settings) -> Recording | None:
+    recorded = settings.engine.recorded
+    return Recording.load(Path(recorded), unknown="any") if recorded else None
+
+
+def _options(settings: Settings, base: Catalogue) -> HostingOptions:
+    return HostingOptions(
         device=settings.engine.device,
         threads=settings.engine.threads or None,
         offline=settings.engine.offline,
         keys=keys_of(settings, base),
         retries=Retries(attempts=settings.engine.attempts),
         instruction=settings.engine.instruction,
+        verifier_system=settings.engine.verifier_system,
     )
-    recording = (
-        Recording.load(Path(settings.engine.recorded), unknown="any") if settings.engine.recorded else None
-    )
-    return GroupEngines(options, recording)
-
-
-async def verifier_of(settings: Settings, entry: VerifierModel, base: Catalogue) -> Verifier:
-    """Return the verifier in use, loaded."""
-    if settings.engine.recorded:
-        return RecordedVerifier(Recording.load(Path(settings.engine.recorded), unknown="any"))
-    options = VerifierOptions(
-        device=settings.engine.device,
-        threads=settings.engine.threads or None,
-        offline=settings.engine.offline,
-        keys=keys_of(settings, base),
-        retries=Retries(attempts=settings.engine.attempts),
-        system=settings.engine.verifier_system,
-    )
-    return await start_verifier(entry, options)
 
 
 def keys_of(settings: Settings, base: Catalogue) -> Keys:

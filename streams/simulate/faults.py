@@ -20,10 +20,10 @@ from agents.embedding import HttpEncoder, Vectors
 from agents.serving.engine import Drafted, Engine, Prefix
 from agents.serving.errors import EngineDiedError, EngineUnreachableError
 from agents.serving.recorded import RecordedEngine, Recording
-from agents.serving.registry import EngineOptions, GroupEngines, Loaded
+from agents.serving.registry import GroupEngines, HostingOptions, Loaded
 from agents.verifier.prm import RecordedVerifier
 from schemas.search import Scored
-from streams.runtime.base import BatchHandler, ConsumerRecord, SendFailed
+from streams.runtime.base import Binding, ConsumerRecord, SendFailed
 from streams.runtime.handler_guard import LIMIT, handling
 from streams.runtime.memory import Appended, Died, Effect, MemoryRuntime, Subscription
 from streams.services import aggregator, decider, embedder, executor, verifier
@@ -285,13 +285,13 @@ class Worker(MemoryRuntime):
         self.running.set()
         self.expelled = False
 
-    def _bind(self, topic: str, handle: BatchHandler, **how: Any) -> None:
+    def _bind(self, topic: str, binding: Binding, stage: str) -> None:
         async def struck(records: Sequence[ConsumerRecord]) -> None:
             self.faults.strikes(self, "handle", topic)
-            await handle(records)
+            await binding.handle(records)
             self.faults.strikes(self, "handled", topic)
 
-        super()._bind(topic, struck, **how)
+        super()._bind(topic, binding._replace(handle=struck), stage)
 
     async def effect(self, kind: Literal["send", "row"], topic: str, *records: Appended) -> None:
         """Append records, if nothing strikes; see the base."""
@@ -416,7 +416,7 @@ class _Engines(GroupEngines):
     """The engines of a group, loaded at once."""
 
     def __init__(self, faults: Faults, recording: Recording) -> None:
-        super().__init__(EngineOptions(), recording, faults.clock)
+        super().__init__(HostingOptions(), recording, faults.clock)
         self.faults, self.recording = faults, recording
 
     async def _started(self, model: Model) -> Loaded[Engine]:

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.runtime import kafka
-from streams.runtime.base import ConsumerRecord
+from streams.runtime.base import Binding, ConsumerRecord
 from streams.runtime.kafka import changelogged, consumer_of, create_app
 from streams.runtime.kafka_consumer import _MOVING_S, Consumer, Course
-from streams.runtime.queues import Binding
 from streams.settings import Settings
 
 

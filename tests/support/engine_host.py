@@ -17,7 +17,7 @@ class HostKeeper:
 
     def living(self) -> Any:
         from agents.serving.vllm_host import EngineHost
-        from agents.serving.vllm_settings import HostedModel, HostSettings
+        from agents.serving.vllm_settings import HostedModel
 
         if self.host is None or self.host.failure is not None:
             step_tag_id = make_tokenizer().convert_tokens_to_ids("<|step|>")
@@ -36,8 +36,9 @@ class HostKeeper:
                 )
                 for name, tag in (("micro-prm", step_tag_id), ("micro-skywork", None))
             ]
-            settings = HostSettings(models=(*generators, *reward_models), threads=1)
-            self.host = EngineHost(settings).start()
+            self.host = EngineHost(threads=1).start()
+            for model in (*generators, *reward_models):
+                self.host.load(model).result(600)
         return self.host
 
     def close(self) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.search.explain import history
 from agents.search.forest import ask, outcome, plant, tell_drafts, tell_scores
-from agents.search.pruning import history
 from agents.serving.engine import Drafted
 from schemas.action import Action
 from schemas.forest import Forest, Limits

@@ -8,9 +8,10 @@ import pytest
 from agents.catalogue.models import Architecture, EngineSettings, StepTags, VerifierModel
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import ChatPrompts
+from agents.serving.registry import HostingOptions
 from agents.serving.vllm_requests import Pooling
 from agents.verifier.formats import SkyworkFormat, StepTagFormat
-from agents.verifier.prm import ScoreCountError, VerifierOptions, start_verifier
+from agents.verifier.prm import ScoreCountError, start_verifier
 from schemas.search import Scored
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -40,7 +41,7 @@ def entry(name: str, micro, *, tag_id: int | None = None, context_tokens: int = 
 
 def start(host, micro, prompts, *, context_tokens=256):
     found = entry("micro-prm", micro, tag_id=prompts.token_id("<|step|>"), context_tokens=context_tokens)
-    return asyncio.run(start_verifier(found, VerifierOptions(), host))
+    return asyncio.run(start_verifier(found, HostingOptions(), host))
 
 
 def test_scores_are_those_of_a_plain_forward_pass(host, micro, prompts) -> None:
@@ -58,7 +59,7 @@ def test_scores_are_those_of_a_plain_forward_pass(host, micro, prompts) -> None:
 
 
 def test_skywork_scores_are_those_of_a_plain_forward_pass(host, micro, prompts) -> None:
-    verifier = asyncio.run(start_verifier(entry("micro-skywork", micro), VerifierOptions(), host))
+    verifier = asyncio.run(start_verifier(entry("micro-skywork", micro), HostingOptions(), host))
     scores = asyncio.run(verifier.score(QUESTION, PATHS))
     form = SkyworkFormat(prompts)
     for scored, path in zip(scores, PATHS, strict=True):
@@ -109,6 +110,6 @@ def test_a_count_that_differs_is_an_error(host, micro, prompts) -> None:
     """The host's engine pools the tag <|step|>; a catalogue with another tag gets no row at all."""
     tags = StepTags(tag="<|system|>", tag_id=prompts.token_id("<|system|>"))
     wrong = msgspec.structs.replace(entry("micro-prm", micro, tag_id=0), step_tags=tags)
-    verifier = asyncio.run(start_verifier(wrong, VerifierOptions(), host))
+    verifier = asyncio.run(start_verifier(wrong, HostingOptions(), host))
     with pytest.raises(ScoreCountError, match="micro-prm: 0 scores for 1 steps"):
         asyncio.run(verifier.score(QUESTION, PATHS[:1]))

@@ -10,8 +10,9 @@ from agents.catalogue.models import Architecture, Endpoint, EngineSettings, Step
 from agents.serving.errors import EngineReplyError, EngineUnreachableError
 from agents.serving.http import JsonServer, Retries, ServerSettings
 from agents.serving.prompts import ChatPrompts
+from agents.serving.registry import HostingOptions
 from agents.verifier.formats import StepTagFormat
-from agents.verifier.prm import HttpRows, ScoreCountError, VerifierOptions, start_verifier
+from agents.verifier.prm import HttpRows, ScoreCountError, start_verifier
 from tests.support.http_servers import JsonHandler, Server
 
 PATHS = [("12 + 7 is 19.\n\n",), ("12 + 7 is 18.\n\n", "So \\boxed{18}.")]
@@ -67,7 +68,7 @@ def ask(server: PoolingServer, micro, prompts: ChatPrompts):
     )
 
     async def run():
-        verifier = await start_verifier(found, VerifierOptions())
+        verifier = await start_verifier(found, HostingOptions())
         try:
             return await verifier.score(QUESTION, PATHS)
         finally:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.record import quick_id, readable_id
-from streams.runtime.base import ConsumerRecord, Moved
+from streams.runtime.base import Binding, ConsumerRecord, Moved
 from streams.runtime.kafka import consumer_of, create_app
 from streams.runtime.kafka_consumer import Consumer, Course
-from streams.runtime.queues import AbandonedRecord, Binding, Offsets
+from streams.runtime.queues import AbandonedRecord, Offsets
 from streams.settings import Settings
 
 TOPIC, OTHER, ORDERED = "queues.search-step", "queues.answer", "queues.context"

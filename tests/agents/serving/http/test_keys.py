@@ -3,8 +3,7 @@
 import pytest
 
 from agents.serving.http import Keys, KeysError
-from agents.serving.registry import EngineOptions
-from agents.verifier.prm import VerifierOptions
+from agents.serving.registry import HostingOptions
 
 
 def test_a_key_goes_to_its_own_host_and_port() -> None:
@@ -39,5 +38,5 @@ def test_what_is_not_host_and_key_is_refused_without_showing_it(text: str) -> No
 
 def test_nothing_that_holds_a_key_shows_it() -> None:
     keys = Keys.read("host=hunter2")
-    for each in (keys, EngineOptions(keys=keys), VerifierOptions(keys=keys)):
+    for each in (keys, HostingOptions(keys=keys)):
         assert "hunter2" not in repr(each) + str(each)

@@ -9,8 +9,8 @@ import pytest
 from agents.catalogue.checkpoint import read_family
 from agents.catalogue.models import Model, VerifierModel
 from agents.serving.engine import Prefix
-from agents.serving.registry import EngineOptions, hosted_engine, hosted_model
-from agents.verifier.prm import VerifierOptions, start_verifier
+from agents.serving.registry import HostingOptions, hosted_engine, hosted_model
+from agents.verifier.prm import start_verifier
 from schemas.query import Message
 
 ROOT = Path(__file__).parents[4]
@@ -33,7 +33,7 @@ def family() -> tuple[list[Model], list[VerifierModel]]:
 
 def test_every_generator_drafts_steps_and_every_verifier_scores_them(host, family) -> None:
     generators, verifiers = family
-    options = EngineOptions(folder=str(ROOT))
+    options = HostingOptions(folder=str(ROOT))
     root = Prefix(messages=(Message(role="user", content=QUESTION),))
 
     async def run():
@@ -44,7 +44,7 @@ def test_every_generator_drafts_steps_and_every_verifier_scores_them(host, famil
             drafts[model.name] = await engine.generate("q/1", [root], 8, list(range(8)), model.sampling)
         scores = {}
         for entry in verifiers:
-            verifier = await start_verifier(entry, VerifierOptions(folder=str(ROOT)), host)
+            verifier = await start_verifier(entry, HostingOptions(folder=str(ROOT)), host)
             paths = [(draft.text,) for draft in drafts[generators[-1].name]]
             scores[entry.name] = await verifier.score(QUESTION, paths)
         for entry in (*generators, *verifiers):

@@ -7,20 +7,15 @@ from agents.serving.errors import EngineEnvironmentError
 from agents.serving.registry import HostingOptions, hosted_model
 from agents.serving.vllm_settings import (
     GIB,
-    HostedModel,
-    HostSettings,
     checkpoint_path,
     kv_cache_bytes,
     prepare_environment,
 )
 
-MODEL = HostedModel(name="m", path="models/m")
-SETTINGS = HostSettings(models=(MODEL,))
-
 
 def test_what_vllm_needs_is_written_before_it_is_imported() -> None:
     environ = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_LOGGING_LEVEL": "INFO"}
-    prepare_environment(SETTINGS, environ, imported={})
+    prepare_environment(True, environ, imported={})
     assert environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert environ["HF_HUB_OFFLINE"] == "1"
     # Each model has its own cache size, which the variable would override.
@@ -31,13 +26,13 @@ def test_what_vllm_needs_is_written_before_it_is_imported() -> None:
 def test_vllm_imported_first_with_another_environment_is_refused() -> None:
     environ: dict[str, str] = {}
     with pytest.raises(EngineEnvironmentError, match="export VLLM_ENABLE_V1_MULTIPROCESSING=0"):
-        prepare_environment(SETTINGS, environ, imported={"vllm"})
+        prepare_environment(True, environ, imported={"vllm"})
     assert environ == {}
 
 
 def test_vllm_imported_first_with_the_right_environment_is_fine() -> None:
     environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    prepare_environment(SETTINGS, environ, imported={"vllm"})
+    prepare_environment(True, environ, imported={"vllm"})
 
 
 def test_a_kv_cache_holds_a_sequence_of_full_length() -> None:
