@@ -36,12 +36,7 @@ class Metrics:
         self.loop_lag = histogram("loop_lag_seconds", "How late the event loop is, ten times a second")
         self.clock_skew = gauge("clock_skew_seconds", "This machine's clock less the broker's")
         self.in_flight = gauge("in_flight", "Queries forwarded and not yet answered")
-        self.admitted = counter("admitted", "Queries forwarded to the decider")
         self.admission_wait = histogram("admission_wait_seconds", "Time a query waits for a free slot")
-        self.progress = gauge(
-            "progress_timestamp_seconds", "When a record was last handled to the end", "topic", "partition"
-        )
-
         self.oldest_open = gauge(
             "oldest_open_seconds", "How long the record in flight for longest has been; the log names it"
         )

@@ -151,7 +151,7 @@ class _Turn:
         return EventStream(self._chunks(first, events), held.pop_all(), headers)
 
     def _events(self, queue: "asyncio.Queue[Seen]") -> AsyncIterator[Seen | None]:
-        return self.exchange.following.events(self.admitted, queue, self.call.is_gone)
+        return self.exchange.events(self.admitted, queue, self.call.is_gone)
 
     async def _until_chosen(self, events: AsyncIterator[Seen | None]) -> Answer | None:
         async for what in events:

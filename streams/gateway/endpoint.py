@@ -24,8 +24,8 @@ log = logging.getLogger("streams.gateway")
 BODY_S: Final = 30.0
 """Seconds a client may take to send its body."""
 
-MOST_READ: Final = 4 * MAX_BODY
-"""Bytes of a body that are taken in before its connection is closed: whoever sends less reads why it was refused."""
+_READ: Final = 4
+"""Times its most bytes, a body is taken in before its connection is closed: who sends less reads why it was refused."""
 
 # The rest of the body is not worth reading.
 _HANG_UP: Final = {"connection": "close"}
@@ -152,11 +152,11 @@ def refusal(error: ApiError) -> Response:
     return Response(error.body(), error.status, error.headers, "application/json")
 
 
-async def body_of(request: Request) -> bytes:
+async def body_of(request: Request, most: int = MAX_BODY) -> bytes:
     """Return a request's body.
 
     Raises:
-        ApiError: 413 above MAX_BODY; 408 when it takes too long; 415 for a compressed one.
+        ApiError: 413 above so many bytes; 408 when it takes too long; 415 for a compressed one.
     """
     coding = request.headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
@@ -168,27 +168,27 @@ async def body_of(request: Request) -> bytes:
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():
                 size += len(part)
-                if size <= MAX_BODY:
+                if size <= most:
                     found += part
-                elif size > MOST_READ:
+                elif size > _READ * most:
                     break
     except TimeoutError:
-        if size <= MAX_BODY:
+        if size <= most:
             why = f"the body did not come within {BODY_S:.0f} s"
             raise ApiError(408, why, code="body_timeout", headers=_HANG_UP) from None
-    if size > MAX_BODY:
-        why = f"the body has more than {MAX_BODY} bytes; send less"
+    if size > most:
+        why = f"the body has more than {most} bytes; send less"
         raise ApiError(413, why, code="too_large", headers=_HANG_UP)
     return bytes(found)
 
 
-async def object_of(request: Request, *fields: str) -> dict[str, Any]:
+async def object_of(request: Request, *fields: str, most: int = MAX_BODY) -> dict[str, Any]:
     """Return a request's body as a JSON object.
 
     Raises:
         ApiError: see `body_of`; 400 for what is not an object, or has a field beside these.
     """
-    found = json_object(await body_of(request))
+    found = json_object(await body_of(request, most))
     if unknown := sorted(set(found) - set(fields)):
         raise invalid(unknown[0], f"{unknown[0]} is not a field; give {', '.join(fields)}")
     return found

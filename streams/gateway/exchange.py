@@ -117,8 +117,6 @@ async def each(queue: asyncio.Queue[Seen], every_s: float) -> AsyncIterator[Seen
             return
 
 
-# What a request sees of its query: Decision, steps, Answer and rewards, as the topics bring them.
-
 LOOK_S: Final = 0.5
 """Seconds between two checks that the client is still connected."""
 
@@ -141,133 +139,6 @@ class Admitted(Struct, frozen=True):
     digest: str = ""
 
 
-class Following:
-    """Follows single queries, from what the index has and what is still to come.
-
-    Args:
-        runtime: The clock.
-        index: Recent queries.
-    """
-
-    def __init__(self, runtime: Runtime, index: Index) -> None:
-        self.runtime = runtime
-        self.index = index
-
-    async def events(
-        self,
-        admitted: Admitted,
-        queue: "asyncio.Queue[Seen]",
-        gone: Callable[[], Awaitable[bool]],
-    ) -> AsyncIterator[Seen | None]:
-        """Yield Decision, steps and at last the Answer of a query; None now and then while nothing comes.
-
-        Raises:
-            ApiError: 504 when no Answer came although its time is over.
-            ClientGone: when the client is.
-        """
-        if (decision := self.index.decision_of(admitted.query_id)) is not None:
-            self._check_body(admitted, decision)
-            yield decision
-        if (answer := self.index.answer_of(admitted.query_id)) is not None:
-            if decision is None and (decision := await self._decision_behind(answer)) is not None:
-                self._check_body(admitted, decision)
-                yield decision
-            yield answer
-            return
-        looked_s = self.runtime.monotonic()
-        until = looked_s + admitted.timeout_s + MARGIN_S
-        async for what in each(queue, LOOK_S):
-            if isinstance(what, Decision):
-                decision = what
-                self._check_body(admitted, decision)
-            elif isinstance(what, DeadLetter):
-                await self._check_first(admitted.query_id)
-                continue
-            elif (
-                isinstance(what, Answer)
-                and decision is None
-                and (decision := await self._decision_behind(what)) is not None
-            ):
-                self._check_body(admitted, decision)
-                yield decision
-            yield what
-            now_s = self.runtime.monotonic()
-            # News that keep coming must not hide that nobody listens any more.
-            if what is None or now_s - looked_s >= LOOK_S:
-                looked_s = now_s
-                if await gone():
-                    raise ClientGone
-            if now_s > until:
-                raise ApiError(
-                    504,
-                    f"no answer came within {admitted.timeout_s:.0f} s",
-                    type="timeout_error",
-                    code="expired",
-                    headers=dict(NO_RETRY),
-                )
-
-    async def rewards(
-        self, answer: Answer, queue: "asyncio.Queue[Seen]", gone: Callable[[], Awaitable[bool]]
-    ) -> AsyncIterator[Reward | None]:
-        """Yield the rewards of a query that has ended, up to the one that closes it; None while nothing comes.
-
-        Raises:
-            ClientGone: when the client is.
-        """
-        known = self.index.reward_of(answer.query_id)
-        if known is not None:
-            yield known
-        while answer.action is not None and not (known is not None and known.closes):
-            try:
-                what = await asyncio.wait_for(queue.get(), LOOK_S)
-            except TimeoutError:
-                if await gone():
-                    raise ClientGone from None
-                yield None
-                continue
-            if isinstance(what, Reward) and (known is None or what.reward_id != known.reward_id):
-                known = what
-                yield what
-
-    def _check_body(self, admitted: Admitted, decision: Decision) -> None:
-        """Refuse the answer to another body: another gateway may have taken the same Idempotency-Key at once."""
-        digest = kept_of(decision.query).get("digest", "")
-        if admitted.digest and digest != admitted.digest:
-            raise other_body()
-
-    async def _check_first(self, query_id: str) -> None:
-        """Refuse a query whose id an earlier one had, unless that one is known here: its Answer counts.
-
-        Raises:
-            ApiError: 409.
-        """
-        until_s = self.runtime.monotonic() + _BEHIND_S
-        while self.index.decision_of(query_id) is None:
-            if self.runtime.monotonic() > until_s:
-                self.index.forget(query_id)
-                raise ApiError(
-                    409,
-                    f"a query with the id {query_id} was answered before, and its answer is no longer kept; use "
-                    "a new Idempotency-Key",
-                    param="Idempotency-Key",
-                    code="id_taken",
-                    headers=dict(NO_RETRY),
-                )
-            await asyncio.sleep(0.01)
-
-    async def _decision_behind(self, answer: Answer) -> Decision | None:
-        """Return the Decision of an Answer that was read before it: each topic is followed on its own.
-
-        None where nothing was chosen, or where the Decision is not read within _BEHIND_S.
-        """
-        until_s = self.runtime.monotonic() + _BEHIND_S
-        while (decision := self.index.decision_of(answer.query_id)) is None and answer.action is not None:
-            if self.runtime.monotonic() > until_s:
-                break
-            await asyncio.sleep(0.01)
-        return decision
-
-
 def was_cut(answer: Answer) -> bool:
     """Return whether a search ran and its deadline cut the first step, of which nothing but that is known."""
     return answer.by == "executor" and answer.status == "budget" and not answer.trace
@@ -288,75 +159,11 @@ class ClientGone(Exception):
     """The client closed its connection."""
 
 
-# Which ids a caller may see: those of its tenant, the latest from the index, older ones from their topic.
-
 _CLOCKS_MS: Final = 60_000
 """A gateway's clock and the broker's are taken to differ by no more than this, the time of sending included."""
 
 _LOOKUPS: Final = 2
 """Old ids that are looked up at a time."""
-
-
-class KnownIds:
-    """The ids that exist, and who may see them.
-
-    Args:
-        runtime: The way to the topics.
-        index: Recent queries.
-    """
-
-    def __init__(self, runtime: Runtime, index: Index) -> None:
-        self.runtime = runtime
-        self.index = index
-        self._looking_up = asyncio.Semaphore(_LOOKUPS)
-
-    def visible(self, query_id: str, who: Credential) -> None:
-        """Refuse an id that is not this caller's to see.
-
-        Raises:
-            ApiError: 404 for an id that is unknown, or another tenant's; 410 for one that is too old to be known.
-        """
-        known = self.index.find(query_id)
-        if known is not None and who.may_see(known.tenant):
-            return
-        oldest_ms, asked_ms = self.index.oldest_ms, time_of(query_id)
-        if oldest_ms is not None and asked_ms is not None and asked_ms < oldest_ms:
-            raise ApiError(
-                410,
-                f"id {query_id!r} is older than the {self.index.most} queries that this gateway keeps; its "
-                "records are on the topics for as long as their retention says",
-                param="id",
-                code="gone",
-            )
-        raise not_found("id", query_id[:200])
-
-    async def exists(self, query_id: str, who: Credential) -> None:
-        """Refuse an id that is not this caller's; look for one that is too old for the index on its topic.
-
-        An id of another tenant is refused as one that nobody has.
-
-        Raises:
-            ApiError: see `visible`; 410 only where the topic does not have it either.
-            Unavailable: the broker does not say.
-        """
-        try:
-            self.visible(query_id, who)
-        except ApiError as error:
-            asked_ms = time_of(query_id)
-            if error.status != 410 or asked_ms is None:
-                raise
-            if not await self._has_asked(query_id, asked_ms, who):
-                raise
-
-    async def _has_asked(self, query_id: str, asked_ms: int, who: Credential) -> bool:
-        """Return whether the topic has a query of this id that is this caller's to see."""
-        topic, span = self.runtime.topics.query, (asked_ms - _CLOCKS_MS, asked_ms + _CLOCKS_MS)
-        async with self._looking_up:
-            record = await self.runtime.find(topic, key_of(query_id), *span)
-        try:
-            return record is not None and who.may_see(decode(record.value, Query).tenant)
-        except RecordError:
-            return False
 
 
 # Where the gateway learns what would be chosen: the read-only endpoint of a decider.
@@ -459,9 +266,8 @@ class Exchange:
         # When models are listed as created, in seconds since the epoch.
         self.started = runtime.now_ms() // 1000
         self.deciders = Deciders.of(runtime.settings)
-        self.ids = KnownIds(runtime, index)
         self.waiting = Waiting()
-        self.following = Following(runtime, index)
+        self._looking_up = asyncio.Semaphore(_LOOKUPS)
         self.marks = Marks(runtime.control.base.model_names)
         self._cancelled: dict[str, str] = {}  # ids to cancel as soon as their group is known, with the reason
         self._sent: set[str] = set()  # sent from here and not ended: another gateway's are its own to cancel
@@ -614,6 +420,161 @@ class Exchange:
             self._left.add(query_id)
             await self.cancel(query_id, "client disconnected")
 
+    # What a request sees of its query: Decision, steps, Answer and rewards, as the topics bring them.
+
+    async def events(
+        self, admitted: Admitted, queue: "asyncio.Queue[Seen]", gone: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[Seen | None]:
+        """Yield Decision, steps and at last the Answer of a query; None now and then while nothing comes.
+
+        Raises:
+            ApiError: 504 when no Answer came although its time is over.
+            ClientGone: when the client is.
+        """
+        query_id, decision = admitted.query_id, None
+        for known in (self.index.decision_of(query_id), self.index.answer_of(query_id)):
+            if known is not None:
+                queue.put_nowait(known)
+        looked_s = self.runtime.monotonic()
+        until = looked_s + admitted.timeout_s + MARGIN_S
+        async for what in each(queue, LOOK_S):
+            if isinstance(what, DeadLetter):
+                await self._check_first(query_id)
+                continue
+            if isinstance(what, Decision):
+                decision = what
+                self._check_body(admitted, what)
+            elif (
+                isinstance(what, Answer)
+                and decision is None
+                and what.action is not None  # else nothing was chosen
+                and (behind := await self._decided(query_id)) is not None  # each topic is followed on its own
+            ):
+                self._check_body(admitted, behind)
+                yield behind
+            yield what
+            now_s = self.runtime.monotonic()
+            # News that keep coming must not hide that nobody listens any more.
+            if what is None or now_s - looked_s >= LOOK_S:
+                looked_s = now_s
+                if await gone():
+                    raise ClientGone
+            if now_s > until:
+                raise ApiError(
+                    504,
+                    f"no answer came within {admitted.timeout_s:.0f} s",
+                    type="timeout_error",
+                    code="expired",
+                    headers=dict(NO_RETRY),
+                )
+
+    async def rewards(
+        self, answer: Answer, queue: "asyncio.Queue[Seen]", gone: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[Reward | None]:
+        """Yield the rewards of a query that has ended, up to the one that closes it; None while nothing comes.
+
+        Raises:
+            ClientGone: when the client is.
+        """
+        known = self.index.reward_of(answer.query_id)
+        if known is not None:
+            yield known
+        while answer.action is not None and not (known is not None and known.closes):
+            try:
+                what = await asyncio.wait_for(queue.get(), LOOK_S)
+            except TimeoutError:
+                if await gone():
+                    raise ClientGone from None
+                yield None
+                continue
+            if isinstance(what, Reward) and (known is None or what.reward_id != known.reward_id):
+                known = what
+                yield what
+
+    def _check_body(self, admitted: Admitted, decision: Decision) -> None:
+        """Refuse the answer to another body: another gateway may have taken the same Idempotency-Key at once."""
+        digest = kept_of(decision.query).get("digest", "")
+        if admitted.digest and digest != admitted.digest:
+            raise other_body()
+
+    async def _check_first(self, query_id: str) -> None:
+        """Refuse a query whose id an earlier one had, unless that one is known here: its Answer counts.
+
+        Raises:
+            ApiError: 409.
+        """
+        if await self._decided(query_id) is None:
+            self.index.forget(query_id)
+            raise ApiError(
+                409,
+                f"a query with the id {query_id} was answered before, and its answer is no longer kept; use "
+                "a new Idempotency-Key",
+                param="Idempotency-Key",
+                code="id_taken",
+                headers=dict(NO_RETRY),
+            )
+
+    async def _decided(self, query_id: str) -> Decision | None:
+        """Return the Decision of a query; None where it is not read within _BEHIND_S."""
+        until_s = self.runtime.monotonic() + _BEHIND_S
+        while (  # noqa: ASYNC110 - the index is filled record by record
+            decision := self.index.decision_of(query_id)
+        ) is None and self.runtime.monotonic() <= until_s:
+            await asyncio.sleep(0.01)
+        return decision
+
+    # Which ids a caller may see: those of its tenant, the latest from the index, older ones from their topic.
+
+    def visible(self, query_id: str, who: Credential) -> None:
+        """Refuse an id that is not this caller's to see.
+
+        Raises:
+            ApiError: 404 for an id that is unknown, or another tenant's; 410 for one that is too old to be known.
+        """
+        known = self.index.find(query_id)
+        if known is not None and who.may_see(known.tenant):
+            return
+        oldest_ms, asked_ms = self.index.oldest_ms, time_of(query_id)
+        if oldest_ms is not None and asked_ms is not None and asked_ms < oldest_ms:
+            raise ApiError(
+                410,
+                f"id {query_id!r} is older than the {self.index.most} queries that this gateway keeps; its "
+                "records are on the topics for as long as their retention says",
+                param="id",
+                code="gone",
+            )
+        raise not_found("id", query_id[:200])
+
+    async def exists(self, query_id: str, who: Credential) -> None:
+        """Refuse an id that is not this caller's; look for one that is too old for the index on its topic.
+
+        An id of another tenant is refused as one that nobody has.
+
+        Raises:
+            ApiError: see `visible`; 410 only where the topic does not have it either.
+            Unavailable: the broker does not say.
+        """
+        try:
+            self.visible(query_id, who)
+        except ApiError as error:
+            asked_ms = time_of(query_id)
+            if error.status != 410 or asked_ms is None:
+                raise
+            if not await self._has_asked(query_id, asked_ms, who):
+                raise
+
+    async def _has_asked(self, query_id: str, asked_ms: int, who: Credential) -> bool:
+        """Return whether the topic has a query of this id that is this caller's to see."""
+        topic, span = self.runtime.topics.query, (asked_ms - _CLOCKS_MS, asked_ms + _CLOCKS_MS)
+        async with self._looking_up:
+            record = await self.runtime.find(topic, key_of(query_id), *span)
+        try:
+            return record is not None and who.may_see(decode(record.value, Query).tenant)
+        except RecordError:
+            return False
+
+    # How a query ends: cancelled, decided, answered, rewarded, refused.
+
     async def cancel(self, query_id: str, reason: str) -> None:
         """End a search: its executors drop it at the next step. Before its Decision, this waits for that.
 
@@ -669,10 +630,10 @@ class Exchange:
         keeps the latest queries only.
 
         Raises:
-            ApiError: 404 and 410, see `KnownIds.exists`; 400.
+            ApiError: 404 and 410, see `exists`; 400.
             Unavailable: the broker does not say whether an old id exists, or does not take the feedback.
         """
-        await self.ids.exists(query_id, who)
+        await self.exists(query_id, who)
         try:
             record = Feedback(
                 query_id=query_id,

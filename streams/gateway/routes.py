@@ -346,16 +346,7 @@ class Page:
         return said
 
     async def _begin(self, request: Request) -> Response:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > _MOST_BODY:
-                raise ApiError(413, f"the body has more than {_MOST_BODY} bytes", code="too_large")
-        try:
-            given = orjson.loads(bytes(body))
-            key = given["key"] if isinstance(given, dict) else None
-        except (orjson.JSONDecodeError, KeyError):
-            key = None
+        key = (await object_of(request, "key", most=_MOST_BODY)).get("key")
         if not isinstance(key, str):
             raise ApiError(400, 'give an API key: {"key": …}', param="key")
         self.gate.credential(key)  # refuses a wrong one
@@ -451,10 +442,9 @@ async def events(call: Call) -> Response:
 
 
 async def _events(call: Call, admitted: Admitted, queue: "asyncio.Queue[Seen]") -> AsyncIterator[bytes]:
-    following = call.exchange.following
     with contextlib.suppress(ClientGone, ApiError):
         answer = None
-        async for what in following.events(admitted, queue, call.is_gone):
+        async for what in call.exchange.events(admitted, queue, call.is_gone):
             match what:
                 case Decision():
                     yield _named("decision", _query(call, admitted.query_id)["decision"])
@@ -466,7 +456,7 @@ async def _events(call: Call, admitted: Admitted, queue: "asyncio.Queue[Seen]") 
         if answer is None:
             return
         quiet = 0
-        async for reward in following.rewards(answer, queue, call.is_gone):
+        async for reward in call.exchange.rewards(answer, queue, call.is_gone):
             if reward is not None:
                 yield _named("reward", responses.reward(reward))
             elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
@@ -480,7 +470,7 @@ def _query(call: Call, query_id: str) -> dict[str, Any]:
 
 def _visible(call: Call) -> str:
     query_id: str = call.request.path_params["id"]
-    call.exchange.ids.visible(query_id, call.who)
+    call.exchange.visible(query_id, call.who)
     return query_id
 
 

@@ -398,7 +398,6 @@ class KafkaRuntime(Runtime):
         self._counters = functools.cache(
             lambda topic, stage: (metrics.records.labels(service, topic), metrics.stage.labels(stage))
         )
-        self._progress = functools.cache(lambda topic, at: metrics.progress.labels(topic, str(at)))
 
     def _bind(self, topic: str, binding: Binding, stage: str) -> None:
         async def guarded(records: Sequence[ConsumerRecord]) -> None:
@@ -411,7 +410,6 @@ class KafkaRuntime(Runtime):
                 counted.inc()
                 if record.timestamp_ms > 0:
                     seconds.observe(max(0, self.now_ms() - record.timestamp_ms) / 1000)
-            self._progress(records[-1].topic, records[-1].partition).set(time.time())
 
         bind(self.app, topic, binding._replace(handle=guarded), name=f"{self.service}-{stage}")
 

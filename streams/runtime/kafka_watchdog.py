@@ -188,7 +188,7 @@ async def watch_partitions(
         ages = progress.look(found, time.monotonic())
         labels = {(tp.topic, str(tp.partition)) for tp in ages}
         for gone in shown - labels:  # another worker owns it now, so the values from here mean nothing
-            for gauge in (metrics.lag, metrics.stalled, metrics.progress):
+            for gauge in (metrics.lag, metrics.stalled):
                 _remove(gauge, gone)
         shown = labels
         for tp, age_s in ages.items():

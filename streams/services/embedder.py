@@ -295,9 +295,7 @@ class EmbedderService(Keyed[None]):
         runtime.metrics.admission_wait.observe(runtime.monotonic() - began_s)
         runtime.metrics.in_flight.set(len(self.admission))
         value = encode(await self._embed(ArrivedQuery(query, at.origin, at.timestamp_ms)))
-        return Effects(
-            send=[Outgoing(runtime.topics.context, SHARD, value)], then=runtime.metrics.admitted.inc
-        )
+        return Effects(send=[Outgoing(runtime.topics.context, SHARD, value)])
 
     def answers_for(self, query_id: str, origin: Origin) -> bool:
         """Return whether a query whose record was refused is to have an Answer.
