@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import click
 import msgspec
@@ -23,6 +23,8 @@ from streams.settings import Settings
 
 Kind = Literal["kafka", "embedded"]
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _say: Final = partial(click.echo, err=True)
 
 _started_broker = click.option(
@@ -32,6 +34,10 @@ _started_broker = click.option(
     default="auto",
     help="Which broker to start; auto: Apache Kafka where there is one.",
 )
+
+
+def _out(file: str, what: str = "The file to write.") -> Callable[[F], F]:
+    return click.option("--out", type=click.Path(path_type=Path), default=Path(file), help=what)
 
 
 @click.group(cls=RefusingGroup, context_settings=CONTEXT)
@@ -84,21 +90,10 @@ def audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
     help="Instead, ask so many typed questions, one after another, and print what everything but the models took.",
 )
 @_started_broker
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("out/bench/gateway.json"),
-    help="The file to write; LiteLLM's environment is made beside it.",
-)
+@_out("out/bench/gateway.json", "The file to write; LiteLLM's environment is made beside it.")
 @click.pass_obj
 def measure_gateway(
-    settings: Settings,
-    seconds: float,
-    rounds: int,
-    workers: int,
-    one_by_one: int | None,
-    kind: str,
-    out: Path,
+    settings: Settings, /, one_by_one: int | None, kind: str, out: Path, **options: Any
 ) -> None:
     """Measure requests per second and latency of the gateway at 1, 4, 32 and 256 connections; write OUT.
 
@@ -115,7 +110,7 @@ def measure_gateway(
             found = gateway.one_by_one(settings, kind, one_by_one, Path(folder))
         click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2))
         return
-    plan = GatewayPlan(seconds=seconds, rounds=rounds, workers=workers)
+    plan = GatewayPlan(**options)
     peer: dict[str, str] = {}
     python: Path | None = None
     try:
@@ -267,15 +262,12 @@ def _measured(
     default=QUESTIONS,
     help="Questions for the engine.",
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("out/bench/stream.json"), help="The file to write."
-)
+@_out("out/bench/stream.json")
 @click.pass_obj
 def streams(
     settings: Settings,
+    /,
     queries: int,
-    steps: int,
-    in_flight: int,
     brokers: tuple[Kind, ...],
     runs: int,
     against: Path | None,
@@ -283,6 +275,7 @@ def streams(
     engine_queries: int,
     questions: Path,
     out: Path,
+    **options: int,
 ) -> None:
     """Measure queries per second and the latency of each stage, with engines that answer at once; write OUT.
 
@@ -301,9 +294,7 @@ def streams(
     for kind in kinds:
         # The embedded broker is a tenth as fast and meant for trying things out: less tells as much.
         on_kafka = kind == "kafka"
-        plan = StreamPlan(
-            queries=queries if on_kafka else max(queries // 4, 20), steps=steps, in_flight=in_flight
-        )
+        plan = StreamPlan(queries=queries if on_kafka else max(queries // 4, 20), **options)
         sides = {"here": partial(round_here, kind, settings, plan)}
         if against is not None:
             sides["against"] = partial(round_in, against, kind, settings, plan)
@@ -329,12 +320,7 @@ def _write(out: Path, found: dict[str, Any]) -> None:
 
 
 @main.command("learner")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("out/bench/learner.json"),
-    help="The file to write.",
-)
+@_out("out/bench/learner.json")
 @click.option("--rounds", type=click.IntRange(min=1), default=400, help="Timed rounds of each row.")
 @click.option("--smoke", is_flag=True, help="Tiny sizes: shows that it runs, measures nothing.")
 @click.option("--row", nargs=2, metavar="ROW JSON", help="One row alone, in this process.")
@@ -377,7 +363,7 @@ def memory(
 @click.option(
     "--prior", "priors", multiple=True, type=click.Choice(["shipped", "none"]), default=["shipped", "none"]
 )
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/bench/hostile"), help="A folder.")
+@_out("out/bench/hostile", "A folder.")
 def measure_hostile(
     outcomes: int, seeds: int, kinds: tuple[str, ...], priors: tuple[str, ...], out: Path
 ) -> None:
@@ -410,13 +396,13 @@ def measure_hostile(
 @click.pass_obj
 def measure_soak(
     settings: Settings,
+    /,
     files: tuple[Path, ...],
-    minutes: float,
-    rate: float,
     data: Path | None,
     kind: str,
     reported: bool,
     warm: float,
+    **load: float,
 ) -> None:
     """Put a whole deployment under steady load, and append what its processes take to FILES (one); then audit it.
 
@@ -431,5 +417,5 @@ def measure_soak(
         sys.exit(0 if found["well"] else 1)
     [out] = files
     with LocalBroker.choose(cast(Any, kind), os.environ, directory=data) as broker:
-        ended = soak.soak(settings, broker, minutes, rate, out, _say)
+        ended = soak.soak(settings, broker, out=out, say=_say, **load)
     click.echo(orjson.dumps(ended).decode())

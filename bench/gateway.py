@@ -26,7 +26,7 @@ from bench import litellm
 from bench.load import ChatLoad, LoadFigures
 from bench.streams import BenchFailed, recording, running
 from streams.local.broker import LocalBroker, free_port
-from streams.local.deployment import settings_for
+from streams.local.deployment import Deployment, settings_for
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
@@ -125,7 +125,7 @@ def measure(
     return {**found, "compared": compared(found)}
 
 
-def one_by_one(settings: Settings, kind: str, queries: int, folder: Path) -> dict[str, Any]:
+def one_by_one(settings: Settings, kind: Any, queries: int, folder: Path) -> dict[str, Any]:
     """Return what everything but the models took of one question at a time, on a system that has nothing else to do.
 
     The whole product runs as `up` starts it, models included. Questions are typed sums, each asked once, under `auto`.
@@ -142,22 +142,16 @@ def one_by_one(settings: Settings, kind: str, queries: int, folder: Path) -> dic
         models_s. The medians are each of its own. `slowest_rest_s` is that of any.
 
     Raises:
-        BenchFailed: the system did not start, or a question was not answered.
+        ServiceFailed: the system did not start.
+        BenchFailed: a question was not answered.
     """
     settings = settings.replace(state_dir=str(folder / "state"), gateway_port=free_port())
-    url, log = f"http://127.0.0.1:{settings.gateway.port}", folder / "up.log"
-    argv = [sys.executable, "-m", "streams", "up", "--broker", kind, "--port", str(free_port())]
-    argv += ["--gateway", "--quiet", "--log", str(log), "--data", str(folder / "broker")]
-    taken = []
-    with subprocess.Popen(argv, env={**os.environ, **settings.environ()}, stdout=subprocess.PIPE) as system:
-        try:
-            with httpx.Client(base_url=url, timeout=settings.queries.timeout_s) as client:
-                _wait_ready(system, client, log)
-                for at in range(queries):
-                    taken.append(_asked(client, f"How much is {at % 89 + 2} plus {at // 89 + 3}?"))
-        finally:
-            system.terminate()
-            system.wait()
+    url = f"http://127.0.0.1:{settings.gateway.port}"
+    system = Deployment(settings, broker=kind, log_path=folder / "services.log", optional=("gateway",))
+    with system, httpx.Client(base_url=url, timeout=settings.queries.timeout_s) as client:
+        system.supervisor.wait_ready(600)
+        wait_served(client)
+        taken = [_asked(client, f"How much is {at % 89 + 2} plus {at // 89 + 3}?") for at in range(queries)]
     return {
         "first": taken[0],
         "median": {name: median(each[name] for each in taken) for name in taken[0]},
@@ -165,14 +159,6 @@ def one_by_one(settings: Settings, kind: str, queries: int, folder: Path) -> dic
         "slowest_rest_s": max(each["rest_s"] for each in taken),
         "queries": queries,
     }
-
-
-def _wait_ready(system: "subprocess.Popen[bytes]", client: httpx.Client, log: Path) -> None:
-    """Wait until `up` says that all services are ready, then until every model is served."""
-    assert system.stdout is not None
-    if not any(line.startswith(b"gateway: ") for line in system.stdout):
-        raise BenchFailed(f"`up` ended: {log.read_text()[-2000:] if log.exists() else 'it has no log'}")
-    wait_served(client)
 
 
 def wait_served(client: httpx.Client) -> None:

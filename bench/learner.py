@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -88,6 +89,14 @@ def _unit(rows: Matrix) -> Matrix:
     return np.asarray(rows / np.linalg.norm(rows, axis=-1, keepdims=True))
 
 
+@contextmanager
+def _clocked(taken: list[float]) -> Iterator[None]:
+    """Add to a list the seconds that a block takes."""
+    begun = time.perf_counter()
+    yield
+    taken.append(time.perf_counter() - begun)
+
+
 def timed(decide: Sequence[float], update: Sequence[float]) -> dict[str, float]:
     """Return medians and 99th percentiles in ms."""
     return {
@@ -104,17 +113,15 @@ def mabwiser(stream: Stream, rounds: int) -> dict[str, Any]:
     lib = importlib.import_module("mabwiser.mab")
     mab = lib.MAB([0], lib.LearningPolicy.LinUCB(alpha=1.0, l2_lambda=1.0))
     actions, first = stream.matrix(), True
-    decide, update = [], []
+    decide, update = list[float](), list[float]()
     for context in stream.contexts(rounds):
-        begun = time.perf_counter()
-        x = np.hstack([np.repeat(context.embedding[None], len(actions), axis=0), actions])
-        chosen = 0 if first else int(np.argmax([row[0] for row in mab.predict_expectations(x)]))
-        decide.append(time.perf_counter() - begun)
+        with _clocked(decide):
+            x = np.hstack([np.repeat(context.embedding[None], len(actions), axis=0), actions])
+            chosen = 0 if first else int(np.argmax([row[0] for row in mab.predict_expectations(x)]))
         o = stream.outcome(context, f"m{chosen % 6}/{chosen}/1/1")
         reward = np.array([OBJECTIVE.reward(o.entered, o.score, o.log_cost)])
-        begun = time.perf_counter()
-        (mab.fit if first else mab.partial_fit)(np.array([0]), reward, x[chosen : chosen + 1])
-        update.append(time.perf_counter() - begun)
+        with _clocked(update):
+            (mab.fit if first else mab.partial_fit)(np.array([0]), reward, x[chosen : chosen + 1])
         first = False
     return _peer("mabwiser", decide[1:], update[1:]) | {
         "could_not_express": "a shared θ but by the trick of one arm; incremental updates (it inverts A again); "
@@ -128,23 +135,21 @@ def vowpal_wabbit(stream: Stream, rounds: int) -> dict[str, Any]:
     workspace = vw.Workspace("--cb_explore_adf --squarecb --cb_type mtr --quiet -b 18")
     blocks = ["|a " + _dense(row) for row in stream.matrix()]
     rng = np.random.default_rng(0)
-    decide, update = [], []
+    decide, update = list[float](), list[float]()
     for context in stream.contexts(rounds):
-        begun = time.perf_counter()
-        shared = "shared |q " + _dense(context.embedding)
-        parsed = workspace.parse([shared, *blocks])
-        probabilities = np.asarray(workspace.predict(parsed))
-        chosen = int(rng.choice(len(probabilities), p=probabilities / probabilities.sum()))
-        decide.append(time.perf_counter() - begun)
+        with _clocked(decide):
+            shared = "shared |q " + _dense(context.embedding)
+            parsed = workspace.parse([shared, *blocks])
+            probabilities = np.asarray(workspace.predict(parsed))
+            chosen = int(rng.choice(len(probabilities), p=probabilities / probabilities.sum()))
         workspace.finish_example(parsed)
         o = stream.outcome(context, f"m{chosen % 6}/{chosen}/1/1")
         cost = -OBJECTIVE.reward(o.entered, o.score, o.log_cost)
-        begun = time.perf_counter()
-        lines = [shared, *blocks]
-        lines[chosen + 1] = f"0:{cost}:{probabilities[chosen]} " + blocks[chosen]
-        parsed = workspace.parse(lines)
-        workspace.learn(parsed)
-        update.append(time.perf_counter() - begun)
+        with _clocked(update):
+            lines = [shared, *blocks]
+            lines[chosen + 1] = f"0:{cost}:{probabilities[chosen]} " + blocks[chosen]
+            parsed = workspace.parse(lines)
+            workspace.learn(parsed)
         workspace.finish_example(parsed)
     return _peer("vowpalwabbit", decide, update) | {
         "could_not_express": "the ridge posterior and its width (it descends a gradient and explores by SquareCB); "
@@ -157,18 +162,16 @@ def river(stream: Stream, rounds: int) -> dict[str, Any]:
     linear = importlib.import_module("river.linear_model")
     model = linear.BayesianLinearRegression(alpha=1.0, beta=1.0)
     actions = stream.matrix()
-    decide, update = [], []
+    decide, update = list[float](), list[float]()
     for context in stream.contexts(max(1, rounds // 200)):
         joint = [dict(enumerate(np.concatenate([context.embedding, a]).tolist())) for a in actions]
-        begun = time.perf_counter()
-        # One action is timed and counted |A| times: a whole decision takes minutes.
-        model.predict_one(joint[0], with_dist=True)
-        decide.append((time.perf_counter() - begun) * len(actions))
+        with _clocked(decide):
+            model.predict_one(joint[0], with_dist=True)
         o = stream.outcome(context, "m0/0/1/1")
-        begun = time.perf_counter()
-        model.learn_one(joint[0], OBJECTIVE.reward(o.entered, o.score, o.log_cost))
-        update.append(time.perf_counter() - begun)
-    return _peer("river", decide, update) | {
+        with _clocked(update):
+            model.learn_one(joint[0], OBJECTIVE.reward(o.entered, o.score, o.log_cost))
+    # One action is timed and counted |A| times: a whole decision takes minutes.
+    return _peer("river", [each * len(actions) for each in decide], update) | {
         "extrapolated": "decide_ms is one action's prediction times |A|",
         "could_not_express": "a shared θ in its LinUCB (its arms are disjoint); delayed or corrected rewards; "
         "objectives per request; propensities",
@@ -210,15 +213,13 @@ def single(stream: Stream, rounds: int) -> dict[str, float]:
     """Time `choose` and `learn` one query at a time."""
     learner = policy(stream)
     learner.learn([stream.outcome(c, "m0/0/1/1") for c in stream.contexts(WARM)])
-    decide, update = [], []
+    decide, update = list[float](), list[float]()
     for context in stream.contexts(rounds, WARM):
-        begun = time.perf_counter()
-        choice = choose(learner, [context], [OBJECTIVE], 0)[0]
-        decide.append(time.perf_counter() - begun)
+        with _clocked(decide):
+            choice = choose(learner, [context], [OBJECTIVE], 0)[0]
         outcome = stream.outcome(context, choice.action_id)
-        begun = time.perf_counter()
-        learner.learn([outcome])
-        update.append(time.perf_counter() - begun)
+        with _clocked(update):
+            learner.learn([outcome])
     return timed(decide, update)
 
 
@@ -227,21 +228,19 @@ def naive(stream: Stream, rounds: int) -> dict[str, float]:
     actions, half = stream.matrix(), stream.half
     d = 2 * half
     inverse, b = np.eye(d), np.zeros(d)
-    decide, update = [], []
+    decide, update = list[float](), list[float]()
     for context in stream.contexts(rounds, WARM):
-        begun = time.perf_counter()
-        x = np.hstack([np.repeat(context.embedding[None], len(actions), axis=0), actions])
-        theta = inverse @ b
-        scores = x @ theta + np.sqrt(((x @ inverse) * x).sum(1))
-        chosen = int(np.argmax(scores))
-        decide.append(time.perf_counter() - begun)
+        with _clocked(decide):
+            x = np.hstack([np.repeat(context.embedding[None], len(actions), axis=0), actions])
+            theta = inverse @ b
+            scores = x @ theta + np.sqrt(((x @ inverse) * x).sum(1))
+            chosen = int(np.argmax(scores))
         outcome = stream.outcome(context, f"m{chosen % 6}/{chosen}/1/1")
-        begun = time.perf_counter()
-        row = x[chosen]
-        u = inverse @ row
-        inverse -= np.outer(u, u) / (1.0 + row @ u)
-        b += OBJECTIVE.reward(outcome.entered, outcome.score, outcome.log_cost) * row
-        update.append(time.perf_counter() - begun)
+        with _clocked(update):
+            row = x[chosen]
+            u = inverse @ row
+            inverse -= np.outer(u, u) / (1.0 + row @ u)
+            b += OBJECTIVE.reward(outcome.entered, outcome.score, outcome.log_cost) * row
     return {f"naive_{key}": value for key, value in timed(decide, update).items()}
 
 
@@ -249,16 +248,14 @@ def batch(stream: Stream, rounds: int) -> dict[str, float]:
     """Count decisions and updates a second in batches of 64."""
     learner = policy(stream)
     learner.learn([stream.outcome(c, "m0/0/1/1") for c in stream.contexts(WARM)])
-    decide, update = [], []
+    decide, update = list[float](), list[float]()
     for start in range(0, max(rounds, 128), 64):
         contexts = list(stream.contexts(64, WARM + start))
-        begun = time.perf_counter()
-        choices = choose(learner, contexts, [OBJECTIVE] * 64, 0)
-        decide.append(time.perf_counter() - begun)
+        with _clocked(decide):
+            choices = choose(learner, contexts, [OBJECTIVE] * 64, 0)
         outcomes = [stream.outcome(c, k.action_id) for c, k in zip(contexts, choices, strict=True)]
-        begun = time.perf_counter()
-        learner.learn(outcomes)
-        update.append(time.perf_counter() - begun)
+        with _clocked(update):
+            learner.learn(outcomes)
     return {
         "decisions_per_s_batch64": 64 / float(np.median(decide)),
         "updates_per_s_batch64": 64 / float(np.median(update)),

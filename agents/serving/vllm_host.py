@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from queue import SimpleQueue
@@ -126,32 +126,21 @@ class EngineHost:
 
     def load(self, model: HostedModel) -> "Future[int]":
         """Load a model; the future has its context length. Other models pause meanwhile."""
-        future: Future[int] = Future()
 
-        def command(loop: "EngineLoop") -> None:
-            try:
-                self.context_tokens[model.name] = loop.load(model)
-                future.set_result(self.context_tokens[model.name])
-            except ServingError as error:
-                future.set_exception(error)
+        def load(loop: "EngineLoop") -> int:
+            self.context_tokens[model.name] = loop.load(model)
+            return self.context_tokens[model.name]
 
-        self._send(command, future)
-        return future
+        return self._asked(load)
 
     def unload(self, name: str) -> "Future[None]":
         """Drop a model and free its memory; requests in flight for it fail with `UnknownEngineError`."""
-        future: Future[None] = Future()
 
-        def command(loop: "EngineLoop") -> None:
-            try:
-                loop.unload(name)
-                self.context_tokens.pop(name, None)
-                future.set_result(None)
-            except ServingError as error:
-                future.set_exception(error)
+        def unload(loop: "EngineLoop") -> None:
+            loop.unload(name)
+            self.context_tokens.pop(name, None)
 
-        self._send(command, future)
-        return future
+        return self._asked(unload)
 
     @property
     def failure(self) -> ServingError | None:
@@ -181,6 +170,19 @@ class EngineHost:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _asked(self, do: "Callable[[EngineLoop], T]") -> "Future[T]":
+        """Let the engine thread do something, and return what it will answer."""
+        future: Future[T] = Future()
+
+        def command(loop: "EngineLoop") -> None:
+            try:
+                future.set_result(do(loop))
+            except ServingError as error:
+                future.set_exception(error)
+
+        self._send(command, future)
+        return future
 
     def _send(self, command: "Command", future: "Future[T]") -> None:
         # Under the lock, so that no command can slip in behind the last one the loop will read.
