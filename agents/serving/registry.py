@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Literal
 
 import msgspec
 
@@ -41,21 +41,11 @@ MAX_WHY = 300
 """Characters that say why a model is not ready: they travel in every heartbeat."""
 
 
-class Closable(Protocol):
-    """Whatever serves a model."""
-
-    async def close(self) -> None:
-        """Free what it holds."""
-
-
-E = TypeVar("E", bound=Closable)
-
-
 @dataclass(frozen=True)
-class Loaded(Generic[E]):
+class Loaded:
     """A model that can be asked, and the server it is asked at, if it is one."""
 
-    engine: E
+    engine: Engine
     server: JsonServer | None = None
 
     @property
@@ -65,14 +55,14 @@ class Loaded(Generic[E]):
 
 
 @dataclass
-class _Place(Generic[E]):
+class _Place:
     entry: Model
-    task: "asyncio.Task[Loaded[E]]"
+    task: "asyncio.Task[Loaded]"
     ended_s: float | None = None
     why: str = field(default="")
 
 
-class Fleet(Generic[E]):
+class Fleet:
     """Loads models and knows their state.
 
     Args:
@@ -83,7 +73,7 @@ class Fleet(Generic[E]):
 
     def __init__(
         self,
-        load: Callable[[Model], Awaitable[Loaded[E]]],
+        load: Callable[[Model], Awaitable[Loaded]],
         *,
         clock: Callable[[], float] = time.monotonic,
         again_s: float = 60.0,
@@ -91,7 +81,7 @@ class Fleet(Generic[E]):
         self._load = load
         self._clock = clock
         self._again_s = again_s
-        self._places: dict[str, _Place[E]] = {}
+        self._places: dict[str, _Place] = {}
         self._one = asyncio.Lock()
 
     def want(self, models: Iterable[Model]) -> None:
@@ -104,7 +94,7 @@ class Fleet(Generic[E]):
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
                 self._places[model.name] = _Place(model, task)
 
-    async def get(self, model: Model) -> E:
+    async def get(self, model: Model) -> Engine:
         """Return the engine of a model, once it is loaded.
 
         Raises:
@@ -142,7 +132,7 @@ class Fleet(Generic[E]):
         for loaded in self._ready():
             await loaded.engine.close()
 
-    async def _loaded(self, model: Model, before: _Place[E] | None) -> Loaded[E]:
+    async def _loaded(self, model: Model, before: _Place | None) -> Loaded:
         async with self._one:
             if before is not None and _is_ready(before.task):
                 await before.task.result().engine.close()
@@ -156,13 +146,13 @@ class Fleet(Generic[E]):
                     raise
                 raise EngineStartError(f"{model.name}: {type(error).__name__}: {error}") from error
 
-    def _is_due(self, place: _Place[E]) -> bool:
+    def _is_due(self, place: _Place) -> bool:
         return place.ended_s is not None and self._clock() - place.ended_s >= self._again_s
 
-    def _ready(self) -> list[Loaded[E]]:
+    def _ready(self) -> list[Loaded]:
         return [place.task.result() for place in self._places.values() if _is_ready(place.task)]
 
-    def _health(self, name: str, place: _Place[E]) -> ModelHealth:
+    def _health(self, name: str, place: _Place) -> ModelHealth:
         if not place.task.done():
             return ModelHealth(model=name, state="loading")
         if not _is_ready(place.task):
@@ -173,7 +163,7 @@ class Fleet(Generic[E]):
         return ModelHealth(model=name, state="ready")
 
 
-def _is_ready(task: "asyncio.Task[Loaded[E]]") -> bool:
+def _is_ready(task: "asyncio.Task[Loaded]") -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
@@ -382,7 +372,7 @@ class VllmEngine:
 # The engines of an executor: from catalogue entries, or from a recording.
 
 
-class GroupEngines(Fleet[Engine]):
+class GroupEngines(Fleet):
     """The engines of one executor group, loaded in the background and whenever the catalogue changes.
 
     Args:
@@ -416,7 +406,7 @@ class GroupEngines(Fleet[Engine]):
         if self.host is not None:
             await asyncio.to_thread(self.host.close)
 
-    async def _started(self, model: Model) -> Loaded[Engine]:
+    async def _started(self, model: Model) -> Loaded:
         options = self._options
         if self._recording is not None:
             return Loaded(RecordedEngine(self._recording, model.name))

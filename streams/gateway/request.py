@@ -280,28 +280,22 @@ def to_query(
     if asked.model is not None and extension.allowed_models not in (None, (asked.model,)):
         why = f"the model name already asks for {asked.model!r}; give one of the two"
         raise invalid("uniscale.allowed_models", why)
-    metadata = _metadata(request)
+    own = msgspec.structs.asdict(extension)
+    del own["progress"]
+    own["metadata"] = {**_metadata(request), GATEWAY: kept}
+    own["objective"] = asked.objective or extension.objective
+    own["allowed_models"] = (asked.model,) if asked.model else extension.allowed_models
     try:
         return Query(
+            **own,
             query_id=query_id,
             messages=tuple(_message(at, message) for at, message in enumerate(request.messages)),
-            objective=asked.objective or extension.objective,
-            weights=extension.weights,
-            mean_cost=extension.mean_cost,
-            accuracy=extension.accuracy,
-            reference=extension.reference,
             pin_action=asked.pin,
-            allowed_models=(asked.model,) if asked.model else extension.allowed_models,
-            budget=extension.budget,
             max_tokens=_max_tokens(request),
             stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
             seed=request.seed,
-            timeout_s=extension.timeout_s,
-            feedback_wait_s=extension.feedback_wait_s,
             n=1 if request.n is None else request.n,
-            learn=extension.learn,
             tenant=tenant,
-            metadata={**metadata, GATEWAY: kept},
         )
     except RecordError as error:
         raise of_record(error) from None

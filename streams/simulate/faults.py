@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from agents.answers import GradingPool, GradingPoolError
 from agents.catalogue.models import Model, Sampling
 from agents.embedding import HttpEncoder, Vectors
-from agents.serving.engine import Drafted, Engine, Prefix
+from agents.serving.engine import Drafted, Prefix
 from agents.serving.errors import EngineDiedError, EngineUnreachableError
 from agents.serving.recorded import RecordedEngine, Recording
 from agents.serving.registry import GroupEngines, HostingOptions, Loaded
@@ -419,7 +419,7 @@ class _Engines(GroupEngines):
         super().__init__(HostingOptions(), recording, faults.clock)
         self.faults, self.recording = faults, recording
 
-    async def _started(self, model: Model) -> Loaded[Engine]:
+    async def _started(self, model: Model) -> Loaded:
         return Loaded(_Engine(self.faults, self.recording, model.name))
 
 
