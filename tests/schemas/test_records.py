@@ -68,13 +68,9 @@ def test_an_action_id_names_one_action(action: Action) -> None:
     assert Action.parse(action.id) == action
 
 
-def test_every_record_survives_the_wire(sample: Record) -> None:
-    assert decode(encode(sample), type(sample)) == sample
-
-
 def test_unknown_fields_are_ignored(sample: Record) -> None:
     plain = load(encode(sample)) | {"added_by_a_later_release": {"x": 1}}
-    assert decode(orjson.dumps(plain), type(sample)) == sample
+    assert decode(orjson.dumps(plain), type(sample)) == decode(encode(sample), type(sample)) == sample
 
 
 def test_every_missing_required_field_is_named(kind: type[Record], samples: tuple[Record, ...]) -> None:
@@ -147,6 +143,7 @@ def test_a_number_that_is_not_finite_is_found_in_a_free_field() -> None:
         b"3",
         b'{"a":NaN}',
         b'{"a":1e999}',
+        b'{"a":-Infinity}',
         b'{"a":"\\ud800"}',
         b"\x28\xb5\x2f\xfdbroken",
     ],

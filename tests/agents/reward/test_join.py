@@ -4,10 +4,12 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agents.answers import Verdict
+from agents.catalogue.models import Architecture
 from agents.reward.join import (
     Arrival,
     ClosedQueries,
@@ -23,12 +25,14 @@ from agents.reward.join import (
     on,
     to_value,
 )
+from agents.reward.outcome import Pricing, value
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import UnreadableRecord
+from schemas.forest import Draft
 from schemas.query import Origin
 from schemas.reward import CLOSING, Due, Feedback, Grader, Reward
-from tests.support.join_records import ORIGIN, PRICE, answer, decision
+from tests.support.join_records import ACTION, ORIGIN, PRICE, answer, decision
 
 WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
 
@@ -79,6 +83,18 @@ class Join:
         self.counts += turn.counts
         return turn
 
+    def opened(self, **query: Any) -> JoinRow:
+        """Take a decision and return its row."""
+        self.take(decision(**query), 1_100)
+        assert self.row is not None
+        return self.row
+
+    def answered(self, **query: Any) -> "Join":
+        """Take a decision and its answer."""
+        self.take(decision(**query), 1_100)
+        self.take(answer(), 3_000)
+        return self
+
     def kinds(self) -> list[str]:
         return [reward.kind for reward in self.rewards]
 
@@ -89,9 +105,7 @@ class Join:
 
 
 def test_a_reference_makes_the_first_reward_final() -> None:
-    join = Join(correct=1.0)
-    join.take(decision(reference="4"), 1_100)
-    join.take(answer(), 3_000)
+    join = Join(correct=1.0).answered(reference="4")
     (reward,) = join.rewards
     assert (reward.kind, reward.correct, reward.score, reward.seq) == ("final", 1.0, 0.5, 5)
     assert reward.reward_id == "q/final"
@@ -142,25 +156,16 @@ def test_a_row_says_of_each_topic_what_it_has_seen_and_an_older_one_does_not_rep
 
 
 def test_without_correctness_a_provisional_waits_for_its_correction() -> None:
-    join = Join()
-    join.take(decision(), 1_100)
-    join.take(answer(), 3_000)
+    join = Join().answered()
     (provisional,) = join.rewards
-    assert (provisional.kind, provisional.correct, provisional.reward, provisional.closes) == (
-        "provisional",
-        None,
-        None,
-        False,
-    )
+    assert (provisional.kind, provisional.closes) == ("provisional", False)
+    assert (provisional.correct, provisional.reward) == (None, None)
     assert provisional.learnable
     join.take(feedback(0.75), 33_000)
     assert join.kinds() == ["provisional", "correction"]
-    assert (join.rewards[1].correct, join.rewards[1].graded_by, join.rewards[1].grader) == (
-        0.75,
-        "person",
-        "",
-    )
-    assert join.rewards[1].log_cost == provisional.log_cost
+    correction = join.rewards[1]
+    assert (correction.correct, correction.graded_by, correction.grader) == (0.75, "person", "")
+    assert correction.log_cost == provisional.log_cost
 
 
 @pytest.mark.parametrize("graded_by", ["reference", "person", "judge"])
@@ -175,9 +180,7 @@ def test_a_reward_says_whom_its_correctness_comes_from(graded_by: Grader) -> Non
 
 
 def test_feedback_that_never_comes_is_a_default_at_its_deadline() -> None:
-    join = Join()
-    join.take(decision(), 1_100)
-    join.take(answer(), 3_000)
+    join = Join().answered()
     assert join.row is not None
     assert join.row.opened is not None
     assert join.row.opened.reference is None, "no text that is not needed any more is kept"
@@ -189,9 +192,7 @@ def test_feedback_that_never_comes_is_a_default_at_its_deadline() -> None:
 
 
 def test_feedback_appended_after_its_deadline_is_late_even_before_the_due() -> None:
-    join = Join()
-    join.take(decision(), 1_100)
-    join.take(answer(), 3_000)
+    join = Join().answered()
     join.take(feedback(), 33_001)
     assert join.counts == ["late_feedback"]
     join.due("feedback")
@@ -199,9 +200,7 @@ def test_feedback_appended_after_its_deadline_is_late_even_before_the_due() -> N
 
 
 def test_a_query_that_waits_for_no_feedback_closes_at_once() -> None:
-    join = Join()
-    join.take(decision(feedback_wait_s=0), 1_100)
-    join.take(answer(), 3_000)
+    join = Join().answered(feedback_wait_s=0)
     assert join.kinds() == ["default"]
 
 
@@ -323,6 +322,7 @@ def test_an_unreadable_row_is_refused() -> None:
     whole = encode_row(JoinRow(query_id="q"))
     for bad in (
         b"", b"{}", b'{"schema":"join-row.v2","query_id":"q"}', b'{"schema":"join-row.v1"}', b"\xff" * 64,
+        encode_row(Join().opened()).replace(b'"seq":5', b'"seq":"five"'),
         whole.replace(b'"q"', b'"\xc0\x80"'), b"[" * 50_000, whole[:-1] + b',"a":' + b"[" * 50_000,
     ):  # fmt: skip
         with pytest.raises(UnreadableRecord, match="rebuild the table"):
@@ -413,8 +413,136 @@ GOLDEN_ROW = (
 
 
 def test_a_row_of_the_first_version_is_read_for_ever() -> None:
-    join = Join()
-    join.take(decision(), 1_100)
-    join.take(answer(), 3_000)
+    join = Join().answered()
     assert join.row is not None
     assert decode_row(GOLDEN_ROW) == replace(join.row, seen=(-1, -1, -1, -1))
+
+
+# Rows that would be too large, and what a row keeps for the price.
+
+SMALL = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000, row_bytes=2_000)
+
+
+def test_feedback_that_does_not_fit_its_row_is_a_dead_letter_and_the_query_closes() -> None:
+    join = Join(waits=SMALL)
+    join.take(decision(), 1_100)
+    large = Feedback(query_id="q", correct=1.0, metadata={"note": "x" * 3_000})
+    turn = join.take(large, 1_200)
+    assert turn.out == (Orphan(large, ORIGIN, "oversized"),)
+    assert turn.counts == ("oversized",)
+    # Delivered again it changes nothing, and every deadline of the row is still met.
+    assert join.take(large, 1_300).out == ()
+    join.take(answer(), 3_000)
+    join.due("feedback")
+    assert join.kinds() == ["provisional", "default"]
+
+
+def test_an_early_answer_that_does_not_fit_closes_its_query_with_the_price_unknown() -> None:
+    join = Join(waits=SMALL)
+    turn = join.take(replace(answer(), text="x" * 3_000), 900)
+    assert turn.counts == ("oversized",)
+    join.take(decision(reference="4"), 1_100)
+    (reward,) = join.rewards
+    assert (reward.kind, reward.correct, reward.price, reward.learnable) == ("default", None, None, False)
+    assert "does not fit a row of 2000 bytes" in reward.missing
+
+
+def test_a_reference_that_does_not_fit_is_left_out() -> None:
+    join = Join(waits=SMALL)
+    join.take(decision(reference="x" * 3_000), 1_100)
+    assert join.counts == ["oversized"]
+    join.take(answer(), 3_000)
+    join.due("feedback")
+    assert join.kinds() == ["provisional", "default"]
+
+
+@given(
+    sizes=st.tuples(*[st.integers(0, 4_000)] * 3),
+    order=st.permutations(range(3)),
+    most=st.integers(1_500, 9_000),
+)
+@example(sizes=(0, 1293, 0), order=[1, 0, 2], most=1_500)
+@example(sizes=(3343, 1650, 1585), order=[1, 0, 2], most=1_500)
+def test_a_row_always_fits(sizes: tuple[int, int, int], order: list[int], most: int) -> None:
+    waits = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000, row_bytes=most)
+    join = Join(waits=waits)
+    records = (
+        decision(reference="r" * max(1, sizes[0])),
+        replace(answer(), text="t" * max(1, sizes[1])),
+        Feedback(query_id="q", correct=1.0, metadata={"note": "n" * sizes[2]}),
+    )
+    for at, index in enumerate(order):
+        join.take(records[index], 1_000 + at)
+        assert join.row is None or len(encode_row(join.row)) <= most
+    for _ in range(3):
+        for kind in [due.kind for due in dues(join.row)] if join.row else []:
+            if join.row and kind in {due.kind for due in dues(join.row)} and kind != "forget":
+                join.due(kind)
+    assert join.row is None
+    assert sum(kind in CLOSING for kind in join.kinds()) == 1
+
+
+def test_the_architecture_of_the_model_is_kept_until_the_answer_is_priced() -> None:
+    generator = Architecture(parameters=1000, layers=2, query_heads=4, kv_heads=2, head_dim=8)
+    turn = on(None, Arrival(decision(), 1_100, ORIGIN), WAITS, None, generator)
+    assert turn.row is not None
+    row = decode_row(encode_row(turn.row))
+    assert row.opened is not None
+    assert row.opened.generator == generator
+    settled = on(row, Arrival(answer(), 3_000, ORIGIN), WAITS, valued(answer(), None))
+    assert settled.row is not None
+    assert settled.row.opened is not None
+    assert settled.row.opened.generator is None
+
+
+# Searches that their client ended, by hanging up or by its own bounds: they cost what they spent, and no more.
+
+CANCELLED = Answer(query_id="q", status="cancelled", by="executor", text="so 4", score=0.5)
+
+
+def no_judge(gold: str, answer: str) -> Verdict:
+    raise AssertionError("a cancelled answer is not graded")
+
+
+def test_a_cancelled_search_is_priced_and_never_learned_from() -> None:
+    pricing = Pricing(generators={}, verifiers={}, verifier="")
+    valued = value("4", CANCELLED, pricing=pricing, judge=no_judge)
+    assert (valued.status, valued.score, valued.correct) == ("cancelled", None, None)
+    opened = on(None, Arrival(decision(reference="4"), 1_100, ORIGIN), WAITS).row
+    turn = on(opened, Arrival(CANCELLED, 3_000, ORIGIN), WAITS, replace(valued, price=PRICE))
+    (reward,) = [out for out in turn.out if isinstance(out, Reward)]
+    assert (reward.kind, reward.status, reward.correct, reward.score) == ("default", "cancelled", None, None)
+    assert reward.price == PRICE
+    assert reward.log_cost is not None
+    assert not reward.learnable
+    assert turn.row is None, "it is closed"
+
+
+@pytest.mark.parametrize(
+    ("finish", "complete", "bounded"),
+    [("max_tokens", False, True), ("stop", True, True), ("length", False, False), ("eos", True, False)],
+)
+def test_what_the_client_s_own_bounds_cut_teaches_cost_and_never_wrong(
+    finish: Any, complete: bool, bounded: bool
+) -> None:
+    """Neither the reference nor a judgement of the user counts: the configuration was not let finish."""
+    trace = (
+        Draft(parent=-1, depth=1, tokens=3, finish=finish, score=0.5, fate="finished" if complete else "cut"),
+    )
+    answer = Answer(
+        query_id="q", status="ok" if complete else "unfinished", by="executor", action=ACTION, text="so", score=0.5,
+        complete=complete, path=(0,), trace=trace,
+    )  # fmt: skip
+    pricing = Pricing(generators={}, verifiers={}, verifier="")
+    valued = replace(value("4", answer, pricing=pricing, judge=no_judge), price=PRICE)
+    assert (valued.bounded, valued.score, valued.correct) == (bounded, 0.5, None if bounded else 0.0)
+    for early in (False, True):
+        row = on(None, Arrival(decision(reference="4"), 1_100, ORIGIN), WAITS).row
+        if early:
+            row = on(row, Arrival(Feedback(query_id="q", correct=False), 1_200, ORIGIN), WAITS).row
+        turn = on(row, Arrival(answer, 3_000, ORIGIN), WAITS, valued)
+        (reward,) = [out for out in turn.out if isinstance(out, Reward)]
+        assert reward.log_cost is not None
+        assert reward.bounded is bounded
+        assert (reward.kind, reward.correct) == (("default", None) if bounded else ("final", 0.0))
+        assert turn.row is None, "it is closed"

@@ -225,12 +225,5 @@ def test_the_reward_is_equation_four(weights: tuple[float, float, float], expect
     assert objective.reward(1.0, 0.8, math.log(1e14)) == pytest.approx(expected)
 
 
-def test_cost_is_normalised_and_never_clipped() -> None:
-    assert RANGE.normalised(math.log(1e12)) == 0.0
-    assert RANGE.normalised(math.log(1e16)) == 1.0
-    assert RANGE.normalised(math.log(1e18)) == pytest.approx(1.5)
-    assert RANGE.normalised(math.log(1e10)) == pytest.approx(-0.5)
-
-
 def test_the_intensity_is_the_paper_s() -> None:
     assert eflops.INTENSITY == 156

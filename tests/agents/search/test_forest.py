@@ -276,30 +276,3 @@ def test_texts_are_forgotten_except_where_they_are_needed(
         if forest.scored == forest.step:
             most = live + limits.depth_limit * limits.answers
             assert sum(bool(draft.text) for draft in forest.drafts) <= most
-
-
-def test_one_of_everything_is_chain_of_thought() -> None:
-    forest = search(
-        World(1, 0.2, 100), Action(model="m", qp=1, cp=1, bs=1), Limits(depth_limit=9, step_tokens=20)
-    )
-    assert [draft.depth for draft in forest.drafts] == list(range(1, len(forest.drafts) + 1))
-    assert [draft.parent for draft in forest.drafts] == list(range(-1, len(forest.drafts) - 1))
-
-
-def test_parallel_questions_alone_are_best_of_n() -> None:
-    world, limits = World(3, 0.4, 10**6), Limits(depth_limit=12, step_tokens=20, early_exit=False)
-    forest = search(world, Action(model="m", qp=16, cp=1, bs=1), limits)
-    alone = []
-    for tree in range(16):
-        path: tuple[int, ...] = (tree,)
-        total = 0.0
-        while len(path) <= 12:
-            path = (*path, 0)
-            score, ends, _ = world.at(path)
-            total += score
-            if ends:
-                alone.append((total / (len(path) - 1), path))
-                break
-    assert outcome(forest).score == pytest.approx(max(alone)[0])
-    assert read(forest).answer == max(alone)[1]
-    assert outcome(forest).completed == len(alone)

@@ -188,13 +188,6 @@ def test_price_and_deadline_are_looked_at_between_steps() -> None:
     assert spent(forest, eflops=4.9) is None
 
 
-def test_one_best_path_can_be_better_than_a_later_one() -> None:
-    forest = advance(plant(WIDE, limits(early_exit=False)), ("a", "eos", 0.7), ("b\n\n", "separator", 0.6))
-    forest = advance(forest, ("c", "eos", 0.5))
-    assert outcome(forest).index == 0
-    assert outcome(forest).completed == 4 + 8
-
-
 def drafted(count: int) -> list[Drafted]:
     return [Drafted("x\n\n", 1, "separator")] * count
 
