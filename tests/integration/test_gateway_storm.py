@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from schemas.answer import Answer
 from schemas.query import Query
+from streams.local.broker import free_port
 from streams.local.deployment import python
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -90,9 +90,7 @@ def held(pid: int) -> tuple[int, float]:
 def test_every_query_ends_and_the_gateway_keeps_nothing(
     deploy: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = int(found.getsockname()[1])
+    port = free_port()
     # A short memory, so that what the gateway may keep is full after the first wave.
     deployment = deploy(
         commands={"gateway": [*python(), "worker", "gateway"]}, gateway_port=port, gateway_recent=200,

@@ -5,7 +5,6 @@ Needs Chromium and `requirements/page.txt` (`make test-page` installs the latter
 
 import json
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from schemas.control import KeyEntry
 from schemas.record import encode
 from streams.cli.control import make_key
+from streams.local.broker import free_port
 from streams.local.deployment import python, with_previews
 from streams.settings import Settings
 
@@ -43,9 +43,7 @@ VIEWS = {"now": ".tile", "ask": "#question", "query": "#query-id", "letters": "h
 
 @pytest.fixture(scope="module")
 def site(deploy: Any) -> tuple[Any, str]:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = int(found.getsockname()[1])
+    port = free_port()
     settings = with_previews(Settings().replace(gateway_port=port))
     deployment = deploy(
         commands={"gateway": [*python(), "worker", "gateway"]},

@@ -1,6 +1,5 @@
 """The contextual policy in the running loop: prices, a prior, a control group, n answers; exact after a restart."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,47 +20,26 @@ from agents.reward.comparison import Uplift
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.query import Query
-from schemas.record import decode, encode
-from schemas.reward import Reward
-from streams.audit.run import Report
-from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES
 from streams.services.decider import action_vectors, policy_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
-
-InMemory = Callable[..., Settings]
-Ask = Callable[..., Query]
+from tests.support.cluster import Ask, Audit, InMemory, closing, read, running, send, served, worker_of
 
 
 def decisions(cluster: Cluster) -> list[Decision]:
-    return [decode(r.value, Decision) for r in cluster.broker.records(cluster.topics.decision)]
-
-
-async def served(cluster: Cluster, queries: list[Query]) -> None:
-    for query in queries:
-        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
-    ids = {query.query_id for query in queries}
-
-    def rewarded() -> bool:
-        rewards = (decode(r.value, Reward) for r in cluster.broker.records(cluster.topics.reward))
-        return {reward.query_id for reward in rewards if reward.closes} >= ids and not cluster.busy
-
-    await cluster.until(rewarded)
+    return read(cluster, cluster.topics.decision, Decision)
 
 
 def cohorts_in_metrics(cluster: Cluster) -> dict[str, int]:
     """Return how many queries of each cohort the aggregator counted."""
-    (aggregator,) = (worker for worker in cluster.workers if worker.service == "aggregator")
-    counted = aggregator.metrics.cohort_queries
+    counted = worker_of(cluster, "aggregator").metrics.cohort_queries
     return {name: int(counted.labels(name, "all")._value.get()) for name in ("policy", "control")}
 
 
 def gain_in_metrics(cluster: Cluster) -> dict[str, float]:
     """Return the difference of accuracy that the aggregator shows, by bound."""
-    (aggregator,) = (worker for worker in cluster.workers if worker.service == "aggregator")
-    shown = aggregator.metrics.uplift_accuracy
+    shown = worker_of(cluster, "aggregator").metrics.uplift_accuracy
     return {bound: shown.labels(bound)._value.get() for bound in ("mean", "low", "high")}
 
 
@@ -76,20 +54,15 @@ def parts_of(cluster: Cluster) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
     return broker.changelog(topics.changelog("decider", "pending"), 0), broker.changelog(topics.snapshot, 0)
 
 
-def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMemory, ask: Ask) -> None:
+async def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMemory, ask: Ask) -> None:
     options = {"control_share": 0.3, "control_action": "small/2/1/1", "control_salt": "s"}
     settings = in_memory(policy="contextual", policy_options=orjson.dumps(options).decode())
     aims: list[dict[str, float]] = [{"mean_cost": 3e9}, {"accuracy": 0.9}, {}, {"n": 2}]
     queries = [ask(n, **aims[n % 4]) for n in range(24)]
 
-    async def life() -> Cluster:
-        cluster = Cluster(settings, SERVICES)
-        await cluster.up()
+    async with running(settings) as cluster:
         for at in range(0, len(queries), 6):
-            await served(cluster, queries[at : at + 6])
-        return cluster
-
-    cluster = run(life())
+            await served(cluster, *queries[at : at + 6])
     made = decisions(cluster)
     assert cluster.broker.records(cluster.topics.dead_letter) == []
     control = [d for d in made if d.cohort == "control"]
@@ -103,19 +76,16 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
         d.objective.price > 0 for d in made[8:] if d.objective.aim == "mean_cost" and d.objective.price
     )
     wide = {d.query_id for d in made if d.query.n == 2}
-    answers = {
-        a.query_id: a for r in cluster.broker.records(cluster.topics.answer) if (a := decode(r.value, Answer))
-    }
+    answers = {each.query_id: each for each in read(cluster, cluster.topics.answer, Answer)}
     assert all(answers[query_id].action.qp * answers[query_id].action.cp >= 2 for query_id in wide)
     assert any(len(answers[query_id].answers) == 2 for query_id in wide)
     counted, gain = cohorts_in_metrics(cluster), gain_in_metrics(cluster)
     drawn = {decision.query_id: decision.cohort for decision in made if decision.randomised}
     uplift = Uplift()
-    for raw in cluster.broker.records(cluster.topics.reward):
-        reward = decode(raw.value, Reward)
-        if reward.closes and reward.query_id in drawn:
+    for query_id, reward in closing(cluster).items():
+        if query_id in drawn:
             cost = reward.price.cost if reward.price else None
-            uplift.add(drawn[reward.query_id], reward.status, correct=reward.correct, cost=cost)
+            uplift.add(drawn[query_id], reward.status, correct=reward.correct, cost=cost)
     said = uplift.report()
     assert said["queries"] == counted
     assert counted["control"] == len(control)
@@ -150,30 +120,20 @@ def prior(in_memory: InMemory, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
+async def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
     in_memory: InMemory, ask: Ask, prior: Path
 ) -> None:
     settings = in_memory(policy="contextual", warm_up=0, prior=str(prior), snapshot_every=15)
-    states: list[bytes] = []
-
-    async def life() -> Cluster:
-        cluster = Cluster(settings, SERVICES)
-        await cluster.up()
-        await served(cluster, [ask(n, mean_cost=3e9) for n in range(20)])
-        (worker,) = (each for each in cluster.workers if each.service == "decider")
-        service = worker.built
-        states.append(service.decider.policy.state())
-        await cluster.close()
-        return cluster
-
-    cluster = run(life())
+    async with running(settings) as cluster:
+        await served(cluster, *(ask(n, mean_cost=3e9) for n in range(20)))
+        state = worker_of(cluster, "decider").built.decider.policy.state()
     assert decisions(cluster)[0].objective.price > 0  # history prices the first decision already
     log = log_of(cluster)
     decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
     found = decider.recover(*(part.items() for part in parts_of(cluster)))
     assert decider.prior == digest(prior.read_bytes())
     assert found.snapshot_version >= -1
-    assert decider.policy.state() == states[0]
+    assert decider.policy.state() == state
     policy = policy_of(settings, encoder_of(settings))
     rows, after = opened(policy, log)
     assert list(mismatches(policy, rows, settings.policy.seed, after)) == []
@@ -181,52 +141,42 @@ def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
 
 async def ended(settings: Settings, query: Query) -> str:
     """Return why the decider ends at every start, once it has ended three times and decided nothing."""
-    cluster = Cluster(settings, SERVICES)
-    await cluster.up()
-    cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
-    await cluster.until(lambda: len(cluster.deaths) == 3)
-    await cluster.close()
+    async with running(settings) as cluster:
+        send(cluster, query)
+        await cluster.until(lambda: len(cluster.deaths) == 3)
     assert decisions(cluster) == []
     return str(cluster.deaths[-1])
 
 
-def test_a_prior_that_does_not_fit_stops_the_service_before_it_decides(
+async def test_a_prior_that_does_not_fit_stops_the_service_before_it_decides(
     in_memory: InMemory, ask: Ask, prior: Path
 ) -> None:
-    settings = in_memory(
-        policy="contextual", policy_options='{"query_rank": 12}', warm_up=0, prior=str(prior)
-    )
-
-    assert "query_rank is 48, this deployment has 12" in run(ended(settings, ask(1)))
+    options = '{"query_rank": 12}'
+    settings = in_memory(policy="contextual", policy_options=options, warm_up=0, prior=str(prior))
+    assert "query_rank is 48, this deployment has 12" in await ended(settings, ask(1))
 
 
-def test_a_prior_of_other_costs_stops_the_service_before_it_decides(
+async def test_a_prior_of_other_costs_stops_the_service_before_it_decides(
     in_memory: InMemory, ask: Ask, prior: Path
 ) -> None:
     settings = in_memory(policy="contextual", warm_up=0, prior=str(prior))
     pricing = load_catalogue(Path(settings.catalogue)).pricing | {"hardware.intensity": 1.5}
     meta, arrays = unpack(prior.read_bytes(), *header(prior.read_bytes()))
     prior.write_bytes(pack(*header(prior.read_bytes()), meta | {"pricing": pricing}, arrays))
-
-    assert "catalogue: hardware.intensity is 1.5, this deployment has" in run(ended(settings, ask(1)))
+    said = await ended(settings, ask(1))
+    assert "catalogue: hardware.intensity is 1.5, this deployment has" in said
 
 
 @pytest.mark.parametrize(("rank", "fits"), [(48, True), (12, False)])
-def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_not(
+async def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_not(
     in_memory: InMemory, ask: Ask, prior: Path, rank: int, fits: bool
 ) -> None:
     catalogue = prior.with_name("catalogue.yaml")
     catalogue.write_text(Path(in_memory().catalogue).read_text() + f"\nprior: {prior.name}\n")
     settings = in_memory(catalogue=str(catalogue), policy_options=f'{{"query_rank": {rank}}}', warm_up=2)
 
-    async def life() -> Cluster:
-        cluster = Cluster(settings, SERVICES)
-        await cluster.up()
-        await served(cluster, [ask(n) for n in range(4)])
-        await cluster.close()
-        return cluster
-
-    cluster = run(life())
+    async with running(settings) as cluster:
+        await served(cluster, *(ask(n) for n in range(4)))
     reasons = {each.reason for each in decisions(cluster)}
     assert ("warm-up" in reasons) is not fits, "every model of a prior is known"
     decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
@@ -234,27 +184,17 @@ def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_not(
     assert decider.prior == (digest(prior.read_bytes()) if fits else "")
 
 
-def test_a_query_that_must_not_be_learned_from_is_priced_and_leaves_no_trace_in_the_policy(
-    in_memory: InMemory, ask: Ask, audited: Callable[[Cluster], Report]
+async def test_a_query_that_must_not_be_learned_from_is_priced_and_leaves_no_trace_in_the_policy(
+    in_memory: InMemory, ask: Ask, audited: Audit
 ) -> None:
     settings = in_memory(policy="contextual")
     plain = [ask(n, mean_cost=3e9) for n in range(12)]
     baselines = [ask(n, query_id=f"baseline-{n}", pin_action="large/2/1/1", learn=False) for n in range(12)]
 
-    async def life() -> Cluster:
-        cluster = Cluster(settings, SERVICES)
-        await cluster.up()
+    async with running(settings) as cluster:
         for at in range(0, 12, 4):
-            await served(cluster, plain[at : at + 4] + baselines[at : at + 4])
-        await cluster.close()
-        return cluster
-
-    cluster = run(life())
-    rewards = {
-        r.query_id: r
-        for each in cluster.broker.records(cluster.topics.reward)
-        if (r := decode(each.value, Reward))
-    }
+            await served(cluster, *plain[at : at + 4], *baselines[at : at + 4])
+    rewards = closing(cluster)
     assert all(not rewards[q.query_id].learn and rewards[q.query_id].price is not None for q in baselines)
     policy = policy_of(settings, encoder_of(settings))
     rows, after = opened(policy, log_of(cluster))

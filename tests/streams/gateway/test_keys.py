@@ -31,6 +31,7 @@ def test_keys_scopes_and_tenants(house: Callable[..., House]) -> None:
     with guarded.http(shop) as mine, guarded.http(bank) as theirs, guarded.http(eye) as reader:
         made = mine.post(ASK, json=PLAIN).json()["id"]
         assert mine.get(f"/v1/queries/{made}").status_code == 200
+        assert [query.tenant for query in guarded.read(guarded.topics.query, Query)] == ["shop"]
         unknown = theirs.get(f"/v1/queries/{'x' * len(made)}").json()["error"]["message"]
         for path in (f"/v1/queries/{made}", f"/v1/queries/{made}/events"):
             error = refused(theirs.get(path), 404, "id")
