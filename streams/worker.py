@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Coroutine
 from typing import Any, NoReturn
 
@@ -99,10 +100,16 @@ def _log_to_stdout(level: str) -> None:
         format="%(levelname)-7s %(name)s: %(message)s",
         force=True,
     )
-    for noisy in ("kafka", "faust", "mode", "aiokafka", "httpx", "asyncio"):
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # what libraries deprecate is no operator's concern
+    # Before torch is imported: of each engine it says in a line that its memory is bound to one node.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    for noisy in ("kafka", "faust", "mode", "aiokafka", "httpx", "asyncio", "vllm"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))
-    # kafka-python warns of a busy machine; mode logs every part of faust under the module of its class.
-    logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
+    # kafka-python warns of a busy machine, torch of a missing Triton; mode logs every part of faust under the module of
+    # its class.
+    for wordy in ("kafka.net.selector", "torch._library.triton"):
+        logging.getLogger(wordy).setLevel(logging.ERROR)
     for parts in ("kafka", "kafka_consumer", "kafka_writer"):
         logging.getLogger(f"streams.runtime.{parts}").setLevel(logging.WARNING)
 
