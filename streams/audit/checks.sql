@@ -86,7 +86,8 @@ FROM Reward WHERE error IS NULL GROUP BY query_id, kind HAVING max(early) AND co
 -- name: reward_kinds
 SELECT query_id, 'Rewards of kinds ' || group_concat(DISTINCT kind)
     || ': expected one, or a provisional and what resolves it'
-FROM Reward WHERE error IS NULL AND early GROUP BY query_id
+-- A correction may come to a provisional one that the decider has given up.
+FROM Reward WHERE (error IS NULL OR kind = 'provisional') AND early GROUP BY query_id
 HAVING max(kind = 'correction') AND NOT max(kind = 'provisional')
 OR count(*) > 1 AND (
     count(DISTINCT iif(kind = 'provisional', NULL, kind)) > 1 OR (max(kind = 'final') AND max(kind = 'provisional'))

@@ -459,7 +459,12 @@ class HandlerGuard:
     async def _refuse(self, record: ConsumerRecord, error: Exception, attempts: int = 1) -> None:
         """Send a record to the dead-letter topic, and forget what is counted against it."""
         refused = Refusal(error, record.value, record.origin, answer=True, attempts=attempts)
-        await send_refused(self.runtime, (), [refused])
+        try:
+            await send_refused(self.runtime, (), [refused])
+        except (Unavailable, Crash):
+            raise
+        except Exception as unexpected:
+            raise Crash(f"{record.coordinates}: what refuses it could not be sent") from unexpected
         self.crashes.forget(record.coordinates)
 
     def _wait(self, record: ConsumerRecord, pause_s: float, error: Unavailable) -> None:

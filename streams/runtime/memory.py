@@ -332,9 +332,14 @@ class MemoryTable(Table):
         self.recovered = recovered
         self.begins = begins
         self.newer = newer
+        self._one_at_a_time = asyncio.Lock()
 
     async def recover(self) -> None:
-        """Read the changelog of the partitions that are owned now."""
+        """Read the changelog of the partitions that are owned now, once another recovery has ended."""
+        async with self._one_at_a_time:
+            await self._recover()
+
+    async def _recover(self) -> None:
         owned = sorted(self._owned())
         begin = await self.begins() if self.begins and owned else 0
         late = set[bytes]()

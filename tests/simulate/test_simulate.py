@@ -29,6 +29,13 @@ def test_seeds_pass_and_every_kind_of_fault_strikes() -> None:
     assert set(KINDS) - set(journal.kinds) == set(), "\n".join(coverage(journal))
 
 
+@pytest.mark.seconds
+@pytest.mark.parametrize("seed", [301033, 301304, 301495, 301859, 301899])
+def test_a_seed_that_failed_once_passes(seed: int) -> None:
+    """What was wrong with each is in docs/simulation.md."""
+    assert lived(seed).failures == []
+
+
 def test_every_fix_has_seeds_that_fail_without_it() -> None:
     assert [name for name, fix in FIXES.items() if not fix.seeds] == []
 
