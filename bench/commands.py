@@ -83,7 +83,6 @@ def audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
     default=2,
     help="Turns of each side; figures are medians over them.",
 )
-@click.option("--workers", type=click.IntRange(min=1), default=1, help="Processes of LiteLLM's proxy.")
 @click.option(
     "--one-by-one",
     type=click.IntRange(min=1),
@@ -129,7 +128,6 @@ def measure_gateway(
             "engine": "recorded, one step a search, one path",
             "seconds": plan.seconds,
             "rounds": plan.rounds,
-            "litellm_workers": plan.workers,
             **measured,
         }
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -254,9 +252,6 @@ def _measured(
 )
 @click.option("--engine/--no-engine", default=True, help="Also measure search beside bare vLLM.")
 @click.option(
-    "--engine-queries", type=click.IntRange(min=1), default=120, help="Questions that the engine searches."
-)
-@click.option(
     "--questions",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     default=QUESTIONS,
@@ -272,7 +267,6 @@ def streams(
     runs: int,
     against: Path | None,
     engine: bool,
-    engine_queries: int,
     questions: Path,
     out: Path,
     **options: int,
@@ -305,7 +299,7 @@ def streams(
         _write(out, found)
     if engine:
         with tempfile.TemporaryDirectory() as folder:
-            asked = EnginePlan(catalogue=settings.catalogue, questions=str(questions), queries=engine_queries)
+            asked = EnginePlan(catalogue=settings.catalogue, questions=str(questions))
             found["engine"] = measure_engine(asked, Path(folder), click.echo)
         _write(out, found)
     click.echo(f"wrote {out}")
@@ -392,7 +386,6 @@ def measure_hostile(
 )
 @_started_broker
 @click.option("--report", "reported", is_flag=True, help="Run nothing: report the soaks that FILES hold.")
-@click.option("--warm", type=click.FloatRange(min=0.0), default=20.0, help="Minutes left out of the report.")
 @click.pass_obj
 def measure_soak(
     settings: Settings,
@@ -401,7 +394,6 @@ def measure_soak(
     data: Path | None,
     kind: str,
     reported: bool,
-    warm: float,
     **load: float,
 ) -> None:
     """Put a whole deployment under steady load, and append what its processes take to FILES (one); then audit it.
@@ -412,7 +404,7 @@ def measure_soak(
     from bench import soak
 
     if reported:
-        found = soak.report(*soak.read(files), warm_min=warm)
+        found = soak.report(*soak.read(files))
         click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY).decode())
         sys.exit(0 if found["well"] else 1)
     [out] = files

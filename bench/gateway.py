@@ -48,14 +48,12 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
         rounds: How often each side takes its turn.
         connections: The loads of a turn, one after another.
         sides: Who is measured.
-        workers: Processes of LiteLLM's proxy.
     """
 
     seconds: float = 6.0
     rounds: int = 2
     connections: tuple[int, ...] = CONNECTIONS
     sides: tuple[Side, ...] = SIDES
-    workers: int = 1
 
 
 class ServerUnderLoad(msgspec.Struct, frozen=True):
@@ -105,7 +103,7 @@ def measure(
             ):
                 if side == "litellm":
                     assert python is not None
-                    url, group = stack.enter_context(litellm.running(python, Path(folder), plan.workers))
+                    url, group = stack.enter_context(litellm.running(python, Path(folder)))
                     served = ServerUnderLoad(url, litellm.MODEL, {"litellm": group})
                 else:
                     encoder: Literal["hashed", "minilm"] = "minilm" if side == "ours_minilm" else "hashed"

@@ -68,13 +68,12 @@ def version(python: Path) -> str:
 
 
 @contextlib.contextmanager
-def running(python: Path, folder: Path, workers: int) -> Iterator[tuple[str, int]]:
+def running(python: Path, folder: Path) -> Iterator[tuple[str, int]]:
     """Run the proxy; yield the base of its endpoint and the process group.
 
     Args:
         python: Of its environment.
         folder: For its configuration and log.
-        workers: How many processes serve.
 
     Raises:
         BenchFailed: it did not start; the message ends with its log.
@@ -102,7 +101,7 @@ def running(python: Path, folder: Path, workers: int) -> Iterator[tuple[str, int
     }
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*argv, "--num_workers", str(workers)],
+            argv,
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=out,

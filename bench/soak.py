@@ -349,15 +349,12 @@ def read(files: Sequence[Path]) -> tuple[list[Sample], list[dict[str, Any]]]:
     return samples, said
 
 
-def report(
-    samples: Sequence[Sample], said: Sequence[Mapping[str, Any]], warm_min: float = WARM_MIN
-) -> dict[str, Any]:
+def report(samples: Sequence[Sample], said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the slope of each measure of each service, whether it is within its bound, and whether all is well.
 
     Args:
         samples: Of all soaks.
         said: How they began and ended.
-        warm_min: Minutes of each soak that are left out.
 
     Raises:
         BenchFailed: there are fewer than two blocks of a soak.
@@ -366,14 +363,14 @@ def report(
         lambda: defaultdict(list)
     )
     for sample in samples:
-        block = int((sample.at_s / 60 - warm_min) // BLOCK_MIN)
+        block = int((sample.at_s / 60 - WARM_MIN) // BLOCK_MIN)
         for measure in MOST_AN_HOUR:
             value = getattr(sample, measure)
             if block >= 0 and value is not None:
                 blocks[sample.service, measure][sample.run, block].append((sample.at_s / 3600, value))
     judged = {key: of for key, of in blocks.items() if key[0] != "broker"}
     if not judged:
-        raise BenchFailed(f"no sample is older than {warm_min:g} minutes")
+        raise BenchFailed(f"no sample is older than {WARM_MIN:g} minutes")
     level = 1 - (1 - CONFIDENCE) / len(judged)
     slopes = {key: _slope(of, level) for key, of in blocks.items()}
     rates = {run["run"]: run["rate"] for run in said if "rate" in run}

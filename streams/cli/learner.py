@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Collection, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -282,10 +281,13 @@ def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:
 # `verify-decisions`: replay the learner's log and compare every Decision with what it calls for.
 
 
+_SHOWN = 10
+"""Mismatches that are printed; more are only counted."""
+
+
 @click.command("verify-decisions")
-@click.option("--show", default=10, help="Print at most this many mismatches.")
 @click.pass_obj
-def verify_decisions(settings: Settings, show: int) -> None:
+def verify_decisions(settings: Settings) -> None:
     """Rebuild the policy from the learner's log and snapshots, in order, and check every Decision against it.
 
     Run with the settings of the live decider (policy, options, warm-up, seed, encoder). If rows have been removed
@@ -296,22 +298,20 @@ def verify_decisions(settings: Settings, show: int) -> None:
     policy = policy_of(settings, encoder_of(settings))
     rows, after = opened(policy, records)
     decisions = sum(isinstance(row, Row) and row.seq > after for row in rows)
-    found = mismatches(policy, rows, settings.policy.seed, after)
-    shown = list(islice(found, show))
-    rest = sum(1 for _ in found)
-    for m in shown:
+    found = list(mismatches(policy, rows, settings.policy.seed, after))
+    for m in found[:_SHOWN]:
         click.echo(
             f"{m.query_id} (sequence number {m.seq}): {m.field} is {m.logged!r} in the log, {m.replayed!r} replayed"
         )
     since = f" after sequence number {after}, where the snapshot ends" if after >= 0 else ""
-    click.echo(f"{decisions} decisions replayed{since}, {len(shown) + rest} mismatches")
+    click.echo(f"{decisions} decisions replayed{since}, {len(found)} mismatches")
     for other in other_kernels(manifests(records).values()):
         click.echo(
             f"note: {other} computed a snapshot of this learner, and here {kernel()} computes: differences in the last "
             "bits mean nothing. Replay with OPENBLAS_CORETYPE set to the decider's kernel",
             err=True,
         )
-    sys.exit(1 if shown else 0)
+    sys.exit(1 if found else 0)
 
 
 COMMANDS = [learner, verify_decisions]
