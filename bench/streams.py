@@ -67,7 +67,7 @@ def recording(catalogue: Catalogue, questions: Sequence[str], steps: int) -> lis
     ]
 
 
-class Running(NamedTuple):
+class RunningServices(NamedTuple):
     """A deployment that runs.
 
     Attributes:
@@ -89,7 +89,7 @@ def running(
     *,
     optional: Sequence[str] = (),
     ports: Callable[[str], int] = lambda name: 0,
-) -> Iterator[Running]:
+) -> Iterator[RunningServices]:
     """Run a deployment of its own on a broker that runs; its services end with the block.
 
     Args:
@@ -119,7 +119,7 @@ def running(
     environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
     with Supervisor(commands, environ=environ, log_path=folder / "services.log") as supervisor:
         supervisor.wait_ready(600)
-        yield Running(settings, catalogue, supervisor)
+        yield RunningServices(settings, catalogue, supervisor)
 
 
 def run_once(

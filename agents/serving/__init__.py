@@ -6,7 +6,7 @@ vllm_*    vLLM in this process: callers submit from any thread, and one thread o
   host        the thread-safe face: submit, run, load, unload, close
   loop        the engine thread's body; steps every engine with work in turn
   adapter     the one file that speaks vLLM's API
-  requests    token ids in, text or class probabilities out; what is answered together; counters of one engine
+  requests    token ids in, text or class probabilities out; what is answered together
   skywork     a process reward model vLLM has no class for
 http      models served elsewhere, over HTTP; the one retry policy, and what a deadline cuts off
 recorded  recorded searches, looked up instead of computed

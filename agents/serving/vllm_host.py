@@ -23,7 +23,6 @@ from agents.serving.errors import (
     ServingError,
 )
 from agents.serving.vllm_requests import (
-    EngineStatistics,
     GeneratedDraft,
     Generation,
     Output,
@@ -35,7 +34,7 @@ from agents.serving.vllm_requests import (
 from agents.serving.vllm_settings import HostedModel, prepare_environment
 
 if TYPE_CHECKING:
-    from agents.serving.vllm_loop import Command, EngineLoop
+    from agents.serving.vllm_loop import Command, EngineLoop, OwnedEngine
 
 
 T = TypeVar("T")
@@ -67,7 +66,8 @@ class EngineHost:
         )
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._live, name="vllm-engines", daemon=True)
-        self.statistics: dict[str, EngineStatistics] = {}
+        self.engines: dict[str, OwnedEngine] = {}
+        """Those that are loaded; the engine thread adds and removes them."""
         self.context_tokens: dict[str, int] = {}
         self.vllm_name = ""
         self.vllm_version = ""
@@ -150,7 +150,7 @@ class EngineHost:
     @property
     def hung_s(self) -> float:
         """Return for how many seconds the step in progress has not ended; 0 between steps."""
-        began = [each.step_began_s for each in list(self.statistics.values())]
+        began = [each.step_began_s for each in list(self.engines.values())]
         now_s = time.perf_counter()
         return max((now_s - at for at in began if at is not None), default=0.0)
 
@@ -217,7 +217,8 @@ class EngineHost:
             error.__cause__ = missing
             self._ready.set_exception(error)
             return
-        loop = EngineLoop(self._inbox, self.statistics, time.perf_counter)
+        loop = EngineLoop(self._inbox, time.perf_counter)
+        self.engines = loop.engines
         ended: ServingError | None = None
         try:
             if self._threads is not None:

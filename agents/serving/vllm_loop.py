@@ -19,7 +19,7 @@ from agents.serving.errors import (
     ServingError,
     UnknownEngineError,
 )
-from agents.serving.vllm_requests import EngineStatistics, RequestGroup
+from agents.serving.vllm_requests import RequestGroup
 from agents.serving.vllm_settings import HostedModel
 
 log = logging.getLogger(__name__)
@@ -28,15 +28,22 @@ Command = Callable[["EngineLoop"], None]
 
 
 class OwnedEngine:
-    """One vLLM engine and the groups it is working on."""
+    """One vLLM engine and the groups it is working on. Written by the engine thread, read by anyone.
 
-    def __init__(self, model: HostedModel, statistics: EngineStatistics) -> None:
+    Attributes:
+        aborted: Requests dropped because their caller went away.
+        steps: Steps of the batch.
+        step_began_s: When the step in progress began; None between steps.
+    """
+
+    def __init__(self, model: HostedModel) -> None:
         self.name = model.name
         self.engine = vllm_adapter.build_engine(model)
         self.context_tokens = vllm_adapter.context_tokens(self.engine)
         self.in_flight: dict[str, tuple[RequestGroup, int]] = {}
         self.died: EngineDiedError | None = None
-        self.statistics = statistics
+        self.aborted = self.steps = 0
+        self.step_began_s: float | None = None
 
     def add(self, group: RequestGroup) -> None:
         """Add all requests of a group, or none."""
@@ -55,17 +62,17 @@ class OwnedEngine:
         """Forget what is left of a group whose caller no longer waits."""
         left = [request_id for request_id in group.ids if self.in_flight.pop(request_id, None)]
         if left and self.died is None:
-            self.statistics.aborted += len(left)
+            self.aborted += len(left)
             self.engine.abort_request(left)
 
     def step(self, clock: Callable[[], float]) -> None:
         """Make one step of the batch and hand out what it finished."""
-        self.statistics.step_began_s = clock()
+        self.step_began_s = clock()
         try:
             replies = self.engine.step()
         finally:
-            self.statistics.step_began_s = None
-        self.statistics.steps += 1
+            self.step_began_s = None
+        self.steps += 1
         for reply in replies:
             self._deliver(reply)
         if self.in_flight and not self.engine.has_unfinished_requests():
@@ -98,14 +105,8 @@ class OwnedEngine:
 class EngineLoop:
     """Every engine of the process and the queue that commands them. Runs in its own thread."""
 
-    def __init__(
-        self,
-        inbox: "SimpleQueue[Command]",
-        statistics: dict[str, EngineStatistics],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, inbox: "SimpleQueue[Command]", clock: Callable[[], float]) -> None:
         self.engines: dict[str, OwnedEngine] = {}
-        self.statistics = statistics
         self.stopping = False
         self._over: ServingError | None = None
         self._inbox = inbox
@@ -122,14 +123,12 @@ class EngineLoop:
         if model.name in self.engines:
             raise EngineStartError(f"{model.name}: already hosted; unload it first")
         began = self._clock()
-        statistics = EngineStatistics()
         try:
-            owned = OwnedEngine(model, statistics)
+            owned = OwnedEngine(model)
         except Exception as error:
             reason = str(error).strip() or type(error).__name__
             raise EngineStartError(f"{model.name}: vllm could not load {model.path}: {reason}") from error
         self.engines[model.name] = owned
-        self.statistics[model.name] = statistics
         log.info("loaded %s from %s in %.1f s", model.name, model.path, self._clock() - began)
         return owned.context_tokens
 
@@ -138,7 +137,6 @@ class EngineLoop:
         if name not in self.engines:
             raise UnknownEngineError(f"{name}: not hosted here; hosted are {_listed(self.engines)}")
         owned = self.engines.pop(name)
-        self.statistics.pop(name, None)
         owned.fail_all(UnknownEngineError(f"{name}: unloaded while a request was in flight"))
         self._free(owned)
 

@@ -1,6 +1,5 @@
-"""What goes into an engine and what comes out, in groups, and what is counted of it. Imports no vLLM."""
+"""What goes into an engine and what comes out, in groups. Imports no vLLM."""
 
-import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -118,21 +117,3 @@ class RequestGroup:
 
     def _still_wanted(self) -> bool:
         return not self.future.done() and self.future.set_running_or_notify_cancel()
-
-
-# What one engine does, since it was loaded. Written by the engine thread, read by anyone.
-
-
-@dataclasses.dataclass
-class EngineStatistics:
-    """What one engine did.
-
-    Attributes:
-        aborted: Requests dropped because their caller went away.
-        steps: Steps of the batch.
-        step_began_s: When the step in progress began; None between steps.
-    """
-
-    aborted: int = 0
-    steps: int = 0
-    step_began_s: float | None = None

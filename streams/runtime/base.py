@@ -444,19 +444,20 @@ class Runtime(ABC):
         """
         if begins is not None and not one_writer:
             raise ValueError(f"{name}: only a table with one_writer=True begins at an offset")
-        if one_writer:
-            return self._fenced(name, source, recovered, begins)
-        return self._shared(name, partitions, source, recovered, newer)
+        return self._table(name, partitions, source, recovered, one_writer, begins, newer)
 
     @abstractmethod
-    def _shared(
-        self, name: str, partitions: int, source: str, recovered: Recovered, newer: Newer | None
+    def _table(
+        self,
+        name: str,
+        partitions: int,
+        source: str,
+        recovered: Recovered,
+        one_writer: bool,
+        begins: Begins | None,
+        newer: Newer | None,
     ) -> Table:
-        """Declare a table of several writers, each of which writes the partitions that it owns."""
-
-    @abstractmethod
-    def _fenced(self, name: str, source: str, recovered: Recovered, begins: Begins | None) -> Table:
-        """Declare a table of one writer."""
+        """Declare a table; see `table`."""
 
     @abstractmethod
     async def follow(

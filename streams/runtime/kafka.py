@@ -413,6 +413,20 @@ class KafkaRuntime(Runtime):
 
         bind(self.app, topic, binding._replace(handle=guarded), name=f"{self.service}-{stage}")
 
+    def _table(
+        self,
+        name: str,
+        partitions: int,
+        source: str,
+        recovered: Recovered,
+        one_writer: bool,
+        begins: Begins | None,
+        newer: Newer | None,
+    ) -> Table:
+        if one_writer:
+            return self._fenced(name, source, recovered, begins)
+        return self._shared(name, partitions, source, recovered, newer)
+
     def _shared(
         self, name: str, partitions: int, source: str, recovered: Recovered, newer: Newer | None
     ) -> Table:

@@ -421,23 +421,15 @@ class MemoryRuntime(Runtime):
         self.broker.partitions(topic)
         self.subscriptions.append(Subscription(topic, binding))
 
-    def _shared(
-        self, name: str, partitions: int, source: str, recovered: Recovered, newer: Newer | None
-    ) -> MemoryTable:
-        return self._table(name, partitions, source, recovered, newer=newer)
-
-    def _fenced(self, name: str, source: str, recovered: Recovered, begins: Begins | None) -> MemoryTable:
-        return self._table(name, 1, source, recovered, begins, one_writer=True)
-
     def _table(
         self,
         name: str,
         partitions: int,
         source: str,
         recovered: Recovered,
-        begins: Begins | None = None,
-        newer: Newer | None = None,
-        one_writer: bool = False,
+        one_writer: bool,
+        begins: Begins | None,
+        newer: Newer | None,
     ) -> MemoryTable:
         changelog = self.topics.changelog(self.service, name)
         self.require_own(changelog)

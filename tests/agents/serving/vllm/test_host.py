@@ -148,7 +148,7 @@ def test_equal_prefixes_are_read_from_the_cache(host, prompt) -> None:
 
 
 def test_a_cancelled_caller_frees_its_place(host, prompt) -> None:
-    statistics = host.statistics["micro-b"]
+    statistics = host.engines["micro-b"]
     aborted, steps = statistics.aborted, statistics.steps
 
     async def cancel():
