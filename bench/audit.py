@@ -11,13 +11,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
 
 from agents.catalogue.file import load_catalogue
-from bench.history import SyntheticHistory
+from bench.history import SyntheticHistory, Written
 from streams.audit.reading import BrokerLog, Raw, Span
 from streams.audit.run import audit
 from streams.runtime import kafka_admin, kafka_clients
@@ -74,9 +75,12 @@ def measure(
             feedback_wait_s=1.0,
         )
         began_s = time.monotonic()
-        history = SyntheticHistory(settings, int(time.time() * 1000))
-        write = _to_broker if on_broker else _to_files
-        records, sizes = write(settings, Path(folder), history, queries)
+        records, sizes = 0, Counter[str]()
+        with _to_broker(settings) if on_broker else _to_files(Path(folder)) as put:
+            for w in SyntheticHistory(settings, int(time.time() * 1000)).records(queries):
+                put(w)
+                records += 1
+                sizes[w.topic] += len(w.key) + len(w.value)
         took_s, size = time.monotonic() - began_s, sizes.total()
         say(f"{records} records of {queries} queries written in {took_s:.0f} s, {size / 1e6:.0f} MB")
         fresh = multiprocessing.get_context("spawn")
@@ -101,43 +105,35 @@ def _audited(settings: Settings, folder: str | None) -> dict[str, Any]:
     return {**kept, "cpu_s": round(time.process_time(), 1)}
 
 
-def _to_files(
-    settings: Settings, folder: Path, history: SyntheticHistory, queries: int
-) -> tuple[int, Counter[str]]:
-    """Return how many records were written, and how many bytes to each topic."""
+@contextmanager
+def _to_files(folder: Path) -> Iterator[Callable[[Written], object]]:
+    """Yield what writes a record to the file of its topic."""
     files: dict[str, BinaryIO] = {}
-    records, sizes = 0, Counter[str]()
-    try:
-        for w in history.records(queries):
+    with ExitStack() as stack:
+
+        def put(w: Written) -> None:
             if w.topic not in files:
-                files[w.topic] = (folder / w.topic).open("wb")
+                files[w.topic] = stack.enter_context((folder / w.topic).open("wb"))
             files[w.topic].write(_HEAD.pack(w.timestamp_ms, len(w.key), len(w.value)) + w.key + w.value)
-            records += 1
-            sizes[w.topic] += len(w.key) + len(w.value)
-    finally:
-        for file in files.values():
-            file.close()
-    return records, sizes
+
+        yield put
 
 
-def _to_broker(
-    settings: Settings, folder: Path, history: SyntheticHistory, queries: int
-) -> tuple[int, Counter[str]]:
-    """Return what `_to_files` does."""
+@contextmanager
+def _to_broker(settings: Settings) -> Iterator[Callable[[Written], object]]:
+    """Yield what sends a record; all are delivered when the block has ended."""
     kafka_admin.create(settings, Topics(settings).declared(load_catalogue(Path(settings.catalogue)).groups))
-    producer = kafka_clients.producer(settings, linger_ms=5)
-    records, sizes = 0, Counter[str]()
-    try:
-        for w in history.records(queries):
-            sent = producer.send(w.topic, key=w.key, value=w.value, partition=w.partition)
-            records += 1
-            sizes[w.topic] += len(w.key) + len(w.value)
-            if records % _IN_FLIGHT == 0:
-                sent.get(timeout=120)
+    with closing(kafka_clients.producer(settings, linger_ms=5)) as producer:
+        under_way: list[Any] = []
+
+        def put(w: Written) -> None:
+            under_way.append(producer.send(w.topic, key=w.key, value=w.value, partition=w.partition))
+            if len(under_way) >= _IN_FLIGHT:
+                under_way[-1].get(timeout=120)
+                under_way.clear()
+
+        yield put
         producer.flush(timeout=120)
-    finally:
-        producer.close()
-    return records, sizes
 
 
 def _raws(file: BinaryIO) -> Iterator[Raw]:
