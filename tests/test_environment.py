@@ -30,29 +30,23 @@ def environment(tmp_path: Path, python: str, **changes: str) -> subprocess.Compl
     )
 
 
-def test_no_python_at_all(tmp_path: Path) -> None:
-    done = environment(tmp_path, "")
+@pytest.mark.parametrize(
+    ("python", "why"),
+    [
+        ("", "no Python found. Install Python 3.11"),
+        ("exit 127", "does not run"),
+        ("echo 3.13", "is Python 3.13, but 3.11 is needed"),
+        (
+            f'case "$2" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@"',
+            "lacks the modules venv and ensurepip",
+        ),
+    ],
+    ids=["none", "does not run", "wrong version", "without venv"],
+)
+def test_a_python_that_will_not_do_is_named(tmp_path: Path, python: str, why: str) -> None:
+    done = environment(tmp_path, str(script(tmp_path / "python3", python)) if python else "")
     assert done.returncode == 1
-    assert "no Python found. Install Python 3.11" in done.stderr
-
-
-def test_a_python_that_does_not_run(tmp_path: Path) -> None:
-    done = environment(tmp_path, str(script(tmp_path / "python3.11", "exit 127")))
-    assert done.returncode == 1
-    assert "does not run" in done.stderr
-
-
-def test_the_wrong_python(tmp_path: Path) -> None:
-    done = environment(tmp_path, str(script(tmp_path / "python3", "echo 3.13")))
-    assert done.returncode == 1
-    assert "is Python 3.13, but 3.11 is needed" in done.stderr
-
-
-def test_a_python_without_venv(tmp_path: Path) -> None:
-    body = f'case "$2" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@"'
-    done = environment(tmp_path, str(script(tmp_path / "python3", body)))
-    assert done.returncode == 1
-    assert "lacks the modules venv and ensurepip" in done.stderr
+    assert why in done.stderr
 
 
 def test_no_network(tmp_path: Path) -> None:

@@ -16,23 +16,25 @@ from schemas.record import MAX_RECORD
 from streams.settings import Settings, variable
 from tests.support.compose import GPU_ENV, env_of, environment_of, services_of
 
+Services = dict[str, dict[str, Any]]
+
 INFRA = Path(__file__).parent.parent / "infra"
 COMPOSE = INFRA.parent / "docker-compose.yml"
 
 
 @pytest.fixture(scope="module")
-def services() -> dict[str, dict[str, Any]]:
+def services() -> Services:
     """The services without an env file."""
     return services_of({})
 
 
 @pytest.fixture(scope="module")
-def gpu_services() -> dict[str, dict[str, Any]]:
+def gpu_services() -> Services:
     """The services under `--env-file infra/qwen3.env`."""
     return services_of(env_of(GPU_ENV))
 
 
-def of_image(services: dict[str, dict[str, Any]], image: str) -> dict[str, dict[str, Any]]:
+def of_image(services: Services, image: str) -> Services:
     found = {name: each for name, each in services.items() if each["image"] == image}
     assert found
     return found
@@ -43,7 +45,7 @@ def settings_of(service: dict[str, Any], folder: Path) -> Settings:
     return Settings.from_env({name: text for name, text in given.items() if name.startswith("UNISCALE_")})
 
 
-def test_every_service_has_an_image_and_known_neighbours(services: dict[str, dict[str, Any]]) -> None:
+def test_every_service_has_an_image_and_known_neighbours(services: Services) -> None:
     for name, service in services.items():
         assert service["image"], name
         assert set(service.get("depends_on", ())) <= set(services), name
@@ -51,7 +53,7 @@ def test_every_service_has_an_image_and_known_neighbours(services: dict[str, dic
             assert key == key.upper(), f"{name}: {key}"
 
 
-def test_volumes_that_are_used_are_declared(services: dict[str, dict[str, Any]]) -> None:
+def test_volumes_that_are_used_are_declared(services: Services) -> None:
     declared = set(yaml.safe_load(COMPOSE.read_text())["volumes"])
     used = [volume.split(":")[0] for each in services.values() for volume in each.get("volumes", ())]
     assert declared == {volume for volume in used if not volume.startswith(".")}
@@ -59,7 +61,7 @@ def test_volumes_that_are_used_are_declared(services: dict[str, dict[str, Any]])
         assert (COMPOSE.parent / path).exists(), path
 
 
-def test_build_targets_are_stages_of_the_dockerfile(services: dict[str, dict[str, Any]]) -> None:
+def test_build_targets_are_stages_of_the_dockerfile(services: Services) -> None:
     dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
     stages = set(re.findall(r"^FROM \S+ AS (\w+)$", dockerfile, re.MULTILINE))
     targets = {each["build"]["target"] for each in services.values() if "build" in each}
@@ -70,7 +72,7 @@ def test_build_targets_are_stages_of_the_dockerfile(services: dict[str, dict[str
 
 
 def test_no_image_of_ours_runs_as_root_or_shares_what_is_the_host_s(
-    services: dict[str, dict[str, Any]],
+    services: Services,
 ) -> None:
     dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
     for stage in re.split(r"^FROM ", dockerfile, flags=re.MULTILINE)[1:]:
@@ -83,7 +85,7 @@ def test_no_image_of_ours_runs_as_root_or_shares_what_is_the_host_s(
             assert "docker.sock" not in volume, name
 
 
-def test_every_services_command_is_one_of_the_command_line(services: dict[str, dict[str, Any]]) -> None:
+def test_every_services_command_is_one_of_the_command_line(services: Services) -> None:
     from streams.cli import main
 
     for name, service in of_image(services, "uniscale-streams").items():
@@ -98,7 +100,7 @@ def test_every_services_command_is_one_of_the_command_line(services: dict[str, d
 
 
 def test_every_service_runs_once_and_every_group_has_an_executor(
-    services: dict[str, dict[str, Any]], gpu_services: dict[str, dict[str, Any]]
+    services: Services, gpu_services: Services
 ) -> None:
     from streams.services import SERVICES
 
@@ -112,7 +114,7 @@ def gpu_catalogue() -> Catalogue:
     return load_catalogue(COMPOSE.parent / env_of(GPU_ENV)["UNISCALE_CATALOGUE"])
 
 
-def test_every_model_has_the_server_its_catalogue_names(services: dict[str, dict[str, Any]]) -> None:
+def test_every_model_has_the_server_its_catalogue_names(services: Services) -> None:
     catalogue = gpu_catalogue()
     known: list[Any] = [*catalogue.models, *catalogue.verifiers]
     wanted = {each.endpoint.url: each.checkpoint for each in known}
@@ -141,7 +143,7 @@ def test_servers_that_share_a_gpu_share_its_memory(env: dict[str, str]) -> None:
 
 
 def test_every_share_of_80_gb_holds_the_weights_and_one_whole_context(
-    gpu_services: dict[str, dict[str, Any]],
+    gpu_services: Services,
 ) -> None:
     """vLLM refuses to start with less. A margin of 1.5 GB is left to activations and CUDA."""
     catalogue = gpu_catalogue()
@@ -159,7 +161,7 @@ def test_every_share_of_80_gb_holds_the_weights_and_one_whole_context(
         assert share_of(service) * 80e9 >= weights + context + 1.5e9, each.checkpoint
 
 
-def test_each_server_has_its_own_variables(gpu_services: dict[str, dict[str, Any]]) -> None:
+def test_each_server_has_its_own_variables(gpu_services: Services) -> None:
     """A variable of qwen3.env moves one server and no other; none is without use."""
     env = env_of(GPU_ENV)
     moved = {}
@@ -173,7 +175,7 @@ def test_each_server_has_its_own_variables(gpu_services: dict[str, dict[str, Any
     }
 
 
-def test_servers_start_one_after_the_other(services: dict[str, dict[str, Any]]) -> None:
+def test_servers_start_one_after_the_other(services: Services) -> None:
     """A vLLM that starts measures what is free on its device: two at once on one device count each other's."""
     servers = of_image(services, "uniscale-vllm")
     after = {name: list(service.get("depends_on", {})) for name, service in servers.items()}
@@ -185,7 +187,7 @@ def test_servers_start_one_after_the_other(services: dict[str, dict[str, Any]]) 
 
 
 def test_the_gpu_profile_can_fetch_tokenizers_keep_them_and_ask_for_a_box(
-    services: dict[str, dict[str, Any]], gpu_services: dict[str, dict[str, Any]], project: Path
+    services: Services, gpu_services: Services, project: Path
 ) -> None:
     """Prompts are rendered in the services: without the checkpoints' tokenizers no service with an engine can start."""
     dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
@@ -239,13 +241,7 @@ def test_a_service_with_an_embedding_server_starts(project: Path) -> None:
         assert settings.policy.options == {"alpha": 2.0}
 
 
-def test_an_env_file_that_is_named_and_missing_is_refused(project: Path) -> None:
-    service = services_of({"SETTINGS_FILE": "none.env"})["decider"]
-    with pytest.raises(FileNotFoundError):
-        environment_of(service, project)
-
-
-def test_settings_given_to_services_exist(services: dict[str, dict[str, Any]], project: Path) -> None:
+def test_settings_given_to_services_exist(services: Services, project: Path) -> None:
     for name, service in of_image(services, "uniscale-streams").items():
         assert settings_of(service, project).kafka.bootstrap == "kafka:9092", name
 
@@ -256,7 +252,7 @@ def test_an_env_file_of_ones_own_stays_out_of_git_and_of_images() -> None:
         assert ".env" in (COMPOSE.parent / ignored).read_text().splitlines(), ignored
 
 
-def test_every_image_has_a_digest_or_is_named_as_one_without(services: dict[str, dict[str, Any]]) -> None:
+def test_every_image_has_a_digest_or_is_named_as_one_without(services: Services) -> None:
     dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
     used = {each["image"] for each in services.values() if "build" not in each}
     used |= set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE))
@@ -266,7 +262,7 @@ def test_every_image_has_a_digest_or_is_named_as_one_without(services: dict[str,
     assert sorted(without) == sorted(image for image in used if "@" not in image)
 
 
-def test_no_key_is_in_a_log_and_nobody_can_log_in_to_grafana(services: dict[str, dict[str, Any]]) -> None:
+def test_no_key_is_in_a_log_and_nobody_can_log_in_to_grafana(services: Services) -> None:
     command = services["key"]["command"]
     file = Path(command[command.index("--file") + 1])
     assert f"key:{file.parent}" in services["key"]["volumes"]
@@ -276,14 +272,14 @@ def test_no_key_is_in_a_log_and_nobody_can_log_in_to_grafana(services: dict[str,
 
 
 def test_the_broker_takes_records_of_the_declared_size_and_makes_no_topics(
-    services: dict[str, dict[str, Any]],
+    services: Services,
 ) -> None:
     broker = services["kafka"]["environment"]
     assert broker["KAFKA_MESSAGE_MAX_BYTES"] == broker["KAFKA_REPLICA_FETCH_MAX_BYTES"] == MAX_RECORD
     assert broker["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
 
 
-def test_prometheus_scrapes_every_service_and_every_server(services: dict[str, dict[str, Any]]) -> None:
+def test_prometheus_scrapes_every_service_and_every_server(services: Services) -> None:
     config = yaml.safe_load((INFRA / "prometheus" / "prometheus.yml").read_text())
     scraped = {
         (job["job_name"], name)

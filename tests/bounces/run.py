@@ -23,7 +23,7 @@ from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.query import Query
 from schemas.record import Record, encode
-from schemas.reward import Feedback, Reward
+from schemas.reward import Feedback
 from streams.local.deployment import python
 from streams.runtime import kafka_clients
 from tests.bounces.faults import FAULTS, SESSION_S, Stage
@@ -225,10 +225,7 @@ def _judge(deployment: Deployment, ids: set[str]) -> None:
         AssertionError: something is not as promised.
     """
     topics = deployment.topics
-    deployment.until(
-        lambda: {each.query_id for each in deployment.read(topics.reward, Reward) if each.closes} >= ids,
-        "the rewards of all queries",
-    )
+    deployment.rewarded(ids)
     report = deployment.settled()
     assert report.queries == len(ids), f"{report.queries} queries in the audit, {len(ids)} asked"
     first: dict[str, Answer] = {}

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from streams.local.deployment import Supervisor, service_commands
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics, writer_of
+from tests.support.command_line import streams
 from tests.support.deployment import Ask
 
 pytestmark = [
@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
+WRITERS = {"embedder", "decider", "executor.mini", "verifier", "aggregator", "gateway", "client"}
 
 
 class Guarded:
@@ -49,10 +50,7 @@ class Guarded:
 
     def run(self, principal: str, *words: str) -> str:
         """Run a command under a principal and return what it prints."""
-        done = subprocess.run(
-            [sys.executable, "-m", "streams", *words], cwd=ROOT, env={**os.environ, **self.as_(principal).environ()},
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
+        done = streams(*words, env={**os.environ, **self.as_(principal).environ()}, cwd=ROOT)
         assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
         return done.stdout
 
@@ -172,15 +170,7 @@ def test_a_stranger_cannot_write_the_learner_s_log_its_snapshots_or_its_rewards(
         topics.context: {"embedder"},
     }
     for topic, may in allowed.items():
-        for principal in {
-            "embedder",
-            "decider",
-            "executor.mini",
-            "verifier",
-            "aggregator",
-            "gateway",
-            "client",
-        } - may:
+        for principal in WRITERS - may:
             with pytest.raises(TopicAuthorizationFailedError):
                 guarded.put(principal, topic)
 

@@ -1,8 +1,6 @@
 """The audit of a real broker's log: clean while it runs and when it is quiet; then each forgery is named, exit 1."""
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -13,6 +11,7 @@ from schemas.answer import Answer
 from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Feedback, Reward
+from tests.support.command_line import streams
 from tests.support.deployment import Ask, Deploy
 
 pytestmark = pytest.mark.broker
@@ -46,10 +45,7 @@ def loop(deploy: Deploy, ask: Ask) -> Any:
 
 def audit(loop: Any, code: int = 0) -> dict[str, Any]:
     """Run the command as an operator does and return its JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "streams", "audit", "--json", "--settled"],
-        capture_output=True, text=True, timeout=240, check=False, env=loop.environ,
-    )  # fmt: skip
+    done = streams("audit", "--json", "--settled", env=loop.environ)
     assert done.returncode == code, (done.stdout[-2000:], done.stderr[-2000:])
     found: dict[str, Any] = orjson.loads(done.stdout)
     return found

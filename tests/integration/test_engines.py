@@ -4,8 +4,6 @@ Both take minutes (the engines start anew after each kill), so they are slow; wh
 """
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -26,6 +24,7 @@ from streams.client.questions import read_questions, renamed
 from streams.demo.run import QUESTIONS as SHIPPED
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
+from tests.support.command_line import streams
 from tests.support.deployment import Deploy
 
 ROOT = Path(__file__).parents[2]
@@ -123,10 +122,7 @@ def test_questions_of_gsm8k_and_aime_stream_through_produce(loop: Any, tmp_path:
         file = tmp_path / f"{name}.jsonl"
         with (QUESTIONS / f"{name}.jsonl").open() as lines:
             file.write_text("".join(islice(lines, count)))
-        done = subprocess.run(
-            [sys.executable, "-m", "streams", "produce", str(file), "--rate", "20"],
-            cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        done = streams("produce", str(file), "--rate", "20", env=environ, cwd=tmp_path, timeout_s=300)
         assert done.returncode == 0, done.stderr
         queries += read_questions(file)
     wanted = {query.text for query in queries}

@@ -3,7 +3,6 @@
 import math
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from schemas.search import SearchStep, Verification
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
+from tests.support.command_line import streams
 from tests.support.deployment import Ask, Deploy
 
 pytestmark = pytest.mark.broker
@@ -141,10 +141,7 @@ def runners_up(log: dict[bytes, bytes]) -> Iterator[tuple[bytes, Row, Decision, 
 
 def verify(settings: Settings) -> subprocess.CompletedProcess[str]:
     """Run `verify-decisions` as an operator does."""
-    return subprocess.run(
-        [sys.executable, "-m", "streams", "verify-decisions"],
-        capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **settings.environ()},
-    )  # fmt: skip
+    return streams("verify-decisions", env={**os.environ, **settings.environ()})
 
 
 def test_rewards_follow_from_answers_and_references(loop: Any) -> None:

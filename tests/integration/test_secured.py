@@ -16,6 +16,7 @@ import pytest
 
 from streams.local.broker import LocalBroker
 from streams.local.deployment import Supervisor
+from tests.support import command_line
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka("the embedded broker has no TLS or SASL listener")]
 
@@ -83,23 +84,20 @@ def tokens(folder: Path, life_s: float) -> dict[str, str]:
     encoded = (base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts)
     file = folder / "token"
     file.write_text(".".join(encoded) + ".\n")
-    return {
-        "sasl_mechanism": "OAUTHBEARER",
-        "sasl_token_file": str(file),
-        "sasl_username": "",
-        "sasl_password": "",
-    }
+    nobody = {"sasl_username": "", "sasl_password": ""}
+    return {"sasl_mechanism": "OAUTHBEARER", "sasl_token_file": str(file), **nobody}
 
 
 def streams(environ: Mapping[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "streams", *words],
-        env={"PATH": "/usr/bin:/bin", **environ},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return command_line.streams(*words, env={"PATH": "/usr/bin:/bin", **environ})
+
+
+def started(environ: Mapping[str, str], service: str, folder: Path) -> None:
+    """Start a service, wait until it is ready, and stop it."""
+    command = {service: [sys.executable, "-m", "streams", "worker", service]}
+    there = {"PATH": "/usr/bin:/bin", **environ}
+    with Supervisor(command, environ=there, log_path=folder / "log") as services:
+        services.wait_ready(200)
 
 
 def test_commands_and_services_connect_by_tls_and_password(
@@ -111,11 +109,7 @@ def test_commands_and_services_connect_by_tls_and_password(
     assert done.returncode == 0, done.stderr
     assert re.search(r"created (\d+) of \1 topics", done.stdout)
     # faust's consumer and producer, and the aiokafka reader of `control`, in one process.
-    service = {"aggregator": [sys.executable, "-m", "streams", "worker", "aggregator"]}
-    with Supervisor(
-        service, environ={"PATH": "/usr/bin:/bin", **environ}, log_path=tmp_path / "log"
-    ) as services:
-        services.wait_ready(200)
+    started(environ, "aggregator", tmp_path)
     assert streams(environ, "feedback", "q-1", "true").returncode == 0
     plain = streams(settings.environ() | {"UNISCALE_SECURITY_PROTOCOL": "PLAINTEXT"}, "topics", "check")
     assert plain.returncode == 1
@@ -128,13 +122,7 @@ def test_commands_and_services_connect_by_token(
     environ = recorded(tmp_path, prefix="token.", **secrets(secured, **tokens(tmp_path, 600))).environ()
     done = streams(environ, "topics", "create")
     assert done.returncode == 0, done.stderr
-    service = {
-        "decider": [sys.executable, "-m", "streams", "worker", "decider"]
-    }  # it writes in transactions, too
-    with Supervisor(
-        service, environ={"PATH": "/usr/bin:/bin", **environ}, log_path=tmp_path / "log"
-    ) as services:
-        services.wait_ready(200)
+    started(environ, "decider", tmp_path)  # it writes in transactions, too
     tokens(tmp_path, -600)
     late = streams(environ, "topics", "check")
     assert late.returncode == 1

@@ -1,9 +1,8 @@
 """The check names what is wrong with a topic, and workers refuse to start on it."""
 
 import asyncio
-import subprocess
-import sys
 import uuid
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -12,11 +11,11 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from schemas.dead_letter import DeadLetter
 from streams.local.broker import LocalBroker
-from streams.local.deployment import python
 from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.kafka_watchdog import changed_counts
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics
+from tests.support.command_line import streams
 from tests.support.deployment import Ask, Deploy
 
 pytestmark = pytest.mark.broker
@@ -99,10 +98,7 @@ def test_a_worker_refuses_topics_that_are_wrong(
     environ = settings.replace(
         catalogue="infra/catalogue/qwen3.yaml", state_dir=str(tmp_path_factory.mktemp("state"))
     ).environ()
-    done = subprocess.run(
-        [sys.executable, "-m", "streams", "worker", "aggregator"], env={"PATH": "/usr/bin:/bin", **environ},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    done = streams("worker", "aggregator", env={"PATH": "/usr/bin:/bin", **environ})
     assert done.returncode == 1
     assert f"{topics.answer}: missing; run `python -m streams topics create`" in done.stderr
 
@@ -127,12 +123,9 @@ def test_what_lets_acknowledged_records_be_lost_is_named(broker: LocalBroker) ->
     name = Topics(settings).answer
     assert any(f.startswith(f"{name}: replication is 1, must be 3") for f in found), found
     assert any(f.startswith(f"{name}: min.insync.replicas is 1, must be 2") for f in found), found
-    client = kafka_clients.admin(settings)
-    try:
+    with closing(kafka_clients.admin(settings)) as client:
         careless = {"unclean.leader.election.enable": "true"}
         client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, careless)])
-    finally:
-        client.close()
     found = kafka_admin.check(settings, declared).findings
     assert [f.partition(";")[0] for f in found if "unclean" in f] == [
         f"{name}: unclean.leader.election.enable is true, must be false"
@@ -155,11 +148,8 @@ def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker:
             await producer.stop()
 
     assert asyncio.run(changed()) == []
-    client = kafka_clients.admin(settings)
-    try:
+    with closing(kafka_clients.admin(settings)) as client:
         client.create_partitions({topics.answer: 5, topics.reward: 2})
-    finally:
-        client.close()
     (answer, reward) = sorted(asyncio.run(changed()))
     assert answer.startswith(f"{topics.answer}: partitions is 5, must be 2;")
     assert "set UNISCALE_JOIN_PARTITIONS to one count for all topics that share it" in answer
@@ -174,17 +164,10 @@ def test_a_running_service_stops_when_a_topic_grows_and_does_not_start_again(
     broker: LocalBroker, deploy: Deploy
 ) -> None:
     loop = deploy(only=("aggregator",))
-    client = kafka_clients.admin(loop.settings)
-    try:
+    with closing(kafka_clients.admin(loop.settings)) as client:
         client.create_partitions({loop.topics.feedback: 3})
-    finally:
-        client.close()
-    loop.until(
-        lambda: (
-            f"partition counts have changed: {loop.topics.feedback}: partitions is 3" in loop.log.read_text()
-        ),
-        what="the service to notice",
-    )
+    said = f"partition counts have changed: {loop.topics.feedback}: partitions is 3"
+    loop.until(lambda: said in loop.log.read_text(), what="the service to notice")
     loop.until(lambda: "topics are not as declared" in loop.log.read_text(), what="its successor to refuse")
 
 
@@ -195,26 +178,21 @@ def test_partition_counts_are_raised_as_the_manual_says(
 ) -> None:
     loop = deploy()
     early = [ask(n) for n in range(12)]
-    loop.send(*early)
-    loop.rewarded({query.query_id for query in early})
+    loop.serve(*early)
     loop.settled()  # 1. nothing is pending
     loop.supervisor.stop()  # 2. all services
     counts = {"query_partitions": 3, "join_partitions": 5, "group_partitions": 6}
     settings = loop.settings.replace(**counts)
     grown = {t.name: t.partitions for t in Topics(settings).declared(["mini"]) if t.setting}
-    client = kafka_clients.admin(settings)
-    try:
+    with closing(kafka_clients.admin(settings)) as client:
         client.create_partitions(grown)  # 3. every topic of the three rows
-    finally:
-        client.close()
     environ = {**loop.environ, **settings.environ()}
-    check = [*python(), "topics", "check"]  # 4.
-    checked = subprocess.run(check, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    checked = streams("topics", "check", env=environ)  # 4.
     assert checked.returncode == 0, checked.stdout + checked.stderr
     again = deploy(prefix=settings.kafka.prefix, **counts)
     late = [ask(n) for n in range(12, 24)]
     again.send(*late, early[0])  # 5., and one id a second time, whose Query now lies in another partition
-    again.until(lambda: again.closed() >= {query.query_id for query in (*early, *late)}, what="the rewards")
+    again.rewarded(query.query_id for query in (*early, *late))
     again.until(lambda: bool(again.raw(again.topics.dead_letter)), what="the duplicate")
     (letter,) = again.read(again.topics.dead_letter, DeadLetter)
     assert (letter.error, letter.query_id) == ("DuplicateQuery", early[0].query_id)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from schemas.query import Query
 from streams.cli import main
 from streams.client.client import Client
-from streams.local.broker import MOST_ENDS, BrokerError, LocalBroker, kafka_home, listening
+from streams.local.broker import MOST_ENDS, BrokerError, Kind, LocalBroker, kafka_home, listening
 from streams.runtime import kafka_admin, kafka_clients, kafka_reading
 from streams.runtime.kafka import TopicFollower, consumer_of, create_app, sender_of
 from streams.runtime.kafka_rewrite import rewrite
@@ -90,12 +91,18 @@ def test_the_embedded_broker_serves_checks_partitions_and_stops() -> None:
     assert not listening(broker.port)
 
 
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[Settings]:
-    """The settings of a client that was told nothing but the address of an embedded broker, with topics."""
-    with LocalBroker.choose("embedded", os.environ) as broker:
+@contextmanager
+def told_of(kind: Kind) -> Iterator[Settings]:
+    """Yield the settings of a client that was told nothing but the address of a broker, with topics."""
+    with LocalBroker.choose(kind, os.environ) as broker:
         settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
         kafka_admin.create(settings, Topics(settings).declared(["a"]))
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Settings]:
+    with told_of("embedded") as settings:
         yield settings
 
 
@@ -216,15 +223,6 @@ def test_apache_kafka_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
     assert nothing_lost == "True"
 
 
-@pytest.fixture(scope="module")
-def apache() -> Iterator[Settings]:
-    """The same for Apache Kafka."""
-    with LocalBroker.choose("kafka", os.environ) as broker:
-        settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
-        kafka_admin.create(settings, Topics(settings).declared(["a"]))
-        yield settings
-
-
 def ends(settings: Settings, topic: str) -> int:
     """Return the sum of the end offsets of a topic, after reading that many records."""
     reader = kafka_clients.consumer(settings)
@@ -275,18 +273,8 @@ def test_a_key_can_be_written_to_a_file_of_ones_own_instead_of_a_log(
     embedded: Settings, tmp_path: Path
 ) -> None:
     file = tmp_path / "key"
-    words = [
-        "--bootstrap",
-        embedded.kafka.bootstrap,
-        "keys",
-        "add",
-        "a",
-        "--tenant",
-        "t",
-        "--file",
-        str(file),
-    ]
-    done = CliRunner().invoke(main, words)
+    where = ["--bootstrap", embedded.kafka.bootstrap]
+    done = CliRunner().invoke(main, [*where, "keys", "add", "a", "--tenant", "t", "--file", str(file)])
     assert (done.exit_code, file.stat().st_mode & 0o777) == (0, 0o600)
     key = file.read_text().strip()
     assert key.startswith("uk-")
@@ -338,6 +326,7 @@ def test_fetches_from_the_embedded_broker_wait_briefly(embedded: Settings, tmp_p
 
 @pytest.mark.broker
 @pytest.mark.kafka("how long its fetches wait")
-def test_fetches_from_apache_kafka_wait_as_they_did(apache: Settings, tmp_path: Path) -> None:
-    found = waits_ms(apache.replace(state_dir=str(tmp_path)))
+def test_fetches_from_apache_kafka_wait_as_they_did(tmp_path: Path) -> None:
+    with told_of("kafka") as settings:
+        found = waits_ms(settings.replace(state_dir=str(tmp_path)))
     assert found == {"assigned": 1500, "followed": 500, "read": 500, "client": 500}

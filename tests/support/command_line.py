@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from streams.settings import Settings
@@ -12,6 +13,16 @@ from streams.settings import Settings
 def _hear_ctrl_c() -> None:
     """Undo what a shell does to what it starts in the background: a process that ignores SIGINT hands that on."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def streams(
+    *words: str, env: Mapping[str, str], cwd: Path | None = None, timeout_s: float = 240.0
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "streams", *words], cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
 
 
 class Operator:
@@ -33,10 +44,7 @@ class Operator:
 
     def run(self, *words: str, code: int = 0, **environ: str) -> "subprocess.CompletedProcess[str]":
         """Run a command to its end and compare its exit code."""
-        done = subprocess.run(
-            [sys.executable, "-m", "streams", *words], cwd=self.folder, env={**self.environ, **environ},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
+        done = streams(*words, env={**self.environ, **environ}, cwd=self.folder)
         assert done.returncode == code, (words, done.returncode, done.stdout[-2000:], done.stderr[-2000:])
         assert "Traceback" not in done.stderr
         return done

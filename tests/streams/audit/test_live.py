@@ -16,7 +16,14 @@ from schemas.decision import Decision
 from schemas.query import Origin, Query
 from schemas.record import encode
 from schemas.reward import Reward
-from streams.audit.run import audit
+from streams.audit.run import Report, audit
+
+
+def sound(log: Any) -> Report:
+    """Return the audit of a log that has no discrepancy."""
+    report: Report = log.audit()
+    assert report.wrong == 0, report.discrepancies[:5]
+    return report
 
 
 def test_every_prefix_of_a_growing_log_is_without_discrepancy(lived: Any, log: Any) -> None:
@@ -27,8 +34,7 @@ def test_every_prefix_of_a_growing_log_is_without_discrepancy(lived: Any, log: A
     for at, w in enumerate(SyntheticHistory(settings, 1_700_000_000_000).records(200)):
         grown.append(w.topic, w.key, w.value)
         if at in cuts:
-            report = grown.audit()
-            assert report.wrong == 0, (at, report.discrepancies[:3])
+            report = sound(grown)
             assert sum(report.states.values()) == report.queries
             cuts.discard(at)
     assert not cuts
@@ -70,8 +76,7 @@ class Torn:
 
 def test_a_query_under_way_is_pending_with_what_it_waits_for_and_its_deadline(log: Any) -> None:
     log.put(log.topics.query, "new", Query(query_id="new", text="What is 2 + 2?", timeout_s=90))
-    report = log.audit()
-    assert report.wrong == 0
+    report = sound(log)
     assert report.states["pending"] == 1
     (pending,) = report.pending
     assert (pending.query_id, pending.waits_for) == ("new", "embedder")
@@ -111,8 +116,7 @@ def test_repeated_records_of_at_least_once_delivery_are_counted_and_harmless(log
     )
     late = Answer(query_id="h8", status="expired", by="aggregator", error="no answer within 10 s")
     log.put(log.topics.answer, "h8", late)
-    report = log.audit()
-    assert report.wrong == 0, report.discrepancies
+    report = sound(log)
     assert report.repeated == 4
 
 
@@ -125,8 +129,7 @@ def test_a_rejected_query_and_an_unreadable_one_have_their_dead_letters(log: Any
         letter = DeadLetter.of(value, ValueError("no"), service="embedder", origin=origin)
         log.append(log.topics.dead_letter, letter.key.encode(), encode(letter))
     log.put(log.topics.answer, "bad", Answer(query_id="bad", status="rejected", by="embedder", error="text"))
-    report = log.audit()
-    assert report.wrong == 0, report.discrepancies
+    report = sound(log)
     assert report.states["rejected (ValueError)"] == 1
     assert report.unreadable == {"query": 1}
 
@@ -141,19 +144,17 @@ def test_an_expired_query_is_a_state_of_its_own(log: Any) -> None:
     for query_id in ("h9", "h19"):
         log.change(log.topics.answer, Answer, query_id, status="expired")
         log.change(log.topics.reward, Reward, query_id, status="expired")
-    report = log.audit()
-    assert report.wrong == 0, report.discrepancies
+    report = sound(log)
     assert report.states["expired"] == 2
 
 
 def test_what_retention_has_removed_is_not_missing(log: Any) -> None:
     for topic in (log.topics.query, log.topics.context):
         log.cut_before(topic, 60)
-    assert log.audit().wrong == 0
+    sound(log)
     for topic in (log.topics.answer, log.topics.decision, log.topics.reward, log.topics.feedback):
         log.cut_before(topic, 10 if topic == log.topics.feedback else 70)
-    report = log.audit()
-    assert report.wrong == 0, report.discrepancies[:5]
+    report = sound(log)
     assert report.queries == 200
 
 
@@ -162,8 +163,7 @@ def test_rows_that_left_the_log_are_held_by_the_oldest_snapshot(log: Any) -> Non
         log.cut_before(topic, 60)
     for number in range(40):
         log.append(log.learner, f"h{number}".encode(), None)
-    report = log.audit()
-    assert report.wrong == 0, report.discrepancies[:5]
+    sound(log)
 
 
 def test_a_row_may_leave_only_once_both_snapshots_call_its_query_ended(log: Any) -> None:
@@ -187,8 +187,7 @@ def test_a_row_may_leave_only_once_both_snapshots_call_its_query_ended(log: Any)
             log.append(log.topics.snapshot, key, value)
     for number in range(40):
         log.append(log.learner, f"h{number}".encode(), None)
-    report = log.audit()
-    assert report.wrong == 0, report.discrepancies[:5]
+    report = sound(log)
     assert report.queries == 200
     log.append(log.learner, b"h40", None)
     said = [each["what"] for each in log.audit().discrepancies if each["query_id"] == "h40"]
@@ -226,6 +225,5 @@ def test_the_log_of_another_policy_is_accounted_for(
     other = type(log)(settings, {})
     for w in SyntheticHistory(settings, int(time.time() * 1000) - 60_000).records(80):
         other.append(w.topic, w.key, w.value)
-    report = other.audit()
-    assert report.wrong == 0, report.discrepancies[:3]
+    report = sound(other)
     assert report.learner == {"updates": 80, "applied": 80}
