@@ -236,6 +236,18 @@ class Binding(NamedTuple):
     waits: bool = False
 
 
+class DeclaredTable(NamedTuple):
+    """A table as a service declares it; see `Runtime.table`."""
+
+    name: str
+    partitions: int
+    source: str
+    recovered: Recovered
+    one_writer: bool
+    begins: Begins | None
+    newer: Newer | None
+
+
 class Table:
     """Rows as bytes by key, in memory, rebuilt from a changelog at the start. A write is durable when it returns.
 
@@ -444,19 +456,10 @@ class Runtime(ABC):
         """
         if begins is not None and not one_writer:
             raise ValueError(f"{name}: only a table with one_writer=True begins at an offset")
-        return self._table(name, partitions, source, recovered, one_writer, begins, newer)
+        return self._table(DeclaredTable(name, partitions, source, recovered, one_writer, begins, newer))
 
     @abstractmethod
-    def _table(
-        self,
-        name: str,
-        partitions: int,
-        source: str,
-        recovered: Recovered,
-        one_writer: bool,
-        begins: Begins | None,
-        newer: Newer | None,
-    ) -> Table:
+    def _table(self, declared: DeclaredTable) -> Table:
         """Declare a table; see `table`."""
 
     @abstractmethod

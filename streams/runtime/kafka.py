@@ -26,12 +26,11 @@ from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients, kafka_consumer, kafka_reading
 from streams.runtime.base import (
     Begin,
-    Begins,
     Binding,
     ConsumerGroup,
     ConsumerRecord,
     Crash,
-    Newer,
+    DeclaredTable,
     NotAllowed,
     Outgoing,
     PlacedRow,
@@ -413,26 +412,14 @@ class KafkaRuntime(Runtime):
 
         bind(self.app, topic, binding._replace(handle=guarded), name=f"{self.service}-{stage}")
 
-    def _table(
-        self,
-        name: str,
-        partitions: int,
-        source: str,
-        recovered: Recovered,
-        one_writer: bool,
-        begins: Begins | None,
-        newer: Newer | None,
-    ) -> Table:
-        if one_writer:
-            return self._fenced(name, source, recovered, begins)
-        return self._shared(name, partitions, source, recovered, newer)
+    def _table(self, declared: DeclaredTable) -> Table:
+        return self._fenced(declared) if declared.one_writer else self._shared(declared)
 
-    def _shared(
-        self, name: str, partitions: int, source: str, recovered: Recovered, newer: Newer | None
-    ) -> Table:
+    def _shared(self, declared: DeclaredTable) -> Table:
         """Declare a table that faust recovers."""
-        rows = changelogged(self.app, name, partitions)
-        rows.newer = newer
+        rows = changelogged(self.app, declared.name, declared.partitions)
+        rows.newer = declared.newer
+        source = declared.source
         began_s = time.monotonic()
 
         async def on_assigned(*_: Any, **__: Any) -> None:
@@ -448,7 +435,7 @@ class KafkaRuntime(Runtime):
                     )
                     await table.put(key, bytes(rows.data[key]), rows.places[key])
                 rows.late.clear()
-                await recovered()
+                await declared.recovered()
 
         async def write(topic: str, rows: Sequence[PlacedRow]) -> None:
             await self._deliver([(topic, where, key, value) for key, value, where in rows])
@@ -460,9 +447,9 @@ class KafkaRuntime(Runtime):
         table = Table(changelog, write, lambda: self.assigned(source), limit, rows.data, rows.places)
         return table
 
-    def _fenced(self, name: str, source: str, recovered: Recovered, begins: Begins | None) -> Table:
+    def _fenced(self, declared: DeclaredTable) -> Table:
         """Declare a table that recovers by itself; faust knows it only to assign its changelog."""
-        known = changelogged(self.app, name, 1)
+        known = changelogged(self.app, declared.name, 1)
         connect: Any = self.app.producer
         changelog = known.changelog_topic.get_topic_name()
         fence = Fence(
@@ -476,14 +463,14 @@ class KafkaRuntime(Runtime):
 
         async def on_recovered() -> None:
             self.metrics.recovery_seconds.labels("read").set(table.read_s)
-            await recovered()
+            await declared.recovered()
 
         table = FencedTable(
             self.settings,
             fence,
             consumer,
-            lambda: self.assigned(source),
-            begins=begins or from_the_beginning,
+            lambda: self.assigned(declared.source),
+            begins=declared.begins or from_the_beginning,
             recovered=on_recovered,
         )
         known.on_recover(self._or_crash(table.recover))

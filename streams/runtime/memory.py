@@ -16,16 +16,15 @@ from streams.control import Control
 from streams.metrics import Metrics
 from streams.runtime.base import (
     Begin,
-    Begins,
     Binding,
     ConsumerGroup,
     ConsumerRecord,
     Crash,
+    DeclaredTable,
     Moved,
     Newer,
     Outgoing,
     PlacedRow,
-    Recovered,
     Runtime,
     SendFailed,
     ServiceSpec,
@@ -317,21 +316,11 @@ class InFlightList:
 class MemoryTable(Table):
     """A table of one worker; `recover` reads its changelog again."""
 
-    def __init__(
-        self,
-        runtime: MemoryRuntime,
-        changelog: str,
-        source: str,
-        recovered: Recovered,
-        begins: Begins | None = None,
-        newer: Newer | None = None,
-    ) -> None:
+    def __init__(self, runtime: MemoryRuntime, changelog: str, declared: DeclaredTable) -> None:
         limit = runtime.settings.kafka.max_record_bytes
-        super().__init__(changelog, runtime.write, lambda: runtime.assigned(source), limit)
+        super().__init__(changelog, runtime.write, lambda: runtime.assigned(declared.source), limit)
         self.runtime = runtime
-        self.recovered = recovered
-        self.begins = begins
-        self.newer = newer
+        self.declared = declared
         self._one_at_a_time = asyncio.Lock()
 
     async def recover(self) -> None:
@@ -340,18 +329,18 @@ class MemoryTable(Table):
             await self._recover()
 
     async def _recover(self) -> None:
-        owned = sorted(self._owned())
-        begin = await self.begins() if self.begins and owned else 0
+        owned, declared = sorted(self._owned()), self.declared
+        begin = await declared.begins() if declared.begins and owned else 0
         late = set[bytes]()
         self._rows.clear()
         self._places.clear()
         for partition in owned:
-            rows = self.runtime.broker.changelog(self.changelog, partition, begin, self.newer, late)
+            rows = self.runtime.broker.changelog(self.changelog, partition, begin, declared.newer, late)
             self.seed((key, value, partition) for key, value in rows.items())
         for key in sorted(late):
             log.warning("%s: row %r was written late: the earlier one is written again", self.changelog, key)
             await self.put(key, self._rows[key], self._places[key])
-        await self.recovered()
+        await declared.recovered()
 
 
 # The Runtime over lists: one worker of one service, which can die after any single effect.
@@ -421,22 +410,13 @@ class MemoryRuntime(Runtime):
         self.broker.partitions(topic)
         self.subscriptions.append(Subscription(topic, binding))
 
-    def _table(
-        self,
-        name: str,
-        partitions: int,
-        source: str,
-        recovered: Recovered,
-        one_writer: bool,
-        begins: Begins | None,
-        newer: Newer | None,
-    ) -> MemoryTable:
-        changelog = self.topics.changelog(self.service, name)
+    def _table(self, declared: DeclaredTable) -> MemoryTable:
+        changelog = self.topics.changelog(self.service, declared.name)
         self.require_own(changelog)
-        if one_writer != self.spec.one_writer:
-            raise ValueError(f"{self.service}: one_writer of {name} differs from its ServiceSpec")
-        self.broker.create(changelog, partitions)
-        table = MemoryTable(self, changelog, source, recovered, begins, newer)
+        if declared.one_writer != self.spec.one_writer:
+            raise ValueError(f"{self.service}: one_writer of {declared.name} differs from its ServiceSpec")
+        self.broker.create(changelog, declared.partitions)
+        table = MemoryTable(self, changelog, declared)
         self.tables.append(table)
         return table
 
