@@ -76,8 +76,9 @@ class Join:
         turn = self.turn(record, at_ms)
         self.row = None if turn.row is None else decode_row(encode_row(turn.row))
         assert self.row == turn.row
-        self.rewards += [out for out in turn.out if isinstance(out, Reward)]
-        if any(reward.closes for reward in self.rewards):
+        rewards = [out for out in turn.out if isinstance(out, Reward)]
+        self.rewards += rewards
+        if any(reward.closes for reward in rewards):
             assert self.row is None
             self.closed.add("q")
         self.counts += turn.counts
@@ -472,12 +473,17 @@ def test_a_row_always_fits(sizes: tuple[int, int, int], order: list[int], most: 
         Feedback(query_id="q", correct=1.0, metadata={"note": "n" * sizes[2]}),
     )
     for at, index in enumerate(order):
+        join.closed = ClosedQueries()  # nobody tells the join which queries are closed
         join.take(records[index], 1_000 + at)
         assert join.row is None or len(encode_row(join.row)) <= most
     for _ in range(3):
         for kind in [due.kind for due in dues(join.row)] if join.row else []:
             if join.row and kind in {due.kind for due in dues(join.row)} and kind != "forget":
                 join.due(kind)
+    if join.row is not None:  # of feedback after the close, which waited for its query
+        assert join.row.orphaned is not None
+        assert join.row.opened is None
+        join.due("forget")
     assert join.row is None
     assert sum(kind in CLOSING for kind in join.kinds()) == 1
 
