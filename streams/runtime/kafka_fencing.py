@@ -167,7 +167,9 @@ class FencedTable(Table):
         recovered: Callable[[], Awaitable[None]],
     ) -> None:
         async def write(topic: str, rows: Sequence[PlacedRow]) -> None:
+            self._writes += 1
             await fence.write([(key, value) for key, value, _ in rows], topic)
+            self._writes += 1  # a reading that has begun meanwhile sees that, too
 
         super().__init__(fence.topic, write, owned, settings.kafka.max_record_bytes)
         self.settings = settings
@@ -176,6 +178,7 @@ class FencedTable(Table):
         self._begins = begins
         self._recovered = recovered
         self._recovered_epoch = -1
+        self._writes = 0
         self._one_at_a_time = asyncio.Lock()
 
     async def recover(self) -> None:
@@ -195,8 +198,11 @@ class FencedTable(Table):
                     self._recovered_epoch = epoch
 
     async def _read(self, epoch: int) -> bool:
-        """Read everything that has been committed; return False if the partition moved in the meantime."""
-        began_s = time.monotonic()
+        """Read everything that has been committed; return False if that is not all, and is to be read again.
+
+        The partition may move meanwhile, and a handler that began before it came back here may still write.
+        """
+        began_s, writes = time.monotonic(), self._writes
         found: dict[bytes, bytes] = {}
         self._rows.clear()  # another process may have written since
         self._places.clear()
@@ -208,4 +214,4 @@ class FencedTable(Table):
                 kafka_clients.apply(found, records)
         self.seed((key, value, 0) for key, value in found.items())
         self.read_s = time.monotonic() - began_s
-        return self._assignment.is_ours(epoch)
+        return self._assignment.is_ours(epoch) and self._writes == writes

@@ -172,6 +172,7 @@ class LearnerLog:
         for key, value in records:
             await self.table.post(self.topic, [(key, value)])
             self._present.add(key)
+        self._read = None  # a recovery that has begun meanwhile, after a rebalance, has read less
 
     async def _begins(self) -> int:
         """Read the snapshots, and return the offset at which reading the log begins."""

@@ -127,9 +127,11 @@ def test_a_table_reads_what_was_committed_before_it_was_taken_over_and_again_whe
         reading = asyncio.ensure_future(table.recover())
         await asyncio.sleep(0.5)
         assert not reading.done()
+        await table.put_all([(b"8", b"later", 0)])  # by a handler that began before the rebalance
         await stranger.abort_transaction()
         await reading
         assert sorted(told[-1]) == [b"2", b"3", b"5", b"6", b"8"]
+        assert table.get(b"8") == b"later"
         await stranger.stop()
         await new.release()
         await old.release()
