@@ -36,7 +36,7 @@ from agents.bandit.policy import Context, Observation, Pending
 from agents.catalogue.actions import MAX_DRAFTS, PAIRS
 from agents.catalogue.models import Catalogue, Sampling
 from agents.embedding import Encoder
-from agents.search.forest import h_max
+from agents.search.pruning import h_max
 from agents.search.search import SearchRules, limits
 from experiments.contenders import PAPER
 from experiments.loop import QUALITY_PRIORITY, SEEDS, WARM_UP, make_trial, play, steady, warm_up_arm

@@ -12,11 +12,14 @@ from streams.simulate.run import Failure, coverage, seeds_of, simulate
 @click.command("simulate")
 @click.option("--seeds", required=True, metavar="A-B", help="The seeds, for instance 1-150.")
 @click.option("--minutes", type=float, help="Stop after so long; what was lived by then counts.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report to a file, too.")
 @click.option(
     "--append", type=click.Path(path_type=Path), help="A journal: go on with the seeds that it does not hold."
 )
 @click.option("--only", metavar="N,N|none", help="Which faults of each schedule happen, by place from 0.")
-def simulate_command(seeds: str, minutes: float | None, append: Path | None, only: str | None) -> None:
+def simulate_command(
+    seeds: str, minutes: float | None, json_file: Path | None, append: Path | None, only: str | None
+) -> None:
     """Live histories in memory: deployments, traffic and faults, all drawn from seeds, then judged.
 
     A history ends with everything restarted, drained, audited and folded again. The same seeds print the same bytes;
@@ -30,6 +33,8 @@ def simulate_command(seeds: str, minutes: float | None, append: Path | None, onl
         click.echo(line, err=True)
     lived, took_s = journal.last - journal.first + 1, time.monotonic() - began_s
     click.echo(f"{lived:,} histories, {len(journal.failures)} failed; {took_s:.1f} s", err=True)
+    if json_file is not None:
+        json_file.write_bytes(journal.report)
     click.echo(journal.report, nl=False)
     sys.exit(1 if journal.failures else 0)
 

@@ -53,15 +53,17 @@ def test_a_fault_whose_fix_is_taken_out_is_found(
 
 
 @pytest.mark.seconds
-def test_the_same_seeds_give_the_same_bytes_in_another_process() -> None:
+def test_the_same_seeds_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     found = []
     for salt in ("1", "2"):
+        file = tmp_path / salt
         ran = subprocess.run(
-            [sys.executable, "-m", "streams", "simulate", "--seeds", "1-12"],
+            [sys.executable, "-m", "streams", "simulate", "--seeds", "1-12", "--json", str(file)],
             env={**os.environ, "PYTHONHASHSEED": salt},
             capture_output=True,
             check=True,
         )
+        assert ran.stdout == file.read_bytes()
         found.append(ran.stdout)
     assert found[0] == found[1]
     assert set(msgspec.json.decode(found[0])) == {"seeds", "failures", "digest"}

@@ -1,0 +1,116 @@
+"""Pruning and early exit (UniScale §3.3): which paths of a step are completed, cut, pruned, kept."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from agents.answers import extract_boxed
+from schemas.forest import Fate, Forest, Limits, completes
+
+# The order: finished paths enter P_done and set V_max, D_best, H_max; unfinished ones at the limit are cut; the
+# early-exit bound prunes; the best BS of each subtree are kept. Pruning only removes the worst paths, so it makes
+# no difference whether it comes before or after the selection of the best BS. If a query wants n answers, the score
+# of the n-th best completed path replaces V_max, and nothing is stopped before n paths are completed.
+
+BEST_STEP = 1.0  # v_sup, the highest score a step can have
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The result for a step's drafts: the fate of each, the bounds of those pruned, the new best path."""
+
+    fates: dict[int, Fate]
+    bounds: dict[int, float]
+    best: int
+
+
+def judge(forest: Forest, values: dict[int, float]) -> Judgement:
+    """Judge the drafts of a step.
+
+    Args:
+        forest: The search, with its last step pending.
+        values: V(p) of each path that ends in a draft of that step, in order.
+    """
+    limits, j, pending = forest.limits, forest.step, list(values)
+    fates: dict[int, Fate] = {}
+    for at in pending:
+        if _finished(forest, at):
+            fates[at] = "finished"
+        elif forest.drafts[at].finish in ("context", "max_tokens"):
+            fates[at] = "cut"
+    done = [at for at in fates if completes(fates[at], forest.drafts[at].finish, limits)]
+    best, v_max = _best(forest, values, done, forest.best)
+    bar = v_max if limits.answers == 1 else _bar(forest, values, done)
+    limit = h_max(limits, forest.drafts[best].depth if bar is not None else None)
+    bounds: dict[int, float] = {}
+    trees: dict[int, list[int]] = {}
+    for at in pending:
+        if at in fates:
+            continue
+        if j >= limit:
+            fates[at] = "cut"
+        elif limits.early_exit and bar is not None and (bound := potential(j, values[at], limit)) < bar:
+            fates[at], bounds[at] = "early_exit", bound
+        else:
+            trees.setdefault(forest.drafts[at].tree, []).append(at)
+    for tree in trees.values():
+        # The sort is stable: among equal paths, the one drafted first comes first.
+        for rank, at in enumerate(sorted(tree, key=lambda at: -values[at])):
+            fates[at] = "kept" if rank < forest.action.bs else "beam"
+    if limits.cut_completes:
+        cut = [at for at in pending if fates[at] == "cut" and forest.drafts[at].finish != "max_tokens"]
+        best, _ = _best(forest, values, cut, best)
+    return Judgement(fates, bounds, best)
+
+
+def h_max(limits: Limits, best_depth: int | None) -> int:
+    """Return the depth at which paths stop: ⌈η·D_best⌉ once one has completed, within the first limit.
+
+    >>> (
+    ...     h_max(Limits(depth_limit=40, step_tokens=100), 5),
+    ...     h_max(Limits(depth_limit=40, step_tokens=100), None),
+    ... )
+    (6, 40)
+    """
+    if not limits.early_exit or best_depth is None:
+        return limits.depth_limit
+    # 1.1 · 10 is 11.000000000000002 in floating point, and its ceiling 12.
+    return min(limits.depth_limit, math.ceil(Fraction(str(limits.eta)) * best_depth))
+
+
+def potential(depth: int, path_score: float, limit: int) -> float:
+    """Return the best mean a path can still reach: (j·V + (H_max − j)·v_sup) / H_max (§3.3).
+
+    >>> potential(2, 0.5, 4)
+    0.75
+    """
+    return (depth * path_score + (limit - depth) * BEST_STEP) / limit
+
+
+def _bar(forest: Forest, values: dict[int, float], done: Sequence[int]) -> float | None:
+    """Return the score below which a path can no longer be among the answers; None while any path can."""
+    before = [forest.path_score(at) for at in forest.completed_paths]
+    return last_answer([*before, *(values[at] for at in done)], forest.limits.answers)
+
+
+def last_answer(scores: Sequence[float], answers: int) -> float | None:
+    """Return the score of the last of so many answers; None before there are that many."""
+    return sorted(scores, reverse=True)[answers - 1] if len(scores) >= answers else None
+
+
+def _finished(forest: Forest, at: int) -> bool:
+    if forest.drafts[at].finish in ("eos", "stop"):
+        return True
+    return forest.limits.box_completes and extract_boxed(forest.text(at)) is not None
+
+
+def _best(
+    forest: Forest, values: dict[int, float], done: Sequence[int], best: int
+) -> tuple[int, float | None]:
+    """Return the best completed path and V_max; among equals, the one completed first."""
+    v_max = None if best < 0 else values[best] if best in values else forest.path_score(best)
+    for at in done:
+        if v_max is None or values[at] > v_max:
+            best, v_max = at, values[at]
+    return best, v_max
