@@ -9,6 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.integration import test_short_forms
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
     path
@@ -106,3 +108,16 @@ def test_every_command_of_the_command_line_has_help_an_operator_can_use() -> Non
             context = click.Context(command)
             names = command.list_commands(context)
             pending += [(f"{name} {each}", command.get_command(context, each)) for each in names]
+
+
+def test_every_command_with_a_figure_has_a_short_form() -> None:
+    table = (ROOT / "README.md").read_text().partition("## Where it stands")[2].partition("\n## ")[0]
+    rest = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    named = set(
+        re.findall(r"`(make [a-z-]+|python -m (?:experiments(?:\.\w+)? |bench |streams\.)[.\w]+)", table)
+    )
+    named |= set(re.findall(r"`(make bench-[a-z]+|python -m bench [a-z]+)", table + rest))
+    assert named - {"make test-kafka"} == set(test_short_forms.COVERED)
+    for where in test_short_forms.COVERED.values():
+        file = Path(test_short_forms.__file__).with_name(where)
+        assert where in vars(test_short_forms) or (ROOT / where).exists() or file.exists()
