@@ -90,6 +90,8 @@ class SyntheticHistory:
                 if learned.row is not None:
                     yield self._put(learner, *learned.row)
                     self._rows[learned.query_id] = learned.row[1]
+            for row in self.decider.refit_rows():
+                yield self._put(learner, *row)
             self._rows.clear()
             every = self.settings.policy.snapshot_every
             if every and self.decider.seq - self._snapshot_at >= every:

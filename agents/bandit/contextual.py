@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from agents.bandit.policy import (
 from agents.bandit.prior import REFITS, History, Memory, fit_directions, set_anchors
 from agents.bandit.registry import Inputs, Options, policy
 from agents.bandit.ridge import Ridge
-from agents.bandit.variances import estimated, evidence_of, usual_mean, usual_variance
+from agents.bandit.variances import Variances, estimated, evidence_of, usual_mean, usual_variance
 
 CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
 """Columns of what is predicted: the reward's terms (`policy.TERMS`), and the cost itself."""
@@ -264,17 +264,6 @@ class AccuracyDrift:
         return changed
 
 
-# What the contextual policy has learned: the expected terms of every action for a query.
-#
-# Correctness and score are one regression, cost and its logarithm the other: of a search whose answer was cut by its
-# client, only the cost is known. Costs are measured in units of each action's anchor, so that expensive and cheap
-# actions share a scale, and learned in eFLOPs: a price multiplies what is predicted, so a new one takes effect at once
-# and nothing has to be relearned.
-
-Variances: TypeAlias = tuple[dict[str, float], list[float]]
-"""Of a regression: of every block, and the noise of every kind of evidence (`variances.estimated`)."""
-
-
 @dataclass(frozen=True)
 class Refit:
     """What is estimated of a history, besides what the features take from it; all else are sums over its rows.
@@ -288,6 +277,13 @@ class Refit:
     right: Variances
     paid: Variances
 
+
+# What the contextual policy has learned: the expected terms of every action for a query.
+#
+# Correctness and score are one regression, cost and its logarithm the other: of a search whose answer was cut by its
+# client, only the cost is known. Costs are measured in units of each action's anchor, so that expensive and cheap
+# actions share a scale, and learned in eFLOPs: a price multiplies what is predicted, so a new one takes effect at once
+# and nothing has to be relearned.
 
 BOUNDS: Final = (0.2, 5.0)
 """Bounds of a predicted cost, in units of the anchor: a question unlike all others must not look like a bargain."""

@@ -295,7 +295,7 @@ class Memory:
         if not self.due:
             return None
         self._kept[o.observation_id] = (query, at, o.entered, o.score, log_cost, o.tenant)
-        if len(self._kept) < self.due[0]:
+        if not self.full(0):
             return None
         *columns, tenants = zip(*self._kept.values(), strict=True)
         queries, actions, correct, score, costs = map(np.array, columns)

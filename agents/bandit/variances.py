@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -93,9 +93,11 @@ class Evidence:
     noise: float
 
 
-def estimated(
-    evidence: Sequence[Evidence], blocks: Sequence[str], term: int
-) -> tuple[dict[str, float], list[float]]:
+Variances: TypeAlias = tuple[dict[str, float], list[float]]
+"""Those of a regression: the variance of every block, and the noise of every kind of evidence."""
+
+
+def estimated(evidence: Sequence[Evidence], blocks: Sequence[str], term: int) -> Variances:
     """Return the variance of every block, and the noise of every kind of evidence.
 
     Args:

@@ -64,7 +64,7 @@ def worker_of(cluster: Cluster, service: str) -> MemoryRuntime:
 
 
 async def served(cluster: Cluster, *queries: Query) -> None:
-    """Produce queries, and let the deployment run until their rewards are closed and nothing is in hand."""
+    """Produce queries and run the deployment until their rewards are closed and nothing is in flight."""
     send(cluster, *queries)
     ids = {query.query_id for query in queries}
     await cluster.until(lambda: closing(cluster).keys() >= ids and not cluster.busy)
