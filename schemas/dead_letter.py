@@ -55,34 +55,41 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
         query_id: str | None = None,
         attempts: int = 1,
         keep_bytes: int = HEAD_BYTES,
+        query_origin: Origin | None = None,
     ) -> "DeadLetter":
-        """Return the dead letter of a value.
+        """Return the dead letter of a value. It fails for none: a failure here would block the partition for ever.
 
         Args:
-            value: The failed value, whole.
+            value: The failed value, whole; any bytes.
             error: Why it failed.
             service: Who could not handle it.
             origin: Where it lies.
             query_id: Its query where known; otherwise it is read from the value when it can be.
             attempts: How often it was tried.
             keep_bytes: How much of the value is kept, at most.
+            query_origin: Where the Query lies, for one refused because its id is taken.
         """
         data = value or b""
         return cls(
             service=service,
             origin=origin,
             error=type(error).__name__,
-            # A message may quote bytes that are not UTF-8; the letter must be writable all the same.
-            reason=str(error)[:MAX_REASON].encode(errors="replace").decode() or type(error).__name__,
+            reason=_sendable(str(error)[:MAX_REASON]) or type(error).__name__,
             head=data[: min(keep_bytes, HEAD_BYTES)],
             size=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
-            field=error.field if isinstance(error, RecordError) else "",
+            field=_sendable(error.field) if isinstance(error, RecordError) else "",
             query_id=query_id or readable_id(value),
             attempts=attempts,
+            query_origin=query_origin,
         )
 
     @property
     def key(self) -> str:
         """Return topic/partition/offset of the origin."""
         return str(self.origin)
+
+
+def _sendable(text: str) -> str:
+    """Return text that UTF-8 can hold: a library's message may quote half a surrogate pair."""
+    return text.encode(errors="replace").decode()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -18,7 +18,7 @@ from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from schemas.record import encode, readable_id
+from schemas.record import encode
 from streams.runtime.base import (
     BatchHandler,
     ConsumerRecord,
@@ -285,47 +285,7 @@ class Parties:
                 turn.set_result(None)
 
 
-# Build the dead letter of a record, and an Answer if its query would otherwise never get one.
-#
-# Pure and total: the value may be any bytes at all. A failure here would block the partition forever.
-
-
-def letter_of(
-    value: bytes | None,
-    error: Exception,
-    *,
-    service: str,
-    origin: Origin,
-    keep_bytes: int,
-    attempts: int = 1,
-    query_origin: Origin | None = None,
-) -> DeadLetter:
-    """Return the dead letter of a record.
-
-    Args:
-        value: The record's bytes; they may be anything.
-        error: Why it could not be handled.
-        service: The service that could not handle it.
-        origin: The record's topic, partition and offset.
-        keep_bytes: How much of the value is kept, at most.
-        attempts: How often it was tried.
-        query_origin: Origin of a query refused because its id is taken.
-    """
-    letter = DeadLetter.of(
-        value,
-        error,
-        service=service,
-        origin=origin,
-        attempts=attempts,
-        query_id=readable_id(value),
-        keep_bytes=keep_bytes,
-    )
-    return msgspec.structs.replace(
-        letter,
-        reason=_sendable(letter.reason),
-        field=_sendable(letter.field),
-        query_origin=query_origin,
-    )
+# What cannot be handled leaves as a dead letter, with an Answer if its query would otherwise never get one.
 
 
 class Refusal(NamedTuple):
@@ -354,7 +314,7 @@ async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: S
     topics = runtime.topics
     out, letters = [*records], list[DeadLetter]()
     for each in refused:
-        letter = letter_of(
+        letter = DeadLetter.of(
             each.value,
             each.error,
             service=runtime.service,
@@ -371,25 +331,17 @@ async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: S
         query_id = letter.query_id if each.answer and each.origin.topic not in beside else None
         if query_id and runtime.answers_for(query_id, each.origin):
             early = each.origin.topic in (topics.query, topics.context)
-            reply = answer_of(letter, "rejected" if early else "failed")
-            if reply is not None:
-                out.append(Outgoing.of(topics.answer, reply))
+            answer = Answer(
+                query_id=query_id,
+                status="rejected" if early else "failed",
+                by=runtime.service,
+                error=letter.reason,
+            )
+            out.append(Outgoing.of(topics.answer, answer))
     if out:
         await runtime.send(*out)
     for letter in letters:
         runtime.metrics.dead_letters.labels(letter.origin.topic, letter.error).inc()
-
-
-def answer_of(letter: DeadLetter, status: Literal["rejected", "failed"]) -> Answer | None:
-    """Return the Answer for a query whose record became a dead letter, or None if its id cannot be read."""
-    if not letter.query_id:
-        return None
-    return Answer(query_id=letter.query_id, status=status, by=letter.service, error=letter.reason)
-
-
-def _sendable(text: str) -> str:
-    """Return text that UTF-8 can hold: a library's message may quote half a surrogate pair."""
-    return text.encode(errors="replace").decode()
 
 
 # The guard around each handler: counts failures, retries, and sends a record to the dead-letter topic.
