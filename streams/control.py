@@ -7,10 +7,9 @@ offset.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from agents.catalogue.actions import ActionSpace, parse_pairs, uis_space
 from agents.catalogue.file import beside_catalogue, load_catalogue
@@ -20,7 +19,7 @@ from agents.reward.outcome import Pricing
 from schemas.control import CatalogueEntry, Heartbeat, PriceEntry, decode_control
 from schemas.errors import UniscaleError
 from schemas.record import decode
-from streams.runtime.base import Begin, ConsumerRecord
+from streams.runtime.base import ConsumerRecord, Runtime
 from streams.settings import Settings, SettingsError, variable
 from streams.topics import Topics
 
@@ -30,15 +29,6 @@ log = logging.getLogger("streams.control")
 _BEATS = 3
 
 _BEST = ("ready", "loading", "suspended", "failed")
-
-
-class Follows(Protocol):
-    """What shows topics to Control: a runtime."""
-
-    async def follow(
-        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
-    ) -> None:
-        """See `streams.runtime.base.Runtime`."""
 
 
 def default_objective(settings: Settings) -> str:
@@ -82,7 +72,7 @@ class Control:
         self._beats: dict[str, tuple[Heartbeat, int, float]] = {}
         self._last_beat_ms = 0
 
-    async def start(self, runtime: Follows) -> None:
+    async def start(self, runtime: Runtime) -> None:
         """Read both topics to their ends and keep following them."""
         await runtime.follow([self._topics.control], self._on_control, begin="beginning")
         await runtime.follow([self._topics.heartbeat], self._on_heartbeat, begin="beginning")

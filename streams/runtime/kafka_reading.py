@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
@@ -24,15 +24,8 @@ PATIENCE_S: Final = 2.0
 _closing: set[asyncio.Task[Any]] = set()
 
 
-class Stoppable(Protocol):
-    """A consumer or producer of aiokafka."""
-
-    async def stop(self) -> None:
-        """Flush what is pending and close the connections."""
-
-
-async def stop(client: Stoppable, patience_s: float = PATIENCE_S) -> None:
-    """Stop a client; after `patience_s` seconds return, and let it end in the background."""
+async def stop(client: Any, patience_s: float = PATIENCE_S) -> None:
+    """Stop a consumer or producer of aiokafka; after `patience_s` seconds return, and let it end in the background."""
     task = asyncio.create_task(client.stop())
     _closing.add(task)
     task.add_done_callback(_ended)
