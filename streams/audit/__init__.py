@@ -8,7 +8,8 @@ It imports only topic names, settings and the connection to the broker. It decod
     facts.sql     what is kept of each record
     timeline.sql  all facts of one query, and its state
     checks.sql    what must hold: one statement a check
-    checks        runs both
+    summary.sql   what a report says of all queries together
+    checks        runs these
     snapshots     which snapshots are whole, and whose rows may have left the learner's log
     price         what a search costs
 """

@@ -1,4 +1,4 @@
-"""Runs `timeline.sql` and `checks.sql` over the facts: one state per query, and what must hold for its records."""
+"""Runs `timeline.sql`, `checks.sql` and `summary.sql` over the facts: a state per query, what must hold, and totals."""
 
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -11,24 +11,6 @@ CLOSE: Final = 1e-9
 
 BATCH: Final = 64
 """More records than the decider handles at once: it has finished with whatever lies this far behind its newest row."""
-
-_APPLIED: Final = """
-SELECT total(iif(t.since_ms > :kept_reward, p.updates, (l.learned >= 0) + (l.corrected >= 0)))
-FROM Row l JOIN Applied p USING (query_id) JOIN Timeline t USING (query_id)"""
-_UPDATES: Final = "SELECT total((learned >= 0) + (corrected >= 0)) FROM Row"
-_REPEATED: Final = """
-SELECT (SELECT count(*) FROM Query q JOIN Timeline t USING (query_id) WHERE t.query <> q.rowid)
-+ (SELECT count(*) - count(DISTINCT query_id) FROM Context WHERE error IS NULL)
-+ (SELECT count(*) - count(DISTINCT query_id) FROM Decision WHERE error IS NULL)
-+ (SELECT count(*) - count(DISTINCT query_id) FROM Answer WHERE error IS NULL)
-+ (SELECT count(*) - count(DISTINCT query_id || '/' || kind) FROM Reward WHERE error IS NULL)"""
-_STATES: Final = (
-    "SELECT iif(why <> '', state || ' (' || why || ')', state) AS said, count(*) FROM State GROUP BY said"
-)
-_OLDEST: Final = """
-SELECT query_id, waits_for, round((:now_ms - asked_ms) / 1e3, 1), round((deadline_ms - :now_ms) / 1e3, 1) FROM State
-WHERE state = 'pending' ORDER BY asked_ms, query_id LIMIT 100"""
-_OVERDUE: Final = "SELECT count(*) FROM State WHERE state = 'pending' AND deadline_ms < :now_ms"
 
 
 class Discrepancy(NamedTuple):
@@ -73,32 +55,14 @@ class Checks:
             for query_id, what in self._db.execute(statement, self._known):
                 yield Discrepancy(name, query_id, what)
 
-    def states(self) -> dict[str, int]:
-        """Return the number of queries in each state, with the reason of states that have one."""
-        return dict(self._db.execute(_STATES).fetchall())
+    def found(self, name: str) -> list[Any]:
+        """Return the rows of a statement of `summary.sql`."""
+        return self._db.execute(statements("summary.sql")[name], self._known).fetchall()
 
-    def oldest(self) -> list[tuple[str, str, float, float]]:
-        """Return the hundred oldest pending queries: id, what it waits for, age and time left in seconds."""
-        return self._db.execute(_OLDEST, self._known).fetchall()
-
-    def overdue(self) -> int:
-        """Return the number of queries pending past their deadline."""
-        return int(self._one(_OVERDUE))
-
-    def repeated(self) -> int:
-        """Return the number of harmless repeats."""
-        return int(self._one(_REPEATED))
-
-    def updates(self) -> int:
-        """Return the number of rewards and corrections that entered the policy, by the learner's rows."""
-        return int(self._one(_UPDATES))
-
-    def applied(self) -> int:
-        """Return the number that should have, by the Rewards; where those are gone, the rows' own number."""
-        return int(self._one(_APPLIED))
-
-    def _one(self, statement: str) -> Any:
-        return self._db.execute(statement, self._known).fetchone()[0]
+    def number(self, name: str) -> int:
+        """Return the number that a statement of `summary.sql` finds."""
+        [(number,)] = self.found(name)
+        return int(number)
 
     def _give_up(self, table: str, topic: str) -> None:
         """Write beside each record of a topic why it was given up, if it was."""

@@ -182,7 +182,7 @@ def _read(
 def _known(
     facts: Facts, names: dict[str, str], oldest_ms: dict[Part, int], settings: Settings
 ) -> dict[str, Any]:
-    """Return the parameters of the statements in `timeline.sql` and `checks.sql`.
+    """Return the parameters of the statements in `timeline.sql`, `checks.sql` and `summary.sql`.
 
     What was appended after kept_… must still be there; retention may have removed earlier records of the kind.
     """
@@ -201,10 +201,10 @@ def _known(
 
 
 def _account(checks: Checks, report: Report) -> None:
-    report.states = checks.states()
+    report.states = dict(checks.found("states"))
     report.queries = sum(report.states.values())
-    report.repeated, report.overdue = checks.repeated(), checks.overdue()
-    report.pending = [OpenQuery(*each) for each in checks.oldest()]
-    report.learner = {"updates": checks.updates(), "applied": checks.applied()}
+    report.pending = [OpenQuery(*each) for each in checks.found("oldest")]
+    report.overdue, report.repeated = checks.number("overdue"), checks.number("repeated")
+    report.learner = {name: checks.number(name) for name in ("updates", "applied")}
     for wrong in checks.wrong():
         report.name(wrong)
