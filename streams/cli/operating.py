@@ -1,5 +1,6 @@
 """`audit`, `dead-letters`: check a deployment from its topics."""
 
+import contextlib
 import sys
 
 import click
@@ -10,7 +11,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.record import decode
 from streams.runtime import kafka_clients
-from streams.runtime.kafka_clients import Again
+from streams.runtime.kafka_clients import send_again
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -34,11 +35,8 @@ def audit(settings: Settings, as_json: bool, settled: bool) -> None:
     """
     from streams import audit as package  # with numpy, which `--help` need not wait for
 
-    log = package.BrokerLog(settings)
-    try:
+    with contextlib.closing(package.BrokerLog(settings)) as log:
         report = package.audit(log, settings)
-    finally:
-        log.close()
     if settled:
         for each in report.pending:
             report.name(
@@ -129,23 +127,20 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
         raise click.UsageError("give ORIGINS, or --all")
     known = {x.key: x for x in letters(settings)}
     wanted = list(known) if everything else list(origins)
-    lost = 0
-    with Again(settings) as again:
-        for origin in wanted:
-            if origin not in known:
-                click.echo(f"error: {origin}: no such dead letter", err=True)
-                lost += 1
-                continue
-            letter = known[origin]
-            if again.send(letter.origin.topic, letter.origin.partition, letter.origin.offset):
-                click.echo(f"sent again: {origin}")
-                continue
-            click.echo(
-                f"error: {origin}: the topic no longer holds it; the letter has the first {len(letter.head)} of "
-                f"{letter.size} bytes",
-                err=True,
-            )
-            lost += 1
+    lost = [origin for origin in wanted if origin not in known]
+    for origin in lost:
+        click.echo(f"error: {origin}: no such dead letter", err=True)
+    found = [known[origin] for origin in wanted if origin in known]
+    for letter, held in zip(found, send_again(settings, (each.origin for each in found)), strict=True):
+        if held:
+            click.echo(f"sent again: {letter.key}")
+            continue
+        click.echo(
+            f"error: {letter.key}: the topic no longer holds it; the letter has the first {len(letter.head)} of "
+            f"{letter.size} bytes",
+            err=True,
+        )
+        lost.append(letter.key)
     sys.exit(1 if lost else 0)
 
 

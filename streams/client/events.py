@@ -1,5 +1,6 @@
 """What a client sees of queries: every record as an event, as it is appended or read back from the log of a run."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -264,11 +265,8 @@ def read_timelines(settings: Settings, groups: Iterable[str], about: str | None 
 def executor_groups(settings: Settings) -> list[str]:
     """Return the executor groups that have topics on the broker."""
     start = Topics(settings).verification_for("")
-    reader = kafka_clients.consumer(settings)
-    try:
+    with contextlib.closing(kafka_clients.consumer(settings)) as reader:
         return sorted(name.removeprefix(start) for name in reader.topics() if name.startswith(start))
-    finally:
-        reader.close()
 
 
 def _concerns(topics: Topics, raw: Any, query_id: bytes) -> bool:

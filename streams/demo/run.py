@@ -5,6 +5,7 @@ cannot look like learning. Every question is asked twice: the policy chooses for
 control's configuration and is not learned from.
 """
 
+import contextlib
 import importlib.util
 import time
 import uuid
@@ -208,11 +209,8 @@ def _mode(demo: Demo, settings: Settings) -> str:
 
 def _audited(settings: Settings) -> Report:
     """Return the audit of everything, once the learner has taken in the last rewards."""
-    log = BrokerLog(settings)
-    try:
+    with contextlib.closing(BrokerLog(settings)) as log:
         deadline = time.monotonic() + SETTLES_S
         while (report := audit(log, settings)).pending and time.monotonic() < deadline:
             time.sleep(0.5)
         return report
-    finally:
-        log.close()

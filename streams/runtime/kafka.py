@@ -41,7 +41,6 @@ from streams.runtime.base import (
     Unavailable,
 )
 from streams.runtime.handler_guard import Crashes, HandlerGuard, InFlightFile, handling
-from streams.runtime.kafka_clients import Again
 from streams.runtime.kafka_consumer import SETTLE_S, Consumer, wait_while
 from streams.runtime.kafka_fencing import Fence, FencedTable
 from streams.runtime.kafka_reading import assign, connected, to_ends
@@ -562,8 +561,8 @@ class KafkaRuntime(Runtime):
         """Read and send with separate clients: this is rare, and its consumer reads only what it is assigned."""
 
         def again() -> bool:
-            with Again(self.settings) as found:
-                return found.send(origin.topic, origin.partition, origin.offset)
+            [held] = kafka_clients.send_again(self.settings, [origin])
+            return held
 
         try:
             return await self.in_thread(again)

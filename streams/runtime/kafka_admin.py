@@ -33,8 +33,7 @@ class Check(msgspec.Struct, frozen=True):
 
 def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
     """Create the topics that are missing and return their names. Existing topics are not changed."""
-    client = kafka_clients.admin(settings)
-    try:
+    with contextlib.closing(kafka_clients.admin(settings)) as client:
         existing = set(client.list_topics())
         missing = [t for t in topics if t.name not in existing]
         for topic in missing:
@@ -50,15 +49,12 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
         if missing:
             client.wait_for_topics([t.name for t in missing], timeout_ms=120_000)
         return [t.name for t in missing]
-    finally:
-        client.close()
 
 
 def check(settings: Settings, topics: Iterable[Topic]) -> Check:
     """Compare the broker's topics with the declared ones."""
     topics = list(topics)
-    client = kafka_clients.admin(settings)
-    try:
+    with contextlib.closing(kafka_clients.admin(settings)) as client:
         existing = set(client.list_topics())
         findings = [
             f"{t.name}: missing; run `python -m streams topics create`"
@@ -84,8 +80,6 @@ def check(settings: Settings, topics: Iterable[Topic]) -> Check:
             for topic in present:
                 findings += _config_wrong(topic, configs[topic.name])
         return Check(findings, notes)
-    finally:
-        client.close()
 
 
 def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
@@ -122,10 +116,11 @@ def miscounted(topics: Iterable[Topic], found: Callable[[str], int]) -> list[str
 
 def groups(settings: Settings, app_ids: Iterable[str]) -> dict[str, ConsumerGroup]:
     """Return consumer groups by id; those that have never committed anything are left out."""
-    client = kafka_clients.admin(settings)
-    reader = kafka_clients.consumer(settings)
-    try:
-        found: dict[str, ConsumerGroup] = {}
+    found: dict[str, ConsumerGroup] = {}
+    with (
+        contextlib.closing(kafka_clients.admin(settings)) as client,
+        contextlib.closing(kafka_clients.consumer(settings)) as reader,
+    ):
         for app_id in app_ids:
             try:
                 offsets = client.list_group_offsets({app_id: None})[app_id]
@@ -143,10 +138,17 @@ def groups(settings: Settings, app_ids: Iterable[str]) -> dict[str, ConsumerGrou
             with contextlib.suppress(KafkaError, ValueError):
                 members = len(client.describe_groups([app_id])[app_id]["members"])
             found[app_id] = ConsumerGroup(waiting, members)
-        return found
-    finally:
-        reader.close()
-        client.close()
+    return found
+
+
+def members(settings: Settings, group: str) -> list[dict[str, Any]]:
+    """Return the members of a consumer group as kafka-python describes them.
+
+    Raises:
+        KafkaError, KeyError: the broker does not say.
+    """
+    with contextlib.closing(kafka_clients.admin(settings)) as client:
+        return client.describe_groups([group])[group].get("members") or []
 
 
 def _configs(client: KafkaAdminClient, topics: list[Topic]) -> dict[str, dict[str, str]]:

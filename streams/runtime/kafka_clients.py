@@ -7,8 +7,7 @@ import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
@@ -17,6 +16,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.protocol.api_key import ApiKey
 
 from schemas.errors import UniscaleError
+from schemas.query import Origin
 from streams.runtime.base import UnknownTopic, partition_for
 from streams.settings import Settings, SettingsError
 
@@ -320,12 +320,9 @@ def require_topics(settings: Settings, topics: Iterable[str]) -> None:
     Raises:
         UnknownTopic: it names the first topic that is missing.
     """
-    reader = consumer(settings)
-    try:
+    with contextlib.closing(consumer(settings)) as reader:
         for topic in topics:
             partitions(reader, [topic])
-    finally:
-        reader.close()
 
 
 def at_end(settings: Settings, topics: Iterable[str]) -> KafkaConsumer:
@@ -351,14 +348,11 @@ def read_all(
     Raises:
         UnknownTopic: none of the topics exists.
     """
-    reader = consumer(settings)
-    try:
+    with contextlib.closing(consumer(settings)) as reader:
         parts = partitions(reader, topics)
         ends, begins = reader.end_offsets(parts), reader.beginning_offsets(parts)
         spans = {tp: (max(begin, begins[tp]), ends[tp]) for tp in parts}
         yield from read(reader, spans, timeout_ms=timeout_ms)
-    finally:
-        reader.close()
 
 
 def read(
@@ -459,36 +453,21 @@ def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
 _SEND_S = 30.0
 
 
-class Again:
-    """Sends records again. Use it as a context manager.
+def send_again(settings: Settings, origins: Iterable[Origin]) -> Iterator[bool]:
+    """Send the records at some origins again, one after the other, and wait for the delivery of each.
+
+    Yields:
+        For each whether its topic still held it.
 
     Raises:
         BrokerUnreachable: no broker answers.
     """
-
-    def __init__(self, settings: Settings) -> None:
-        self._reader = consumer(settings)
-        self._producer = producer(settings)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._producer.close()
-        self._reader.close()
-
-    def send(self, topic: str, partition: int, offset: int) -> bool:
-        """Send one record again and wait for its delivery; return False if the topic no longer holds it."""
-        record = self._at(TopicPartition(topic, partition), offset)
-        if record is None:
-            return False
-        self._producer.send(record.topic, key=record.key, value=record.value).get(timeout=_SEND_S)
-        return True
-
-    def _at(self, tp: TopicPartition, offset: int) -> Any:
-        self._reader.assign([tp])
-        if not self._reader.beginning_offsets([tp])[tp] <= offset < self._reader.end_offsets([tp])[tp]:
-            return None
-        return next(read(self._reader, {tp: (offset, offset + 1)}), None)
+    with contextlib.closing(consumer(settings)) as reader, contextlib.closing(producer(settings)) as sender:
+        for origin in origins:
+            tp = TopicPartition(origin.topic, origin.partition)
+            reader.assign([tp])
+            held = reader.beginning_offsets([tp])[tp] <= origin.offset < reader.end_offsets([tp])[tp]
+            record = next(read(reader, {tp: (origin.offset, origin.offset + 1)}), None) if held else None
+            if record is not None:
+                sender.send(record.topic, key=record.key, value=record.value).get(timeout=_SEND_S)
+            yield record is not None

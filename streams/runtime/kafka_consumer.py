@@ -22,7 +22,7 @@ from mode.services import Service
 from mode.utils.futures import maybe_async
 
 from schemas.errors import UniscaleError
-from streams.runtime import kafka_clients
+from streams.runtime import kafka_admin
 from streams.runtime.base import Binding, ConsumerRecord, Moved, Unavailable
 from streams.runtime.kafka_clients import EMBEDDED_WAIT_MS
 from streams.runtime.kafka_fencing import Fence
@@ -160,18 +160,13 @@ class InstanceName:
 
     def _holder(self) -> str:
         """Return the host of the member with this name; empty if there is none or the broker does not say."""
-        client = kafka_clients.admin(self._settings)
         try:
-            found = client.describe_groups([self._group]).get(self._group) or {}
-        except KafkaError as error:
+            members = kafka_admin.members(self._settings, self._group)
+        except (KafkaError, KeyError) as error:
             log.warning("%s: its members are unknown: %r", self._group, error)
             return ""
-        finally:
-            client.close()
         name = f"{self._group}.{self._instance}"
-        hosts = [
-            m.get("client_host") for m in found.get("members") or () if m.get("group_instance_id") == name
-        ]
+        hosts = [m.get("client_host") for m in members if m.get("group_instance_id") == name]
         return str(hosts[0] or "another host") if hosts else ""
 
     def _told(self, what: str) -> str:

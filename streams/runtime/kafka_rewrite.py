@@ -1,6 +1,7 @@
 """Change the log of a service that is stopped. The command takes the right to write, so one that still runs exits."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from aiokafka import AIOKafkaProducer
@@ -9,7 +10,7 @@ from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from schemas.errors import UniscaleError
-from streams.runtime import kafka_clients
+from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.kafka_fencing import Fence, Row
 from streams.settings import Settings
 
@@ -27,12 +28,7 @@ def require_stopped(settings: Settings, group: str) -> None:
     Raises:
         StillRunning: it names the members.
     """
-    client = kafka_clients.admin(settings)
-    try:
-        found = client.describe_groups([group])[group]
-    finally:
-        client.close()
-    if members := found.get("members"):
+    if members := kafka_admin.members(settings, group):
         names = ", ".join(sorted(str(m.get("client_id") or m.get("member_id")) for m in members))
         raise StillRunning(
             f"{group}: {len(members)} running ({names}); stop it, wait {settings.kafka.session_timeout_s:.0f} s for "
@@ -83,8 +79,7 @@ def commit(settings: Settings, group: str, offsets: Mapping[str, int]) -> None:
     Raises:
         KafkaError: the broker refused a commit.
     """
-    client = kafka_clients.admin(settings)
-    try:
+    with contextlib.closing(kafka_clients.admin(settings)) as client:
         parts = {TopicPartition(topic, 0): offset for topic, offset in offsets.items()}
         known = client.list_group_offsets(group)
         known = known.get(group, known)
@@ -96,5 +91,3 @@ def commit(settings: Settings, group: str, offsets: Mapping[str, int]) -> None:
         for tp, error in client.alter_group_offsets(group, ahead).items() if ahead else ():
             if error.errno:
                 raise KafkaError(f"{tp.topic}: the commit of {group} was refused: {error.__name__}")
-    finally:
-        client.close()
