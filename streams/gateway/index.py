@@ -234,28 +234,23 @@ class Index:
         """Add a Query. The first with an id counts; its Decision or Answer may have arrived earlier."""
         kept = kept_of(query)
         key = kept.get("key", "")
-        until_ms = created_ms + int(1000 * ((query.timeout_s or self._timeout_s) + MARGIN_S))
+        columns = {
+            "tenant": query.tenant,
+            "key": key,
+            "digest": kept.get("digest", ""),
+            "created_ms": created_ms,
+            "until_ms": created_ms + int(1000 * ((query.timeout_s or self._timeout_s) + MARGIN_S)),
+            "reserved": self.usage.reservation(key, query),
+            "bytes": len(encode(query)) if key else 0,
+            "groups": self._groups(query),
+            "baseline_of": baseline_of(query),
+            "asked": 1,
+        }
         done = self._db.execute(
-            "insert into queries (query_id, tenant, key, digest, created_ms, until_ms, reserved, bytes,"
-            " groups, baseline_of, asked)"
-            " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1)"
-            " on conflict (query_id) do update set tenant = excluded.tenant, key = excluded.key,"
-            " digest = excluded.digest, created_ms = excluded.created_ms, until_ms = excluded.until_ms,"
-            " reserved = excluded.reserved, bytes = excluded.bytes,"
-            " groups = excluded.groups, baseline_of = excluded.baseline_of, asked = 1"
+            f"insert into queries (query_id, {', '.join(columns)}) values (?{', ?' * len(columns)})"
+            f" on conflict (query_id) do update set {', '.join(f'{name} = excluded.{name}' for name in columns)}"
             " where asked = 0 returning eflops",
-            (
-                query.query_id,
-                query.tenant,
-                key,
-                kept.get("digest", ""),
-                created_ms,
-                until_ms,
-                self.usage.reservation(key, query),
-                len(encode(query)) if key else 0,
-                self._groups(query),
-                baseline_of(query),
-            ),
+            (query.query_id, *columns.values()),
         ).fetchone()
         if done is None:
             return
@@ -276,19 +271,14 @@ class Index:
         """
         self.query(decision.query, decision.appended_ms or at_ms)
         if self._first("decision", decision.query_id, value, at_ms):
-            name = decision.objective.name or decision.objective.aim
-            self._db.execute(
-                "update queries set question = ?, action = ?, objective = ?, cohort = ?, randomised = ?,"
-                " reason = ? where query_id = ?",
-                (
-                    decision.query.question[:200],
-                    decision.action.id,
-                    name,
-                    decision.cohort,
-                    decision.randomised,
-                    decision.reason,
-                    decision.query_id,
-                ),
+            self._set(
+                decision.query_id,
+                question=decision.query.question[:200],
+                action=decision.action.id,
+                objective=decision.objective.name or decision.objective.aim,
+                cohort=decision.cohort,
+                randomised=decision.randomised,
+                reason=decision.reason,
             )
 
     def answer(self, answer: Answer, value: bytes, at_ms: int) -> bool:
@@ -301,10 +291,7 @@ class Index:
         """
         if not self._first("answer", answer.query_id, value, at_ms):
             return False
-        self._db.execute(
-            "update queries set status = ?, answered_ms = ? where query_id = ?",
-            (answer.status, at_ms, answer.query_id),
-        )
+        self._set(answer.query_id, status=answer.status, answered_ms=at_ms)
         return True
 
     def reward(self, reward: Reward, value: bytes) -> None:
@@ -396,20 +383,18 @@ class Index:
 
     def find(self, query_id: str) -> IndexedQuery | None:
         """Return a query, or None if it is unknown or no longer kept."""
-        row = self._db.execute(
-            "select query_id, tenant, digest, created_ms from queries where query_id = ? and asked = 1",
-            (query_id,),
-        ).fetchone()
-        return IndexedQuery(*row) if row else None
+        return self._one("query_id = ? and asked = 1", query_id)
 
     def same_body(self, key: str, digest: str, since_ms: int) -> IndexedQuery | None:
         """Return the newest query with this body under this API key: what a client's retry repeats."""
-        row = self._db.execute(
-            "select query_id, tenant, digest, created_ms from queries"
-            " where key = ? and digest = ? and created_ms >= ? order by created_ms desc limit 1",
-            (key, digest, since_ms),
+        where = "key = ? and digest = ? and created_ms >= ? order by created_ms desc limit 1"
+        return self._one(where, key, digest, since_ms)
+
+    def _one(self, where: str, *values: object) -> IndexedQuery | None:
+        found = self._db.execute(
+            f"select query_id, tenant, digest, created_ms from queries where {where}", values
         ).fetchone()
-        return IndexedQuery(*row) if row else None
+        return None if found is None else IndexedQuery(*found)
 
     def decision_of(self, query_id: str) -> Decision | None:
         """Return what was chosen."""
@@ -487,6 +472,10 @@ class Index:
         self.changes += done.rowcount
         self._bytes_since_trim += len(value)
         return done.rowcount == 1
+
+    def _set(self, query_id: str, **columns: object) -> None:
+        named = ", ".join(f"{name} = ?" for name in columns)
+        self._db.execute(f"update queries set {named} where query_id = ?", (*columns.values(), query_id))
 
     def _part(self, part: Part, query_id: str) -> bytes | None:
         row = self._db.execute(f"select {part} from queries where query_id = ?", (query_id,)).fetchone()
