@@ -192,8 +192,7 @@ async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> 
         await writer.put_all((*each.row, 0) for each in made if each.row)
         rewards = [(_drawn_reward(each, rng), start + at) for at, each in enumerate(made)]
         learned = decider.learn(rewards, table.get)
-        await writer.put_all((*each.row, 0) for each in learned if each.row)
-        await writer.put_all((*row, 0) for row in decider.refit_rows())
+        await writer.put_all((*row, 0) for each in learned for row in each.rows)
         await learner_log.snapshot_when_due(decider)
     writer.producer.flush()
     return decider.seq

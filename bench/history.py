@@ -87,11 +87,8 @@ class SyntheticHistory:
                 yield self._put(self.topics.decision, each.query_id.encode(), each.value)
                 yield from self._searched(number, decision, rewards)
             for learned in self.decider.learn(rewards, self._rows.get):
-                if learned.row is not None:
-                    yield self._put(learner, *learned.row)
-                    self._rows[learned.query_id] = learned.row[1]
-            for row in self.decider.refit_rows():
-                yield self._put(learner, *row)
+                for row in learned.rows:
+                    yield self._put(learner, *row)
             self._rows.clear()
             every = self.settings.policy.snapshot_every
             if every and self.decider.seq - self._snapshot_at >= every:

@@ -298,7 +298,7 @@ REFRESH: Final = 1000
 
 
 class Ridge:
-    """A, B, A⁻¹ and Θ; dimensions can be added at any time.
+    """A, B, A⁻¹ and Θ; dimensions can be added at any time. Of A, the lower triangle counts: the other is not kept up.
 
     Args:
         penalties: The diagonal of Λ, above zero, shape (D,): how strongly each coefficient is held at zero.
@@ -333,13 +333,13 @@ class Ridge:
             x: Shape (D,).
             targets: Shape (columns,).
         """
-        self.a = _plus(self.a, 1.0, x)
+        self.a = np.asarray(blas.dsyr(1.0, x, a=self.a.T, lower=0, overwrite_a=1).T)
         self.b += np.outer(x, targets)
         u = self.inverse @ x
         gain = 1.0 + float(x @ u)
         self.theta += np.outer(u, (targets - x @ self.theta) / gain)
         u /= math.sqrt(gain)  # so that what is subtracted is symmetric to the bit
-        self.inverse = _plus(self.inverse, -1.0, u)
+        self.inverse = _minus(self.inverse, u)
         self.rows += 1
         if self.rows % REFRESH == 0:
             self.factorise()
@@ -353,8 +353,9 @@ class Ridge:
 
     def loosen(self, column: int, variance: float) -> None:
         """Add to the variance of one coefficient: A⁻¹ + v·eeᵀ, Θ as before."""
-        own = self.a[:, column] * math.sqrt(variance / (1.0 + variance * float(self.a[column, column])))
-        self.a = _plus(self.a, -1.0, own)
+        a = _mirrored(self.a)
+        own = a[:, column] * math.sqrt(variance / (1.0 + variance * float(a[column, column])))
+        self.a = _minus(a, own)
         self.inverse[column, column] += variance
         self.b = self.a @ self.theta
 
@@ -389,9 +390,9 @@ class Ridge:
         self.rows = rows
 
 
-def _plus(matrix: Matrix, sign: float, x: Vector) -> Matrix:
-    """Add sign · x xᵀ to a matrix, in its own memory; what is symmetric stays so to the bit."""
-    return np.asarray(blas.dger(sign, x, x, a=matrix.T, overwrite_a=1).T)
+def _minus(matrix: Matrix, x: Vector) -> Matrix:
+    """Subtract x xᵀ from a matrix, in its own memory; what is symmetric stays so to the bit."""
+    return np.asarray(blas.dger(-1.0, x, x, a=matrix.T, overwrite_a=1).T)
 
 
 def _padded(matrix: Matrix, diagonal: Vector) -> Matrix:
@@ -414,18 +415,20 @@ def _whole(lower: Vector, dim: int) -> Matrix:
 
 
 def inverted(a: Matrix) -> Matrix:
-    """Return the inverse of a symmetric, positive definite matrix, symmetric to the bit.
+    """Return the inverse, symmetric to the bit, of a positive definite matrix; its lower triangle counts.
 
     Raises:
         LinAlgError: A is no longer positive definite; fold the log again.
     """
-    low, info = lapack.dpotrf(a, lower=1, clean=1)
+    low, info = lapack.dpotrf(a, lower=1, clean=0)
     if info:
         raise np.linalg.LinAlgError(f"A is not positive definite at pivot {info}; fold the log again")
-    half, _ = lapack.dpotri(low, lower=1)
-    return _mirrored(half)
+    half, _ = lapack.dpotri(low, lower=1, overwrite_c=1)
+    half += 0.0  # for -0.0, so that equal states have equal bytes
+    return np.asarray(_mirrored(half).T)  # row by row in memory, as every other matrix
 
 
 def _mirrored(matrix: Matrix) -> Matrix:
-    """Return the symmetric matrix whose lower triangle stands in this one."""
-    return np.asarray(np.tril(matrix) + np.tril(matrix, -1).T)
+    """Let the lower triangle of a matrix stand in its upper one too, in its own memory."""
+    np.copyto(matrix.T, matrix, where=np.tri(len(matrix), k=-1, dtype=bool))
+    return matrix

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import groupby
 from operator import attrgetter
 
@@ -21,7 +22,7 @@ from agents.bandit.errors import (
 )
 from agents.bandit.features import counts
 from agents.bandit.learner import choose
-from agents.bandit.policy import ActionVector, Choice, Context, Policy
+from agents.bandit.policy import ActionVector, Aim, Choice, Context, Policy
 from agents.bandit.prior import begin, outcomes_of, require_pricing
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.objectives import Steering
@@ -132,7 +133,8 @@ def decisions(
     Raises:
         UniscaleError: One of them must be refused, whatever the others are.
     """
-    objectives = [in_force(record, around, policy) for record, _ in asked]
+    price = cache(policy.pacer.price) if policy.pacer else None  # of one state, so the same for all
+    objectives = [in_force(record, around, policy.name, price) for record, _ in asked]
     contexts = [context_of(record, around, encoder, policy.surface) for record, _ in asked]
     choices = choose(policy, contexts, [policy_objective(o) for o in objectives], seed)
     made = []
@@ -169,8 +171,16 @@ def decisions(
     return made
 
 
-def in_force(record: QueryContext, around: Surroundings, policy: Policy) -> ObjectiveInForce:
-    """Return the objective of a Context, with the policy's price λ of its aim.
+def in_force(
+    record: QueryContext, around: Surroundings, policy: str, price: Callable[[Aim], float] | None
+) -> ObjectiveInForce:
+    """Return the objective of a Context, with the price λ of its aim.
+
+    Args:
+        record: The Context.
+        around: The objectives that there are.
+        policy: The policy's name.
+        price: Its pacer's price of an aim; None if it has no pacer.
 
     Raises:
         ObjectiveError: It names an objective that does not exist.
@@ -180,9 +190,9 @@ def in_force(record: QueryContext, around: Surroundings, policy: Policy) -> Obje
     aim = aim_of(objective, record.query.account)
     if aim is None:
         return objective
-    if policy.pacer is None:
-        raise UnservedObjective(record.query_id, objective.aim, policy.name)
-    return msgspec.structs.replace(objective, price=policy.pacer.price(aim))
+    if price is None:
+        raise UnservedObjective(record.query_id, objective.aim, policy)
+    return msgspec.structs.replace(objective, price=price(aim))
 
 
 def context_of(
@@ -427,24 +437,16 @@ class Decider:
             newer[reward.query_id] = move.row
             moves.append(move)
             results.append(
-                Learned(reward.query_id, verdict, (reward.query_id.encode(), encode_row(move.row)))
+                Learned(reward.query_id, verdict, ((reward.query_id.encode(), encode_row(move.row)),))
             )
         self._tell(moves)
         self.seq += len(moves)
         self.reward_offset = max([self.reward_offset, *(move.row.reward_offset for move in moves)])
         self.verdicts.update(each.verdict for each in results if each.verdict is not None)
+        if moves and (estimated := self._estimated()):
+            last = max(at for at, each in enumerate(results) if each.rows)
+            results[last] = replace(results[last], rows=results[last].rows + estimated)
         return results
-
-    def refit_rows(self) -> list[tuple[bytes, bytes]]:
-        """Return rows of what the policy has estimated since the last call; they must be written with the others."""
-        size = min(REFIT_BYTES, self.limit // 2)
-        found = [
-            row
-            for outcomes, result in self.policy.refits.items()
-            for row in refit_rows(outcomes, result, self.seq - 1, size)
-        ]
-        self.policy.refits.clear()
-        return [(row.key, encode_row(row)) for row in found]
 
     def recover(self, log: Records, snapshots: Records = (), *, whole: bool = True) -> Recovered:
         """Rebuild the learner from its log; call once, before anything else.
@@ -559,6 +561,17 @@ class Decider:
             self.context_offset = max([self.context_offset, *(origin.offset for _, origin in part)])
             results += [decided for decided, _ in made]
         return results
+
+    def _estimated(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Return rows of what the policy has estimated since the last call."""
+        size = min(REFIT_BYTES, self.limit // 2)
+        found = [
+            row
+            for outcomes, result in self.policy.refits.items()
+            for row in refit_rows(outcomes, result, self.seq - 1, size)
+        ]
+        self.policy.refits.clear()
+        return tuple((row.key, encode_row(row)) for row in found)
 
     def _row(self, query_id: str, rows: Rows) -> Row | None:
         value = rows(query_id)

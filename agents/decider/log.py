@@ -748,11 +748,16 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The result for one Reward: a changed row to write, nothing, or the error for its dead letter."""
+    """The result for one Reward: rows to write, nothing, or the error for its dead letter.
+
+    Attributes:
+        rows: Its query's row as it is now; where the policy has learned everything anew since the result before, also
+            what it estimated then.
+    """
 
     query_id: str
     verdict: Verdict | None = None
-    row: tuple[bytes, bytes] | None = None
+    rows: tuple[tuple[bytes, bytes], ...] = ()
     error: UniscaleError | None = None
 
 

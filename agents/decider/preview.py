@@ -97,7 +97,8 @@ def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Pre
         UniscaleError: any error that would refuse the query itself.
     """
     policy = decider.policy
-    objective = in_force(record, around, policy)
+    price = policy.pacer.price if policy.pacer else None
+    objective = in_force(record, around, policy.name, price)
     context = context_of(record, around, decider.encoder, policy.surface)
     (of,) = policy.predict([context], [policy_objective(objective)], decider.seed)
     terms = of.terms and of.terms()

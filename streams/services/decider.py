@@ -545,7 +545,7 @@ class DeciderService(Ordered):
         results = self.learner.live.learn(told, self.learner.row)
         done = list(zip(batch, results, strict=True))
         return BatchEffects(
-            rows=[*(each.row for each in results if each.row), *self.learner.live.refit_rows()],
+            rows=[row for each in results for row in each.rows],
             refused=[
                 Refusal(each.error, at.value, at.origin, answer=True) for (_, at), each in done if each.error
             ],
@@ -557,7 +557,7 @@ class DeciderService(Ordered):
         for (reward, at), each in done:
             if each.error is not None:
                 continue
-            if each.row is not None:
+            if each.rows:
                 metrics.rewards_applied.labels(reward.kind).inc()
                 if each.verdict in ("learned", "priced", "abandoned"):
                     self.pending.remove(reward.query_id)

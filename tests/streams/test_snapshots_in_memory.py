@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from agents.bandit import contextual
@@ -146,17 +147,19 @@ def test_what_was_learned_anew_and_is_not_whole_in_the_log_is_estimated_again_an
         (key,) = (key for key in log_of(cluster) if key.startswith(REFIT_KEY))
         whole = log_of(cluster)[key]
         cluster.broker.append(log, key, whole.replace(b'"parts":1', b'"parts":2'), 0)
-        fresh = await restarted(cluster)
-        service = service_of(fresh)
+        (worker,) = (worker for worker in cluster.workers if worker.service == "decider")
+        await cluster.stop(worker)
+        await cluster.start("decider")
+        service = service_of(cluster)
         assert service is not None
         assert service.decider is not None
         assert service.decider.policy.state() == state
-        ((outcomes, result),) = service.decider.policy.refits.items()
-        ((written, row),) = service.decider.refit_rows()
-        parts = [decode_row(key, whole), decode_row(written, row)]
-        assert (outcomes, written) == (10, key)
-        assert [part.result for part in parts if isinstance(part, RefitRow)] == [result, result]
-        await fresh.close()
+        cluster.produce(cluster.topics.query, b"next", encode(ask(QUERIES)))
+        await cluster.until(lambda: learned(cluster, QUERIES + 1))
+        parts = [decode_row(key, each) for each in (whole, log_of(cluster)[key])]
+        (first, again) = (part for part in parts if isinstance(part, RefitRow))
+        assert (first.outcomes, again) == (10, msgspec.structs.replace(first, seq=again.seq))
+        assert again.seq > first.seq
         await cluster.close()
 
     run(main())

@@ -150,7 +150,7 @@ class Shard:
 
     def tell(self, *rewards: tuple[Reward, int]) -> list[Any]:
         learned = self.decider.learn(rewards, self.row)
-        self.table |= [*(one.row for one in learned if one.row), *self.decider.refit_rows()]
+        self.table |= [row for one in learned for row in one.rows]
         return learned
 
     def snapshot(self, chunk_bytes: int = 4096) -> list[tuple[bytes, bytes | None]]:

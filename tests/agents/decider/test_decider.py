@@ -223,7 +223,7 @@ def test_duplicate_late_and_orphan_rewards_change_nothing(shard: Any) -> None:
     )  # fmt: skip
     verdicts = [one.verdict for one in told]
     assert verdicts == ["duplicate"] * 4 + ["late"] * 2 + ["orphan"] * 2
-    assert not any(one.row for one in told)
+    assert not any(one.rows for one in told)
     assert shard.decider.policy.state() == state
     assert shard.decider.verdicts["orphan"] == 2
 
@@ -235,7 +235,7 @@ def test_a_reward_that_contradicts_one_of_its_identity_is_ignored_and_named(shar
     for change in ({"correct": 0.0}, {"score": 0.123}, {"log_cost": 20.5}):
         other = msgspec.structs.replace(final[0], **change)
         (told,) = shard.tell((other, 51))
-        assert (told.verdict, told.row) == ("differs", None)
+        assert (told.verdict, told.rows) == ("differs", ())
     assert shard.decider.policy.state() == state
 
 
