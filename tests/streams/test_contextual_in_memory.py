@@ -12,19 +12,30 @@ from agents.bandit.learner import header, pack, unpack
 from agents.bandit.prior import History, digest, teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.file import load_catalogue
-from agents.decider.decider import Decider
 from agents.decider.log import Row
-from agents.decider.verify import mismatches, opened
 from agents.embedding import encoder_id
 from agents.reward.comparison import Uplift
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.query import Query
 from streams.runtime.memory_cluster import Cluster
-from streams.services.decider import action_vectors, policy_of
+from streams.services.decider import action_vectors
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
-from tests.support.cluster import Ask, Audit, InMemory, closing, read, running, send, served, worker_of
+from tests.support.cluster import (
+    Ask,
+    Audit,
+    InMemory,
+    closing,
+    decider_of,
+    read,
+    recovered,
+    reproduced,
+    running,
+    send,
+    served,
+    worker_of,
+)
 
 
 def decisions(cluster: Cluster) -> list[Decision]:
@@ -41,17 +52,6 @@ def gain_in_metrics(cluster: Cluster) -> dict[str, float]:
     """Return the difference of accuracy that the aggregator shows, by bound."""
     shown = worker_of(cluster, "aggregator").metrics.uplift_accuracy
     return {bound: shown.labels(bound)._value.get() for bound in ("mean", "low", "high")}
-
-
-def log_of(cluster: Cluster) -> dict[bytes, bytes]:
-    """Return the learner's rows and snapshots."""
-    rows, snapshots = parts_of(cluster)
-    return {**rows, **snapshots}
-
-
-def parts_of(cluster: Cluster) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
-    topics, broker = cluster.topics, cluster.broker
-    return broker.changelog(topics.changelog("decider", "pending"), 0), broker.changelog(topics.snapshot, 0)
 
 
 async def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMemory, ask: Ask) -> None:
@@ -91,9 +91,7 @@ async def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory:
     assert counted["control"] == len(control)
     assert gain == pytest.approx(said["accuracy_difference"])
     assert gain["low"] < gain["mean"] < gain["high"]
-    policy = policy_of(settings, encoder_of(settings))
-    rows, after = opened(policy, log_of(cluster))
-    assert list(mismatches(policy, rows, settings.policy.seed, after)) == []
+    reproduced(cluster)
 
 
 @pytest.fixture
@@ -126,17 +124,12 @@ async def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
     settings = in_memory(policy="contextual", warm_up=0, prior=str(prior), snapshot_every=15)
     async with running(settings) as cluster:
         await served(cluster, *(ask(n, mean_cost=3e9) for n in range(20)))
-        state = worker_of(cluster, "decider").built.decider.policy.state()
+        state = decider_of(cluster).policy.state()
     assert decisions(cluster)[0].objective.price > 0  # history prices the first decision already
-    log = log_of(cluster)
-    decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
-    found = decider.recover(*(part.items() for part in parts_of(cluster)))
+    decider = recovered(cluster)
     assert decider.prior == digest(prior.read_bytes())
-    assert found.snapshot_version >= -1
     assert decider.policy.state() == state
-    policy = policy_of(settings, encoder_of(settings))
-    rows, after = opened(policy, log)
-    assert list(mismatches(policy, rows, settings.policy.seed, after)) == []
+    reproduced(cluster)
 
 
 async def ended(settings: Settings, query: Query) -> str:
@@ -148,18 +141,12 @@ async def ended(settings: Settings, query: Query) -> str:
     return str(cluster.deaths[-1])
 
 
-async def test_a_prior_that_does_not_fit_stops_the_service_before_it_decides(
-    in_memory: InMemory, ask: Ask, prior: Path
-) -> None:
-    options = '{"query_rank": 12}'
-    settings = in_memory(policy="contextual", policy_options=options, warm_up=0, prior=str(prior))
-    assert "query_rank is 48, this deployment has 12" in await ended(settings, ask(1))
-
-
-async def test_a_prior_of_other_costs_stops_the_service_before_it_decides(
+async def test_a_prior_that_does_not_fit_or_is_of_other_costs_stops_the_service_before_it_decides(
     in_memory: InMemory, ask: Ask, prior: Path
 ) -> None:
     settings = in_memory(policy="contextual", warm_up=0, prior=str(prior))
+    narrow = settings.replace(policy_options='{"query_rank": 12}')
+    assert "query_rank is 48, this deployment has 12" in await ended(narrow, ask(1))
     pricing = load_catalogue(Path(settings.catalogue)).pricing | {"hardware.intensity": 1.5}
     meta, arrays = unpack(prior.read_bytes(), *header(prior.read_bytes()))
     prior.write_bytes(pack(*header(prior.read_bytes()), meta | {"pricing": pricing}, arrays))
@@ -179,9 +166,7 @@ async def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_no
         await served(cluster, *(ask(n) for n in range(4)))
     reasons = {each.reason for each in decisions(cluster)}
     assert ("warm-up" in reasons) is not fits, "every model of a prior is known"
-    decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
-    decider.recover(*(part.items() for part in parts_of(cluster)))
-    assert decider.prior == (digest(prior.read_bytes()) if fits else "")
+    assert recovered(cluster).prior == (digest(prior.read_bytes()) if fits else "")
 
 
 async def test_a_query_that_must_not_be_learned_from_is_priced_and_leaves_no_trace_in_the_policy(
@@ -196,12 +181,10 @@ async def test_a_query_that_must_not_be_learned_from_is_priced_and_leaves_no_tra
             await served(cluster, *plain[at : at + 4], *baselines[at : at + 4])
     rewards = closing(cluster)
     assert all(not rewards[q.query_id].learn and rewards[q.query_id].price is not None for q in baselines)
-    policy = policy_of(settings, encoder_of(settings))
-    rows, after = opened(policy, log_of(cluster))
+    rows, _ = reproduced(cluster)
     decided = [row for row in rows if isinstance(row, Row)]
     assert {row.query_id for row in decided if row.stage == "abandoned"} == {q.query_id for q in baselines}
     assert {row.query_id for row in decided if row.paced} == {q.query_id for q in plain}
-    assert list(mismatches(policy, rows, settings.policy.seed, after)) == []
     report = audited(cluster)
     assert report.discrepancies == []
     assert report.learner["updates"] == len(plain)

@@ -1,6 +1,6 @@
 """What others wrote to the decider's log or among its snapshots: skipped and removed, or refused by name."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,62 +13,59 @@ from agents.decider.log import ActionRow, Row, decode_row, encode_row
 from agents.decider.repair import refused, repaired
 from agents.decider.snapshot import START_KEY, manifest_key, start_of, versions
 from schemas.query import Query
-from schemas.record import encode
-from streams.audit.run import Report
-from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES
-from streams.services.decider import DeciderService, policy_of
+from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
-from streams.settings import Settings
+from tests.support.cluster import (
+    Ask,
+    Audit,
+    InMemory,
+    closing,
+    decider_of,
+    learner_log,
+    running,
+    send,
+    snapshots,
+    successor,
+    worker_of,
+)
 
 QUERIES = 12
 EVERY = 5
 DEEP = b'{"schema":"decider-row.v1","decision":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
 
-InMemory = Callable[..., Settings]
-Ask = Callable[..., Query]
-Audit = Callable[[Cluster], Report]
 
-
-def decider_of(cluster: Cluster) -> Decider:
-    (worker,) = (each for each in cluster.workers if each.service == "decider")
-    service: DeciderService = worker.built
-    assert service.decider is not None
-    return service.decider
-
-
-async def answered(cluster: Cluster, queries: list[Query]) -> None:
-    before = len(cluster.broker.records(cluster.topics.reward))
+async def answered(cluster: Cluster, queries: Sequence[Query]) -> None:
+    """Run queries one after another to their rewards."""
     for query in queries:
-        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
+        send(cluster, query)
         await cluster.until(lambda: not cluster.busy)
-    await cluster.until(
-        lambda: (
-            len(cluster.broker.records(cluster.topics.reward)) >= before + len(queries) and not cluster.busy
-        )
-    )
+    ids = {query.query_id for query in queries}
+    await cluster.until(lambda: closing(cluster).keys() >= ids and not cluster.busy)
 
 
 def parts(cluster: Cluster) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
     """Return the log from where startup reads, and the snapshots."""
-    snapshots = cluster.broker.changelog(cluster.topics.snapshot, 0)
-    changelog = cluster.topics.changelog("decider", "pending")
-    return cluster.broker.changelog(changelog, 0, start_of(snapshots)), snapshots
+    found = snapshots(cluster)
+    return learner_log(cluster, start_of(found)), found
+
+
+def fresh(cluster: Cluster) -> Decider:
+    """Return a decider that has read nothing."""
+    return Decider(policy_of(cluster.settings, encoder_of(cluster.settings)))
 
 
 async def restarted(cluster: Cluster) -> None:
-    (worker,) = (each for each in cluster.workers if each.service == "decider")
-    cluster.kill(worker)
+    cluster.kill(worker_of(cluster, "decider"))
     cluster.deaths.clear()
     await cluster.until(lambda: not cluster.busy or bool(cluster.deaths))
 
 
 def junk(cluster: Cluster) -> list[tuple[str, bytes, bytes]]:
     log, t = cluster.topics.changelog("decider", "pending"), cluster.topics
-    rows, snapshots = parts(cluster)
-    newest = max(versions(snapshots))
-    carried = snapshot.read(snapshots, lambda state: None)[0]
+    rows, kept = parts(cluster)
+    newest = max(versions(kept))
+    carried = snapshot.read(kept, lambda state: None)[0]
     assert carried is not None
     action = next(key for key in carried.rows if key.startswith(b"\x00action/") and key not in rows)
     twin = next(v for k, v in rows.items() if isinstance(decode_row(k, v), Row))
@@ -83,16 +80,14 @@ def junk(cluster: Cluster) -> list[tuple[str, bytes, bytes]]:
         (t.snapshot, b"row", twin),
         (t.snapshot, START_KEY, b"9" * 5_000),
         (t.snapshot, b"\x00snapshot/007/manifest", b"x"),
-        (t.snapshot, manifest_key(newest + 100), snapshots[manifest_key(newest)]),
+        (t.snapshot, manifest_key(newest + 100), kept[manifest_key(newest)]),
     ]
 
 
-def test_what_the_decider_did_not_write_is_skipped_and_removed(
+async def test_what_the_decider_did_not_write_is_skipped_and_removed(
     in_memory: InMemory, ask: Ask, audit_of: Audit, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> Cluster:
-        cluster = Cluster(in_memory(policy="contextual", snapshot_every=EVERY), SERVICES)
-        await cluster.up()
+    async with running(in_memory(policy="contextual", snapshot_every=EVERY)) as cluster:
         await answered(cluster, [ask(n) for n in range(QUERIES)])
         state, bad = decider_of(cluster).policy.state(), junk(cluster)
         for topic, key, value in bad:
@@ -111,15 +106,10 @@ def test_what_the_decider_did_not_write_is_skipped_and_removed(
         await restarted(cluster)
         assert cluster.deaths == []
         assert decider_of(cluster).policy.state() == state
-        await cluster.close()
-        return cluster
-
-    cluster = run(main())
     report = audit_of(cluster)
     assert report.states == {"answered and learned": 3 * QUERIES}
-    assert {each.partition(" ")[0] for each in report.ids} == {"snapshot"}, (
-        report.discrepancies
-    )  # the forged one
+    named = {each.partition(" ")[0] for each in report.ids}
+    assert named == {"snapshot"}, report.discrepancies  # the forged one
 
 
 def ahead(rows: list[Row]) -> Row:
@@ -135,15 +125,14 @@ def beside(rows: list[Row]) -> Row:
 
 
 @pytest.mark.parametrize("forged", [ahead, beside])
-def test_a_forged_row_is_refused_by_name_and_repaired(in_memory: InMemory, ask: Ask, forged: Any) -> None:
-    async def main() -> None:
-        settings = in_memory(policy="contextual", snapshot_every=EVERY)
-        cluster = Cluster(settings, SERVICES)
-        await cluster.up()
+async def test_a_forged_row_is_refused_by_name_and_repaired(
+    in_memory: InMemory, ask: Ask, forged: Any
+) -> None:
+    async with running(in_memory(policy="contextual", snapshot_every=EVERY)) as cluster:
         await answered(cluster, [ask(n) for n in range(QUERIES)])
         t, broker = cluster.topics, cluster.broker
         state, log = decider_of(cluster).policy.state(), t.changelog("decider", "pending")
-        rows, snapshots = parts(cluster)
+        rows, _ = parts(cluster)
         found = [row for k, v in rows.items() if isinstance(row := decode_row(k, v), Row)]
         found = sorted(found, key=lambda row: row.last_seq)
         cluster.produce(log, b"p", encode_row(forged(found)), 0)
@@ -151,53 +140,34 @@ def test_a_forged_row_is_refused_by_name_and_repaired(in_memory: InMemory, ask: 
         cluster.produce(log, found[-1].key, rows[found[-1].key], 0)
         await restarted(cluster)
         await cluster.until(lambda: len(cluster.deaths) == 3)  # its decider, at every start
-        await cluster.close()
-        message = str(cluster.deaths[-1])
-        assert [part for part in (log, "row 'p'", "learner repair") if part not in message] == [], message
-        sent = {r.key: r.value for r in broker.records(t.decision)}
-        rows, snapshots = parts(cluster)
-        named = refused(rows, snapshots, sent=lambda keys: sent)
-        assert [each.key for each in named] == [b"p"], named
-        encoder = encoder_of(settings)
-        fresh = Decider(policy_of(settings, encoder))
-        records, gone = repaired(fresh, rows, snapshots, [b"p"], broker.end(log, 0))
-        for topic, writes in ((t.snapshot, records), (log, [(key, None) for key in gone])):
-            for key, value in writes:
-                broker.append(topic, key, value, 0)
-        assert refused(*parts(cluster)) == []
-        again = Cluster(settings, {"decider": SERVICES["decider"]})
-        for topic in (log, t.snapshot):
-            for record in broker.records(topic):
-                again.broker.append(topic, record.key, record.value, 0)
-        await again.up()
+    message = str(cluster.deaths[-1])
+    assert [part for part in (log, "row 'p'", "learner repair") if part not in message] == [], message
+    sent = {r.key: r.value for r in broker.records(t.decision)}
+    named = refused(*parts(cluster), sent=lambda keys: sent)
+    assert [each.key for each in named] == [b"p"], named
+    records, gone = repaired(fresh(cluster), *parts(cluster), [b"p"], broker.end(log, 0))
+    for topic, writes in ((t.snapshot, records), (log, [(key, None) for key in gone])):
+        for key, value in writes:
+            broker.append(topic, key, value, 0)
+    assert refused(*parts(cluster)) == []
+    async with successor(cluster) as again:
         assert decider_of(again).policy.state() == state
-        await again.close()
-
-    run(main())
 
 
 @pytest.mark.parametrize("kind", [Row, ActionRow])
-def test_a_row_that_a_foreign_record_has_replaced_is_restored(
+async def test_a_row_that_a_foreign_record_has_replaced_is_restored(
     in_memory: InMemory, ask: Ask, kind: Any
 ) -> None:
-    async def main() -> None:
-        settings = in_memory(policy="contextual", snapshot_every=1000)
-        cluster = Cluster(settings, SERVICES)
-        await cluster.up()
+    async with running(in_memory(policy="contextual", snapshot_every=1000)) as cluster:
         await answered(cluster, [ask(n) for n in range(QUERIES)])
-        state, (rows, snapshots) = decider_of(cluster).policy.state(), parts(cluster)
-        await cluster.close()
-        own = [k for k, v in rows.items() if isinstance(decode_row(k, v), kind)][2]
-        damaged = rows | {own: b"{"}
-        encoder = encoder_of(settings)
-        with pytest.raises(CorruptState, match="learner repair"):
-            Decider(policy_of(settings, encoder)).recover(damaged.items(), snapshots.items())
-        assert own in {each.key for each in refused(damaged, snapshots)}
-        fresh = Decider(policy_of(settings, encoder))
-        records, _ = repaired(fresh, damaged, snapshots, [own], len(rows), earlier={own: rows[own]})
-        assert fresh.policy.state() == state
-        again = Decider(policy_of(settings, encoder))
-        again.recover([], [(k, v) for k, v in records if v is not None])
-        assert again.policy.state() == state
-
-    run(main())
+        state, (rows, kept) = decider_of(cluster).policy.state(), parts(cluster)
+    own = [k for k, v in rows.items() if isinstance(decode_row(k, v), kind)][2]
+    damaged = rows | {own: b"{"}
+    with pytest.raises(CorruptState, match="learner repair"):
+        fresh(cluster).recover(damaged.items(), kept.items())
+    assert own in {each.key for each in refused(damaged, kept)}
+    mended, again = fresh(cluster), fresh(cluster)
+    records, _ = repaired(mended, damaged, kept, [own], len(rows), earlier={own: rows[own]})
+    assert mended.policy.state() == state
+    again.recover([], [(k, v) for k, v in records if v is not None])
+    assert again.policy.state() == state

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agents.bandit import registry
 from agents.bandit.policy import Observation, Pending
 from agents.decider.decider import Decider
-from agents.decider.log import ActionRow, Row, decode_row
+from agents.decider.log import ActionRow, decode_row
 from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -25,11 +25,22 @@ from schemas.reward import Reward
 from streams.runtime.base import Crash
 from streams.runtime.memory import Effect, run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES
-from streams.services.decider import DeciderService, policy_of
-from streams.services.embedder import encoder_of
 from streams.settings import Settings
-from tests.support.cluster import Ask, Audit, InMemory, answered, read, running, send, worker_of
+from tests.support.cluster import (
+    Ask,
+    Audit,
+    InMemory,
+    answered,
+    decider_of,
+    learner_log,
+    learner_rows,
+    read,
+    recovered,
+    running,
+    send,
+    successor,
+    worker_of,
+)
 
 
 @pytest.fixture(scope="session")
@@ -38,22 +49,9 @@ def in_memory(in_memory: InMemory) -> InMemory:
     return lambda **fields: in_memory(**{"policy": "linucb", **fields})
 
 
-def learner(cluster: Cluster) -> DeciderService:
-    """Return the service of the running decider."""
-    service = worker_of(cluster, "decider").built
-    assert isinstance(service, DeciderService)
-    return service
-
-
 def learned(cluster: Cluster) -> set[str]:
     """Return the queries whose row in the learner's log is closed."""
-    return {row.query_id for row in rows(cluster) if row.stage in ("closed", "abandoned")}
-
-
-def rows(cluster: Cluster) -> list[Row]:
-    """Return the rows of the learner's log."""
-    log = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
-    return [row for key, value in log.items() if isinstance(row := decode_row(key, value), Row)]
+    return {row.query_id for row in learner_rows(cluster) if row.stage in ("closed", "abandoned")}
 
 
 async def test_a_conversation_with_tools_is_refused_by_name_before_anything_is_chosen(
@@ -84,14 +82,12 @@ async def lived(settings: Settings, queries: Sequence[Query], **how: Any) -> tup
         # What was redelivered late changes nothing; let it arrive.
         await cluster.until(lambda: not cluster.busy)
         # A death in the orderly stop below would be nobody's: what is done from here on is left out.
-        state = {**state_of(learner(cluster)), "effects": list(cluster.broker.effects)}
+        state = {**state_of(decider_of(cluster)), "effects": list(cluster.broker.effects)}
     return cluster, state
 
 
-def state_of(service: DeciderService) -> dict[str, Any]:
+def state_of(decider: Decider) -> dict[str, Any]:
     """Return everything a learner is compared by."""
-    decider = service.decider
-    assert decider is not None
     found: dict[str, Any] = {
         "bytes": decider.policy.state(), "seq": decider.seq, "clock": decider.clock,
         "version": decider.policy.version,
@@ -119,12 +115,8 @@ def test_queries_become_rewards_in_less_than_a_second(in_memory: InMemory, ask: 
     assert time.process_time() - began < 1.0
     t, broker = cluster.topics, cluster.broker
     ids = {query.query_id for query in queries}
-    kinds: tuple[tuple[str, type[Any]], ...] = (
-        (t.decision, Decision),
-        (t.answer, Answer),
-        (t.reward, Reward),
-    )
-    for topic, kind in kinds:
+    kinds: dict[str, type[Any]] = {t.decision: Decision, t.answer: Answer, t.reward: Reward}
+    for topic, kind in kinds.items():
         assert Counter(each.query_id for each in read(cluster, topic, kind)) == dict.fromkeys(ids, 1)
     assert broker.records(t.dead_letter) == []
     assert cluster.deaths == []
@@ -153,7 +145,7 @@ def outcome(cluster: Cluster) -> dict[str, Any]:
     rewards = {decode(r.value, Reward).reward_id: r.value for r in broker.records(t.reward)}
     kept = [
         msgspec.structs.replace(row, context_origin=row.query_origin, reward_offset=-1)
-        for row in rows(cluster)
+        for row in learner_rows(cluster)
     ]
     joined = {
         key: value
@@ -273,34 +265,24 @@ async def test_a_learner_that_failed_while_it_changed_does_not_go_on(
         await cluster.until(lambda: learned(cluster) >= {*others, "q9"} and not cluster.busy)
         # With a seed some commits are late: the record is then delivered, and fails, three times more.
         assert seed is not None or len(cluster.deaths) == 4, "only the kill"
-        state = state_of(learner(cluster))
+        state = state_of(decider_of(cluster))
     topic = cluster.topics.reward if method == "learn" else cluster.topics.context
     for letter in read(cluster, cluster.topics.dead_letter, DeadLetter):
         assert (letter.query_id, letter.error, letter.attempts) == ("q2", "KilledProcess", 3)
         assert (letter.origin.topic, "MemoryError: no room" in letter.reason) == (topic, True)
-    assert {row.query_id for row in rows(cluster) if row.stage == "pending"} == (
-        {"q2"} if method == "learn" else set()
-    )
+    pending = {row.query_id for row in learner_rows(cluster) if row.stage == "pending"}
+    assert pending == ({"q2"} if method == "learn" else set())
     # Fold = live.
     if policy == "linucb":
         close(await refolded(cluster), state)
     else:
-        log = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
-        fold = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
-        fold.recover(log.items())
+        fold = recovered(cluster)
         assert fold.policy.state() == state["bytes"]
         assert fold.seq == state["seq"]
 
 
 async def refolded(cluster: Cluster) -> dict[str, Any]:
     """Return the learner's arrays as a new process reads them from the log."""
-    fresh = Cluster(cluster.settings, {"decider": SERVICES["decider"]})
-    changelog = cluster.topics.changelog("decider", "pending")
-    fresh.broker.create(changelog, 1)
-    for record in cluster.broker.records(changelog):
-        fresh.broker.append(changelog, record.key, record.value, 0)
-    await fresh.up()
-    state = state_of(learner(fresh))
-    await fresh.close()
-    assert any(isinstance(decode_row(r.key, r.value), ActionRow) for r in cluster.broker.records(changelog))
-    return state
+    assert any(isinstance(decode_row(*record), ActionRow) for record in learner_log(cluster).items())
+    async with successor(cluster) as fresh:
+        return state_of(decider_of(fresh))

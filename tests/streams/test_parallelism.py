@@ -2,17 +2,14 @@
 
 import pytest
 
-from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.query import Query
 from streams.control import Control
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
-from streams.services.decider import policy_of
-from streams.services.embedder import encoder_of
 from streams.settings import SettingsError
-from tests.support.cluster import Ask, InMemory, answered, read, running, send
+from tests.support.cluster import Ask, InMemory, answered, read, reproduced, running, send, successor
 
 
 async def asked(cluster: Cluster, queries: list[Query]) -> dict[str, Answer]:
@@ -39,17 +36,10 @@ async def test_only_what_is_on_offer_is_chosen_and_another_offer_is_taken_up(
     assert "qp 4 with cp 4 is not on offer; choose qp/cp from 1/1, 2/2" in str(refused.error)
 
     wide = in_memory(parallelism="1/1,4/1", warm_up=40)
-    second = Cluster(wide, SERVICES)
-    changelog = first.topics.changelog("decider", "pending")
-    for record in first.broker.records(changelog):
-        second.broker.append(changelog, record.key, record.value, 0)
-    await second.up()
-    await asked(second, [ask(n) for n in range(30, 54)])
+    async with successor(first, tuple(SERVICES), wide) as second:
+        await asked(second, [ask(n) for n in range(30, 54)])
     assert chosen(second) == {(1, 1), (4, 1)}
-    policy = policy_of(wide, encoder_of(wide))
-    rows, after = opened(policy, second.broker.changelog(changelog, 0))
-    assert list(mismatches(policy, rows, wide.policy.seed, after)) == []
-    await second.close()
+    reproduced(second)
 
 
 def test_what_is_no_parallelism_is_refused_at_the_start(in_memory: InMemory) -> None:

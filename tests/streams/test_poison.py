@@ -13,8 +13,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from msgspec import structs
 
-from agents.decider.log import Row as LearnerRow
-from agents.decider.log import own_row
+from agents.decider.log import Row, own_row
 from agents.reward.join import JoinRow, decode_row, dues
 from schemas.answer import Answer
 from schemas.control import Cancel, CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
@@ -33,7 +32,7 @@ from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support import poison
-from tests.support.cluster import Ask, Audit, InMemory, running, send
+from tests.support.cluster import Ask, Audit, InMemory, learner_log, running, send
 
 AT_ONCE = 100
 GOOD = 6
@@ -94,11 +93,8 @@ def samples(in_memory: InMemory, ask: Ask) -> dict[str, list[tuple[bytes | None,
 
 def learned(cluster: Cluster) -> set[str]:
     """Return the queries whose row in the learner's log is closed."""
-    log = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
-    rows = (own_row(k, v) for k, v in log.items())
-    return {
-        row.query_id for row in rows if isinstance(row, LearnerRow) and row.stage in ("closed", "abandoned")
-    }
+    rows = (own_row(k, v) for k, v in learner_log(cluster).items())
+    return {row.query_id for row in rows if isinstance(row, Row) and row.stage in ("closed", "abandoned")}
 
 
 def joined(cluster: Cluster) -> list[JoinRow]:

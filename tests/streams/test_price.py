@@ -5,18 +5,27 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from agents.decider.decider import Decider
 from agents.decider.log import Row
-from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer
 from schemas.control import PriceEntry
 from schemas.decision import Decision
 from schemas.query import Budget
 from schemas.record import encode
 from streams.runtime.memory_cluster import Cluster
-from streams.services.decider import policy_of
-from streams.services.embedder import encoder_of
-from tests.support.cluster import Ask, Audit, InMemory, closing, read, running, send, served, worker_of
+from tests.support.cluster import (
+    Ask,
+    Audit,
+    InMemory,
+    closing,
+    decider_of,
+    read,
+    recovered,
+    reproduced,
+    running,
+    send,
+    served,
+    worker_of,
+)
 
 FACTOR = 5.0
 OLD = {f"q{n}" for n in range(14)} | {"pin-2"}
@@ -56,7 +65,7 @@ async def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keep
         await served(cluster, *after[7:], *pinned[1:2])
         await priced(cluster, "large", 1.0)
         await served(cluster, *pinned[2:])
-        state = worker_of(cluster, "decider").built.decider.policy.state()
+        state = decider_of(cluster).policy.state()
     made = decisions(cluster)
     assert {made[q.query_id].price_factor for q in before} == {1.0}
     assert {d.price_factor for d in made.values() if d.query_id.startswith("after")} <= {1.0, FACTOR}
@@ -71,14 +80,9 @@ async def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keep
         )
         plain = price.compute_flops + price.intensity * price.memory_bytes
         assert price.cost == pytest.approx(price.factor * plain, rel=1e-12)
-    log = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
-    snapshots = cluster.broker.changelog(cluster.topics.snapshot, 0)
-    fresh = policy_of(settings, encoder_of(settings))
-    rows, at = opened(fresh, log | snapshots)
+    rows, _ = reproduced(cluster)
     assert {r.price_factor for r in rows if isinstance(r, Row)} == {1.0, FACTOR}
-    assert list(mismatches(fresh, rows, settings.policy.seed, at)) == []
-    decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
-    decider.recover(log.items(), snapshots.items())
+    decider = recovered(cluster)
     assert decider.price_factors == {}
     if policy == "contextual":
         assert decider.policy.state() == state

@@ -1,90 +1,64 @@
 """Snapshots through the loop: whoever dies in between, rows leave, duplicates are recognised, fold = live."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from agents.bandit import contextual
-from agents.decider.log import REFIT_KEY, RefitRow, Row, decode_row
-from agents.decider.snapshot import is_record, manifests, start_of
-from agents.decider.verify import mismatches, opened
+from agents.decider.log import REFIT_KEY, RefitRow, decode_row
+from agents.decider.snapshot import manifests, start_of
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
-from schemas.record import decode, encode
-from streams.audit.run import Report
 from streams.runtime.memory import Effect, MemoryBroker, run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
-from streams.services.decider import DeciderService, policy_of
-from streams.services.embedder import encoder_of
 from streams.settings import Settings
+from tests.support.cluster import (
+    Ask,
+    Audit,
+    InMemory,
+    decider_of,
+    learner_log,
+    learner_rows,
+    read,
+    reproduced,
+    send,
+    snapshots,
+    successor,
+    worker_of,
+)
 
 QUERIES = 12
 EVERY = 5
 
-InMemory = Callable[..., Settings]
-Ask = Callable[..., Query]
-Audited = Callable[[Cluster], Report]
-
-
-def service_of(cluster: Cluster) -> DeciderService | None:
-    """Return the service of the decider; None while it is being restarted."""
-    for worker in cluster.workers:
-        if worker.service == "decider" and worker.subscriptions:
-            service: DeciderService = worker.built
-            return service
-    return None
-
 
 def learned(cluster: Cluster, updates: int) -> bool:
-    service = service_of(cluster)
-    return (
-        not cluster.busy
-        and service is not None
-        and service.decider is not None
-        and service.decider.policy.version >= updates
-    )
+    """Say whether the decider, which may be restarting, has learned so much and nothing is in flight."""
+    deciders = [w.built.decider for w in cluster.workers if w.service == "decider" and w.subscriptions]
+    return not cluster.busy and any(each and each.policy.version >= updates for each in deciders)
 
 
-async def lived(settings: Settings, queries: list[Query], **how: Any) -> tuple[Cluster, bytes]:
+async def lived(settings: Settings, queries: Sequence[Query], **how: Any) -> tuple[Cluster, bytes]:
     """Run queries to what is learned of them; return the cluster, running, and the policy's state."""
     cluster = Cluster(settings, SERVICES, **how)
     await cluster.up()
     for query in queries:
-        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
+        send(cluster, query)
         await cluster.until(lambda: not cluster.busy)
     await cluster.until(lambda: learned(cluster, len(queries)))
-    service = service_of(cluster)
-    assert service is not None
-    assert service.decider is not None
-    return cluster, service.decider.policy.state()
+    return cluster, decider_of(cluster).policy.state()
 
 
-def log_of(cluster: Cluster) -> dict[bytes, bytes]:
-    t, broker = cluster.topics, cluster.broker
-    return {**broker.changelog(t.changelog("decider", "pending"), 0), **broker.changelog(t.snapshot, 0)}
+@pytest.fixture
+def queries(ask: Ask) -> list[Query]:
+    return [ask(n) for n in range(QUERIES)]
 
 
-def rows(cluster: Cluster) -> set[str]:
-    found = [decode_row(k, v) for k, v in log_of(cluster).items() if not is_record(k)]
-    return {row.query_id for row in found if isinstance(row, Row)}
-
-
-async def restarted(cluster: Cluster) -> Cluster:
-    """Return another deployment whose decider finds the same log."""
-    fresh = Cluster(cluster.settings, {"decider": SERVICES["decider"]})
-    for topic in (cluster.topics.changelog("decider", "pending"), cluster.topics.snapshot):
-        for record in cluster.broker.records(topic):
-            fresh.broker.append(topic, record.key, record.value, 0)
-    await fresh.up()
-    return fresh
-
-
-def test_the_log_is_read_once_at_a_start(
-    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+async def test_the_log_is_read_once_at_a_start(
+    in_memory: InMemory, queries: list[Query], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[tuple[str, int]] = []
     changelog = MemoryBroker.changelog
@@ -95,135 +69,88 @@ def test_the_log_is_read_once_at_a_start(
         read.append((topic, begin))
         return changelog(broker, topic, partition, begin, *newer)
 
-    async def main() -> None:
-        settings = in_memory(policy="contextual", snapshot_every=EVERY)
-        cluster, state = await lived(settings, [ask(n) for n in range(QUERIES)])
-        start = start_of(log_of(cluster))
-        monkeypatch.setattr(MemoryBroker, "changelog", counted)
-        fresh = await restarted(cluster)
-        t = cluster.topics
+    cluster, state = await lived(in_memory(policy="contextual", snapshot_every=EVERY), queries)
+    start, t = start_of(snapshots(cluster)), cluster.topics
+    monkeypatch.setattr(MemoryBroker, "changelog", counted)
+    async with successor(cluster) as fresh:
         assert read == [(t.snapshot, 0), (t.changelog("decider", "pending"), start)]
-        service = service_of(fresh)
-        assert service is not None
-        assert service.decider is not None
-        assert service.decider.policy.state() == state
-        await fresh.close()
-        await cluster.close()
-
-    run(main())
+        assert decider_of(fresh).policy.state() == state
+    await cluster.close()
 
 
-def test_what_was_learned_anew_is_read_from_the_log_and_never_estimated_again(
-    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+async def test_what_was_learned_anew_is_read_from_the_log_and_never_estimated_again(
+    in_memory: InMemory, queries: list[Query], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        settings = in_memory(policy="contextual", warm_up=0, snapshot_every=1_000)
-        cluster, state = await lived(settings, [ask(n) for n in range(QUERIES)])
-        assert manifests(log_of(cluster)) == {}
-        for name in ("estimated", "fit_directions", "set_anchors"):
-            monkeypatch.delattr(contextual, name)
-        fresh = await restarted(cluster)
-        service = service_of(fresh)
-        assert service is not None
-        assert service.decider is not None
-        assert service.decider.policy.state() == state
-        assert service.decider.policy.refits == {}
-        await fresh.close()
-        await cluster.close()
-        policy = policy_of(settings, encoder_of(settings))
-        read, after = opened(policy, log_of(cluster))
-        assert (list(mismatches(policy, read, settings.policy.seed, after)), after) == ([], -1)
-
-    run(main())
+    cluster, state = await lived(in_memory(policy="contextual", warm_up=0, snapshot_every=1_000), queries)
+    assert manifests(snapshots(cluster)) == {}
+    for name in ("estimated", "fit_directions", "set_anchors"):
+        monkeypatch.delattr(contextual, name)
+    async with successor(cluster) as fresh:
+        assert decider_of(fresh).policy.state() == state
+        assert decider_of(fresh).policy.refits == {}
+    await cluster.close()
+    assert reproduced(cluster)[1] == -1
 
 
-def test_what_was_learned_anew_and_is_not_whole_in_the_log_is_estimated_again_and_written_again(
-    in_memory: InMemory, ask: Ask
+async def test_what_was_learned_anew_and_is_not_whole_in_the_log_is_estimated_again_and_written_again(
+    in_memory: InMemory, ask: Ask, queries: list[Query]
 ) -> None:
-    async def main() -> None:
-        settings = in_memory(policy="contextual", warm_up=0)
-        cluster, state = await lived(settings, [ask(n) for n in range(QUERIES)])
-        log = cluster.topics.changelog("decider", "pending")
-        (key,) = (key for key in log_of(cluster) if key.startswith(REFIT_KEY))
-        whole = log_of(cluster)[key]
-        cluster.broker.append(log, key, whole.replace(b'"parts":1', b'"parts":2'), 0)
-        (worker,) = (worker for worker in cluster.workers if worker.service == "decider")
-        await cluster.stop(worker)
-        await cluster.start("decider")
-        service = service_of(cluster)
-        assert service is not None
-        assert service.decider is not None
-        assert service.decider.policy.state() == state
-        cluster.produce(cluster.topics.query, b"next", encode(ask(QUERIES)))
-        await cluster.until(lambda: learned(cluster, QUERIES + 1))
-        parts = [decode_row(key, each) for each in (whole, log_of(cluster)[key])]
-        (first, again) = (part for part in parts if isinstance(part, RefitRow))
-        assert (first.outcomes, again) == (10, msgspec.structs.replace(first, seq=again.seq))
-        assert again.seq > first.seq
-        await cluster.close()
-
-    run(main())
+    cluster, state = await lived(in_memory(policy="contextual", warm_up=0), queries)
+    ((key, whole),) = ((k, v) for k, v in learner_log(cluster).items() if k.startswith(REFIT_KEY))
+    damaged = whole.replace(b'"parts":1', b'"parts":2')
+    cluster.broker.append(cluster.topics.changelog("decider", "pending"), key, damaged, 0)
+    await cluster.stop(worker_of(cluster, "decider"))
+    await cluster.start("decider")
+    assert decider_of(cluster).policy.state() == state
+    send(cluster, ask(QUERIES))
+    await cluster.until(lambda: learned(cluster, QUERIES + 1))
+    parts = [decode_row(key, each) for each in (whole, learner_log(cluster)[key])]
+    (first, again) = (part for part in parts if isinstance(part, RefitRow))
+    assert (first.outcomes, again) == (10, msgspec.structs.replace(first, seq=again.seq))
+    assert again.seq > first.seq
+    await cluster.close()
 
 
-def test_rows_leave_and_what_comes_again_is_recognised(
-    in_memory: InMemory, ask: Ask, audited: Audited
+async def test_rows_leave_and_what_comes_again_is_recognised(
+    in_memory: InMemory, queries: list[Query], audited: Audit
 ) -> None:
-    settings = in_memory(policy="contextual", snapshot_every=EVERY)
-    queries = [ask(n) for n in range(QUERIES)]
-
-    async def main() -> None:
-        cluster, state = await lived(settings, queries)
-        broker, t = cluster.broker, cluster.topics
-        gone = {query.query_id for query in queries} - rows(cluster)
-        assert queries[0].query_id in gone
-        assert QUERIES // 3 < len(gone) < QUERIES
-        assert start_of(log_of(cluster)) > 56  # the rows of the actions are carried, too
-        decisions = len(broker.records(t.decision))
-        # The same Context again, as after a lost commit; then its Query again, under the same id.
-        cluster.produce(t.context, b"0", broker.records(t.context)[0].value)
-        cluster.produce(t.query, queries[0].query_id.encode(), encode(queries[0]))
-        reward = next(r for r in broker.records(t.reward) if queries[0].query_id.encode() in (r.value or b""))
-        cluster.produce(t.reward, b"0", reward.value)
-        await cluster.until(lambda: bool(broker.records(t.dead_letter)) and not cluster.busy)
-        (letter,) = (decode(r.value, DeadLetter) for r in broker.records(t.dead_letter))
-        assert (letter.error, letter.query_id) == ("DuplicateQuery", queries[0].query_id)
-        assert len(broker.records(t.decision)) == decisions
-        service = service_of(cluster)
-        assert service is not None
-        assert service.decider is not None
-        assert service.decider.policy.state() == state
-        again = await restarted(cluster)
-        found = service_of(again)
-        assert found is not None
-        assert found.decider is not None
-        assert found.decider.policy.state() == state
-        assert len(found.learner.log.table.items()) < 2 * EVERY + 60
-        assert {query_id for query_id in gone if found.decider.ended.find(query_id) is None} == set()
-        await again.close()
-        await cluster.close()
-        assert audited(cluster).states == {"answered and learned": QUERIES}
-        policy = policy_of(settings, encoder_of(settings))
-        read, after = opened(policy, log_of(cluster))
-        assert after > 0
-        assert list(mismatches(policy, read, settings.policy.seed, after)) == []
-
-    run(main())
+    cluster, state = await lived(in_memory(policy="contextual", snapshot_every=EVERY), queries)
+    broker, t, first = cluster.broker, cluster.topics, queries[0]
+    gone = {query.query_id for query in queries} - {row.query_id for row in learner_rows(cluster)}
+    assert first.query_id in gone
+    assert QUERIES // 3 < len(gone) < QUERIES
+    assert start_of(snapshots(cluster)) > 56  # the rows of the actions are carried, too
+    decisions = len(broker.records(t.decision))
+    # The same Context again, as after a lost commit; then its Query again, under the same id.
+    cluster.produce(t.context, b"0", broker.records(t.context)[0].value)
+    send(cluster, first)
+    reward = next(r for r in broker.records(t.reward) if first.query_id.encode() in (r.value or b""))
+    cluster.produce(t.reward, b"0", reward.value)
+    await cluster.until(lambda: bool(broker.records(t.dead_letter)) and not cluster.busy)
+    (letter,) = read(cluster, t.dead_letter, DeadLetter)
+    assert (letter.error, letter.query_id) == ("DuplicateQuery", first.query_id)
+    assert len(broker.records(t.decision)) == decisions
+    assert decider_of(cluster).policy.state() == state
+    async with successor(cluster) as again:
+        found = decider_of(again)
+        assert found.policy.state() == state
+        (decider,) = again.workers
+        assert len(decider.built.learner.log.table.items()) < 2 * EVERY + 60
+        assert {query_id for query_id in gone if found.ended.find(query_id) is None} == set()
+    await cluster.close()
+    assert audited(cluster).states == {"answered and learned": QUERIES}
+    assert reproduced(cluster)[1] > 0
 
 
 def test_a_death_after_any_effect_of_a_snapshot_changes_nothing(
-    in_memory: InMemory, ask: Ask, audited: Audited
+    in_memory: InMemory, queries: list[Query], audited: Audit
 ) -> None:
     settings = in_memory(policy="contextual", snapshot_every=EVERY)
-    queries = [ask(n) for n in range(QUERIES)]
 
     async def once(dies_after: Callable[[Effect], bool]) -> tuple[Cluster, bytes, bytes]:
         cluster, state = await lived(settings, queries, dies_after=dies_after)
-        again = await restarted(cluster)
-        service = service_of(again)
-        assert service is not None
-        assert service.decider is not None
-        found = service.decider.policy.state()
-        await again.close()
+        async with successor(cluster) as again:
+            found = decider_of(again).policy.state()
         await cluster.close()
         return cluster, state, found
 
@@ -238,24 +165,19 @@ def test_a_death_after_any_effect_of_a_snapshot_changes_nothing(
         cluster, live, found = run(once(lambda effect, at=at, seen=seen: next(seen) == at))  # type: ignore[misc]
         assert len(cluster.deaths) == 1, effects[at]
         assert found == live == state, effects[at]
-        decided = [
-            decode(r.value, Decision).query_id for r in cluster.broker.records(cluster.topics.decision)
-        ]
-        assert set(decided) == {query.query_id for query in queries}
+        decided = {each.query_id for each in read(cluster, cluster.topics.decision, Decision)}
+        assert decided == {query.query_id for query in queries}
         assert audited(cluster).states == {"answered and learned": QUERIES}, effects[at]
 
 
-def test_a_log_that_is_shorter_than_its_snapshots_say_is_refused(in_memory: InMemory, ask: Ask) -> None:
-    async def main() -> None:
-        cluster, _ = await lived(
-            in_memory(policy="contextual", snapshot_every=EVERY), [ask(n) for n in range(QUERIES)]
-        )
-        fresh = Cluster(cluster.settings, {"decider": SERVICES["decider"]})
-        for record in cluster.broker.records(cluster.topics.snapshot):
-            fresh.broker.append(record.topic, record.key, record.value, 0)
-        await fresh.start("decider")
-        assert "is read from offset" in str(fresh.deaths[0])
-        await fresh.close()
-        await cluster.close()
-
-    run(main())
+async def test_a_log_that_is_shorter_than_its_snapshots_say_is_refused(
+    in_memory: InMemory, queries: list[Query]
+) -> None:
+    cluster, _ = await lived(in_memory(policy="contextual", snapshot_every=EVERY), queries)
+    fresh = Cluster(cluster.settings, {"decider": SERVICES["decider"]})
+    for record in cluster.broker.records(cluster.topics.snapshot):
+        fresh.broker.append(record.topic, record.key, record.value, 0)
+    await fresh.start("decider")
+    assert "is read from offset" in str(fresh.deaths[0])
+    await fresh.close()
+    await cluster.close()

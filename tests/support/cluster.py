@@ -4,6 +4,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from agents.decider.decider import Decider
+from agents.decider.log import AnyRow, Row, decode_row
+from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer
 from schemas.query import Query
 from schemas.record import Record, decode, encode
@@ -13,6 +16,8 @@ from streams.runtime.base import ServiceSpec
 from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
+from streams.services.decider import DeciderService, policy_of
+from streams.services.embedder import encoder_of
 from streams.settings import Settings
 
 R = TypeVar("R", bound=Record)
@@ -61,6 +66,59 @@ def worker_of(cluster: Cluster, service: str) -> MemoryRuntime:
     """Return the one worker of a service."""
     (worker,) = (each for each in cluster.workers if each.service == service)
     return worker
+
+
+def decider_of(cluster: Cluster) -> Decider:
+    """Return what the running decider decides and learns with."""
+    service: DeciderService = worker_of(cluster, "decider").built
+    assert service.decider is not None
+    return service.decider
+
+
+def learner_log(cluster: Cluster, begin: int = 0) -> dict[bytes, bytes]:
+    """Return the rows of the learner's log from an offset on, the last of each key."""
+    return cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0, begin)
+
+
+def learner_rows(cluster: Cluster) -> list[Row]:
+    """Return the rows of queries in the learner's log."""
+    rows = (decode_row(key, value) for key, value in learner_log(cluster).items())
+    return [row for row in rows if isinstance(row, Row)]
+
+
+def snapshots(cluster: Cluster) -> dict[bytes, bytes]:
+    """Return the records of the learner's snapshots."""
+    return cluster.broker.changelog(cluster.topics.snapshot, 0)
+
+
+@asynccontextmanager
+async def successor(
+    cluster: Cluster, services: tuple[str, ...] = ("decider",), settings: Settings | None = None
+) -> AsyncIterator[Cluster]:
+    """Let another deployment run whose decider finds the log and the snapshots of this one."""
+    fresh = Cluster(settings or cluster.settings, {name: SERVICES[name] for name in services})
+    for topic in (cluster.topics.changelog("decider", "pending"), cluster.topics.snapshot):
+        for record in cluster.broker.records(topic):
+            fresh.broker.append(topic, record.key, record.value, 0)
+    await fresh.up()
+    yield fresh
+    await fresh.close()
+
+
+def recovered(cluster: Cluster) -> Decider:
+    """Return a decider as it comes out of the log and the snapshots, without a service around it."""
+    settings = cluster.settings
+    decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
+    decider.recover(learner_log(cluster).items(), snapshots(cluster).items())
+    return decider
+
+
+def reproduced(cluster: Cluster) -> tuple[list[AnyRow], int]:
+    """Hold each decision in the learner's log to what a replay chooses; return the rows and where the replay begins."""
+    policy = policy_of(cluster.settings, encoder_of(cluster.settings))
+    rows, after = opened(policy, learner_log(cluster) | snapshots(cluster))
+    assert list(mismatches(policy, rows, cluster.settings.policy.seed, after)) == []
+    return rows, after
 
 
 async def served(cluster: Cluster, *queries: Query) -> None:
