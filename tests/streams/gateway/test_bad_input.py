@@ -72,17 +72,8 @@ def test_wrong_types_and_unknown_fields(site: House, client: httpx.Client, path:
 def test_bodies_that_are_no_json_object(client: httpx.Client, path: str) -> None:
     method = "PUT" if "objectives" in path else "POST"
     nan = b'{"model": "auto", "messages": [], "uniscale": {"weights": {"correct": NaN}}, "id": NaN, "origin": NaN}'
-    for body in (
-        b"",
-        b"{",
-        b"\xff\xfe{}",
-        b'{"id": "\xc3"}',
-        nan,
-        b"[" * 100_000,
-        b"null",
-        b'"x"',
-        b"\0" * 9,
-    ):
+    broken = (b"", b"{", b"[]", b"\xff\xfe{}", b'{"id": "\xc3"}', nan)
+    for body in (*broken, b"[" * 100_000, b"null", b'"x"', b"\0" * 9):
         refused(client.request(method, path, content=body), 400)
     refused(client.request(method, path, content=b" " * (MAX_BODY + 1)), 413)
 

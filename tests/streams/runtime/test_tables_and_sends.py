@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from schemas.answer import Answer
-from schemas.query import Query, QueryContext
+from schemas.query import QueryContext
 from streams.metrics import Metrics
 from streams.runtime.base import (
     ConsumerRecord,
@@ -19,7 +19,6 @@ from streams.runtime.base import (
     ServiceSpec,
 )
 from streams.runtime.kafka import KafkaRuntime
-from streams.runtime.memory import run
 from tests.support.cluster import InMemory, running
 
 ROWS = [(b"small", b"x", 0), (b"large", b"x" * 70_000, 0)]
@@ -41,64 +40,17 @@ def over_answers(build: Callable[[Runtime], Awaitable[None]], *outputs: str) -> 
 def test_a_row_that_is_too_large_is_refused_before_anything_is_written(
     in_memory: InMemory, tmp_path: object
 ) -> None:
-    settings = in_memory(max_record_bytes=65_536, state_dir=str(tmp_path))
+    """In memory `test_effects.py` has it."""
 
-    async def on_kafka() -> None:
+    async def main() -> None:
+        settings = in_memory(max_record_bytes=65_536, state_dir=str(tmp_path))
         runtime = KafkaRuntime(settings, Metrics("aggregator"), service="aggregator")
         table = runtime.table("join", 2, source=runtime.topics.answer, recovered=recovered)
         with pytest.raises(RowTooLarge, match="large"):
             await table.put_all(ROWS)  # no producer was started: nothing could have been sent
         assert table.get(b"small") is None
 
-    async def in_lists() -> None:
-        refused: list[Exception] = []
-
-        async def build(runtime: Runtime) -> None:
-            table = runtime.table("join", 2, source=runtime.topics.answer, recovered=recovered)
-
-            async def on_answer(record: ConsumerRecord) -> None:
-                try:
-                    await table.put_all(ROWS)
-                except RowTooLarge as error:
-                    refused.append(error)
-
-            runtime.each(runtime.topics.answer, on_answer, stage="put")
-
-        async with running(settings, over_answers(build)) as cluster:
-            cluster.produce(cluster.topics.answer, b"k", b"v")
-            await cluster.until(lambda: bool(refused), 10)
-            assert [effect for effect in cluster.broker.effects if effect.kind == "row"] == []
-
-    asyncio.run(on_kafka())
-    run(in_lists())
-
-
-async def test_a_send_the_broker_refuses_raises_and_is_not_counted_against_the_record(
-    in_memory: InMemory,
-) -> None:
-    raised: list[SendFailed] = []
-
-    async def build(runtime: Runtime) -> None:
-        async def on_query(record: ConsumerRecord) -> None:
-            try:
-                await runtime.send(Outgoing(runtime.topics.context, b"0", b"v"))
-            except SendFailed as error:
-                raised.append(error)
-                raise
-
-        runtime.each(runtime.topics.query, on_query, stage="send")
-
-    spec = ServiceSpec(
-        name="embedder", inputs={"query": Input(Query, "send")}, outputs=("context",), build=build
-    )
-    async with running(in_memory(), {"embedder": spec}) as cluster:
-        cluster.broker.refuses = lambda topic, key: "not enough replicas"
-        cluster.produce(cluster.topics.query, b"k", b"v")
-        await cluster.until(lambda: len(raised) == 6, 60)
-        cluster.broker.refuses = lambda topic, key: ""
-        await cluster.until(lambda: len(cluster.broker.records(cluster.topics.context)) == 1, 60)
-        assert "not enough replicas" in str(raised[0])
-        assert cluster.deaths == [], "more than three failures, and none was counted"
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("one_writer", [False, True])

@@ -1,9 +1,10 @@
 """Each service as what it is: records and rows in, effects out. Nothing is sent and nothing runs beside it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from msgspec import UNSET
@@ -38,6 +39,7 @@ from streams.settings import Settings
 InMemory = Callable[..., Settings]
 Lived = dict[str, list[ConsumerRecord]]
 PREFIX = "m."
+S = TypeVar("S")
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +64,18 @@ def lived(in_memory: InMemory, ask: Callable[..., Query]) -> Lived:
     return found
 
 
-def alone(settings: Settings, service: str, scene: Callable[[Any], Awaitable[None]]) -> None:
-    """Build a service on a runtime of its own, without any other, and play a scene with it."""
-
-    async def main() -> None:
-        cluster = Cluster(settings, SERVICES)
-        worker = await cluster.start(service, "mini" if SERVICES[service].grouped else "")
-        before = len(cluster.broker.effects)
-        await scene(worker.built)
-        left = [each for each in cluster.broker.effects[before:] if each.topic != cluster.topics.heartbeat]
-        assert left == [], "a service does nothing itself"
-        await cluster.close()
-
-    run(main())
+@asynccontextmanager
+async def alone(settings: Settings, kind: type[S]) -> AsyncIterator[S]:
+    """Build a service on a runtime of its own, without any other; it may do nothing itself."""
+    service = kind.__module__.rpartition(".")[2]
+    cluster = Cluster(settings, SERVICES)
+    worker = await cluster.start(service, "mini" if SERVICES[service].grouped else "")
+    before = len(cluster.broker.effects)
+    assert isinstance(worker.built, kind)
+    yield worker.built
+    left = [each for each in cluster.broker.effects[before:] if each.topic != cluster.topics.heartbeat]
+    assert left == [], "a service does nothing itself"
+    await cluster.close()
 
 
 def sent(effects: Effects[Any] | BatchEffects, kind: Any) -> list[Any]:
@@ -97,8 +98,10 @@ def at(record: ConsumerRecord, **changed: Any) -> ConsumerRecord:
 # The verifier.
 
 
-def test_a_step_in_its_verification_out_to_the_group_it_came_from(in_memory: InMemory, lived: Lived) -> None:
-    async def scene(service: VerifierService) -> None:
+async def test_a_step_in_its_verification_out_to_the_group_it_came_from(
+    in_memory: InMemory, lived: Lived
+) -> None:
+    async with alone(in_memory(), VerifierService) as service:
         for record, scored in zip(lived["search-step"], lived["verification.mini"], strict=True):
             effects = await service.on(None, decode(record.value, SearchStep), record)
             (out,) = effects.send
@@ -106,10 +109,8 @@ def test_a_step_in_its_verification_out_to_the_group_it_came_from(in_memory: InM
             assert decode(out.value, Verification).scores == decode(scored.value, Verification).scores
             assert effects == Effects(send=[out], then=effects.then)
 
-    alone(in_memory(), "verifier", scene)
 
-
-def test_a_step_that_cannot_be_scored_is_answered_and_one_of_an_unknown_group_is_refused(
+async def test_a_step_that_cannot_be_scored_is_answered_and_one_of_an_unknown_group_is_refused(
     in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def score(*_: object) -> list[Any]:
@@ -118,24 +119,21 @@ def test_a_step_that_cannot_be_scored_is_answered_and_one_of_an_unknown_group_is
     monkeypatch.setattr(RecordedVerifier, "score", score)
     record = lived["search-step"][0]
     step = decode(record.value, SearchStep)
-
-    async def scene(service: VerifierService) -> None:
+    async with alone(in_memory(), VerifierService) as service:
         (answer,) = sent(await service.on(None, step, record), Answer)
         assert (answer.status, answer.by, answer.fault) == ("failed", "verifier", "infrastructure")
         assert "judge: no connection" in answer.error
         with pytest.raises(UnknownGroup, match="'nowhere' has no topic"):
             await service.on(None, replace(step, group="nowhere"), record)
 
-    alone(in_memory(), "verifier", scene)
-
 
 # The executor.
 
 
-def test_a_search_goes_from_effect_to_effect_and_what_was_sent_before_is_not_searched_again(
+async def test_a_search_goes_from_effect_to_effect_and_what_was_sent_before_is_not_searched_again(
     in_memory: InMemory, lived: Lived
 ) -> None:
-    async def scene(service: ExecutorService) -> None:
+    async with alone(in_memory(), ExecutorService) as service:
         (begun,) = lived["action-decision.mini"]
         decision = decode(begun.value, Decision)
         first = await service.on(None, decision, begun)
@@ -155,14 +153,13 @@ def test_a_search_goes_from_effect_to_effect_and_what_was_sent_before_is_not_sea
         assert (answer.text, answer.status) == (decode(lived["answer"][0].value, Answer).text, "ok")
         assert (await service.on(None, decode(record.value, Verification), record)).send == ()
 
-    alone(in_memory(), "executor", scene)
 
-
-def test_a_cancelled_search_ends_with_the_record_that_comes_next(in_memory: InMemory, lived: Lived) -> None:
+async def test_a_cancelled_search_ends_with_the_record_that_comes_next(
+    in_memory: InMemory, lived: Lived
+) -> None:
     (begun,) = lived["action-decision.mini"]
     scored = lived["verification.mini"][0]
-
-    async def scene(service: ExecutorService) -> None:
+    async with alone(in_memory(), ExecutorService) as service:
         stop = encode(Cancel(query_id="q0", by="client", reason="hung up"))
         service.on_cancel(at(begun, value=stop))
         for record, message in (
@@ -172,32 +169,26 @@ def test_a_cancelled_search_ends_with_the_record_that_comes_next(in_memory: InMe
             (answer,) = sent(await service.on(None, message, record), Answer)
             assert (answer.status, answer.error) == ("cancelled", "cancelled by client: hung up")
 
-    alone(in_memory(), "executor", scene)
 
-
-def test_a_model_that_has_left_the_catalogue_is_an_answer(in_memory: InMemory, lived: Lived) -> None:
+async def test_a_model_that_has_left_the_catalogue_is_an_answer(in_memory: InMemory, lived: Lived) -> None:
     (begun,) = lived["action-decision.mini"]
     decision = decode(begun.value, Decision)
-
-    async def scene(service: ExecutorService) -> None:
+    async with alone(in_memory(), ExecutorService) as service:
         gone = replace(decision, action=replace(decision.action, model="gone"))
         (answer,) = sent(await service.on(None, gone, begun), Answer)
         assert answer.status == "failed"
         assert "gone: is no longer in the catalogue" in answer.error
 
-    alone(in_memory(), "executor", scene)
-
 
 # The embedder.
 
 
-def test_a_query_in_its_context_out_and_its_place_is_kept_until_it_is_answered(
+async def test_a_query_in_its_context_out_and_its_place_is_kept_until_it_is_answered(
     in_memory: InMemory, lived: Lived
 ) -> None:
     (asked,) = lived["query"]
     query = decode(asked.value, Query)
-
-    async def scene(service: EmbedderService) -> None:
+    async with alone(in_memory(max_in_flight=1), EmbedderService) as service:
         effects = await service.on(None, query, asked)
         assert effects.send == (
             [Outgoing("m.context", lived["context"][0].key, lived["context"][0].value or b"")]
@@ -210,29 +201,24 @@ def test_a_query_in_its_context_out_and_its_place_is_kept_until_it_is_answered(
         service._on_answer(lived["answer"][0])
         assert (await other).send
 
-    alone(in_memory(max_in_flight=1), "embedder", scene)
-
 
 class Down(HashedEncoder):
     def encode(self, texts: Sequence[str]) -> Vectors:
         raise EncoderUnavailable("http://encoder: no connection")
 
 
-def test_a_query_that_is_given_up_gets_an_answer_but_not_for_a_second_record_of_its_id(
+async def test_a_query_that_is_given_up_gets_an_answer_but_not_for_a_second_record_of_its_id(
     in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.services.embedder.encoder_of", lambda settings: Down(8))
     (asked,) = lived["query"]
     query = decode(asked.value, Query)
-
-    async def scene(service: EmbedderService) -> None:
+    async with alone(in_memory(), EmbedderService) as service:
         assert service.answers_for("q0", asked.origin), "it was never admitted"
         with pytest.raises(Unavailable, match="the encoder"):
             await service.on(None, query, asked)
         assert service.runtime.answers_for("q0", asked.origin)
         assert not service.runtime.answers_for("q0", at(asked, offset=9).origin), "the first one is in flight"
-
-    alone(in_memory(), "embedder", scene)
 
 
 # The aggregator.
@@ -245,13 +231,12 @@ def at_home(topic: str, message: Any, offset: int = 0, **changed: Any) -> tuple[
     return message, replace(record, **changed)
 
 
-def test_a_decision_and_its_answer_make_one_reward_in_whatever_order_they_come(
+async def test_a_decision_and_its_answer_make_one_reward_in_whatever_order_they_come(
     in_memory: InMemory, lived: Lived
 ) -> None:
     decided = decode(lived["action-decision"][0].value, Decision), lived["action-decision"][0]
     answered = decode(lived["answer"][0].value, Answer), lived["answer"][0]
-
-    async def scene(service: AggregatorService) -> None:
+    async with alone(in_memory(), AggregatorService) as service:
         rewards = []
         for first, second in ((decided, answered), (answered, decided)):
             opened = await service.on(None, *first)
@@ -269,10 +254,8 @@ def test_a_decision_and_its_answer_make_one_reward_in_whatever_order_they_come(
         again.then()
         assert count(service.runtime.metrics.duplicates, "action-decision") == 1
 
-    alone(in_memory(), "aggregator", scene)
 
-
-def test_a_grader_that_is_slow_teaches_nothing_and_the_reward_says_so(
+async def test_a_grader_that_is_slow_teaches_nothing_and_the_reward_says_so(
     in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aggregator, "GradingPool", partial(GradingPool, timeout_s=0.05))
@@ -280,8 +263,7 @@ def test_a_grader_that_is_slow_teaches_nothing_and_the_reward_says_so(
     record = lived["action-decision"][0]
     decision = decode(record.value, Decision)
     decision = replace(decision, query=replace(decision.query, reference={"tests": [[long, long]] * 5}))
-
-    async def scene(service: AggregatorService) -> None:
+    async with alone(in_memory(), AggregatorService) as service:
         opened = await service.on(None, decision, record)
         answered = lived["answer"][0]
         answer = replace(decode(answered.value, Answer), text=rf"\boxed{{{slow}}}")
@@ -290,13 +272,12 @@ def test_a_grader_that_is_slow_teaches_nothing_and_the_reward_says_so(
         assert reward.missing == "correct: GraderFailed: program: no result in 0.05 s"
         assert service.runtime.metrics.ungraded._value.get() == 1
 
-    alone(in_memory(), "aggregator", scene)
 
-
-def test_feedback_elsewhere_is_sent_on_and_what_only_services_write_is_refused(in_memory: InMemory) -> None:
+async def test_feedback_elsewhere_is_sent_on_and_what_only_services_write_is_refused(
+    in_memory: InMemory,
+) -> None:
     home = partition_for(b"q0", 2)
-
-    async def scene(service: AggregatorService) -> None:
+    async with alone(in_memory(), AggregatorService) as service:
         told, record = at_home(
             "feedback", Feedback(query_id="q0", correct=True), partition=1 - home, key=None
         )
@@ -311,11 +292,9 @@ def test_feedback_elsewhere_is_sent_on_and_what_only_services_write_is_refused(i
         assert refused == Refusal(refused.error, record.value, record.origin), "its query goes on"
         assert (effects.row, effects.send) == (UNSET, ())
 
-    alone(in_memory(), "aggregator", scene)
 
-
-def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_memory: InMemory) -> None:
-    async def scene(service: AggregatorService) -> None:
+async def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_memory: InMemory) -> None:
+    async with alone(in_memory(), AggregatorService) as service:
         told, record = at_home("feedback", Feedback(query_id="q0", correct=True), offset=7)
         parked = await service.on(None, told, record)
         ((kind, deadline_ms),) = dues(kept(parked))
@@ -327,8 +306,6 @@ def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_memory:
         assert isinstance(refused.error, OrphanFeedback)
         assert decode(refused.value, Feedback) == told
         assert refused.origin == Origin(topic="m.feedback", partition=record.partition, offset=7)
-
-    alone(in_memory(), "aggregator", scene)
 
 
 # The decider.

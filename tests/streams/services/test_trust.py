@@ -60,6 +60,8 @@ async def test_a_broker_that_refuses_writes_costs_no_record(in_memory: InMemory,
         before = len(cluster.broker.effects)
         await asyncio.sleep(120)
         assert {effect.kind for effect in cluster.broker.effects[before:]} <= {"commit"}
+        ended = {str(death) for death in cluster.deaths}
+        assert ended == {"the learner's rows could not be written"}, "the others go on, and count no failure"
         cluster.broker.refuses = lambda topic, key: ""
         await cluster.until(lambda: len(answered(cluster)) == 8, 200)
         assert {a.status for a in read(cluster, cluster.topics.answer, Answer)} == {"ok"}
