@@ -1,64 +1,37 @@
 """What is said of a search: each draft's place and fate, and the bound that pruned it."""
 
-import random
+from typing import Any
 
 from agents.search.explain import explain
-from agents.search.forest import ask, outcome, place_of, plant, tell_drafts, tell_scores
+from agents.search.forest import outcome, place_of, plant, tell_drafts
 from agents.serving.engine import Drafted
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Forest, Limits
-from schemas.search import Scored
+from tests.support.search_worlds import World, steps
 
 
-def search(seed: int, action: Action, limits: Limits) -> Forest:
-    """Run a search whose drafts and scores depend on (seed, place) alone."""
-    forest = plant(action, limits)
-    while (request := ask(forest, "q")) is not None:
-        drafted, scores = [], []
-        for expansion in request.expansions:
-            above = place_of(forest, expansion.parent) if expansion.parent >= 0 else (expansion.tree,)
-            for k in range(request.n):
-                rng = random.Random(f"{seed}/{(*above, k)}")
-                drafted.append(
-                    Drafted(
-                        f"{rng.random()}\n\n", rng.randint(1, 9), "eos" if rng.random() < 0.3 else "separator"
-                    )
-                )
-                scores.append(Scored(score=rng.random(), tokens=rng.randint(10, 20)))
-        forest = tell_drafts(forest, request.step, drafted, prompt_tokens=7)
-        forest = tell_scores(forest, request.step, scores, forget=False)
-    return forest
-
-
-def action(qp: int, cp: int, bs: int) -> Action:
-    return Action(model="m", qp=qp, cp=cp, bs=bs)
+def answer_of(forest: Forest, **ended: Any) -> Answer:
+    """Return an Answer with the whole trace of a search."""
+    return Answer(
+        query_id="q", action=forest.action, trace=forest.drafts, limits=forest.limits, steps=forest.step,
+        prompt_tokens=forest.prompt_tokens, **ended,
+    )  # fmt: skip
 
 
 def test_every_fate_is_explained() -> None:
-    forest = search(3, action(2, 8, 2), Limits(depth_limit=6, step_tokens=20))
-    ended = outcome(forest)
-    answer = Answer(
-        query_id="q",
-        status="ok",
-        by="executor",
-        action=forest.action,
-        text="x",
-        path=forest.path(ended.index),
-        trace=forest.drafts,
-        limits=forest.limits,
-        steps=forest.step,
-        prompt_tokens=7,
-    )
-    steps = explain(answer)
-    assert [step.control.step for step in steps] == list(range(1, forest.step + 1))
-    assert sum(len(step.drafts) for step in steps) == len(forest.drafts)
-    drafts = [draft for step in steps for draft in step.drafts]
-    assert {draft.place for draft in drafts if draft.chosen} == {
-        ".".join(map(str, place_of(forest, at))) for at in forest.path(ended.index)
-    }
+    limits = Limits(depth_limit=6, step_tokens=20)
+    action = Action(model="m", qp=2, cp=8, bs=2)
+    *_, forest = steps(World(3, ends=0.3, grid=10**6), action, limits, forget=False)
+    path = forest.path(outcome(forest).index)
+    explained = explain(answer_of(forest, status="ok", by="executor", text="x", path=path))
+    assert [step.control.step for step in explained] == list(range(1, forest.step + 1))
+    assert sum(len(step.drafts) for step in explained) == len(forest.drafts)
+    drafts = [draft for step in explained for draft in step.drafts]
+    chosen = {".".join(map(str, place_of(forest, at))) for at in path}
+    assert {draft.place for draft in drafts if draft.chosen} == chosen
     assert {"finished", "kept", "beam", "early_exit"} <= {draft.fate for draft in drafts}
-    for step in steps:
+    for step in explained:
         for pruned in [draft for draft in step.drafts if draft.fate == "early_exit"]:
             # The words hold the proof: every number of the bound, and what it was held against.
             j, limit, known = step.control.step, step.control.limit, step.control.v_max
@@ -75,21 +48,10 @@ def test_every_fate_is_explained() -> None:
 
 
 def test_a_search_that_failed_at_its_verifier_is_explained() -> None:
-    forest = tell_drafts(
-        plant(action(2, 1, 1), Limits(depth_limit=6, step_tokens=20, early_exit=False)),
-        1,
-        [Drafted("a\n\n", 3, "separator"), Drafted("b", 2, "eos")],
-        prompt_tokens=7,
+    planted = plant(
+        Action(model="m", qp=2, cp=1, bs=1), Limits(depth_limit=6, step_tokens=20, early_exit=False)
     )
-    answer = Answer(
-        query_id="q",
-        status="failed",
-        by="verifier",
-        action=forest.action,
-        error="the verifier is gone",
-        trace=forest.drafts,
-        limits=forest.limits,
-        steps=forest.step,
-        prompt_tokens=7,
-    )
+    made = [Drafted("a\n\n", 3, "separator"), Drafted("b", 2, "eos")]
+    forest = tell_drafts(planted, 1, made, prompt_tokens=7)
+    answer = answer_of(forest, status="failed", by="verifier", error="the verifier is gone")
     assert [draft.path_score for step in explain(answer) for draft in step.drafts] == [None, None]

@@ -119,34 +119,12 @@ def test_an_empty_draft_cut_by_length_is_a_full_context() -> None:
     assert outcome(forest).status == "unfinished"
 
 
-def test_a_path_at_the_limit_is_returned_flagged_and_only_when_nothing_finished() -> None:
-    forest = plant(WIDE, limits(depth_limit=2))
-    forest = advance(forest, ("x\n\n", "separator", 0.5), ("y\n\n", "separator", 0.6))
-    nothing = advance(forest, ("x\n\n", "separator", 0.5), ("y\n\n", "separator", 0.9))
-    assert (outcome(nothing).status, outcome(nothing).complete) == ("unfinished", False)
-    assert outcome(nothing).score == pytest.approx(0.75)
-    one = advance(forest, ("x", "eos", 0.1), ("y\n\n", "separator", 0.9))
-    assert (outcome(one).status, outcome(one).complete) == ("ok", True)
-    assert outcome(one).score == pytest.approx(0.35)
-    literal = advance(
-        advance(plant(WIDE, limits(depth_limit=2, cut_completes=True)), ("x\n\n", "separator", 0.6)),
-        ("x", "eos", 0.1),
-        ("y\n\n", "separator", 0.9),
-    )
-    assert (outcome(literal).status, outcome(literal).complete) == ("unfinished", False)
-    assert outcome(literal).score == pytest.approx(0.75)
-
-
 def test_a_box_completes_a_path_only_where_that_is_set() -> None:
     boxed: tuple[str, Finish, float] = (r"so \boxed{\frac{1}{2}}." + "\n\n", "separator", 0.8)
     assert advance(plant(COT, limits()), boxed).drafts[0].fate == "kept"
     assert advance(plant(COT, limits(box_completes=True)), boxed).drafts[0].fate == "finished"
     broken: tuple[str, Finish, float] = (r"so \boxed{\frac{1}{2}." + "\n\n", "separator", 0.8)
     assert advance(plant(COT, limits(box_completes=True)), broken).drafts[0].fate == "kept"
-
-
-def test_an_end_without_a_box_is_an_end() -> None:
-    assert outcome(advance(plant(COT, limits()), ("I do not know.", "eos", 0.3))).status == "ok"
 
 
 @pytest.mark.parametrize("budget", [1, 7, 8, 40, 41, 100, 163])
@@ -244,12 +222,6 @@ def test_a_path_that_reaches_the_client_s_most_tokens_is_cut_and_never_completes
         assert [draft.finish for draft in forest.drafts[-2:]] == ["max_tokens", "eos"]
         ended = outcome(forest)
         assert (ended.status, ended.complete, ended.score) == ("ok", True, pytest.approx(0.3))
-
-
-def test_a_cut_path_is_returned_only_if_nothing_finished() -> None:
-    forest = advance(plant(WIDE, limits(max_tokens=5)), ("a", "length", 0.2), ("b", "separator", 0.7))
-    ended = outcome(forest)
-    assert (ended.status, ended.complete, forest.answer(ended.index)) == ("unfinished", False, "b")
 
 
 def test_a_stop_text_ends_its_path_and_is_not_returned() -> None:

@@ -36,7 +36,7 @@ from agents.serving.errors import (
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.decision import Decision, PolicyState
-from schemas.errors import InvalidField, RecordTooLarge
+from schemas.errors import RecordTooLarge
 from schemas.forest import Forest
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Budget, Message, Origin, Query
@@ -245,13 +245,6 @@ def test_a_search_that_cannot_go_on_keeps_its_best_completed_path() -> None:
     assert failed(decision(), "no such model").action == decision().action
     done = finish(work, engine, clock)
     assert done.status == "ok"
-
-
-def test_a_missing_score_is_refused_at_the_record_and_at_the_search() -> None:
-    work = begun(decision())
-    step = drafted(work)
-    with pytest.raises(InvalidField, match="7 for 8 drafts"):
-        Verification(search=step, scores=(Scored(score=0.5),) * 7, verifier=Served(name="prm"))
 
 
 def test_an_engine_that_loses_a_draft_is_refused() -> None:
