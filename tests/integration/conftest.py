@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from schemas.query import Query
-from streams.local.broker import Kind, LocalBroker
-from streams.local.deployment import settings_for
+from streams.local.broker import Kind, LocalBroker, free_port
+from streams.local.deployment import python, settings_for
 from streams.settings import Settings
 from tests.support.deployment import Deployment, recorded_in
 from tests.support.recorded import question
@@ -71,6 +71,18 @@ def deploy_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploy]:
 def deploy(broker: LocalBroker, deploy_on: Deploy) -> Deploy:
     """Start services on the session's broker."""
     return partial(deploy_on, broker)
+
+
+@pytest.fixture(scope="module")
+def deploy_gateway(deploy: Deploy) -> Callable[..., tuple[Deployment, str]]:
+    """Start services and a gateway on the session's broker; return them and where it listens."""
+
+    def start(**fields: Any) -> tuple[Deployment, str]:
+        port = free_port()
+        commands = {"gateway": [*python(), "worker", "gateway"]}
+        return deploy(commands=commands, gateway_port=port, **fields), f"http://127.0.0.1:{port}"
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.decider.log import Row
-from agents.decider.verify import mismatches
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.query import Query
@@ -22,9 +20,8 @@ from schemas.record import decode
 from schemas.reward import Reward
 from streams.client.questions import read_questions, renamed
 from streams.demo.run import QUESTIONS as SHIPPED
-from streams.services.decider import policy_of
-from streams.services.embedder import encoder_of
 from tests.support.command_line import streams
+from tests.support.conservation import learned
 from tests.support.deployment import Deploy
 
 ROOT = Path(__file__).parents[2]
@@ -106,10 +103,7 @@ def test_killing_each_service_with_real_engines_loses_and_repeats_nothing(loop: 
     }
     assert all(service.restarts >= 1 for service in loop.supervisor.services.values())
 
-    rows = loop.learner_rows()
-    assert Counter(r.stage for r in rows if isinstance(r, Row)) == {"closed": len(queries)}
-    policy = policy_of(loop.settings, encoder_of(loop.settings))
-    assert list(mismatches(policy, rows, loop.settings.policy.seed)) == []
+    learned(loop, len(queries))
     right = sum(reward.correct or 0.0 for _, _, reward in found)
     print(f"\n{len(found)} queries over {len(loop.supervisor.services)} kills, {right:.0f} right")
 

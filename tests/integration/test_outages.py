@@ -14,7 +14,7 @@ from agents.catalogue.file import load_catalogue
 from agents.serving.recorded import write_paths
 from schemas.answer import Answer
 from schemas.control import Heartbeat
-from streams.local.broker import LocalBroker, free_port, kafka_home
+from streams.local.broker import free_port, kafka_home
 from streams.local.deployment import python
 from tests.support.deployment import Ask, Deploy
 from tests.support.http_servers import JsonHandler, Server
@@ -22,6 +22,8 @@ from tests.support.nodes import Nodes
 from tests.support.recorded import recorded_paths
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+OUTAGE_S = 60.0
 
 
 def answered_well(loop: Any, ids: set[str]) -> None:
@@ -42,8 +44,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 @pytest.mark.kafka("three nodes")
-@pytest.mark.parametrize("outage_s", [60.0])
-def test_a_broker_that_refuses_writes(nodes: Nodes, deploy_on: Deploy, ask: Ask, outage_s: float) -> None:
+def test_a_broker_that_refuses_writes(nodes: Nodes, deploy_on: Deploy, ask: Ask) -> None:
     loop = deploy_on(nodes, replication=3, session_timeout_s=20.0, rebalance_timeout_s=20.0)
     ids = loop.serve(*(ask(n) for n in range(20)))
     more = [ask(n) for n in range(20, 80)]
@@ -51,7 +52,7 @@ def test_a_broker_that_refuses_writes(nodes: Nodes, deploy_on: Deploy, ask: Ask,
     loop.until(lambda: len(loop.closed()) > 22, what="some of the second rewards")
     nodes.stop(2, 3)
     before = len(loop.closed())
-    time.sleep(outage_s)
+    time.sleep(OUTAGE_S)
     assert len(loop.closed()) <= before + 5, "writes were not refused"
     nodes.start(2, 3)
     began = time.monotonic()
@@ -94,10 +95,7 @@ class Embeddings:
             self.server = None
 
 
-@pytest.mark.parametrize("outage_s", [60.0])
-def test_an_embedding_server_that_is_down(
-    broker: LocalBroker, deploy: Deploy, ask: Ask, outage_s: float
-) -> None:
+def test_an_embedding_server_that_is_down(deploy: Deploy, ask: Ask) -> None:
     server = Embeddings()
     server.start()
     try:
@@ -107,7 +105,7 @@ def test_an_embedding_server_that_is_down(
         server.stop()
         more = [ask(n) for n in range(10, 40)]
         loop.send(*more)
-        time.sleep(outage_s)
+        time.sleep(OUTAGE_S)
         assert len(loop.raw(loop.topics.context)) == len(ids), "no question can have been embedded"
         server.start()
         began = time.monotonic()

@@ -6,18 +6,13 @@ Needs Chromium and `requirements/page.txt` (`make test-page` installs the latter
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from schemas.control import KeyEntry
-from schemas.record import encode
-from streams.cli.control import make_key
 from streams.local.broker import free_port
-from streams.local.deployment import python, with_previews
-from streams.settings import Settings
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: run `make test-page`"
@@ -42,14 +37,8 @@ VIEWS = {"now": ".tile", "ask": "#question", "query": "#query-id", "letters": "h
 
 
 @pytest.fixture(scope="module")
-def site(deploy: Any) -> tuple[Any, str]:
-    port = free_port()
-    settings = with_previews(Settings().replace(gateway_port=port))
-    deployment = deploy(
-        commands={"gateway": [*python(), "worker", "gateway"]},
-        gateway_port=port, decider_port=settings.previews.port,
-    )  # fmt: skip
-    return deployment, f"http://127.0.0.1:{port}"
+def site(deploy_gateway: Callable[..., tuple[Any, str]]) -> tuple[Any, str]:
+    return deploy_gateway(decider_port=free_port())
 
 
 @pytest.fixture(scope="module")
@@ -171,12 +160,7 @@ def test_every_view_is_accessible(site: tuple[Any, str], page: Any) -> None:
 def test_a_key_logs_in_and_out(site: tuple[Any, str], page: Any) -> None:
     """Last in this file: from here on the deployment has keys."""
     deployment, url = site
-    key, digest = make_key()
-    entry = KeyEntry(
-        name="boss", op="add", sha256=digest, tenant="boss", scopes=("ask", "feedback", "read", "admin")
-    )
-    deployment.put(deployment.topics.control, entry.key.encode(), encode(entry))
-    deployment.until(lambda: httpx.get(f"{url}/v1/models").status_code == 401, what="the key is known")
+    key = deployment.first_key(url, "boss", scopes=("ask", "feedback", "read", "admin"))
     page.goto(url)
     page.fill("#key", key)
     page.click("button.main")

@@ -4,10 +4,13 @@ from collections import Counter
 from typing import Any
 
 from agents.decider.log import Row
+from agents.decider.verify import mismatches
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.record import decode
 from schemas.reward import Reward
+from streams.services.decider import policy_of
+from streams.services.embedder import encoder_of
 
 
 def conserved(loop: Any, ids: set[str]) -> None:
@@ -34,11 +37,12 @@ def conserved(loop: Any, ids: set[str]) -> None:
         assert closing[0].correct == float(answer.extracted == decision.query.reference)
 
 
-def learned(loop: Any, count: int) -> list[Any]:
-    """Return the learner's rows once it has taken in the reward of every query: that is a moment after it came."""
+def learned(loop: Any, count: int) -> None:
+    """Wait until the learner has taken in the reward of every query; hold each decision to what a replay chooses."""
 
     def stages() -> dict[str, int]:
         return Counter(r.stage for r in loop.learner_rows() if isinstance(r, Row))
 
     loop.until(lambda: stages() == {"closed": count}, what=f"{count} closed rows")
-    return list(loop.learner_rows())
+    policy = policy_of(loop.settings, encoder_of(loop.settings))
+    assert list(mismatches(policy, loop.learner_rows(), loop.settings.policy.seed)) == []

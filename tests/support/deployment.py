@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 from kafka import TopicPartition
 
 from agents.catalogue.file import load_catalogue
 from agents.decider.log import decode_row
 from agents.decider.snapshot import is_record
 from agents.serving.recorded import write_paths
+from schemas.control import KeyEntry
 from schemas.query import Query
-from schemas.record import Record, decode
+from schemas.record import Record, decode, encode
 from schemas.reward import Reward
 from streams.audit.reading import BrokerLog
 from streams.audit.run import Report, audit
+from streams.cli.control import make_key
 from streams.client.client import Client
 from streams.local.deployment import Supervisor, service_commands
 from streams.runtime import kafka_admin, kafka_clients
@@ -81,6 +84,14 @@ class Deployment:
         producer = kafka_clients.producer(self.settings)
         producer.send(topic, key=key, value=value, partition=partition).get(timeout=30)
         producer.close()
+
+    def first_key(self, url: str, name: str, **more: Any) -> str:
+        """Add an API key and return it once the gateway at an address lets nobody in without one."""
+        key, digest = make_key()
+        entry = KeyEntry(name=name, op="add", sha256=digest, tenant=name, **more)
+        self.put(self.topics.control, entry.key.encode(), encode(entry))
+        self.until(lambda: httpx.get(f"{url}/v1/models").status_code == 401, "the key is known")
+        return key
 
     def raw(self, topic: str) -> list[Any]:
         """Return every record now on a topic, in offset order within each partition."""

@@ -145,6 +145,7 @@ def test_a_stream_names_them_in_its_headers_and_its_last_chunk(client: openai.Op
     create = client.chat.completions.with_raw_response.create
     raw = create(model=WIDE, messages=[LONG], temperature=0.7, stream=True)  # type: ignore[list-item]
     assert raw.headers["x-uniscale-ignored"] == "temperature"
+    assert raw.headers["x-uniscale-action"] == WIDE
     last: Any = list(raw.parse())[-1]
     assert (last.model_extra or {})["uniscale"]["ignored"] == ["temperature"]
 
