@@ -15,7 +15,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Grader, Reward
-from streams.client.events import EventFollower, Kind, executor_groups, kind_of, read_timelines
+from streams.client.events import EventFollower, Kind, event_of, executor_groups, kind_of, read_timelines
 from streams.client.questions import query_from
 from streams.runtime import kafka_clients
 from streams.settings import Settings
@@ -123,36 +123,23 @@ class SentQueries:
 
     def take(self, topics: Topics, raw: Any) -> None:
         """Record what a raw record of the topics `answer`, `dead-letter` or `reward` says about these queries."""
-        match kind_of(topics, raw.topic):
-            case "answer":
-                query_id = self._waiting.pop(raw.key, None)
-                if query_id is not None:  # the first Answer counts
-                    self._raw[query_id] = raw.value
+        if kind_of(topics, raw.topic) == "answer":
+            if (query_id := self._waiting.pop(raw.key, None)) is not None:  # the first Answer counts
+                self._raw[query_id] = raw.value
+                self._heard = time.monotonic()
+            return
+        try:
+            event = event_of(topics, raw)
+        except UniscaleError:
+            return  # of another release; our queries still end with their Answers
+        match event and event.record:
+            case DeadLetter(error="DuplicateQuery", query_id=str(query_id)):
+                if self._waiting.pop(query_id.encode(), None) is not None:
+                    self.taken.add(query_id)
                     self._heard = time.monotonic()
-            case "dead-letter":
-                self._letter(raw.value)
-            case "reward":
-                self._reward(raw.value)
-
-    def _letter(self, value: bytes) -> None:
-        try:
-            letter = decode(value, DeadLetter)
-        except UniscaleError:
-            return  # a letter of another release; our queries still end with their Answers
-        if letter.error != "DuplicateQuery" or letter.query_id is None:
-            return
-        if self._waiting.pop(letter.query_id.encode(), None) is not None:
-            self.taken.add(letter.query_id)
-            self._heard = time.monotonic()
-
-    def _reward(self, value: bytes) -> None:
-        try:
-            reward = decode(value, Reward)
-        except UniscaleError:
-            return
-        if reward.closes and reward.query_id.encode() in self._open:
-            self.rewarded.add(reward.query_id)
-            self._heard = time.monotonic()
+            case Reward(closes=True, query_id=query_id) if query_id.encode() in self._open:
+                self.rewarded.add(query_id)
+                self._heard = time.monotonic()
 
 
 # The client: send queries, wait for their Answers, give feedback, follow and explain what happened.

@@ -28,7 +28,7 @@ from agents.serving.errors import DeadlinePassedError, ServingError, UnknownEngi
 from agents.serving.http import within
 from agents.serving.registry import GroupEngines
 from schemas.answer import Answer
-from schemas.control import Cancel, Heartbeat
+from schemas.control import Cancel, Heartbeat, ModelHealth
 from schemas.decision import Decision
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.record import decode, encode
@@ -170,7 +170,6 @@ class ExecutorService(Keyed[None]):
 
     async def _beat(self) -> None:
         runtime = self.runtime
-        every_s = runtime.settings.executor.heartbeat_s
         while True:
             if (hung_s := self.engines.hung_s) > HUNG_S:
                 raise Crash(f"vLLM has not ended a step for {hung_s:.0f} s")
@@ -181,32 +180,27 @@ class ExecutorService(Keyed[None]):
             health = tuple(known[model.name] for model in here)
             for each in health:
                 runtime.metrics.suspended.labels(each.model).set(each.state == "suspended")
-            beat = Heartbeat(
-                group=runtime.group,
-                instance=runtime.instance,
-                models=tuple(each.model for each in health if each.state == "ready"),
-                every_s=every_s,
-                in_flight=len(self.busy),
-                health=health,
-            )
             try:
-                await runtime.send(Outgoing(runtime.topics.heartbeat, beat.key.encode(), encode(beat)))
+                await runtime.send(self._heartbeat(health))
             except Unavailable as error:
                 log.warning("no heartbeat: %s", error)
-            await runtime.sleep(every_s)
+            await runtime.sleep(runtime.settings.executor.heartbeat_s)
 
     async def _last_beat(self) -> None:
         """Say that no more comes, so that the decider masks this group's models at once."""
+        # A broker that is away holds up no stop: without this beat the models are masked three beats later.
+        with contextlib.suppress(Unavailable, TimeoutError):
+            await asyncio.wait_for(self.runtime.send(self._heartbeat(stopping=True)), 1.0)
+
+    def _heartbeat(self, health: tuple[ModelHealth, ...] = (), *, stopping: bool = False) -> Outgoing:
         runtime = self.runtime
         beat = Heartbeat(
             group=runtime.group,
             instance=runtime.instance,
-            models=(),
+            models=tuple(each.model for each in health if each.state == "ready"),
             every_s=runtime.settings.executor.heartbeat_s,
             in_flight=len(self.busy),
-            stopping=True,
+            health=health,
+            stopping=stopping,
         )
-        # A broker that is away holds up no stop: without this beat the models are masked three beats later.
-        with contextlib.suppress(Unavailable, TimeoutError):
-            last = Outgoing(runtime.topics.heartbeat, beat.key.encode(), encode(beat))
-            await asyncio.wait_for(runtime.send(last), 1.0)
+        return Outgoing(runtime.topics.heartbeat, beat.key.encode(), encode(beat))
