@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from agents.catalogue.objectives import Objectives
 from agents.decider.preview import PREVIEW, Configuration, Preview
@@ -312,7 +312,7 @@ class Page:
         return [
             Route("/", self.index),
             Route("/session", self.session, methods=["GET", "POST", "DELETE"]),
-            Mount("/static", _Secured(StaticFiles(directory=FOLDER))),
+            Mount("/static", _Secured(directory=FOLDER)),
         ]
 
     def key_of(self, request: Request) -> str | None:
@@ -376,19 +376,13 @@ def is_own(request: Request) -> bool:
     return own and (request.method in ("GET", "HEAD", "DELETE") or kind == "application/json")
 
 
-class _Secured:
+class _Secured(StaticFiles):
     """Static files with the page's headers."""
 
-    def __init__(self, files: StaticFiles) -> None:
-        self._files = files
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] += [(name.encode(), value.encode()) for name, value in SECURE.items()]
-            await send(message)
-
-        await self._files(scope, receive, with_headers)
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(SECURE)
+        return response
 
 
 # `/v1/queries` and `/v1/feedback`: the latest queries, the story of one, its events, and how well it was answered.
