@@ -13,10 +13,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from schemas.errors import RecordError
 from streams.gateway.auth import Credential, check_host
 from streams.gateway.exchange import ClientGone, Exchange
 from streams.gateway.request import MAX_BODY, json_object
-from streams.gateway.responses import ApiError, invalid
+from streams.gateway.responses import ApiError, invalid, of_record
 from streams.runtime.base import Unavailable
 
 log = logging.getLogger("streams.gateway")
@@ -87,6 +88,8 @@ class RouteGuard:
                 response = await handle(Call(self._exchange, request, who, request_id))
             except ApiError as error:
                 response = refusal(error)
+            except RecordError as error:  # what was asked for makes no record
+                response = refusal(of_record(error))
             except (ClientGone, ClientDisconnect):
                 response = Response(status_code=499)
             except Unavailable as error:

@@ -30,7 +30,7 @@ from streams.gateway import responses
 from streams.gateway.auth import Credential, Gate, Used
 from streams.gateway.index import MARGIN_S, Index, Marks
 from streams.gateway.request import BASELINE_OF, ChatRequest, ModelChoice, asked, kept_of, to_query
-from streams.gateway.responses import NO_RETRY, ApiError, not_found, of_record
+from streams.gateway.responses import NO_RETRY, ApiError, not_found
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, key_of
 from streams.settings import Settings
 
@@ -193,17 +193,14 @@ class Deciders:
 
         Raises:
             ApiError: 400 where the query would be refused; 503, saying what to do, when no decider answers.
+            RecordError: it does not fit into a record.
         """
         if not self.urls:
             raise _unavailable(
                 "this gateway knows no decider. To fix this: set UNISCALE_DECIDER_PORT for the decider and "
                 "UNISCALE_DECIDER_URL=http://HOST:PORT for the gateway (`up --gateway` does both)"
             )
-        try:
-            body = encode(query)
-        except RecordError as error:
-            raise of_record(error) from None
-        why = []
+        body, why = encode(query), []
         for url in self.urls:
             try:
                 answered = await self._client.post(f"{url}/decide", content=body)
@@ -308,6 +305,7 @@ class Exchange:
 
         Raises:
             ApiError: 422 where the idempotency key came with another body before; 400, 404, 429.
+            RecordError: it does not fit into a record.
         """
         wanted = self.asked(request.model)
         now_ms = self.runtime.now_ms()
@@ -375,10 +373,7 @@ class Exchange:
         return answer is not None and answer.status == "cancelled"
 
     async def _send_query(self, query: Query, now_ms: int) -> None:
-        try:
-            value = encode(query)
-        except RecordError as error:
-            raise of_record(error) from None
+        value = encode(query)
         # Known before it is sent, so that a retry that overtakes the topic joins it.
         self.index.query(query, now_ms)
         self._sent.add(query.query_id)
@@ -630,21 +625,19 @@ class Exchange:
         keeps the latest queries only.
 
         Raises:
-            ApiError: 404 and 410, see `exists`; 400.
+            ApiError: 404 and 410, see `exists`.
+            RecordError: it is no feedback, or does not fit into a record.
             Unavailable: the broker does not say whether an old id exists, or does not take the feedback.
         """
         await self.exists(query_id, who)
-        try:
-            record = Feedback(
-                query_id=query_id,
-                correct=value,
-                source=who.name,
-                learn=who.teaches,
-                metadata={"comment": comment} if comment else {},
-            )
-            sent = encode(record)
-        except RecordError as error:
-            raise of_record(error) from None
+        record = Feedback(
+            query_id=query_id,
+            correct=value,
+            source=who.name,
+            learn=who.teaches,
+            metadata={"comment": comment} if comment else {},
+        )
+        sent = encode(record)
         if self.index.note_feedback(record):
             return True
         try:

@@ -23,7 +23,6 @@ from agents.decider.preview import PREVIEW, Configuration, Preview
 from schemas.answer import Answer
 from schemas.control import ObjectiveEntry
 from schemas.decision import Decision, Predicted
-from schemas.errors import RecordError
 from schemas.record import encode
 from schemas.search import SearchStep
 from streams.control import Control
@@ -33,7 +32,7 @@ from streams.gateway.endpoint import Call, EventStream, Listing, body_of, object
 from streams.gateway.exchange import Admitted, ClientGone, Exchange, Seen
 from streams.gateway.index import Listed
 from streams.gateway.request import listing, parse, to_query
-from streams.gateway.responses import ApiError, invalid, no_model, not_found, of_json, of_record, picked
+from streams.gateway.responses import ApiError, invalid, no_model, not_found, of_json, picked
 from streams.runtime.base import NotAllowed, Outgoing, Runtime, Unavailable
 from streams.services import SERVICES
 
@@ -259,16 +258,13 @@ async def set_objective(call: Call) -> Response:
     """PUT /v1/objectives/{name}: {weights} or {mean_cost} or {accuracy}."""
     call.who.require("admin")
     given = await object_of(call.request, "weights", "mean_cost", "accuracy")
+    named = {"name": call.request.path_params["name"], "op": "set", **given}
     try:
-        named = {"name": call.request.path_params["name"], "op": "set", **given}
         record = msgspec.convert(named, ObjectiveEntry)
-        value = encode(record)
-    except RecordError as error:
-        raise of_record(error) from None
     except msgspec.ValidationError as error:
         raise of_json(error) from None
     runtime = call.exchange.runtime
-    await runtime.send(Outgoing(runtime.topics.control, record.key.encode(), value))
+    await runtime.send(Outgoing(runtime.topics.control, record.key.encode(), encode(record)))
     return reply({"object": "objective", "name": record.name, "accepted": True}, status=202)
 
 
