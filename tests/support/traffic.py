@@ -1,5 +1,6 @@
 """Questions of two kinds for the contextual policy, its actions, and a run of it under an aim."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observat
 DIM = 21  # 12 of an embedding and nine counts
 MODELS = (("small", 1e6), ("middle", 1e7), ("large", 1e8))
 NEW = ("new", 2e7)
+PLAIN = Objective(1, 0, 0, 0, 30)
 
 
 def single(query: np.ndarray) -> np.ndarray:
@@ -57,6 +59,59 @@ class Traffic:
         return float(self.rng.random() < chance), float(log_cost)
 
 
+def decide(policy: Contextual, asked: Context, aim: Aim) -> tuple[str, Objective]:
+    """Return what a policy chooses at the price that an aim now sets, and the objective that has this price."""
+    objective = replace(PLAIN, price=policy.pacer.price(aim))
+    return choose(policy, [asked], [objective], 1)[0].action_id, objective
+
+
+def learn(
+    policy: Contextual,
+    asked: Context,
+    action: str,
+    outcome: tuple[float, float],
+    *,
+    aim: Aim | None = None,
+    objective: Objective = PLAIN,
+    score: float | None = None,
+) -> None:
+    """Let a policy decide an action under an aim and learn what came of it.
+
+    Args:
+        policy: It learns.
+        asked: The query.
+        action: Its action.
+        outcome: Whether it was correct, 0 or 1, and the natural logarithm of its cost.
+        aim: Under which it was decided.
+        objective: By which it was decided.
+        score: The verifier's; None for what is correct.
+    """
+    policy.decided([Pending(asked.query_id, asked.embedding, action, aim)])
+    (correct, log_cost), terms = outcome, (asked.query_id, asked.embedding, action)
+    policy.learn(
+        [Observation(*terms, correct, correct if score is None else score, log_cost, correct, objective)]
+    )
+
+
+def teach(
+    policy: Contextual,
+    traffic: Traffic,
+    rounds: int,
+    *,
+    in_turn: bool = False,
+    aim: Aim | None = None,
+    longer: float = 1.0,
+) -> None:
+    """Let a policy learn from actions drawn at random or in turn; the middle model's cost `longer` times as much."""
+    ids = policy.features.ids
+    for at in range(rounds):
+        query_id, query, hard = traffic.question()
+        action = ids[at % len(ids) if in_turn else int(traffic.rng.integers(len(ids)))]
+        correct, log_cost = traffic.outcome(action, hard)
+        log_cost += float(np.log(longer)) if action.startswith("middle") else 0.0
+        learn(policy, Context(query_id, query), action, (correct, log_cost), aim=aim)
+
+
 def live(
     policy: Contextual, rounds: int, *, aim: Aim, traffic: Traffic, price: float = 1.0, warm_up: int = 60
 ) -> dict[str, float]:
@@ -64,16 +119,14 @@ def live(
     right, spent = [], []
     for _ in range(rounds):
         query_id, query, hard = traffic.question()
-        objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(aim))
+        asked = Context(query_id, query)
         warm = policy.version < warm_up
+        chosen, objective = decide(policy, asked, aim)
         if warm:
             chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
-        else:
-            chosen = choose(policy, [Context(query_id, query)], [objective], 1)[0].action_id
-        policy.decided([Pending(query_id, query, chosen, None if warm else aim)])
         correct, log_cost = traffic.outcome(chosen, hard)
         log_cost += float(np.log(price))
-        policy.learn([Observation(query_id, query, chosen, correct, correct, log_cost, correct, objective)])
+        learn(policy, asked, chosen, (correct, log_cost), aim=None if warm else aim, objective=objective)
         right.append(correct)
         spent.append(np.exp(log_cost))
     return {"accuracy": float(np.mean(right)), "cost": float(np.mean(spent))}

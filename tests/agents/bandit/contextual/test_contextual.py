@@ -20,16 +20,24 @@ from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.learner import choose
 from agents.bandit.pacing import KEYS, Forecast, Pace, Pacer
-from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
+from agents.bandit.policy import ActionVector, Aim, Context, Observation, Pending
 from agents.decider.log import Row, decode_row
 from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision
 from schemas.record import decode, encode
-from tests.support.traffic import DIM, MODELS, NEW, Traffic, actions, contextual, live
-
-
-def _plain() -> Objective:
-    return Objective(1, 0, 0, 0, 30)
+from tests.support.traffic import (
+    DIM,
+    MODELS,
+    NEW,
+    PLAIN,
+    Traffic,
+    actions,
+    contextual,
+    decide,
+    learn,
+    live,
+    teach,
+)
 
 
 def test_what_is_dear_is_explored_the_less_the_more_it_costs_at_the_price_in_force() -> None:
@@ -37,12 +45,10 @@ def test_what_is_dear_is_explored_the_less_the_more_it_costs_at_the_price_in_for
     policy.offer(actions())
     query = Traffic().question()[1]
     z = policy.features.short(query)
-    cost, plain = (
-        policy.estimates.predicted(z)[:, COST],
-        policy.estimates.right.widths(z, policy.features.sides),
-    )
+    cost = policy.estimates.predicted(z)[:, COST]
+    plain = policy.estimates.right.widths(z, policy.features.sides)
     price = 0.5 / float(np.median(cost))
-    (scores,) = policy.predict([Context("q", query)], [Objective(1, 0, 0, 0, 30, price)], 1)
+    (scores,) = policy.predict([Context("q", query)], [dataclasses.replace(PLAIN, price=price)], 1)
     extra = price * np.maximum(cost - cost[scores.mean.argmax()], 0.0)
     assert scores.width == pytest.approx(plain**2 / (plain + extra))
     assert scores.width.max() > 0.99 * plain.max(), "what is cheap is explored"
@@ -96,18 +102,13 @@ def test_where_nothing_was_right_yet_an_accuracy_sets_hardly_a_price_and_the_pol
     policy.offer(actions())
     known, chosen = dict(MODELS), []
     for at in range(400):
-        query = rng.normal(size=DIM)
-        objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(aim))
-        action = (
-            policy.features.ids[at % 9]
-            if at < 60
-            else choose(policy, [Context(f"q{at}", query)], [objective], 1)[0].action_id
-        )
-        policy.decided([Pending(f"q{at}", query, action, aim)])
+        asked = Context(f"q{at}", rng.normal(size=DIM))
+        action, objective = decide(policy, asked, aim)
+        action = policy.features.ids[at % 9] if at < 60 else action
         model = action.split("/")[0]
         correct = float(at >= 100 and model == "large" and rng.random() < 0.1)
-        log_cost = float(np.log(1e3 * known[model]))
-        policy.learn([Observation(f"q{at}", query, action, correct, 0.0, log_cost, correct, objective)])
+        outcome = correct, float(np.log(1e3 * known[model]))
+        learn(policy, asked, action, outcome, aim=aim, objective=objective, score=0.0)
         if at == 99:
             assert policy.pacer.price(aim) * 16 * 1e3 * 1e8 < 0.01, "even the dearest costs next to nothing"
         chosen.append(model)
@@ -142,8 +143,8 @@ def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
         for policy, paid in ((plain, 1.0), (charged, factor)):
             policy.decided([Pending(query_id, query, chosen, aim)])
             priced = float(log_cost + np.log(paid))
-            observed = Observation(query_id, query, chosen, correct, correct, priced, correct, _plain())
-            policy.learn([replace_factor(observed, paid)])
+            observed = Observation(query_id, query, chosen, correct, correct, priced, correct, PLAIN)
+            policy.learn([dataclasses.replace(observed, price_factor=paid)])
     assert np.allclose(plain.estimates.paid.ridge.theta, charged.estimates.paid.ridge.theta, rtol=1e-9)
     assert np.allclose(plain.estimates.right.ridge.theta, charged.estimates.right.ridge.theta, rtol=1e-9)
     dear = np.array([3.0 if action.startswith("middle") else 1.0 for action in plain.features.ids])
@@ -158,8 +159,7 @@ def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
     plain.offer(actions())
     assert plain.pacer.price(aim) == before
     # The middle model is worth its price only while it is not too dear.
-    objective = Objective(1, 0, 0, 0, 30, before)
-    shares = []
+    objective, shares = dataclasses.replace(PLAIN, price=before), []
     for factors in ({}, {"middle": 100.0}):
         plain.offer(actions(), factors)
         asked = [Context(f"p{n}", traffic.question()[1]) for n in range(40)]
@@ -170,10 +170,6 @@ def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
     other.load(charged.state())
     assert other.state() == charged.state()
     assert np.array_equal(other.estimates.predicted(z), theirs)
-
-
-def replace_factor(observed: Observation, factor: float) -> Observation:
-    return dataclasses.replace(observed, price_factor=factor)
 
 
 def shard_of(make_shard: Callable[..., Any]) -> Any:
@@ -191,13 +187,8 @@ AIMS: tuple[dict[str, Any], ...] = (
     {"accuracy": 0.9, "tenant": "b"},
     {"mean_cost": 5e13, "tenant": "c"},
 )
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(["ask", "reward", "price", "snapshot", "crash"]), st.integers(0, 3), st.integers(1, 4)
-    ),
-    min_size=4,
-    max_size=25,
-)
+acts = st.sampled_from(["ask", "reward", "price", "snapshot", "crash"])
+steps = st.lists(st.tuples(acts, st.integers(0, 3), st.integers(1, 4)), min_size=4, max_size=25)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -268,8 +259,7 @@ def test_without_a_prior_it_fits_its_directions_to_its_own_history() -> None:
     for refits in ((100, 300), ()):
         policy, rng = contextual(refits=refits), np.random.default_rng(3)
         policy.offer(actions(MODELS[:1] + MODELS[2:]))
-        objective = Objective(1, 0, 0, 0, 30, 4e-12)
-        right = []
+        objective, right = dataclasses.replace(PLAIN, price=4e-12), []
         for at in range(900):
             query = rng.normal(size=DIM) * 0.3
             hard = bool(query[5] + query[7] > 0)
@@ -282,9 +272,7 @@ def test_without_a_prior_it_fits_its_directions_to_its_own_history() -> None:
             large = chosen.startswith("large")
             correct = float(rng.random() < (0.9 if large or not hard else 0.1))
             log_cost = float(np.log(1e11 if large else 1e9))
-            policy.learn(
-                [Observation(seen.query_id, query, chosen, correct, 0.5, log_cost, correct, objective)]
-            )
+            learn(policy, seen, chosen, (correct, log_cost), objective=objective, score=0.5)
             right.append(large == hard)
         found[refits] = np.mean(right[400:])
     assert found[100, 300] > found[()] + 0.1
@@ -297,40 +285,25 @@ def test_few_questions_or_directions_end_no_refit(questions: int, rank: int) -> 
     settings = ContextualSettings(refits=(60,))
     policy = Contextual(ContextualFeatures(FeatureSettings(DIM, 4, query_rank=rank)), settings)
     policy.offer(actions())
-    asked = np.abs(rng.normal(size=(questions, DIM)))
-    transform = policy.features.transform
-    objective = Objective(1, 0, 0, 0, 30)
+    asked, transform = np.abs(rng.normal(size=(questions, DIM))), policy.features.transform
     for at in range(80):
         query, action = asked[at % questions], policy.features.ids[at % 9]
         terms = float(rng.random() < 0.5), 0.5, float(20.0 + at % 3)
-        policy.learn([Observation(f"q{at}", query, action, *terms, 0.5, objective)])
+        policy.learn([Observation(f"q{at}", query, action, *terms, 0.5, PLAIN)])
     assert policy.memory.due == ()
     assert (policy.features.transform is transform) == (questions < 10)
     assert policy.features.rank <= 1 + rank
     assert all(np.isfinite(each).all() for each in policy.features.transform.snapshot().values())
 
 
-def taught(rounds: int, models: tuple[tuple[str, float], ...] = MODELS) -> tuple[Contextual, Traffic]:
-    """Return a policy that has seen every action equally often."""
-    policy, traffic = contextual(), Traffic()
-    policy.offer(actions(models))
-    for at in range(rounds):
-        query_id, query, hard = traffic.question()
-        action = policy.features.ids[at % len(policy.features.ids)]
-        correct, log_cost = traffic.outcome(action, hard)
-        policy.decided([Pending(query_id, query, action)])
-        policy.learn([Observation(query_id, query, action, correct, correct, log_cost, correct, _plain())])
-    return policy, traffic
-
-
-def asked(traffic: Traffic, count: int) -> list[Context]:
+def questions(traffic: Traffic, count: int) -> list[Context]:
     return [Context(*traffic.question()[:2]) for _ in range(count)]
 
 
 def test_before_anything_is_known_every_model_is_tried_alike_in_its_cheapest_configuration() -> None:
     policy = contextual()
     policy.offer(actions())
-    scored = policy.predict(asked(Traffic(), 900), [_plain()] * 900, 1)
+    scored = policy.predict(questions(Traffic(), 900), [PLAIN] * 900, 1)
     drawn = [each.action_ids[each.chosen] for each in scored]
     cheapest = {f"{model}/1/1/1" for model, _ in MODELS}
     assert set(drawn) == cheapest
@@ -338,18 +311,19 @@ def test_before_anything_is_known_every_model_is_tried_alike_in_its_cheapest_con
     for action in cheapest:
         assert drawn.count(action) / 900 == pytest.approx(1 / 3, abs=0.05)
     for each in scored:
-        assert each.probability.sum() == pytest.approx(1.0)
-        assert dict(zip(each.action_ids, each.probability, strict=True))["small/1/1/1"] == pytest.approx(
-            1 / 3
-        )
+        told = dict(zip(each.action_ids, each.probability, strict=True))
+        assert sum(told.values()) == pytest.approx(1.0)
+        assert told["small/1/1/1"] == pytest.approx(1 / 3)
 
 
 def test_a_model_that_joins_is_tried_until_something_is_known_of_it() -> None:
-    policy, traffic = taught(90)
-    assert {each.reason for each in policy.predict(asked(traffic, 50), [_plain()] * 50, 1)} == {"policy"}
+    policy, traffic = contextual(), Traffic()
+    policy.offer(actions())
+    teach(policy, traffic, 90, in_turn=True)
+    assert {each.reason for each in policy.predict(questions(traffic, 50), [PLAIN] * 50, 1)} == {"policy"}
     policy.offer([*actions(), *(ActionVector(f"new/{qp}/1/1", "new", np.ones(4), 3e7) for qp in (4, 1))])
-    contexts = asked(traffic, 1200)
-    scored = policy.predict(contexts, [_plain()] * 1200, 1)
+    contexts = questions(traffic, 1200)
+    scored = policy.predict(contexts, [PLAIN] * 1200, 1)
     tried = [each.action_ids[each.chosen] == "new/1/1/1" for each in scored]
     told = [dict(zip(each.action_ids, each.probability, strict=True))["new/1/1/1"] for each in scored]
     assert all(each.probability.sum() == pytest.approx(1.0) for each in scored)
@@ -360,12 +334,11 @@ def test_a_model_that_joins_is_tried_until_something_is_known_of_it() -> None:
     only = frozenset(f"{model}/1/1/1" for model, _ in MODELS)
     for allowed, expected in ((only, 0.0), (frozenset({"new/1/1/1"}), 1.0)):
         narrow = [Context(c.query_id, c.embedding, allowed) for c in contexts[:100]]
-        found = policy.predict(narrow, [_plain()] * 100, 1)
+        found = policy.predict(narrow, [PLAIN] * 100, 1)
         assert np.mean([f.action_ids[f.chosen].startswith("new") for f in found]) == expected
     for at in range(2):
-        query_id, query, _ = traffic.question()
-        policy.learn([Observation(query_id, query, "new/1/1/1", 1.0, 1.0, 24.0, 1.0, _plain())])
-        reasons = {each.reason for each in policy.predict(contexts[:200], [_plain()] * 200, 1)}
+        learn(policy, questions(traffic, 1)[0], "new/1/1/1", (1.0, 24.0))
+        reasons = {each.reason for each in policy.predict(contexts[:200], [PLAIN] * 200, 1)}
         assert ("warm-up" in reasons) == (at == 0)
 
 
@@ -378,15 +351,12 @@ def test_a_good_model_that_joins_gets_its_share() -> None:
     chosen = []
     for _ in range(300):
         query_id, query, hard = traffic.question()
-        objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(aim))
-        (choice,) = choose(policy, [Context(query_id, query)], [objective], 1)
-        policy.decided([Pending(query_id, query, choice.action_id, aim)])
-        correct, log_cost = traffic.outcome(choice.action_id.replace("new", "large"), hard)
-        if new := choice.action_id.startswith("new"):
+        asked = Context(query_id, query)
+        action, objective = decide(policy, asked, aim)
+        correct, log_cost = traffic.outcome(action.replace("new", "large"), hard)
+        if new := action.startswith("new"):
             log_cost = float(np.log(1e9))
-        policy.learn(
-            [Observation(query_id, query, choice.action_id, correct, correct, log_cost, correct, objective)]
-        )
+        learn(policy, asked, action, (correct, log_cost), aim=aim, objective=objective)
         chosen.append(new)
     assert np.mean(chosen[150:]) > 0.5
 
@@ -395,27 +365,21 @@ def test_a_share_is_of_what_can_be_reached_or_of_the_best_single_configuration()
     """Each model is right on its own half: what can be reached is far above what either reaches alone."""
     reached = {}
     for accuracy_of in ("reachable", "best"):
-        policy, rng, aim = (
-            contextual(accuracy_of=accuracy_of),
-            np.random.default_rng(2),
-            Aim("a", accuracy=0.95),
-        )
+        policy, rng = contextual(accuracy_of=accuracy_of), np.random.default_rng(2)
+        aim = Aim("a", accuracy=0.95)
         both = [ActionVector(f"{name}/1/1/1", name, np.ones(4), 0.0) for name in ("cheap", "dear")]
         policy.offer(both)
         right = []
         for at in range(900):
             query = rng.normal(size=DIM) * 0.1
             query[12:] = 1.0 + 2.0 * (side := bool(rng.random() < 0.5))
-            objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(aim))
-            chosen = (
-                both[at % 2].action_id
-                if at < 100
-                else choose(policy, [Context(f"q{at}", query)], [objective], 1)[0].action_id
-            )
-            policy.decided([Pending(f"q{at}", query, chosen, aim if at >= 100 else None)])
+            asked = Context(f"q{at}", query)
+            chosen, objective = decide(policy, asked, aim)
+            chosen = both[at % 2].action_id if at < 100 else chosen
             correct = float(rng.random() < (0.95 if side == chosen.startswith("dear") else 0.35))
             log_cost = float(np.log(1e11 if chosen.startswith("dear") else 1e9))
-            policy.learn([Observation(f"q{at}", query, chosen, correct, 0.5, log_cost, correct, objective)])
+            under = aim if at >= 100 else None
+            learn(policy, asked, chosen, (correct, log_cost), aim=under, objective=objective, score=0.5)
             right.append(correct)
         forecast = policy.pacer.forecast()
         assert forecast is not None
@@ -470,7 +434,7 @@ def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first:
         query_id, query, hard = traffic.question()
         chosen = late.features.ids[int(traffic.rng.integers(len(late.features.ids)))]
         correct, log_cost = traffic.outcome(chosen, hard)
-        seen = Observation(query_id, query, chosen, correct, correct, log_cost, correct, _plain())
+        seen = Observation(query_id, query, chosen, correct, correct, log_cost, correct, PLAIN)
         for policy in (late, early):
             if read:
                 early.refits.update(late.refits)

@@ -9,33 +9,20 @@ import numpy as np
 import pytest
 
 from agents.bandit.contextual import COST, LEAST, AccuracyDrift, Contextual, CostDrift
-from agents.bandit.learner import choose
-from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
-from tests.support.traffic import Traffic, actions, contextual, single
+from agents.bandit.policy import ActionVector, Aim, Context, Observation, Pending
+from tests.support.traffic import PLAIN, Traffic, actions, contextual, decide, learn, single, teach
 
 AIM = Aim("a", accuracy=0.9)
-PLAIN = Objective(1, 0, 0, 0, 30)
-
-
-def learn(policy: Contextual, traffic: Traffic, rounds: int, longer: float = 1.0) -> None:
-    """Learn from actions drawn at random; searches of the middle model cost `longer` times as much."""
-    for _ in range(rounds):
-        query_id, query, hard = traffic.question()
-        chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
-        correct, log_cost = traffic.outcome(chosen, hard)
-        log_cost += math.log(longer) if chosen.startswith("middle") else 0.0
-        policy.decided([Pending(query_id, query, chosen, AIM)])
-        policy.learn([Observation(query_id, query, chosen, correct, correct, log_cost, correct, PLAIN)])
 
 
 def test_longer_searches_of_a_model_are_noticed_and_those_of_others_are_not() -> None:
     policy, traffic = contextual(), Traffic(7)
     policy.offer(actions())
-    learn(policy, traffic, 1_000)
+    learn_paced(policy, traffic, 1_000)
     assert (policy.estimates.factors == 1.0).all()
     z = policy.features.short(traffic.question()[1])
     before = policy.estimates.predicted(z)[:, COST]
-    learn(policy, traffic, 120, longer=4.0)
+    learn_paced(policy, traffic, 120, longer=4.0)
     middle = np.array([action.startswith("middle") for action in policy.features.ids])
     ratio = policy.estimates.predicted(z)[:, COST] / before
     assert np.median(ratio[middle]) > 2.5
@@ -49,23 +36,21 @@ def test_longer_searches_of_a_model_are_noticed_and_those_of_others_are_not() ->
 def test_what_was_noticed_survives_a_restart() -> None:
     policy, other, traffic = contextual(), contextual(), Traffic(8)
     policy.offer(actions())
-    learn(policy, traffic, 1_000)
-    learn(policy, traffic, 60, longer=4.0)
+    learn_paced(policy, traffic, 1_000)
+    learn_paced(policy, traffic, 60, longer=4.0)
     other.load(policy.state())
     assert (other.estimates.factors != 1.0).any()
     assert np.array_equal(other.estimates.factors, policy.estimates.factors)
-    later = Traffic(9)
-    learn(policy, later, 60)
-    later = Traffic(9)
-    learn(other, later, 60)
+    for each in (policy, other):
+        learn_paced(each, Traffic(9), 60)
     assert other.state() == policy.state()
 
 
 def test_a_regression_that_knows_little_is_not_corrected() -> None:
     policy, traffic = contextual(), Traffic(10)
     policy.offer(actions())
-    learn(policy, traffic, 100)
-    learn(policy, traffic, 100, longer=4.0)
+    learn_paced(policy, traffic, 100)
+    learn_paced(policy, traffic, 100, longer=4.0)
     assert (policy.estimates.factors == 1.0).all()
 
 
@@ -87,6 +72,10 @@ def test_a_model_that_is_itself_again_has_no_factor() -> None:
     assert drift.factor("m") == 1.0
 
 
+def learn_paced(policy: Contextual, traffic: Traffic, rounds: int, longer: float = 1.0) -> None:
+    teach(policy, traffic, rounds, aim=AIM, longer=longer)
+
+
 def cut_short(policy: Contextual, traffic: Traffic, rounds: int) -> None:
     """Learn the cost alone of searches that their clients cut after a tenth."""
     for _ in range(rounds):
@@ -101,14 +90,10 @@ def cut_short(policy: Contextual, traffic: Traffic, rounds: int) -> None:
 def test_a_cost_alone_moves_the_costs_and_neither_correctness_nor_its_width() -> None:
     policy, traffic = contextual(), Traffic(7)
     policy.offer(actions())
-    learn(policy, traffic, 300)
+    learn_paced(policy, traffic, 300)
     z = policy.features.short(traffic.question()[1])
-    before, width, version = (
-        policy.estimates.predicted(z),
-        policy.estimates.right.widths(z, policy.features.sides),
-        policy.version,
-    )
-    account = policy.pacer.account(AIM)
+    before, version, account = policy.estimates.predicted(z), policy.version, policy.pacer.account(AIM)
+    width = policy.estimates.right.widths(z, policy.features.sides)
     cut_short(policy, traffic, 300)
     after = policy.estimates.predicted(z)
     assert np.array_equal(after[:, [0, 1, 3]], before[:, [0, 1, 3]])
@@ -126,14 +111,14 @@ def test_a_cost_alone_moves_the_costs_and_neither_correctness_nor_its_width() ->
 def test_costs_learned_alone_survive_a_restart_and_new_actions() -> None:
     policy, other = contextual(), contextual()
     policy.offer(actions())
-    learn(policy, Traffic(8), 100)
+    learn_paced(policy, Traffic(8), 100)
     cut_short(policy, Traffic(9), 20)
     other.load(policy.state())
     for each in (policy, other):
-        learn(each, Traffic(10), 30)
+        learn_paced(each, Traffic(10), 30)
         each.offer([*actions(), ActionVector("large/8/4/2", "large", np.ones(4), 1e8)])
         cut_short(each, Traffic(11), 10)
-        learn(each, Traffic(12), 30)
+        learn_paced(each, Traffic(12), 30)
     assert policy.state() == other.state()
 
 
@@ -141,20 +126,11 @@ def serve(policy: Contextual, rounds: int, broken: str = "", seed: int = 0) -> l
     """Let a policy choose among four models that differ in price alone; one may be broken. Return its choices."""
     rng, chosen = np.random.default_rng(seed), []
     for at in range(rounds):
-        query = single(rng.normal(size=21) * 0.1)
-        objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(AIM))
-        (choice,) = choose(policy, [Context(f"s{seed}-{at}", query)], [objective], 1)
-        model = choice.action_id.split("/")[0]
-        policy.decided([Pending(f"s{seed}-{at}", query, choice.action_id, AIM)])
+        asked = Context(f"s{seed}-{at}", single(rng.normal(size=21) * 0.1))
+        action, objective = decide(policy, asked, AIM)
+        model = action.split("/")[0]
         correct = float(rng.random() < (0.15 if model == broken else 0.85))
-        log_cost = math.log(1e9 * FLEET[model])
-        policy.learn(
-            [
-                Observation(
-                    f"s{seed}-{at}", query, choice.action_id, correct, correct, log_cost, correct, objective
-                )
-            ]
-        )
+        learn(policy, asked, action, (correct, math.log(1e9 * FLEET[model])), aim=AIM, objective=objective)
         chosen.append(model)
     return chosen
 

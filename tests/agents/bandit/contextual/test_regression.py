@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,29 +10,28 @@ import pytest
 from agents.bandit.contextual import Contextual, ContextualSettings, Regression
 from agents.bandit.contextual_features import ContextualFeatures, QueryTransform
 from agents.bandit.features import FeatureSettings
-from agents.bandit.policy import ActionVector, Objective, Observation
+from agents.bandit.policy import ActionVector, Context
 from agents.bandit.prior import History, fit_directions, set_anchors
 from agents.bandit.ridge import Ridge
 from agents.bandit.variances import Evidence, estimated, evidence_of, usual_mean, usual_variance
-from tests.support.traffic import Traffic, actions, contextual
-
-DIM = 21
-PLAIN = Objective(1, 0, 0, 0, 30)
+from tests.support.traffic import DIM, MODELS, Traffic, actions, contextual, learn, teach
 
 
 def features(models: int = 6, rank: int = 20, widths: tuple[int, ...] = (1,)) -> ContextualFeatures:
-    """Models of unknown sizes, one configuration each, and directions as if they were learned."""
+    """Models of unknown sizes, a configuration of each width, and directions as if they were learned."""
     made = ContextualFeatures(FeatureSettings(DIM, models, query_rank=rank))
     plain, learned = made.transform, rank - 9
     axes = np.eye(rank, DIM)
     made.transform = QueryTransform(plain.offset, axes, plain.landmarks, 1.0, np.zeros((learned, 0)), learned)
-    made.offer(
-        [
-            ActionVector(f"m{i}/{width}/1/1", f"m{i}", np.eye(models)[i], 0.0)
-            for i in range(models)
-            for width in widths
-        ]
-    )
+    named, sides = [f"m{i}" for i in range(models)], np.eye(models)
+    made.offer([ActionVector(f"{m}/{n}/1/1", m, sides[i], 0.0) for i, m in enumerate(named) for n in widths])
+    return made
+
+
+def plain_features(rank: int, models: int = 4) -> ContextualFeatures:
+    """Models of unknown sizes that are described alike, before anything is known."""
+    made = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=rank))
+    made.offer([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(models)])
     return made
 
 
@@ -98,11 +96,10 @@ def test_predictions_solve_the_normal_equations_with_the_variance_of_each_block(
         query_id, query, hard = traffic.question()
         action = at % 9
         correct, log_cost = traffic.outcome(d.ids[action], hard)
-        policy.learn([Observation(query_id, query, d.ids[action], correct, 0.4, log_cost, 0.4, PLAIN)])
+        learn(policy, Context(query_id, query), d.ids[action], (correct, log_cost), score=0.4)
         rows.append(np.kron(d.sides[action], d.short(query)))
-        ratio = log_cost - math.log(d.anchors[action])
         right.append([correct, 0.4])
-        paid.append([ratio])
+        paid.append([log_cost - math.log(d.anchors[action])])
     x, z = np.array(rows), d.short(traffic.question()[1])
     probes = np.array([np.kron(side, z) for side in d.sides])
     for of, targets in ((e.right, np.array(right)), (e.paid, np.array(paid))):
@@ -120,17 +117,10 @@ def test_predictions_solve_the_normal_equations_with_the_variance_of_each_block(
         assert of.widths(z, d.sides) == pytest.approx(width)
 
 
-MODELS = (("small", 1e6), ("middle", 1e7), ("large", 1e8))
-
-
 def test_forecasts_of_many_queries_are_the_predictions_of_each() -> None:
     policy, traffic = contextual(), Traffic()
     policy.offer(actions())
-    for at in range(80):
-        query_id, query, hard = traffic.question()
-        correct, log_cost = traffic.outcome(policy.features.ids[at % 9], hard)
-        seen = Observation(query_id, query, policy.features.ids[at % 9], correct, 0.4, log_cost, 0.4, PLAIN)
-        policy.learn([seen])
+    teach(policy, traffic, 80, in_turn=True)
     z = np.array([policy.features.short(traffic.question()[1]) for _ in range(10)])
     offered = np.array([1, 4, 8])
     found = policy.estimates.forecast(z, offered)
@@ -232,12 +222,8 @@ def test_evidence_is_of_what_rows_models_and_questions_have_of_their_own(
     found = evidence_of(on, history, z, targets)
     x = np.array([np.kron(on.sides[a], z[q]) for q, a in zip(history.question, history.action, strict=True)])
     rows = np.append(x, targets, axis=1)
-    groups = [
-        np.arange(len(rows)),
-        history.question * 3 + history.action // len(widths),
-        history.question,
-    ]
-    spread = []
+    models = history.question * 3 + history.action // len(widths)
+    groups, spread = [np.arange(len(rows)), models, history.question], []
     for group in groups:
         means = [rows[group == g].mean(axis=0) * math.sqrt(np.sum(group == g)) for g in np.unique(group)]
         spread.append(np.array(means).T @ np.array(means))
@@ -287,7 +273,7 @@ def test_a_capped_history_predicts_the_same_less_surely() -> None:
 def test_new_features_begin_with_the_usual_variance_and_change_no_prediction() -> None:
     policy, traffic = contextual(refits=()), Traffic()
     policy.offer(actions())
-    _teach(policy, traffic, 60)
+    teach(policy, traffic, 60, in_turn=True)
     z = policy.features.short(traffic.question()[1])
     before = policy.estimates.predicted(z)
     width = policy.estimates.right.widths(z, policy.features.sides)
@@ -300,8 +286,7 @@ def test_new_features_begin_with_the_usual_variance_and_change_no_prediction() -
 
 @pytest.mark.parametrize("models", [4, 12, 40, 60])
 def test_where_models_are_many_z_is_shorter_and_the_counts_give_way_to_directions(models: int) -> None:
-    on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=40))
-    on.offer([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(models)])
+    on = plain_features(40, models)
     assert on.rank == 10, "before anything is known, the counts"
     fit_directions(on, *told(on, 60))
     counts = on.transform.parts.count("counts")
@@ -315,8 +300,7 @@ def test_where_models_are_many_z_is_shorter_and_the_counts_give_way_to_direction
 def test_directions_are_learned_where_questions_outnumber_what_describes_them(
     questions: int, learned: bool
 ) -> None:
-    on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=20))
-    on.offer([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(4)])
+    on = plain_features(20)
     history, targets = told(on, questions)
     z = fit_directions(on, history, targets)
     assert ("one × directions" in on.column_blocks) == learned
@@ -324,15 +308,13 @@ def test_directions_are_learned_where_questions_outnumber_what_describes_them(
     fitted = np.array([on.short(query) for query in history.queries])
     kernel = 10 + on.transform.learned
     assert fitted[:, kernel:] == pytest.approx(z[:, kernel:]), "nothing of an outcome is in them"
-    assert np.array_equal(fitted[:, 10:kernel], z[:, 10:kernel]) != learned, (
-        "fitted without the question itself"
-    )
+    within = np.array_equal(fitted[:, 10:kernel], z[:, 10:kernel])
+    assert within != learned, "fitted without the question itself"
 
 
 def test_what_is_alike_is_close_in_the_kernel_and_what_is_like_nothing_is_at_zero() -> None:
     rng = np.random.default_rng(3)
-    on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=30))
-    on.offer([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(4)])
+    on = plain_features(30)
     history, targets = told(on, 20)
     z = fit_directions(on, history, targets)[:, 10:]
     distance = np.linalg.norm(history.queries[:, None, :-9] - history.queries[:, :-9], axis=2)
@@ -354,22 +336,21 @@ def told(on: ContextualFeatures, questions: int) -> tuple[History, np.ndarray]:
     return history, np.stack([right, ones], axis=1)
 
 
-def _teach(policy: Contextual, traffic: Traffic, rounds: int, **_: Any) -> None:
-    for at in range(rounds):
-        query_id, query, hard = traffic.question()
-        action = policy.features.ids[at % 9]
-        correct, log_cost = traffic.outcome(action, hard)
-        policy.learn([Observation(query_id, query, action, correct, correct, log_cost, correct, PLAIN)])
-
-
 def test_settings_do_not_change_what_is_learned() -> None:
     states = []
     for settings in (ContextualSettings(), ContextualSettings(alpha=2.0, accuracy_of="best")):
-        policy = Contextual(ContextualFeatures(FeatureSettings(DIM, 4, query_rank=11)), settings)
+        policy = Contextual(contextual().features, settings)
         policy.offer(actions())
-        _teach(policy, Traffic(), 60)
+        teach(policy, Traffic(), 60, in_turn=True)
         states.append(policy.state())
     assert states[0] == states[1]
+
+
+def costs(questions: int, *models: float) -> History:
+    """Return questions that every model answered rightly, at its cost."""
+    asked, action = np.divmod(np.arange(questions * len(models)), len(models))
+    queries, ones = np.random.default_rng(0).normal(size=(questions, DIM)), np.ones(len(asked))
+    return History(queries, asked, action, ones, ones, np.log(models)[action], ones)
 
 
 def test_the_size_of_a_hosted_model_is_read_from_what_it_costs() -> None:
@@ -381,22 +362,14 @@ def test_the_size_of_a_hosted_model_is_read_from_what_it_costs() -> None:
     )
     size = made.names.index("size")
     assert made.sides[:, size].tolist() == [-1.0, 1.0, 0.0, 0.0]
-    asked, action = np.repeat(np.arange(200), 3), np.tile(np.arange(3), 200)
-    cost = np.array([1e9**0.75, 1e11**0.75, 1e10**0.75])[action]
-    ones = np.ones(len(asked))
-    queries = np.random.default_rng(0).normal(size=(200, DIM))
-    set_anchors(made, History(queries, asked, action, ones, ones, np.log(cost), ones))
-    assert made.sides[:, size] == pytest.approx([-1.0, 1.0, 0.0, 0.0], abs=0.06)  # shrunk a little
-    cheap = np.array([1e9**0.75, 1e11**0.75, 1e9**0.75])[action]
-    set_anchors(made, History(queries, asked, action, ones, ones, np.log(cheap), ones))
-    assert made.sides[:, size] == pytest.approx([-1.0, 1.0, -1.0, 0.0], abs=0.06)
+    for hosted, expected in ((1e10, 0.0), (1e9, -1.0)):
+        set_anchors(made, costs(200, 1e9**0.75, 1e11**0.75, hosted**0.75))
+        assert made.sides[:, size] == pytest.approx([-1.0, 1.0, expected, 0.0], abs=0.06)  # shrunk a little
 
 
 def test_where_no_size_is_told_the_dearest_model_counts_as_the_largest() -> None:
     made = features(models=3)
     size = made.names.index("size")
     assert not made.sides[:, size].any()
-    asked, action, ones = np.repeat(np.arange(100), 3), np.tile(np.arange(3), 100), np.ones(300)
-    queries = np.random.default_rng(0).normal(size=(100, DIM))
-    set_anchors(made, History(queries, asked, action, ones, ones, np.log([3.0, 30.0, 300.0])[action], ones))
+    set_anchors(made, costs(100, 3.0, 30.0, 300.0))
     assert made.sides[:, size] == pytest.approx([-1.0, 0.0, 1.0], abs=0.02)
