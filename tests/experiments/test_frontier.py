@@ -6,18 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from agents.bandit.policy import ActionVector
-from experiments.__main__ import cli
 from experiments.changes import AFTER, WINDOW, changes
 from experiments.contenders import ALL
 from experiments.frontier import PLAYERS, PRICES, Terms, frontier
 from experiments.journal import LIVE_RUNS, Journal
 from experiments.loop import Stage, make_trial, play, stream
-from experiments.outcomes import Arm, BanditWorld, Outcomes, QuestionInfo
+from experiments.outcomes import Arm, BanditWorld, QuestionInfo
 from experiments.pacer import PHASES, pacer
 from experiments.runs import Scope
+from tests.support.lab import lab, made_world, outcome_table
 
 MODELS = ("small", "middle", "large", "huge")
 
@@ -27,22 +25,18 @@ def world() -> BanditWorld:
     """Short questions everyone solves; long ones only the larger, dearer models do."""
     rng = np.random.default_rng(3)
     hard = np.arange(150) % 2 == 1
-    asked = tuple(
+    asked = [
         QuestionInfo(f"q{i}", "What is 17 + 25? " + "And then 3 more, and 4 less? " * (6 * h), str(int(h)))
         for i, h in enumerate(hard.tolist())
-    )
-    arms = tuple(Arm(f"{m}/1/1/1", m) for m in MODELS)
+    ]
+    arms = [Arm(f"{m}/1/1/1", m) for m in MODELS]
     chance = np.where(hard[:, None], np.array([0.05, 0.4, 0.75, 0.8]), np.array([0.9, 0.92, 0.93, 0.94]))
     correct = (rng.random((2, 150, 4)) < chance).astype(float)
     log_cost = np.log(10.0 ** np.arange(4)) + 0.1 * rng.normal(size=(2, 150, 4))
     queries = rng.normal(size=(150, 12))
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
-    vectors = tuple(
-        ActionVector(a.arm_id, a.model, row, 10.0**i)
-        for i, (a, row) in enumerate(zip(arms, np.eye(4), strict=True))
-    )
-    outcomes = Outcomes("made", asked, arms, correct, correct, log_cost)
-    return BanditWorld(outcomes, queries, vectors, outcomes.bounds())
+    sizes = (10.0 ** np.arange(4)).tolist()
+    return made_world(arms, correct, log_cost, queries, asked=asked, sizes=sizes)
 
 
 def test_who_reads_the_question_pays_less_for_the_same(world: BanditWorld) -> None:
@@ -132,39 +126,27 @@ def test_spend_is_kept_through_every_change_and_a_restored_learner_goes_on_alike
 
 
 def test_the_command_says_what_each_pays(tmp_path: Path) -> None:
-    rng, lines = np.random.default_rng(1), ["q,text,m,ok,usd"]
-    for q in range(60):
-        for at, model in enumerate(("small", "large")):
-            ok = int(rng.random() < 0.5 + 0.4 * at)
-            lines.append(f"{q},question {q} of {q % 7}?,{model},{ok},{10.0**at}")
-    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
-    (tmp_path / "m.yaml").write_text("question: q\ntext: text\narm: m\ncorrect: ok\ncost: usd\n")
-    given = [
-        "frontier",
-        "--outcomes",
-        str(tmp_path / "t.csv"),
-        "--mapping",
-        str(tmp_path / "m.yaml"),
-        "--jobs",
-        "1",
+    rng = np.random.default_rng(1)
+    rows = [
+        {"question": str(q), "text": f"question {q} of {q % 7}?", "arm": model, "cost": 10.0**at}
+        | {"correct": int(rng.random() < 0.5 + 0.4 * at)}
+        for q in range(60)
+        for at, model in enumerate(("small", "large"))
     ]
-    given += ["--cache", str(tmp_path / "vectors"), "--orders", "1", "--out", str(tmp_path / "f.json")]
-    ran = CliRunner().invoke(cli, [*given, "--policy", "random", "--policy", "default_with_prior"])
-    assert ran.exit_code == 0, ran.output
-    assert "fixed_mix_from_history: 1.000" in ran.output
-    assert "paretobandit: not run; give --paretobandit" in ran.output
-    rows = json.loads((tmp_path / "f.json").read_text())["frontier"]
-    assert set(rows) == {"fixed_mix_from_history", "random", "default_with_prior", "ceiling"}
+    given: list[object] = ["frontier", *outcome_table(tmp_path, rows), "--jobs", "1", "--orders", "1"]
+    given += ["--out", tmp_path / "f.json"]
+    told = lab(*given, "--policy", "random", "--policy", "default_with_prior")
+    assert "fixed_mix_from_history: 1.000" in told
+    assert "paretobandit: not run; give --paretobandit" in told
+    found = json.loads((tmp_path / "f.json").read_text())["frontier"]
+    assert set(found) == {"fixed_mix_from_history", "random", "default_with_prior", "ceiling"}
     looked = LIVE_RUNS.read_bytes() if LIVE_RUNS.exists() else b""
-    journal = str(tmp_path / "journal.jsonl")
-    made = ["--half", "0", "--prices", "3", "--history", "10", "--no-ceiling", "--journal", journal]
-    ran = CliRunner().invoke(cli, [*given, *made])
-    assert ran.exit_code == 0, ran.output
-    assert Path(journal).is_file()
+    journal = tmp_path / "journal.jsonl"
+    lab(*given, "--half", "0", "--prices", "3", "--history", "10", "--no-ceiling", "--journal", journal)
+    assert journal.is_file()
     assert (LIVE_RUNS.read_bytes() if LIVE_RUNS.exists() else b"") == looked
-    wrong = CliRunner().invoke(cli, [*given, "--policy", "best"])
-    assert wrong.exit_code == 2
-    assert "'best' is not one of 'ridge_from_history', 'ridge_online'" in wrong.output
+    wrong = lab(*given, "--policy", "best", status=2)
+    assert "'best' is not one of 'ridge_from_history', 'ridge_online'" in wrong
 
 
 def test_a_comparison_is_corrected_for_the_number_of_tables(tmp_path: Path) -> None:
@@ -172,17 +154,12 @@ def test_a_comparison_is_corrected_for_the_number_of_tables(tmp_path: Path) -> N
     for table, worse in (("a", 0.02), ("b", 0.5), ("c", 0.001)):
         ratio = {"mean": 1.2, "low": 1.1, "high": None}
         found = {"cost_ratio": ratio, "p_worse": worse, "p_better": 1 - worse}
-        told = {"table": table, "history": "200", "live": None, "half": None}
-        journal.conclude({**told, "ratios": {"default": None}, "against": {"default": found}})
-    ran = CliRunner().invoke(cli, ["compare", str(journal.path), "--row", "default"])
-    assert ran.exit_code == 0, ran.output
-    a, b, c = ran.output.splitlines()
-    assert a.startswith(
-        "a, history 200: 1.200 [1.100, ∞] of ridge_from_history, out of reach of the fixed mix"
-    )
+        about = {"table": table, "history": "200", "live": None, "half": None}
+        journal.conclude({**about, "ratios": {"default": None}, "against": {"default": found}})
+    a, b, c = lab("compare", tmp_path / "j.jsonl", "--row", "default").splitlines()
+    told = "a, history 200: 1.200 [1.100, ∞] of ridge_from_history, out of reach of the fixed mix"
+    assert a.startswith(told)
     assert a.endswith("worse p = 0.040, better p = 1.000: worse")
     assert b.endswith("neither shown")
     assert c.endswith("worse p = 0.003, better p = 1.000: worse")
-    ran = CliRunner().invoke(cli, ["compare", str(journal.path)])
-    assert ran.exit_code == 1
-    assert "no journal holds default_with_prior" in ran.output
+    assert "no journal holds default_with_prior" in lab("compare", tmp_path / "j.jsonl", status=1)

@@ -1,18 +1,19 @@
 """The loop, the oracles and off-policy evaluation on worlds whose truth is known."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from agents.bandit.policy import ActionVector, Observation
+from agents.bandit.policy import Observation
 from experiments.beyond import share
 from experiments.ceiling import best_contextual, best_fixed
 from experiments.contenders import ALL
-from experiments.loop import DRIFTS, FeedbackChannel, make_trial, play, spaces, steady
-from experiments.outcomes import Arm, BanditWorld, OutcomeError, Outcomes, QuestionInfo
+from experiments.loop import DRIFTS, FeedbackChannel, Stage, Step, make_trial, play, spaces, steady
+from experiments.outcomes import Arm, BanditWorld, OutcomeError, QuestionInfo
 from experiments.runs import Run, figures_of, paired, rounds_to_learn, run_oracle, run_policy
+from tests.support.lab import made_world
 
 PAIRS = ((1, 1), (1, 4), (4, 1))
 MODELS = ("s", "m", "l", "xl")
@@ -22,7 +23,7 @@ COST = {"s": 1.0, "m": 3.0, "l": 9.0, "xl": 27.0}
 def make_world(samples: int = 2, questions: int = 60, contextual: bool = False) -> BanditWorld:
     """Four models: the larger the better and dearer; with `contextual`, half the questions want the smallest."""
     rng = np.random.default_rng(7)
-    arms = tuple(Arm(f"{m}/{qp}/{cp}/1", m, qp, cp) for m in MODELS for qp, cp in PAIRS)
+    arms = [Arm(f"{m}/{qp}/{cp}/1", m, qp, cp) for m in MODELS for qp, cp in PAIRS]
     level = np.arange(questions) % 2
     queries = rng.normal(size=(questions, 12)) * 0.2
     queries[:, 0] += 2.0 * level - 1.0
@@ -34,25 +35,28 @@ def make_world(samples: int = 2, questions: int = 60, contextual: bool = False) 
     correct = (rng.random(shape) < chance).astype(float)
     score = np.clip(0.3 + 0.4 * correct + 0.1 * rng.normal(size=shape), 0, 1)
     log_cost = np.log([COST[a.model] * a.qp * a.cp for a in arms]) + 0.1 * rng.normal(size=shape)
-    outcomes = Outcomes(
-        "made",
-        tuple(QuestionInfo(str(i), "", str(level[i])) for i in range(questions)),
-        arms,
-        correct,
-        score,
-        log_cost,
-    )
-    units = np.eye(16)[: len(arms)] + 0.5
-    vectors = tuple(
-        ActionVector(a.arm_id, a.model, u / np.linalg.norm(u)) for a, u in zip(arms, units, strict=True)
-    )
-    return BanditWorld(outcomes, queries, vectors, outcomes.bounds())
+    asked = [QuestionInfo(str(i), "", str(level[i])) for i in range(questions)]
+    vectors = np.eye(16)[: len(arms)] + 0.5
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return made_world(arms, correct, log_cost, queries, score=score, asked=asked, vectors=vectors)
+
+
+def played(
+    name: str,
+    world: BanditWorld,
+    stages: Mapping[int, Stage],
+    feedback: FeedbackChannel | None = None,
+    seed: int = 3,
+) -> list[Step]:
+    """Return every round of a policy, by its name, on a world whose offer and objective change by stages."""
+    trial = make_trial(world, seed, stages, feedback=feedback or FeedbackChannel())
+    return list(play(ALL[name](world, seed), trial))
 
 
 def test_policies_of_a_seed_share_order_warm_up_and_world() -> None:
     world = make_world()
     stages = steady(world, "cost-sensitive")
-    one, other = (list(play(ALL[n](world, 3), make_trial(world, 3, stages))) for n in ("uniscale", "knn"))
+    one, other = (played(name, world, stages) for name in ("uniscale", "knn"))
     assert [s.question for s in one] == [s.question for s in other]
     assert [s.arm for s in one[:50]] == [s.arm for s in other[:50]]
     assert [s.best for s in one] == [s.best for s in other]
@@ -64,9 +68,9 @@ def test_policies_of_a_seed_share_order_warm_up_and_world() -> None:
 
 def test_the_loop_is_the_same_twice() -> None:
     world = make_world()
-    trial = make_trial(world, 23, steady(world, "quality-priority"))
+    stages = steady(world, "quality-priority")
     for name in ("uniscale", "ts", "knn"):
-        assert list(play(ALL[name](world, 23), trial)) == list(play(ALL[name](world, 23), trial)), name
+        assert played(name, world, stages, seed=23) == played(name, world, stages, seed=23), name
 
 
 @pytest.mark.parametrize("name", ["uniscale", "greedy", "knn", "terms"])
@@ -75,11 +79,8 @@ def test_a_learner_chooses_the_same_in_the_span_of_the_questions(name: str) -> N
     wide = replace(world, queries=np.pad(world.queries, ((0, 0), (0, 90))))
     narrow = wide.spanned()
     assert narrow.queries.shape == (60, 60)
-    chosen = [
-        [step.arm for step in play(ALL[name](w, 3), make_trial(w, 3, steady(w, "quality-priority")))]
-        for w in (wide, narrow)
-    ]
-    assert chosen[0] == chosen[1]
+    one, other = (played(name, each, steady(each, "quality-priority")) for each in (wide, narrow))
+    assert [s.arm for s in one] == [s.arm for s in other]
 
 
 def test_the_oracle_has_no_regret_and_is_not_beaten() -> None:
@@ -106,7 +107,7 @@ def test_drifts_change_what_is_on_offer_after_the_warm_up() -> None:
     world = make_world()
     small = {i for i, arm in enumerate(world.outcomes.arms) if arm.model in ("s", "m")}
     for name, early, late in (("add", False, True), ("remove", True, False)):
-        steps = list(play(ALL["uniscale"](world, 3), make_trial(world, 3, DRIFTS[name](world))))
+        steps = played("uniscale", world, DRIFTS[name](world))
         assert any(s.arm in small for s in steps[:50]) is early
         if not late:
             assert not any(s.arm in small for s in steps[50:])
@@ -117,20 +118,18 @@ def test_drifts_change_what_is_on_offer_after_the_warm_up() -> None:
 def test_a_learner_by_terms_needs_no_relearning() -> None:
     """Its choices after a change are those of one that had the objective all along, seed by seed."""
     world = make_world()
-    changed = list(play(ALL["terms"](world, 3), make_trial(world, 3, DRIFTS["q_to_c"](world))))
-    always = list(play(ALL["terms"](world, 3), make_trial(world, 3, steady(world, "cost-sensitive"))))
+    changed = played("terms", world, DRIFTS["q_to_c"](world))
+    always = played("terms", world, steady(world, "cost-sensitive"))
     assert [s.arm for s in changed] == [s.arm for s in always]
-    scalar = list(play(ALL["uniscale"](world, 3), make_trial(world, 3, DRIFTS["q_to_c"](world))))
+    scalar = played("uniscale", world, DRIFTS["q_to_c"](world))
     assert [s.arm for s in scalar] != [s.arm for s in always]
 
 
 def test_duplicated_feedback_changes_nothing_and_lost_feedback_does() -> None:
     world = make_world()
     stages = steady(world, "cost-sensitive")
-    plain, twice, none = (
-        list(play(ALL["uniscale"](world, 3), make_trial(world, 3, stages, feedback=f)))
-        for f in (FeedbackChannel(), FeedbackChannel(duplicated=1.0), FeedbackChannel(kept=0.1))
-    )
+    channels = FeedbackChannel(), FeedbackChannel(duplicated=1.0), FeedbackChannel(kept=0.1)
+    plain, twice, none = (played("uniscale", world, stages, each) for each in channels)
     assert plain == twice
     assert [s.arm for s in plain] != [s.arm for s in none]
 
@@ -220,13 +219,10 @@ def test_corrections_make_a_two_stage_learner_whole() -> None:
     """Score and cost at once and correctness at once too: by terms that is prompt feedback."""
     world = make_world()
     stages = steady(world, "quality-priority")
-    prompt = list(play(ALL["terms"](world, 3), make_trial(world, 3, stages)))
-    staged = list(
-        play(ALL["terms"](world, 3), make_trial(world, 3, stages, feedback=FeedbackChannel(two_stage=True)))
-    )
+    prompt = played("terms", world, stages)
+    staged = played("terms", world, stages, FeedbackChannel(two_stage=True))
     assert [s.arm for s in staged] == [s.arm for s in prompt]
-    never = FeedbackChannel(two_stage=True, kept=0.0)
-    blind = list(play(ALL["terms"](world, 3), make_trial(world, 3, stages, feedback=never)))
+    blind = played("terms", world, stages, FeedbackChannel(two_stage=True, kept=0.0))
     assert [s.arm for s in blind] != [s.arm for s in prompt]
 
 

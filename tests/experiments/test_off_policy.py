@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from experiments import off_policy as ope
-from experiments.__main__ import cli
+from tests.support.lab import lab
 
 N, A = 4_000, 5
 
@@ -109,20 +108,17 @@ def log_of(folder: Path, decisions: int, rng: np.random.Generator) -> Path:
 
 
 def test_the_command_estimates_and_refuses_below_the_floor(tmp_path: Path, rng: np.random.Generator) -> None:
-    ran = CliRunner().invoke(cli, ["ope", str(log_of(tmp_path, 400, rng))])
-    assert ran.exit_code == 0, ran.output
+    told = lab("ope", log_of(tmp_path, 400, rng))
     estimates = {
         (line.split(":")[0], line.split()[1]): float(line.split()[2])
-        for line in ran.output.splitlines()
+        for line in told.splitlines()
         if "effective" in line and "not estimated" not in line
     }
     for kind in ("IPS", "SNIPS", "DR"):
         assert estimates["b", kind] == pytest.approx(0.7, abs=0.12)
-    assert "c: not estimated: only" in ran.output
+    assert "c: not estimated: only" in told
 
 
 def test_the_command_names_what_a_log_lacks(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("action,reward\na,1\n")
-    ran = CliRunner().invoke(cli, ["ope", str(tmp_path / "log.csv")])
-    assert ran.exit_code == 1
-    assert "each row needs action, propensity and reward" in ran.output
+    assert "each row needs action, propensity and reward" in lab("ope", tmp_path / "log.csv", status=1)

@@ -2,14 +2,14 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from experiments.__main__ import cli
 from experiments.early_exit import replay, replay_tts_prm, replay_wide
+from tests.support.lab import lab, outcome_table
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -18,31 +18,16 @@ DATA = Path(__file__).parents[2].parent / "shared" / "data"
 def twice(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("paper")
     rng = np.random.default_rng(5)
-    words = ["apples", "trains", "prime numbers", "shapes", "coins"]
-    lines = ["q,text,m,ok,judge,usd"]
+    words, rows = ["apples", "trains", "prime numbers", "shapes", "coins"], []
     for q in range(40):
         for at, model in enumerate(("small", "middle", "large", "giant")):
             ok = int(rng.random() < 0.2 + 0.2 * at)
+            row = {"question": str(q), "text": f"{q} {words[q % 5]}?", "arm": model, "correct": ok}
             judge = round(float(np.clip(0.3 + 0.4 * ok + 0.1 * rng.normal(), 0, 1)), 4)
-            lines.append(f"{q},{q} {words[q % 5]}?,{model},{ok},{judge},{3.0**at:.3f}")
-    (folder / "t.csv").write_text("\n".join(lines) + "\n")
-    (folder / "m.yaml").write_text(
-        "name: made\nquestion: q\ntext: text\narm: m\ncorrect: ok\nscore: judge\ncost: usd\nunit: USD\n"
-    )
+            rows.append(row | {"score": judge, "cost": 3.0**at})
+    table = outcome_table(folder, rows)
     for out in ("a", "b"):
-        told = [
-            "--outcomes",
-            str(folder / "t.csv"),
-            "--mapping",
-            str(folder / "m.yaml"),
-            "--out",
-            str(folder / out),
-        ]
-        ran = CliRunner().invoke(
-            cli,
-            ["paper", "--quick", "--seeds", "2", "--jobs", "1", *told, "--cache", str(folder / "vectors")],
-        )
-        assert ran.exit_code == 0, ran.output
+        lab("paper", "--quick", "--seeds", "2", "--jobs", "1", *table, "--out", folder / out)
     return [folder / "a", folder / "b"]
 
 
@@ -62,11 +47,8 @@ def test_tables_have_the_keys_that_readers_rely_on(twice: list[Path]) -> None:
             assert all({"mean", "std", "low", "high"} == set(cell) for cell in figures.values())
         oracle = policies["oracle"]["reward"]["mean"]
         assert all(figures["reward"]["mean"] <= oracle for figures in policies.values())
-    assert tables["outcomes"]["not_run"] == [
-        f"all/{mode}/{policy}"
-        for mode in ("cost_sensitive", "quality_priority")
-        for policy in ("mlp", "neural_ucb")
-    ]
+    left_out = product(("cost_sensitive", "quality_priority"), ("mlp", "neural_ucb"))
+    assert tables["outcomes"]["not_run"] == [f"all/{mode}/{policy}" for mode, policy in left_out]
     assert set(tables["drifts"]) == {"add", "remove", "q_to_c", "c_to_q"}
 
 

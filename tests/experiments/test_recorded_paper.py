@@ -7,37 +7,32 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
-from experiments.__main__ import cli
 from experiments.loop import best_route_space
 from experiments.page import write_results
 from experiments.paper import read_beside
 from experiments.record import table
 from experiments.record.questions import questions_of
 from schemas.action import Action
+from tests.support.lab import lab
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = ROOT / "infra" / "catalogue" / "mini.yaml"
 MODELS = load_catalogue(CATALOGUE).model_names[:4]
 IN_USE, OTHER = "the-one-in-use", "the-other"
-SECONDS = {
-    "query_embedding": 1.0,
-    "bandit": 0.5,
-    "generation": 6.0,
-    "verification": 2.0,
-    "rest_of_search": 0.5,
-}
+SECONDS = dict(query_embedding=1.0, bandit=0.5, generation=6.0, verification=2.0, rest_of_search=0.5)
 RUN = {
     "rounds": 160,
     "rounds_as_recorded": 210,
     "warm_up_and_rounds": 210,
     "load_before_and_after": [0.1, 1.0],
 }
+RECORDED = {"models": list(MODELS), "verifiers": [IN_USE, OTHER], "samples": 1, "eta": 1.2}
 RUN_BOTH_WAYS = ("-0", "-1")
 NUMBERS = ("prefill_eflops", "decoding_eflops", "verifier_eflops")
 
@@ -64,19 +59,11 @@ def row(
 ) -> dict[str, Any]:
     wide, size = action.qp * action.cp, MODELS.index(action.model)
     ok = bool(rng.random() < 0.2 + 0.12 * size + 0.04 * np.log2(wide))
-    cost = (
-        1e9
-        * 2.0**size
-        * wide
-        * (0.67 if early_exit and wide > 1 else 1.0)
-        * float(np.exp(0.1 * rng.normal()))
-    )
+    saved = 0.67 if early_exit and wide > 1 else 1.0
+    cost = 1e9 * 2.0**size * wide * saved * float(np.exp(0.1 * rng.normal()))
     return {
         "question": question,
-        "model": action.model,
-        "qp": action.qp,
-        "cp": action.cp,
-        "bs": action.bs,
+        **msgspec.structs.asdict(action),
         "sample": 0,
         "verifier": verifier,
         "early_exit": early_exit,
@@ -105,57 +92,21 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
     for task in ("math", "code"):
         share = 0.07
-        settings = {
-            "models": list(MODELS),
-            "verifiers": [IN_USE, OTHER],
-            "samples": 1,
-            "eta": 1.2,
-            "sampling": {m: {"temperature": 0.8, "step_tokens": 32, "depth_limit": 10} for m in MODELS},
-        }
-        table.write(
-            folder / f"{task}.parquet", rows_of(task, share), questions_of(task, share=share), settings
-        )
+        sampling = {m: {"temperature": 0.8, "step_tokens": 32, "depth_limit": 10} for m in MODELS}
+        settings, asked = RECORDED | {"sampling": sampling}, questions_of(task, share=share)
+        table.write(folder / f"{task}.parquet", rows_of(task, share), asked, settings)
     (folder / "math.latency.json").write_text(json.dumps({"seconds": SECONDS, "run": RUN}))
-    told = [
-        "--outcomes",
-        str(folder / "math.parquet"),
-        "--out",
-        str(folder / "out"),
-        "--jobs",
-        "1",
-        "--seeds",
-        "1",
-    ]
-    told += ["--catalogue", str(CATALOGUE), "--cache", str(folder / "vectors")]
-    told += ["--results", str(folder / "results")]
-    ran = CliRunner().invoke(cli, ["paper", "--quick", *told])
-    assert ran.exit_code == 0, ran.output
+    told = ["paper", "--quick", "--jobs", "1", "--seeds", "1", "--outcomes", folder / "math.parquet"]
+    told += ["--catalogue", CATALOGUE, "--cache", folder / "vectors"]
+    lab(*told, "--out", folder / "out", "--results", folder / "results")
     return folder / "out"
 
 
 def test_every_table_that_a_recording_carries_is_there(written: Path) -> None:
     tables = json.loads((written / "tables.json").read_text())
-    assert set(tables) >= {
-        "main",
-        "best_route",
-        "semantics",
-        "alpha",
-        "dense_feedback",
-        "drifts",
-        "pareto",
-        "early_exit",
-        "verifiers",
-        "second_task",
-        "verifier_scores",
-        "readings",
-        "versus_best",
-        "own_policies",
-        "shared_objective",
-        "feedback",
-        "cold_start",
-        "latency",
-        "latency_run",
-    }
+    promised = """main best_route semantics alpha dense_feedback drifts pareto early_exit verifiers second_task
+        verifier_scores readings versus_best own_policies shared_objective feedback cold_start latency latency_run"""
+    assert set(tables) >= set(promised.split())
     assert set(tables["main"]) == {"tts", "routing", "uis"}
     assert tables["outcomes"]["actions"] == 28 * len(MODELS)
     assert set(tables["verifiers"]) == {IN_USE, OTHER}
@@ -202,13 +153,11 @@ def test_a_page_of_results_begins_with_tables_and_figures_and_keeps_what_is_writ
     assert named == {path.name for path in folder.glob("*.png")}
     assert len(named) >= 9
     assert "| mean reward | random |" in text
-    edited = text.replace("# Results on math", "# Mine\n\nA sentence.").replace(
-        "| mean reward |", "| stale |"
-    )
-    page.write_text(edited)
+    mine = text.replace("# Results on math", "# Mine\n\nA sentence.")
+    page.write_text(mine.replace("| mean reward |", "| stale |"))
     (folder / "gone.png").touch()
     write_results(folder, written / "tables.json", tables, {"pareto": written / "pareto.png"})
-    assert page.read_text() == text.replace("# Results on math", "# Mine\n\nA sentence.")
+    assert page.read_text() == mine
     assert {path.name for path in folder.glob("*.png")} == {"pareto.png"}
 
 
@@ -220,25 +169,11 @@ def test_code_is_the_second_task_of_others_and_not_of_itself(written: Path, task
 
 
 def test_the_card_counts_what_a_recording_holds(tmp_path: Path) -> None:
-    settings = {
-        "models": list(MODELS),
-        "verifiers": [IN_USE, OTHER],
-        "samples": 1,
-        "sampling": {},
-        "engine": "torch",
-        "seed": 0,
-        "eta": 1.2,
-        "grader": "g",
-        "catalogue": "c",
-        "weights": {},
-    }
+    made_by = {"engine": "torch", "seed": 0, "grader": "g", "catalogue": "c", "weights": {}, "sampling": {}}
     rows = list(rows_of("code", 0.01))
-    table.write(tmp_path / "r.parquet", rows, questions_of("code", share=0.01), settings)
-    told = CliRunner().invoke(cli, ["card", str(tmp_path / "r.parquet")])
-    assert told.exit_code == 0, told.output
-    assert f"rows: {len(rows):,}, 0 of them derived" in told.output
+    table.write(tmp_path / "r.parquet", rows, questions_of("code", share=0.01), RECORDED | made_by)
+    told = lab("card", tmp_path / "r.parquet")
+    assert f"rows: {len(rows):,}, 0 of them derived" in told
     right = 100 * sum(row["correct"] for row in rows) / len(rows)
-    assert f"right, with early exit: {right:.2f} %" in told.output
-    absent = CliRunner().invoke(cli, ["card", str(tmp_path / "none.parquet")])
-    assert absent.exit_code == 1
-    assert "is no recording of ours" in absent.output
+    assert f"right, with early exit: {right:.2f} %" in told
+    assert "is no recording of ours" in lab("card", tmp_path / "none.parquet", status=1)

@@ -47,9 +47,9 @@ def recording(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "engine": "torch",
         "seed": 0,
         "eta": 1.2,
-        "weights": weights(catalogue, tiny),
-        "sampling": {"tiny": msgspec.to_builtins(catalogue.model("tiny").sampling)},
     }
+    sampling = {"tiny": msgspec.to_builtins(catalogue.model("tiny").sampling)}
+    settings |= {"weights": weights(catalogue, tiny), "sampling": sampling}
     table.write(folder / "r.parquet", journal.rows(), QUESTIONS, settings)
     return folder / "r.parquet"
 
@@ -74,25 +74,15 @@ def test_only_searches_that_met_the_limit_end_otherwise_and_at_the_same_cost(
     for q, asked in enumerate(o.questions):
         for a, arm in enumerate(o.arms):
             question = again.questions[asked.question_id]
-            found, _ = asyncio.run(
-                search(
-                    question,
-                    action_of(arm),
-                    Variant("prm-a", early_exit),
-                    again.search_id(question, arm, 0),
-                    literal,
-                    SearchMemory(),
-                )
-            )
+            variant, name = Variant("prm-a", early_exit), again.search_id(question, arm, 0)
+            found, _ = asyncio.run(search(question, action_of(arm), variant, name, literal, SearchMemory()))
             assert found.eflops == pytest.approx(o.cost[0, q, a], rel=1e-4)
             same = math.isclose(found.score, o.score[0, q, a], rel_tol=1e-4)
             differ += not same
             if at_limit[0, q, a]:
                 told = completed[asked.question_id, arm.arm_id]
-                assert (told["correct"], told["score"]) == (
-                    found.correct,
-                    pytest.approx(found.score, abs=1e-5),
-                )
+                assert told["correct"] == found.correct
+                assert told["score"] == pytest.approx(found.score, abs=1e-5)
             else:
                 assert same
     assert differ
@@ -145,9 +135,8 @@ def test_what_was_run_again_belongs_to_its_recording(recording: Path, tiny: Path
     # Searches that come later leave it as it is, other outcomes of its own do not.
     told, asked = {**settings, "verifiers": ["prm-a", "prm-b"]}, questions_in(recording)
     kept_rows, longer = rows_of(recording), tmp_path / "longer.parquet"
-    write(
-        longer, [*kept_rows, *({**row, "verifier": "prm-b", "score": 0.5} for row in kept_rows)], asked, told
-    )
+    second = [{**row, "verifier": "prm-b", "score": 0.5} for row in kept_rows]
+    write(longer, [*kept_rows, *second], asked, told)
     assert not rerun.load_limit(tmp_path / "d.json", longer, told).refused
     without = tmp_path / "without.parquet"
     write(without, [row for row in kept_rows if row["early_exit"]], asked, settings)

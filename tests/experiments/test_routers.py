@@ -5,10 +5,10 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from agents.bandit.features import COUNTS
-from agents.bandit.policy import ActionVector
-from experiments.outcomes import Arm, BanditWorld, Outcomes, QuestionInfo
+from experiments.outcomes import Arm, BanditWorld
 from experiments.ridge import strength_left_out
 from experiments.routers import REFIT, Fitted, OnlineRidge, best_arms, solved_prices
+from tests.support.lab import made_world
 
 QUESTIONS, HISTORY = 500, 120
 
@@ -18,18 +18,14 @@ def world() -> BanditWorld:
     """Two cheap arms, each good at its own half of the questions, and a dear one that is good at all."""
     rng = np.random.default_rng(5)
     side = rng.choice([-1.0, 1.0], size=QUESTIONS)
-    queries = np.concatenate(
-        [side[:, None] + 0.3 * rng.normal(size=(QUESTIONS, 1)), rng.normal(size=(QUESTIONS, 5))], axis=1
-    )
-    queries = np.concatenate([queries / 3, rng.normal(size=(QUESTIONS, len(COUNTS)))], axis=1)
+    told = side[:, None] + 0.3 * rng.normal(size=(QUESTIONS, 1))
+    queries = np.concatenate([told, rng.normal(size=(QUESTIONS, 5))], axis=1) / 3
+    queries = np.concatenate([queries, rng.normal(size=(QUESTIONS, len(COUNTS)))], axis=1)
     chance = np.stack([0.5 + 0.4 * side, 0.5 - 0.4 * side, np.full(QUESTIONS, 0.9)], axis=1)
     correct = (rng.random((1, QUESTIONS, 3)) < chance).astype(float)
     log_cost = np.log([1.0, 1.0, 20.0]) + 0.1 * rng.normal(size=(1, QUESTIONS, 3))
-    arms = tuple(Arm(name, name) for name in ("left", "right", "dear"))
-    asked = tuple(QuestionInfo(f"q{i}", f"question {i}") for i in range(QUESTIONS))
-    vectors = tuple(ActionVector(a.arm_id, a.model, row, 0.0) for a, row in zip(arms, np.eye(3), strict=True))
-    outcomes = Outcomes("made", asked, arms, correct, correct, log_cost)
-    return BanditWorld(outcomes, queries, vectors, outcomes.bounds())
+    arms = [Arm(name, name) for name in ("left", "right", "dear")]
+    return made_world(arms, correct, log_cost, queries)
 
 
 def test_the_static_router_is_a_ridge_an_arm_on_vector_and_scaled_counts(world: BanditWorld) -> None:
@@ -63,11 +59,9 @@ def test_the_online_one_begins_as_the_static_one(world: BanditWorld) -> None:
 
 
 def test_the_online_one_leaves_an_arm_that_has_become_wrong(world: BanditWorld) -> None:
-    fitted = Fitted.of(world, range(HISTORY))
+    fitted, correct = Fitted.of(world, range(HISTORY)), world.outcomes.correct[0]
     order = np.random.default_rng(0).integers(HISTORY, QUESTIONS, size=10 * REFIT).tolist()
     # The first arm is never right any more; the others are as they were.
-    taken = OnlineRidge(fitted).play(
-        order, 0.02, lambda q, arm: (0.0 if arm == 0 else float(world.outcomes.correct[0, q, arm]), 0.0)
-    )
+    taken = OnlineRidge(fitted).play(order, 0.02, lambda q, arm: (float(arm and correct[q, arm]), 0.0))
     assert taken[:REFIT].count(0) > 0.3 * REFIT
     assert taken[-REFIT:].count(0) < 0.1 * REFIT

@@ -13,15 +13,15 @@ import psutil
 import pytest
 from threadpoolctl import threadpool_limits
 
-from agents.bandit.policy import ActionVector
 from agents.catalogue.file import load_catalogue
 from agents.minilm import MiniLM
 from experiments import runs
 from experiments.contenders import ALL
 from experiments.loop import WARM_UP, Stage, spaces, steady
-from experiments.outcomes import Arm, BanditWorld, Outcomes, QuestionInfo, build_world, load_recording
+from experiments.outcomes import Arm, BanditWorld, build_world, load_recording
 from experiments.paper import networks_wanted
 from experiments.runs import RECIPE, NetworkRecord, run_policy, run_recorded
+from tests.support.lab import made_world
 
 ROOT = Path(__file__).parents[2]
 MODE = "cost-sensitive"
@@ -30,22 +30,11 @@ MODE = "cost-sensitive"
 @pytest.fixture(scope="module")
 def world() -> BanditWorld:
     rng = np.random.default_rng(11)
-    arms = tuple(Arm(name, name) for name in "abcd")
-    shape = (1, 30, 4)
-    outcomes = Outcomes(
-        "made",
-        tuple(QuestionInfo(str(i), "") for i in range(30)),
-        arms,
-        (rng.random(shape) < 0.5).astype(float),
-        rng.random(shape),
-        rng.random(shape),
-    )
+    arms, shape = [Arm(name, name) for name in "abcd"], (1, 30, 4)
+    correct, score, log_cost = (rng.random(shape) < 0.5).astype(float), rng.random(shape), rng.random(shape)
     queries = rng.normal(size=(30, 6))
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
-    vectors = tuple(
-        ActionVector(arm.arm_id, arm.model, row) for arm, row in zip(arms, np.eye(6), strict=False)
-    )
-    return BanditWorld(outcomes, queries, vectors, outcomes.bounds(), "texts")
+    return replace(made_world(arms, correct, log_cost, queries, score=score), texts="texts")
 
 
 @pytest.fixture
@@ -129,9 +118,8 @@ def test_training_is_kept_and_gone_on_with(world: BanditWorld, tmp_path: Path) -
     runs.rebuild(record, {"all": world}, names, jobs=1)
     kept = NetworkRecord.load(tmp_path / "n.json", world)
     stages = steady(world, MODE)
-    assert run_recorded(kept, world, "all", MODE, "mlp", stages, [3]) == run_policy(
-        ALL["mlp"], world, stages, [3]
-    )
+    live = run_policy(ALL["mlp"], world, stages, [3])
+    assert run_recorded(kept, world, "all", MODE, "mlp", stages, [3]) == live
     again: list[object] = []
     runs.rebuild(kept, {"all": world}, names, jobs=1, done=again.append)
     assert again == []

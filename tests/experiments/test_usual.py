@@ -5,14 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from agents.bandit import variances
 from agents.bandit.contextual import Contextual
-from experiments.__main__ import cli
 from experiments.contenders import SERVICE
 from experiments.usual import combined, estimated, in_place
 from tests.experiments.test_worth import two_nested
+from tests.support.lab import lab, outcome_table
 
 
 def variance(block: str) -> float:
@@ -44,28 +43,22 @@ def test_it_holds_within_and_not_after() -> None:
 
 
 def test_a_table_is_judged_with_what_others_are_usually_like(tmp_path: Path) -> None:
-    rng, lines = np.random.default_rng(3), []
-    for i in range(150):
-        right = {"small": float(rng.random() < 0.5), "large": float(rng.random() < 0.8)}
-        lines += [
-            json.dumps({"id": f"q{i}", "text": f"What is {i} + {i}?", "arm": arm, "ok": ok, "cost": cost})
-            for (arm, ok), cost in zip(right.items(), (1.0, 9.0), strict=True)
-        ]
-    (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    (tmp_path / "m.yaml").write_text(
-        "name: made\nquestion: id\ntext: text\narm: arm\ncorrect: ok\ncost: cost\n"
+    rng = np.random.default_rng(3)
+    table = outcome_table(
+        tmp_path,
+        [
+            {"question": f"q{i}", "text": f"What is {i} + {i}?", "arm": arm, "cost": cost}
+            | {"correct": float(rng.random() < chance)}
+            for i in range(150)
+            for arm, cost, chance in (("small", 1.0, 0.5), ("large", 9.0, 0.8))
+        ],
     )
-    table = ["--outcomes", str(tmp_path / "t.jsonl"), "--mapping", str(tmp_path / "m.yaml")]
-    table += ["--cache", str(tmp_path / "vectors")]
-    made = CliRunner().invoke(cli, ["usual", *table, "-o", str(tmp_path / "u.json")])
-    assert made.exit_code == 0, made.output
-    assert "one × constant: " in made.output
-    assert "(usually 0.1)" in made.output
-    out = tmp_path / "f.json"
+    made = lab("usual", *table, "-o", tmp_path / "u.json")
+    assert "one × constant: " in made
+    assert "(usually 0.1)" in made
     asked = [*table, "--orders", "1", "--prices", "2", "--half", "0", "--jobs", "1", "--policy", "default"]
-    for more in ([], ["--usual", str(tmp_path / "u.json")]):
-        journal = ["--journal", str(tmp_path / "j"), "--out", str(out), "--no-ceiling"]
-        shown = CliRunner().invoke(cli, ["frontier", *asked, *more, *journal])
-        assert shown.exit_code == 0, shown.output
+    for more in ([], ["--usual", tmp_path / "u.json"]):
+        journal = ["--journal", tmp_path / "j", "--out", tmp_path / "f.json", "--no-ceiling"]
+        lab("frontier", *asked, *more, *journal)
     games = [json.loads(line) for line in (tmp_path / "j").read_text().splitlines() if "arms" in line]
     assert len({game["code"] for game in games}) == 2, "each has games of its own"

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.bandit.policy import ActionVector
 from experiments.commands import CATALOGUE, TRAFFIC, joint_world
 from experiments.frontier import PLAYERS, STATIC, Terms, frontier
 from experiments.journal import ROOT
-from experiments.outcomes import Arm, BanditWorld, Outcomes, QuestionInfo
+from experiments.outcomes import Arm, BanditWorld, QuestionInfo
 from experiments.runs import Scope
+from tests.support.lab import made_world
 
 QUESTIONS, DIM = 1300, 24
 POLICY = "default_with_prior"
@@ -40,15 +40,9 @@ def world_of(
     rng, shape = np.random.default_rng([seed, 1]), (2, *logits.shape)
     correct = (rng.random(shape) < 1 / (1 + np.exp(-logits))).astype(float)
     log_cost = np.log(costs) + 0.2 * rng.normal(size=shape)
-    asked = tuple(QuestionInfo(f"q{i}", "Is it so? " * int(rng.integers(1, 9))) for i in range(len(logits)))
-    vectors = tuple(
-        ActionVector(name, model, row, size)
-        for (name, model, size), row in zip(arms, np.eye(len(arms)), strict=True)
-    )
-    outcomes = Outcomes(
-        f"made-{seed}", asked, tuple(Arm(name, model) for name, model, _ in arms), correct, correct, log_cost
-    )
-    return BanditWorld(outcomes, queries_of(seed), vectors, outcomes.bounds())
+    asked = [QuestionInfo(f"q{i}", "Is it so? " * int(rng.integers(1, 9))) for i in range(len(logits))]
+    named, sizes = [Arm(name, model) for name, model, _ in arms], [size for *_, size in arms]
+    return made_world(named, correct, log_cost, queries_of(seed), asked=asked, sizes=sizes)
 
 
 def queries_of(seed: int) -> np.ndarray:
@@ -94,7 +88,7 @@ def five_models_in_three_shapes() -> BanditWorld:
 def test_it_takes_half_of_what_a_static_router_takes_and_never_costs_more_than_a_fixed_mix(
     made: Callable[[], BanditWorld],
 ) -> None:
-    policy, _ = played(made())
+    policy = played(made())
     assert policy["mean_cost_ratio"]["mean"] < 0.95, "a world in which there is nothing to take shows nothing"
 
 
@@ -115,9 +109,8 @@ def drawn(seed: int) -> BanditWorld:
     level = np.linspace(-1.5, 1.5, models)
     logits = 0.5 + level - 2.5 * hard[:, None]
     if not nested:
-        logits = (
-            0.5 + 0.5 * level + topics @ (rng.normal(size=(DIM, models)) * (rng.random((DIM, models)) < 0.25))
-        )
+        skills = rng.normal(size=(DIM, models)) * (rng.random((DIM, models)) < 0.25)
+        logits = 0.5 + 0.5 * level + topics @ skills
     costs = np.exp(np.linspace(0.0, np.log(1000.0 if apart else 3.0), models))
     arms = [(f"m{i}/1/1/1", f"m{i}", 1e8 * float(costs[i]) if sized else 0.0) for i in range(models)]
     vectors = topics / np.linalg.norm(topics, axis=1, keepdims=True)
@@ -130,38 +123,30 @@ def test_in_drawn_worlds_it_takes_half_of_that_too(seed: int) -> None:
     played(drawn(seed))
 
 
-TABLES = {
-    "mixed": ("../../experiments/data/mixed.parquet", None),
-    "paretobandit_val": ("val_k4.jsonl.gz", "paretobandit_val"),
-    "reasoning_gym_hard": ("outcomes.csv.gz", "reasoning_gym_hard"),
-    "zeroeval_gsm": ("gsm_outcomes.csv.gz", "zeroeval_gsm"),
-}
+TABLES = (
+    "paretobandit_val/val_k4.jsonl.gz",
+    "reasoning_gym_hard/outcomes.csv.gz",
+    "zeroeval_gsm/gsm_outcomes.csv.gz",
+)
 """Those with 300 questions of history."""
 
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "table",
-    [
-        "mixed",
-        *(
-            pytest.param(name, marks=pytest.mark.data(f"{name}/{file}"))
-            for name, (file, mapping) in TABLES.items()
-            if mapping
-        ),
-    ],
-)
-def test_on_real_tables_too(table: str, tmp_path: Path) -> None:
-    file, mapping = TABLES[table]
-    source = ROOT.parent / "shared" / "data" / table / file if mapping else TRAFFIC
-    columns = ROOT / "experiments" / "mappings" / f"{mapping}.yaml" if mapping else None
-    _, world = joint_world(source, columns, CATALOGUE, tmp_path)
-    played(world)
+def test_on_mixed_traffic_too(tmp_path: Path) -> None:
+    played(joint_world(TRAFFIC, None, CATALOGUE, tmp_path)[1])
 
 
-def played(world: BanditWorld) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the rows of the policy and of the static router, and hold the policy to what it is held to."""
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("file", [pytest.param(each, marks=pytest.mark.data(each)) for each in TABLES])
+def test_on_real_tables_too(file: str, tmp_path: Path) -> None:
+    columns = ROOT / "experiments" / "mappings" / f"{Path(file).parent}.yaml"
+    played(joint_world(ROOT.parent / "shared" / "data" / file, columns, CATALOGUE, tmp_path)[1])
+
+
+def played(world: BanditWorld) -> dict[str, Any]:
+    """Hold the policy to what it is held to; return its row of the table."""
     rows = {name: PLAYERS[name] for name in (STATIC, POLICY)}
     terms = Terms(history=300, live=500, prices=6, batch=20, ceilings=False)
     table = frontier(world, Scope(more_seeds=(0, 1), whole=False), rows, terms).tables["frontier"]
@@ -172,4 +157,4 @@ def played(world: BanditWorld) -> tuple[dict[str, Any], dict[str, Any]]:
         assert saved < 0.05 or taken >= 0.5 * saved
     for share, at in policy["at"].items():
         assert share == "1" or at["cost_ratio"] is None or at["cost_ratio"]["low"] <= 1.05, share
-    return policy, static
+    return policy
