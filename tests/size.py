@@ -163,7 +163,6 @@ def leaves(command: click.Command, path: tuple[str, ...] = ()) -> list[str]:
 
 def walked(root: Path) -> list[str]:
     """Return the modules with a function executed between arrival and closing reward of a fourth query, in memory."""
-    from agents.serving.recorded import write_paths
     from schemas.query import Query
     from schemas.record import decode, encode
     from schemas.reward import Reward
@@ -171,7 +170,7 @@ def walked(root: Path) -> list[str]:
     from streams.runtime.memory_cluster import Cluster
     from streams.services import SERVICES
     from streams.settings import Settings
-    from tests.support.recorded import CATALOGUE, question, recorded_paths
+    from tests.support.recorded import question, recorded_in_memory, recorded_paths
 
     seen: set[str] = set()
 
@@ -197,12 +196,8 @@ def walked(root: Path) -> list[str]:
         await cluster.close()
 
     with tempfile.TemporaryDirectory() as folder:
-        at = Path(folder)
-        (at / "catalogue.yaml").write_text(CATALOGUE)
-        write_paths(at / "recording.jsonl", recorded_paths(4, samples=3, steps=(1, 3)))
-        files = {"catalogue": str(at / "catalogue.yaml"), "recorded": str(at / "recording.jsonl")}
-        memory = {"encoder": "hashed", "encoder_dimension": 8, "warm_up": 0, "snapshot_every": 0}
-        run(ask(Settings().replace(prefix="m.", state_dir=str(at / "state"), **files, **memory)))
+        paths = recorded_paths(4, samples=3, steps=(1, 3))
+        run(ask(recorded_in_memory(Path(folder), paths, warm_up=0)))
     inside = {Path(name).relative_to(root) for name in seen if Path(name).is_relative_to(root)}
     return sorted(name_of(file) for file in inside if file.parts[0] in PACKAGES)
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 
 from agents.reward.join import JoinRow, encode_row
-from agents.serving.recorded import write_paths
 from schemas.answer import Answer
 from schemas.control import Cancel, ControlRecord, Heartbeat
 from schemas.dead_letter import DeadLetter
@@ -20,16 +19,14 @@ from schemas.query import Query, QueryContext
 from schemas.record import encode
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
-from streams.gateway.app import GatewayService
 from streams.gateway.request import ChatRequest, parse
 from streams.gateway.responses import ApiError
-from streams.runtime.base import Runtime
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES
 from streams.settings import Settings
 from tests.fuzz.values import broken, value
-from tests.support.recorded import CATALOGUE, recorded_paths
+from tests.support.cluster import WITH_GATEWAY
+from tests.support.recorded import recorded_in_memory, recorded_paths
 
 BATCH = 250
 """Records of one deployment: it is started anew for the next ones."""
@@ -65,34 +62,10 @@ class Outcome(NamedTuple):
     faults: list[str]
 
 
-async def _index(runtime: Runtime) -> None:
-    await GatewayService(runtime, 1000).follow()
-
-
-WITH_GATEWAY = {
-    **SERVICES,
-    "gateway": msgspec.structs.replace(SERVICES["gateway"], build=_index, optional=False),
-}
-
-
 def settings_in(folder: Path) -> Settings:
     """Return the settings of a deployment in memory whose files lie in a folder."""
-    (folder / "catalogue.yaml").write_text(CATALOGUE)
-    write_paths(folder / "recording.jsonl", recorded_paths(4, samples=2, steps=(1, 2)))
-    return Settings().replace(
-        prefix="f.",
-        catalogue=str(folder / "catalogue.yaml"),
-        recorded=str(folder / "recording.jsonl"),
-        state_dir=str(folder / "state"),
-        encoder="hashed",
-        encoder_dimension=8,
-        query_partitions=2,
-        join_partitions=2,
-        group_partitions=2,
-        warm_up=2,
-        snapshot_every=0,
-        max_in_flight=10_000,
-    )
+    paths = recorded_paths(4, samples=2, steps=(1, 2))
+    return recorded_in_memory(folder, paths, group_partitions=2, max_in_flight=10_000)
 
 
 def drawn(rng: random.Random) -> tuple[str, bytes, bytes | None, bool]:

@@ -4,13 +4,10 @@ from typing import Any
 
 import pytest
 
-from schemas.control import Cancel, KeyEntry, ObjectiveEntry
 from schemas.dead_letter import DeadLetter
-from schemas.errors import UniscaleError
-from schemas.objective import Weights
 from schemas.query import Query
-from schemas.record import decode, encode
-from schemas.reward import Due, Feedback, Reward
+from schemas.record import encode
+from schemas.reward import Reward
 from streams.runtime import kafka_clients
 from tests.support import poison
 from tests.support.deployment import Ask, Deploy
@@ -20,34 +17,13 @@ pytestmark = pytest.mark.broker
 GOOD = 60
 
 
-def readable(loop: Any, topic: str, kind: Any) -> list[Any]:
-    found = []
-    for record in loop.raw(topic):
-        try:
-            found.append(decode(record.value, kind))
-        except UniscaleError:
-            continue
-    return found
-
-
 def samples_of(loop: Any) -> dict[str, list[tuple[bytes | None, bytes | None]]]:
     """Return real records of every topic, of queries that are not asked again."""
     t = loop.topics
-    asked = [
-        Query(query_id=f"p{n}", text=f"What is {n + 2} + {n + 3}, number {n}?", reference="5")
-        for n in range(4)
-    ]
-    loop.send(*asked)
-    loop.until(lambda: len({r.query_id for r in loop.read(t.reward, Reward)}) == 4, what="the samples")
-    records = [
-        (t.feedback, Feedback(query_id="pnone", correct=True, metadata={"a": 1})),
-        (t.due, Due(query_id="pnone", kind="timeout", deadline_ms=0)),
-        (t.cancel_for("mini"), Cancel(query_id="pnone", by="gateway", reason="hung up")),
-        (t.control, ObjectiveEntry(name="pnone", op="set", weights=Weights(correct=1.0))),
-        (t.control, KeyEntry(name="pnone", op="add", sha256="0" * 64, tenant="acme")),
-    ]
-    for topic, record in records:
-        loop.put(topic, b"pnone", encode(record))
+    texts = [f"What is {n + 2} + {n + 3}, number {n}?" for n in range(4)]
+    loop.serve(*(Query(query_id=f"p{n}", text=text, reference="5") for n, text in enumerate(texts)))
+    for topic, key, record in poison.of_nobody(t):
+        loop.put(topic, key.encode(), encode(record))
     return {topic.name: [(r.key, r.value) for r in loop.raw(topic.name)][:12] for topic in loop.page}
 
 
@@ -73,19 +49,17 @@ def test_poison_ends_no_service_and_touches_no_good_query(deploy: Deploy, ask: A
     producer.flush(timeout=300)
     producer.close()
     wanted = {query.query_id for query in good}
-    loop.until(
-        lambda: {r.query_id for r in readable(loop, t.reward, Reward) if r.closes} >= wanted,
-        what="the good queries",
-    )
+
+    def rewarded() -> bool:
+        return {r.query_id for r in poison.readable(loop.raw(t.reward), Reward) if r.closes} >= wanted
+
+    loop.until(rewarded, what="the good queries")
     # What was sent last has gone through every service when a query sent after it has.
     loop.send(ask(GOOD))
     wanted.add(f"q{GOOD}")
-    loop.until(
-        lambda: {r.query_id for r in readable(loop, t.reward, Reward) if r.closes} >= wanted,
-        what="one more query",
-    )
+    loop.until(rewarded, what="one more query")
     assert loop.pids == pids, "no service has ended"
-    letters = readable(loop, t.dead_letter, DeadLetter)
+    letters = poison.readable(loop.raw(t.dead_letter), DeadLetter)
     assert len(letters) > count // 4
     assert not {letter.query_id for letter in letters} & wanted
     loop.until(lambda: not {p.query_id for p in loop.audited().pending} & wanted, what="the learner")

@@ -1,45 +1,26 @@
 """A deployment in memory that answers from recordings made here, with the hashed encoder."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agents.serving.recorded import write_paths
 from schemas.query import Query
 from streams.audit.run import Report, audit
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
 from streams.simulate.history import InMemoryLog
-from tests.support.recorded import CATALOGUE, question, recorded_paths
+from tests.support.recorded import question, recorded_in_memory, recorded_paths
 
 QUESTIONS = 12
 
 
 @pytest.fixture(scope="session")
-def recorded_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a catalogue and a recording."""
-    folder = tmp_path_factory.mktemp("recorded")
-    (folder / "catalogue.yaml").write_text(CATALOGUE)
-    write_paths(folder / "recording.jsonl", recorded_paths(QUESTIONS, samples=3, steps=(1, 3)))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def in_memory(recorded_files: Path) -> Callable[..., Settings]:
+def in_memory(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Settings]:
     """Return the settings of a deployment in memory, with fields replaced."""
-
-    def settings(**fields: Any) -> Settings:
-        defaults: dict[str, Any] = {
-            "prefix": "m.", "catalogue": str(recorded_files / "catalogue.yaml"),
-            "recorded": str(recorded_files / "recording.jsonl"), "state_dir": str(recorded_files / "state"),
-            "encoder": "hashed", "encoder_dimension": 8, "query_partitions": 2, "join_partitions": 2,
-            "group_partitions": 4, "warm_up": 2, "snapshot_every": 0,
-        }  # fmt: skip
-        return Settings().replace(**{**defaults, **fields})
-
-    return settings
+    paths = recorded_paths(QUESTIONS, samples=3, steps=(1, 3))
+    settings = recorded_in_memory(tmp_path_factory.mktemp("recorded"), paths)
+    return lambda **fields: settings.replace(**fields)
 
 
 @pytest.fixture(scope="session")

@@ -11,41 +11,28 @@ import pytest
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from msgspec import structs
 
 from agents.decider.log import Row, own_row
 from agents.reward.join import JoinRow, decode_row, dues
 from schemas.answer import Answer
-from schemas.control import Cancel, CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
+from schemas.control import CatalogueEntry, CostBoundsEntry
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
-from schemas.objective import CostRange, Weights
+from schemas.objective import CostRange
 from schemas.query import Query
-from schemas.record import Record as Wire
-from schemas.record import decode, encode
-from schemas.reward import Due, Feedback
-from streams.gateway.app import GatewayService
-from streams.runtime.base import Runtime, partition_for
+from schemas.record import encode
+from streams.runtime.base import partition_for
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support import poison
-from tests.support.cluster import Ask, Audit, InMemory, learner_log, running, send
+from tests.support.cluster import WITH_GATEWAY, Ask, Audit, InMemory, learner_log, running, send
 
 AT_ONCE = 100
 GOOD = 6
 FOREIGN = "p"
 BROKEN = b"{"
-
-
-async def _index(runtime: Runtime) -> None:
-    """Build a gateway without its HTTP server: it reads every topic into its index."""
-    await GatewayService(runtime, 1000).follow()
-
-
-WITH_GATEWAY = {**SERVICES, "gateway": structs.replace(SERVICES["gateway"], build=_index, optional=False)}
 
 
 @pytest.fixture(scope="session")
@@ -66,17 +53,11 @@ def samples(in_memory: InMemory, ask: Ask) -> dict[str, list[tuple[bytes | None,
             *(ask(n, query_id=f"{FOREIGN}{n}", feedback_wait_s=s, **rest) for n, s in enumerate(waits_s)),
         )
         await cluster.until(lambda: len(cluster.broker.records(t.reward)) >= 4 and not cluster.busy)
-        name = FOREIGN + "none"
-        others: list[tuple[str, str, Wire]] = [
-            (t.feedback, name, Feedback(query_id=name, correct=True, metadata={"a": 1})),
-            (t.due, name, Due(query_id=name, kind="timeout", deadline_ms=cluster.broker.now_ms())),
-            (t.cancel_for("mini"), name, Cancel(query_id=name, by="gateway", reason="hung up")),
-            (t.control, "o", ObjectiveEntry(name=name, op="set", weights=Weights(correct=1.0))),
-            (t.control, "m", CatalogueEntry(name=name, op="remove")),
-            (t.control, "c", CostBoundsEntry(cost_range=CostRange(low=1e9, high=1e12))),
-            (t.control, "k", KeyEntry(name=name, op="add", sha256="0" * 64, tenant="acme")),
-        ]  # fmt: skip
-        for topic, key, record in others:
+        changes = (
+            CatalogueEntry(name=poison.NOBODY, op="remove"),
+            CostBoundsEntry(cost_range=CostRange(low=1e9, high=1e12)),
+        )
+        for topic, key, record in [*poison.of_nobody(t), *((t.control, each.key, each) for each in changes)]:
             cluster.produce(topic, key.encode(), encode(record))
         cluster.produce(t.context, b"0", BROKEN)
         await cluster.until(lambda: bool(cluster.broker.records(t.dead_letter)))
@@ -110,16 +91,6 @@ def joined(cluster: Cluster) -> list[JoinRow]:
                 continue
             if row.query_id.encode() == key and partition_for(key, partitions) == partition:
                 found.append(row)
-    return found
-
-
-def readable(cluster: Cluster, topic: str, kind: type[Wire]) -> list[Any]:
-    found = []
-    for record in cluster.broker.records(topic):
-        try:
-            found.append(decode(record.value, kind))
-        except UniscaleError:
-            continue
     return found
 
 
@@ -160,7 +131,8 @@ async def poisoned(
 def check(cluster: Cluster, queries: Sequence[Query], audit_of: Audit) -> set[str]:
     """Hold what is promised of a cluster that was poisoned, and return the errors of its dead letters."""
     good = {query.query_id for query in queries}
-    answers = [a for a in readable(cluster, cluster.topics.answer, Answer) if a.query_id in good]
+    records, t = cluster.broker.records, cluster.topics
+    answers = [a for a in poison.readable(records(t.answer), Answer) if a.query_id in good]
     assert {a.query_id for a in answers} == good
     assert {a.status for a in answers} == {"ok"}
     now_ms = cluster.broker.now_ms()
@@ -173,7 +145,7 @@ def check(cluster: Cluster, queries: Sequence[Query], audit_of: Audit) -> set[st
     assert not [each for each in report.ids if each.startswith("place ")], report.discrepancies
     assert not [each for each in report.discrepancies if "fold of the log" in each["what"]]
     assert not [each for each in report.pending if each.query_id in good]
-    return {x.error for x in readable(cluster, cluster.topics.dead_letter, DeadLetter)}
+    return {letter.error for letter in poison.readable(records(t.dead_letter), DeadLetter)}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from agents.decider.decider import Decider
 from agents.decider.log import AnyRow, Row, decode_row
 from agents.decider.verify import mismatches, opened
@@ -12,7 +14,8 @@ from schemas.query import Query
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
 from streams.audit.run import Report
-from streams.runtime.base import ServiceSpec
+from streams.gateway.app import GatewayService
+from streams.runtime.base import Runtime, ServiceSpec
 from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
@@ -28,6 +31,14 @@ Ask = Callable[..., Query]
 """The fixture `ask`: the query of a number."""
 Audit = Callable[[Cluster], Report]
 """The fixtures `audit_of` and `audited`."""
+
+
+async def _index(runtime: Runtime) -> None:
+    """Build a gateway without its HTTP server: it reads every topic into its index."""
+    await GatewayService(runtime, 1000).follow()
+
+
+WITH_GATEWAY = {**SERVICES, "gateway": structs.replace(SERVICES["gateway"], build=_index, optional=False)}
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ from kafka import TopicPartition
 from agents.catalogue.file import load_catalogue
 from agents.decider.log import decode_row
 from agents.decider.snapshot import is_record
-from agents.serving.recorded import write_paths
 from schemas.control import KeyEntry
 from schemas.query import Query
 from schemas.record import Record, decode, encode
@@ -26,7 +25,7 @@ from streams.local.deployment import Supervisor, service_commands
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
-from tests.support.recorded import CATALOGUE, recorded_paths
+from tests.support.recorded import recorded_paths, recorded_settings
 
 R = TypeVar("R", bound=Record)
 Deploy = Callable[..., Any]
@@ -192,21 +191,11 @@ class Deployment:
 
 def recorded_in(folder: Path, **fields: Any) -> Settings:
     """Return the settings of a deployment that answers from a recording, whose files are written here."""
-    (folder / "catalogue.yaml").write_text(CATALOGUE)
-    write_paths(folder / "recording.jsonl", recorded_paths(40))
-    defaults: Mapping[str, Any] = {
-        "prefix": f"t{uuid.uuid4().hex[:8]}.",
-        "catalogue": str(folder / "catalogue.yaml"),
-        "recorded": str(folder / "recording.jsonl"),
-        "state_dir": str(folder / "state"),
-        "encoder": "hashed",
-        "query_partitions": 2,
-        "join_partitions": 2,
-        "group_partitions": 4,
+    waits_s = {
         "session_timeout_s": 6.0,
         "rebalance_timeout_s": 6.0,
         "commit_interval_s": 0.5,
         "heartbeat_s": 0.5,
-        "warm_up": 10,
     }
-    return Settings().replace(**{**defaults, **fields})
+    defaults: dict[str, Any] = {"prefix": f"t{uuid.uuid4().hex[:8]}.", "warm_up": 10, **waits_s}
+    return recorded_settings(folder, recorded_paths(40), **{**defaults, **fields})

@@ -8,9 +8,10 @@ import json
 import random
 import struct
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 import zstandard
@@ -18,7 +19,16 @@ from hypothesis import strategies as st
 
 from agents.bandit.errors import CorruptState
 from agents.decider.log import own_row
+from schemas.control import Cancel, KeyEntry, ObjectiveEntry
+from schemas.errors import UniscaleError
+from schemas.objective import Weights
+from schemas.record import Record, decode
+from schemas.reward import Due, Feedback
+from streams.topics import Topics
 
+R = TypeVar("R", bound=Record)
+NOBODY = "pnone"
+"""Who asked nothing."""
 Raw = tuple[bytes | None, bytes | None]
 """Key and value."""
 
@@ -125,6 +135,26 @@ def poison(dose: Dose, samples: Mapping[str, Sequence[Raw]]) -> tuple[str, Raw]:
     if dose.how == "key" or dose.key % 4 == 0:
         key = _KEYS[dose.key // 4 % len(_KEYS)]
     return topic, (key, made)
+
+
+def of_nobody(t: Topics) -> list[tuple[str, str, Record]]:
+    """Return a record of each topic that the services of a deployment leave empty, with topic and key."""
+    return [
+        (t.feedback, NOBODY, Feedback(query_id=NOBODY, correct=True, metadata={"a": 1})),
+        (t.due, NOBODY, Due(query_id=NOBODY, kind="timeout", deadline_ms=0)),
+        (t.cancel_for("mini"), NOBODY, Cancel(query_id=NOBODY, by="gateway", reason="hung up")),
+        (t.control, "o", ObjectiveEntry(name=NOBODY, op="set", weights=Weights(correct=1.0))),
+        (t.control, "k", KeyEntry(name=NOBODY, op="add", sha256="0" * 64, tenant="acme")),
+    ]
+
+
+def readable(records: Iterable[Any], kind: type[R]) -> list[R]:
+    """Return those of a topic's records that can be decoded, decoded."""
+    found = []
+    for record in records:
+        with suppress(UniscaleError):
+            found.append(decode(record.value, kind))
+    return found
 
 
 def is_forged(key: bytes | None, value: bytes | None) -> bool:

@@ -1,8 +1,12 @@
 """Two models and what they answer, as a catalogue and a recording: searches are deterministic and take no time."""
 
 import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from agents.serving.recorded import RecordedPath, RecordedStep
+from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
+from streams.settings import Settings
 
 CATALOGUE = """
 name: recorded
@@ -23,6 +27,22 @@ verifiers:
     family: skywork
     architecture: {parameters: 200000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}
 """
+
+
+def recorded_settings(folder: Path, paths: Sequence[RecordedPath], **fields: Any) -> Settings:
+    """Return the settings of a deployment that answers from a recording, whose files are written to a folder."""
+    (folder / "catalogue.yaml").write_text(CATALOGUE)
+    write_paths(folder / "recording.jsonl", paths)
+    files = {"catalogue": "catalogue.yaml", "recorded": "recording.jsonl", "state_dir": "state"}
+    defaults: dict[str, Any] = {name: str(folder / file) for name, file in files.items()}
+    defaults |= {"encoder": "hashed", "query_partitions": 2, "join_partitions": 2, "group_partitions": 4}
+    return Settings().replace(**{**defaults, **fields})
+
+
+def recorded_in_memory(folder: Path, paths: Sequence[RecordedPath], **fields: Any) -> Settings:
+    """Return the settings of a deployment in memory that answers from a recording."""
+    small = {"prefix": "m.", "encoder_dimension": 8, "warm_up": 2, "snapshot_every": 0}
+    return recorded_settings(folder, paths, **{**small, **fields})
 
 
 def question(number: int) -> tuple[str, str]:
