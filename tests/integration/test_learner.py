@@ -25,12 +25,12 @@ from agents.embedding import encoder_id
 from schemas.decision import Decision
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
-from schemas.reward import Reward, reward_id
 from streams.runtime import kafka_clients
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
 from streams.topics import SHARD
 from tests.support.deployment import Deploy
+from tests.support.records import reward_for
 
 pytestmark = pytest.mark.broker
 
@@ -179,18 +179,10 @@ class Around:
         }  # fmt: skip
         self.terms[decision.query_id] = terms
         for name in LIVES[number % len(LIVES)][0]:
-            kind = "default" if name == "failed" else name
-            failed = name == "failed"
-            self._send(
-                self.topics.reward,
-                Reward(
-                    reward_id=reward_id(decision.query_id, kind), query_id=decision.query_id, kind=kind,  # type: ignore[arg-type]
-                    seq=decision.seq, action=decision.action, status="failed" if failed else "ok",
-                    correct=terms["correct"] if kind in ("final", "correction") else None,
-                    score=None if failed else terms["score"], log_cost=None if failed else terms["log_cost"],
-                    price=None, objective=decision.objective,
-                ),
-            )  # fmt: skip
+            told = terms if name in ("final", "correction") else terms | {"correct": None}
+            failed = {"status": "failed", "score": None, "log_cost": None} if name == "failed" else {}
+            kind: Any = "default" if failed else name
+            self._send(self.topics.reward, reward_for(decision, kind, **(told | failed)))
 
     def _send(self, topic: str, record: Any) -> None:
         self._producer.send(topic, key=SHARD, value=encode(record))

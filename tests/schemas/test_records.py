@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from schemas.action import Action
 from schemas.dead_letter import DeadLetter
-from schemas.decision import Decision, PolicyState, ScoredAction
+from schemas.decision import ScoredAction
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord
 from schemas.forest import Draft, Forest, Limits
-from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.objective import Weights
 from schemas.query import Budget, Message, Origin, Query, QueryContext, pack, unpack
 from schemas.record import MAX_VALUE, Record, decode, encode, load, readable_id
 from schemas.reward import Feedback
 from schemas.search import SearchStep
+from tests.support.records import decision_for
 
 names = st.text(st.characters(categories=("L", "N", "P")), min_size=1, max_size=20)
 ids = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=200)
@@ -111,19 +112,8 @@ def test_another_version_and_a_missing_one_are_told_apart(
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_never_leaves(number: float) -> None:
     weighed = ScoredAction(action="m/1/1/1", mean=0.0, width=number, score=0.0)
-    plan = Decision(
-        query=Query(query_id="q", text="x"),
-        origin=Origin(topic="q", partition=0, offset=1),
-        action=Action(model="m", qp=1, cp=1, bs=1),
-        group="g",
-        seq=0,
-        seed=0,
-        objective=ObjectiveInForce(weights=Weights(cost=1.0), cost_range=CostRange(low=1.0, high=2.0)),
-        policy=PolicyState(name="p", version=0),
-        runners_up=(weighed,),
-    )
     with pytest.raises(InvalidField, match=r"runners_up\[0\]\.width: is not a finite number"):
-        encode(plan)
+        encode(decision_for(Query(query_id="q", text="x"), runners_up=(weighed,)))
 
 
 def test_a_number_that_is_not_finite_is_found_in_a_free_field() -> None:

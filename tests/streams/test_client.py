@@ -11,12 +11,10 @@ import pytest
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
-from schemas.decision import Decision, PolicyState
 from schemas.errors import InvalidField, RecordTooLarge
-from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
 from schemas.record import decode, encode
-from schemas.reward import Feedback, Reward
+from schemas.reward import Feedback
 from streams.client.client import Client, IdTaken, NoAnswer, SendSchedule, SentQueries
 from streams.client.events import EventFollower, Kind
 from streams.client.questions import query_from
@@ -25,11 +23,9 @@ from streams.local.deployment import settings_for
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
+from tests.support.records import decision_for, reward_for
 
 ACTION = Action(model="small", qp=1, cp=1, bs=1)
-OBJECTIVE = ObjectiveInForce(
-    weights=Weights(correct=1, score=1, cost=2), cost_range=CostRange(low=1e9, high=1e12)
-)
 
 
 @pytest.fixture
@@ -50,18 +46,11 @@ def answer_to(query: Query) -> list[tuple[str, Any]]:
         error = LookupError("used before")
         letter = DeadLetter.of(b"{}", error, service="decider", origin=origin, query_id=query.query_id)
         return [("dead_letter", msgspec.structs.replace(letter, error="DuplicateQuery"))]
-    decision = Decision(
-        query=query, origin=Origin(topic="query", partition=0, offset=1), action=ACTION, group="mini", seq=4,
-        seed=1, objective=OBJECTIVE, policy=PolicyState(name="p", version=2), reason="policy",
-    )  # fmt: skip
+    decision = decision_for(query, action=ACTION, group="mini", reason="policy")
     answer = Answer(query_id=query.query_id, status="ok", by="executor", action=ACTION, text="7", score=0.0)
     late = msgspec.structs.replace(answer, text="late")
-    reward = Reward(
-        reward_id=f"{query.query_id}/final", query_id=query.query_id, kind="final", seq=4, action=ACTION,
-        status="ok", correct=1.0, score=0.0, log_cost=1.0, price=None, objective=OBJECTIVE,
-    )  # fmt: skip
     found: list[tuple[str, Any]] = [("decision", decision), ("answer", answer), ("answer", late)]
-    return found if query.text == "no reward" else [*found, ("reward", reward)]
+    return found if query.text == "no reward" else [*found, ("reward", reward_for(decision))]
 
 
 class Services(threading.Thread):

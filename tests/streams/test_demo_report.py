@@ -10,24 +10,18 @@ from rich.console import Console
 
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.decision import Decision, PolicyState, Reason
-from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.query import Origin, Query
+from schemas.decision import PolicyState, Reason
+from schemas.query import Query
 from schemas.record import encode
-from schemas.reward import Kind, Price, Reward
 from streams.cli.demo import show_demo
 from streams.client.events import Timelines
 from streams.demo.paired import NOT_COMPARED, baseline_for, compared, pooled, sentence
 from streams.demo.report import render, summarise
 from streams.settings import Settings
 from streams.topics import Topics
+from tests.support.records import decision_for, paid, reward_for
 
 CONTROL = "large/2/1/1"
-OBJECTIVE = ObjectiveInForce(
-    weights=Weights(correct=1, score=1, cost=2), cost_range=CostRange(low=1e9, high=1e12)
-)
-
-
 REASONS: tuple[Reason, ...] = ("warm-up", "policy")
 
 
@@ -53,19 +47,11 @@ def add(
     """Add the nth query, a second after the one before, with whether it was right, what it cost, and its reward."""
     topics, query_id, at_ms = Topics(Settings()), query.query_id, 1000 * n
     did = Action.parse(query.pin_action or action)
-    decision = Decision(
-        query=query, origin=Origin(topic=topics.query, partition=0, offset=n), action=did, group="g", seq=2 * n, seed=1,
-        objective=OBJECTIVE, policy=PolicyState(name="p", version=n), reason=reason,
-    )  # fmt: skip
-    price = cost and Price(
-        cost=cost, prefill_eflops=1, decoding_eflops=1, verifier_eflops=1, compute_flops=1, memory_bytes=1,
-        intensity=156,
-    )  # fmt: skip
-    kind: Kind = "final" if right is not None else "default"
-    closing = Reward(
-        reward_id=f"{query_id}/{kind}", query_id=query_id, kind=kind, seq=2 * n, action=did, status="ok", correct=right,
-        score=0.5, log_cost=1.0, price=price or None, objective=OBJECTIVE, reward=reward, learn=query.learn,
-    )  # fmt: skip
+    decision = decision_for(
+        query, action=did, seq=2 * n, policy=PolicyState(name="p", version=n), reason=reason
+    )
+    terms = {"correct": right, "price": paid(cost) if cost else None, "reward": reward, "learn": query.learn}
+    closing = reward_for(decision, "final" if right is not None else "default", **terms)
     answer = Answer(query_id=query_id, status="ok", by="executor", action=did, text="t")
     for topic, value, after_ms in (
         (topics.query, query, 0), (topics.decision, decision, 7), (topics.answer, answer, 100),

@@ -20,7 +20,8 @@ from agents.decider.snapshot import START_KEY, is_record, manifests, start_of
 from schemas.decision import Decision
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode
-from schemas.reward import Kind, Price, Reward
+from schemas.reward import Kind, Reward
+from tests.support.records import paid, reward_for
 from tests.support.worlds import QUALITY, unit
 
 CATALOGUES = Path(__file__).parents[2] / "infra" / "catalogue"
@@ -132,21 +133,8 @@ class Shard:
         price = None
         if (factor := decision.price_factor) != 1.0:
             terms["log_cost"] += float(np.log(factor))
-            price = Price(
-                cost=float(np.exp(terms["log_cost"])), prefill_eflops=0.0, decoding_eflops=0.0, verifier_eflops=0.0,
-                compute_flops=0.0, memory_bytes=0.0, intensity=156.0, factor=factor,
-            )  # fmt: skip
-        record = Reward(
-            reward_id=f"{decided.query_id}/{kind}",
-            query_id=decided.query_id,
-            kind=kind,
-            seq=decision.seq,
-            action=decision.action,
-            price=price,
-            objective=decision.objective,
-            **(terms | changes),
-        )
-        return record, at
+            price = paid(float(np.exp(terms["log_cost"])), factor)
+        return reward_for(decision, kind, **{"price": price, **terms, **changes}), at
 
     def tell(self, *rewards: tuple[Reward, int]) -> list[Any]:
         learned = self.decider.learn(rewards, self.row)

@@ -32,7 +32,7 @@ from schemas.errors import UnreadableRecord
 from schemas.forest import Draft
 from schemas.query import Origin
 from schemas.reward import CLOSING, Due, Feedback, Grader, Reward
-from tests.support.join_records import ACTION, ORIGIN, PRICE, answer, decision
+from tests.support.records import ACTION, ORIGIN, PRICE, answer, decision
 
 WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
 

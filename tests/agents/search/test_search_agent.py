@@ -35,13 +35,13 @@ from agents.serving.errors import (
 )
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.decision import Decision, PolicyState
+from schemas.decision import Decision
 from schemas.errors import RecordTooLarge
-from schemas.forest import Forest
-from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.query import Budget, Message, Origin, Query
+from schemas.forest import Finish, Forest
+from schemas.query import Budget, Message, Query
 from schemas.record import decode, encode
 from schemas.search import Scored, SearchStep, Served, Verification
+from tests.support.records import decision_for
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=30, depth_limit=6, top_p=0.9, top_k=20)
 RULES = SearchRules(timeout_s=100.0)
@@ -69,14 +69,9 @@ class CountingEngine:
                 text = f"so \\boxed{{{seed % 7}}}" if end else f"step {depth}\n\n"
                 tokens = min(10 + seed % 3, sampling.step_tokens)
                 cut = prefix.max_tokens is not None and tokens > prefix.max_tokens
-                drafts.append(
-                    Drafted(
-                        text=text[:3] if cut else text,
-                        finish="length" if cut else "eos" if end else "separator",
-                        tokens=min(tokens, prefix.max_tokens or tokens),
-                        prompt_tokens=40 + 10 * len(prefix.steps),
-                    )
-                )
+                finish: Finish = "length" if cut else "eos" if end else "separator"
+                said, spent = text[:3] if cut else text, min(tokens, prefix.max_tokens or tokens)
+                drafts.append(Drafted(said, spent, finish, prompt_tokens=40 + 10 * len(prefix.steps)))
         return drafts
 
     async def close(self) -> None:
@@ -84,17 +79,8 @@ class CountingEngine:
 
 
 def decision(qp: int = 2, cp: int = 4, bs: int = 2, **query: object) -> Decision:
-    return Decision(
-        query=Query(query_id="q", text="how many?", **query),  # type: ignore[arg-type]
-        origin=Origin(topic="query", partition=0, offset=1),
-        action=Action(model="m", qp=qp, cp=cp, bs=bs),
-        group="g",
-        seq=5,
-        seed=11,
-        objective=ObjectiveInForce(weights=Weights(correct=1), cost_range=CostRange(low=1.0, high=100.0)),
-        policy=PolicyState(name="linucb", version=0),
-        appended_ms=START_MS,
-    )
+    asked = Query(query_id="q", text="how many?", **query)  # type: ignore[arg-type]
+    return decision_for(asked, action=Action(model="m", qp=qp, cp=cp, bs=bs), seed=11, appended_ms=START_MS)
 
 
 def verify(step: SearchStep) -> Verification:
@@ -164,11 +150,8 @@ def test_a_search_goes_from_decision_to_answer_through_its_records() -> None:
 def test_the_engine_is_asked_for_the_widths_of_the_action() -> None:
     engine = CountingEngine()
     run(engine)
-    assert [(call[0], len(call[1]), call[2]) for call in engine.calls] == [
-        ("q/1", 2, 4),
-        ("q/2", 4, 2),
-        ("q/3", 4, 2),
-    ]
+    asked = [(step_id, len(prefixes), n) for step_id, prefixes, n, *_ in engine.calls]
+    assert asked == [("q/1", 2, 4), ("q/2", 4, 2), ("q/3", 4, 2)]
     first, second, _ = engine.calls
     assert first[1] == [Prefix(messages=(Message(role="user", content="how many?"),))] * 2
     assert all(prefix.steps == ("step 1\n\n",) for prefix in second[1])

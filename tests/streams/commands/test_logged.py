@@ -12,37 +12,18 @@ from agents.catalogue.file import load_catalogue
 from agents.embedding import embedded_text
 from experiments.prior import prior_of_log
 from schemas.action import Action
-from schemas.decision import Decision, PolicyState
-from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.query import Message, Origin, Query
-from schemas.reward import Price, Reward
+from schemas.query import Message, Query
 from streams.cli.learner import graded_row
 from streams.services.embedder import HashedEncoder
+from tests.support.records import decision_for, paid, reward_for
 
 ACTION = Action(model="mini-2m", qp=1, cp=4, bs=1)
-OBJECTIVE = ObjectiveInForce(
-    weights=Weights(correct=0.4, score=0.4, cost=0.2), cost_range=CostRange(low=1e9, high=1e12)
-)
 SAID = (Message(role="system", content="Be brief."), Message(role="user", content="What is 2 + 2? And 3?"))
 
 
 def row_of(query: Query, *, propensity: float | None = 0.25, **changes: Any) -> dict[str, Any] | None:
-    decision = Decision(
-        query=query, origin=Origin(topic="query", partition=0, offset=0), action=ACTION, group="default", seq=0, seed=0,
-        objective=OBJECTIVE, policy=PolicyState(name="contextual", version=0), propensity=propensity,
-    )  # fmt: skip
-    terms: dict[str, Any] = {
-        "correct": 1.0,
-        "score": 0.5,
-        "log_cost": math.log(1e10),
-        "status": "ok",
-        "price": None,
-    } | changes
-    reward = Reward(
-        reward_id=f"{query.query_id}/final", query_id=query.query_id, kind="final", seq=0, action=ACTION,
-        objective=OBJECTIVE, **terms,
-    )  # fmt: skip
-    return graded_row(decision, reward)
+    decision = decision_for(query, action=ACTION, propensity=propensity)
+    return graded_row(decision, reward_for(decision, **{"log_cost": math.log(1e10), **changes}))
 
 
 def test_a_question_and_a_conversation_are_logged_as_they_were_embedded() -> None:
@@ -50,14 +31,8 @@ def test_a_question_and_a_conversation_are_logged_as_they_were_embedded() -> Non
     assert row is not None
     assert row["cost"] == pytest.approx(1e10)
     del row["cost"]
-    told = {
-        "text": "What is 2 + 2?",
-        "action": "mini-2m/1/4/1",
-        "correct": 1.0,
-        "score": 0.5,
-        "propensity": 0.25,
-    }
-    assert row == told
+    told = {"text": "What is 2 + 2?", "action": "mini-2m/1/4/1"}
+    assert row == told | {"correct": 1.0, "score": 0.5, "propensity": 0.25}
     chat = Query(query_id="c", messages=SAID)
     row = row_of(chat)
     assert row is not None
@@ -67,13 +42,8 @@ def test_a_question_and_a_conversation_are_logged_as_they_were_embedded() -> Non
 
 
 def test_a_prior_of_conversations_knows_each_as_a_question_of_its_own(tmp_path: Path) -> None:
-    rows = [
-        row_of(
-            Query(query_id=f"q{n}", messages=(Message(role="user", content=f"What is {n} + {n % 7}?"),)),
-            correct=n % 2,
-        )
-        for n in range(40)
-    ]
+    said = [(Message(role="user", content=f"What is {n} + {n % 7}?"),) for n in range(40)]
+    rows = [row_of(Query(query_id=f"q{n}", messages=each), correct=n % 2) for n, each in enumerate(said)]
     path = tmp_path / "logged.jsonl"
     path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     catalogue = load_catalogue(Path(__file__).parents[3] / "infra" / "catalogue" / "mini.yaml")
@@ -81,11 +51,7 @@ def test_a_prior_of_conversations_knows_each_as_a_question_of_its_own(tmp_path: 
 
 
 def test_a_cost_is_logged_without_its_price() -> None:
-    price = Price(
-        cost=3e10, prefill_eflops=0.0, decoding_eflops=0.0, verifier_eflops=0.0, compute_flops=0.0, memory_bytes=0.0,
-        intensity=156.0, factor=3.0,
-    )  # fmt: skip
-    row = row_of(Query(query_id="q", text="?"), log_cost=math.log(3e10), price=price)
+    row = row_of(Query(query_id="q", text="?"), log_cost=math.log(3e10), price=paid(3e10, factor=3.0))
     assert row is not None
     assert row["cost"] == pytest.approx(1e10)
 
