@@ -1,6 +1,7 @@
 """Settings are parsed once and refuse what cannot work, naming the field."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,20 +17,19 @@ def test_environment_gives_settings_and_settings_give_the_environment_back() -> 
         "UNISCALE_BOOTSTRAP": "a:1,b:2",
         "UNISCALE_MAX_IN_FLIGHT": "7",
         "UNISCALE_SESSION_TIMEOUT_S": "6",
-        "PATH": "x",
+        "UNISCALE_GATEWAY_HOSTS": "a.example, b.example,",
+        "UNISCALE_POLICY_OPTIONS": '{"alpha": 0.5}',
+        "UNISCALE_EARLY_EXIT": "false",
+        "UNISCALE_GATEWAY_PORT": "81",
     }
-    settings = Settings.from_env(environ)
-    assert (settings.kafka.bootstrap, settings.queries.max_in_flight, settings.kafka.session_timeout_s) == (
-        "a:1,b:2",
-        7,
-        6.0,
-    )
+    settings = Settings.from_env({**environ, "PATH": "x"})
+    assert (settings.kafka.bootstrap, settings.queries.max_in_flight) == ("a:1,b:2", 7)
+    assert settings.kafka.session_timeout_s == 6.0
+    assert settings.gateway.hosts == ("a.example", "b.example")
+    assert (settings.policy.options, settings.executor.early_exit) == ({"alpha": 0.5}, False)
+    assert settings == settings.replace(policy_options={"alpha": 0.5}, gateway_port=81)
     assert Settings.from_env(settings.environ()) == settings
-
-
-def test_flags_override_the_environment_and_absent_flags_do_not() -> None:
-    settings = Settings.from_env({"UNISCALE_SEED": "5", "UNISCALE_WARM_UP": "9"}, seed=6, warm_up=None)
-    assert (settings.policy.seed, settings.policy.warm_up) == (6, 9)
+    assert settings.environ().keys() == environ.keys()
 
 
 FILE = """
@@ -46,40 +46,40 @@ objectives:
 """
 
 
+def of_file(folder: Path, text: str, environ: Mapping[str, str] = {}) -> Settings:
+    """Return the settings of a configuration file, and of an environment besides."""
+    (folder / "mine.yaml").write_text(text)
+    return Settings.from_env(environ, config=str(folder / "mine.yaml"))
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "mine.yaml"
-    path.write_text(FILE)
-    return path
+    of_file(tmp_path, FILE)
+    return tmp_path / "mine.yaml"
 
 
 def test_flags_win_over_the_environment_and_the_environment_over_the_file(config: Path) -> None:
     environ = {"UNISCALE_CONFIG": str(config), "UNISCALE_POLICY": "contextual", "UNISCALE_SEED": "8"}
-    settings = Settings.from_env(environ, seed=9)
+    environ |= {"UNISCALE_WARM_UP": "9"}
+    settings = Settings.from_env(environ, seed=9, warm_up=None)
     assert (settings.kafka.bootstrap, settings.gateway.group_by) == ("kafka:9092", ("family",))
     assert (settings.queries.timeout_s, settings.executor.early_exit) == (60.0, False)
     assert settings.queries.own_objectives()["thrifty"].accuracy == 0.9
     policy = settings.policy
     assert (policy.name, policy.options, policy.seed) == ("contextual", {"alpha": 0.5}, 9)
+    assert policy.warm_up == 9, "an absent flag says nothing"
     found = origins(environ, {"seed": 9, "prefix": None})
-    names = ("BOOTSTRAP", "POLICY", "SEED", "PREFIX")
-    assert [found[f"UNISCALE_{name}"] for name in names] == [
-        str(config),
-        "environment",
-        "command line",
-        "default",
-    ]
+    of = {"BOOTSTRAP": str(config), "POLICY": "environment", "SEED": "command line", "PREFIX": "default"}
+    assert {name: found[f"UNISCALE_{name}"] for name in of} == of
 
 
 def test_every_setting_but_the_file_s_own_name_can_stand_in_the_file(tmp_path: Path) -> None:
     texts = Settings(kafka=KafkaSettings(prefix="x.")).variables()
     names = {name.removeprefix("UNISCALE_").lower(): text for name, text in texts.items()}
     del names["config"]
-    path = tmp_path / "all.yaml"
-    path.write_text(yaml.safe_dump(names))
-    settings = Settings.from_env({}, config=str(path))
-    assert settings == Settings(config=str(path), kafka=KafkaSettings(prefix="x."))
-    assert origins({}, {"config": str(path)}).keys() == texts.keys()
+    settings = of_file(tmp_path, yaml.safe_dump(names))
+    assert settings == Settings(config=settings.config, kafka=KafkaSettings(prefix="x."))
+    assert origins({}, {"config": settings.config}).keys() == texts.keys()
 
 
 def test_children_get_the_same_settings_and_secrets_stay_in_the_file(config: Path) -> None:
@@ -106,18 +106,15 @@ def test_the_file_of_the_folder_is_read_where_there_is_one(
 
 
 def test_what_the_file_leaves_out_may_come_from_the_environment(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("security_protocol: SASL_SSL\n")
-    environ = {"UNISCALE_CONFIG": str(path), "UNISCALE_SASL_USERNAME": "me"}
-    assert Settings.from_env(environ).security.sasl_username == "me"
+    settings = of_file(tmp_path, "security_protocol: SASL_SSL\n", {"UNISCALE_SASL_USERNAME": "me"})
+    assert settings.security.sasl_username == "me"
 
 
 def test_a_catalogue_in_the_file_is_read_from_there(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
     mini = yaml.safe_load(Path("infra/catalogue/mini.yaml").read_text())
     mini |= {"prior": None, "family": str(Path("models/family.json").resolve())}
-    path.write_text(yaml.safe_dump({"catalogue": mini, "objectives": {"thrifty": {"accuracy": 0.9}}}))
-    control = Control(Settings.from_env({}, config=str(path)))
+    said = {"catalogue": mini, "objectives": {"thrifty": {"accuracy": 0.9}}}
+    control = Control(of_file(tmp_path, yaml.safe_dump(said)))
     assert control.base.model_names == load_catalogue(Path("infra/catalogue/mini.yaml")).model_names
     assert control.objectives.in_force("thrifty").accuracy == 0.9
 
@@ -150,10 +147,8 @@ def test_a_catalogue_in_the_file_is_read_from_there(tmp_path: Path) -> None:
 def test_what_cannot_be_in_the_file_is_refused_by_file_and_key(
     tmp_path: Path, line: str, complaint: str
 ) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(f"{line}\n")
     with pytest.raises(SettingsError, match=re.escape(complaint)):
-        Settings.from_env({}, config=str(path))
+        of_file(tmp_path, f"{line}\n")
 
 
 def test_a_variable_over_the_file_is_named_when_it_is_at_fault(config: Path) -> None:
@@ -163,9 +158,7 @@ def test_a_variable_over_the_file_is_named_when_it_is_at_fault(config: Path) -> 
 
 def test_the_example_in_the_docs_is_a_configuration_file(tmp_path: Path) -> None:
     page = Path("docs/operating.md").read_text(encoding="utf-8")
-    path = tmp_path / "uniscale.yaml"
-    path.write_text(page.split("```yaml\n")[1].split("```")[0])
-    settings = Settings.from_env({}, config=str(path))
+    settings = of_file(tmp_path, page.split("```yaml\n")[1].split("```")[0])
     assert Control(settings).objectives.default == "thrifty"
 
 
@@ -190,21 +183,6 @@ NAMES = [
 
 def test_the_variables_keep_their_names() -> None:
     assert {variable(name) for name in NAMES} <= Settings().variables().keys()
-
-
-def test_lists_and_objects_are_parsed_and_given_back() -> None:
-    environ = {
-        "UNISCALE_GATEWAY_HOSTS": "a.example, b.example,",
-        "UNISCALE_POLICY_OPTIONS": '{"alpha": 0.5}',
-        "UNISCALE_EARLY_EXIT": "false",
-        "UNISCALE_GATEWAY_PORT": "81",
-    }
-    settings = Settings.from_env(environ)
-    assert settings.gateway.hosts == ("a.example", "b.example")
-    assert (settings.policy.options, settings.executor.early_exit) == ({"alpha": 0.5}, False)
-    assert settings == settings.replace(policy_options={"alpha": 0.5}, gateway_port=81)
-    assert Settings.from_env(settings.environ()) == settings
-    assert settings.environ().keys() == environ.keys()
 
 
 def test_replacing_checks_what_it_is_given_and_leaves_the_original() -> None:
