@@ -149,9 +149,7 @@ def test_a_decider_that_stood_still_past_its_session_writes_no_row(deploy: Deplo
         held = holder(loop.log.read_text())
         other = {"decider": "decider-1", "decider-1": "decider"}[held]
         before = len(loop.raw(loop.topics.decision))
-        more = [ask(n) for n in range(40 + wave * 100, 140 + wave * 100)]
-        loop.send(*more)
-        wanted |= {q.query_id for q in more}
+        wanted |= loop.send(*(ask(n) for n in range(40 + wave * 100, 140 + wave * 100)))
         loop.until(lambda n=before: len(loop.raw(loop.topics.decision)) > n + 5, what="some decisions")
         pid = services[held].pid
         os.kill(pid, signal.SIGSTOP)

@@ -22,10 +22,8 @@ def test_killing_each_service_in_turn_loses_and_repeats_nothing(deploy: Deploy, 
     t = loop.topics
     ids: set[str] = set()
     for at, service in enumerate(loop.supervisor.services):
-        batch = [ask(n) for n in range(at * 80, at * 80 + 80)]
         before = len(loop.raw(t.answer))
-        loop.send(*batch)
-        ids |= {q.query_id for q in batch}
+        ids |= loop.send(*(ask(n) for n in range(at * 80, at * 80 + 80)))
         loop.answered(before + 8)
         loop.supervisor.kill(service)
         loop.rewarded(ids)
@@ -45,9 +43,7 @@ def test_an_old_verification_in_the_middle_of_a_search_draws_no_second_step(depl
     # Which searches a stop catches between two steps is up to the machine: another wave until one is.
     for wave in range(8):
         before = len(loop.raw(t.answer))
-        batch = [ask(n) for n in range(wave * 80, wave * 80 + 80)]
-        ids |= {q.query_id for q in batch}
-        loop.send(*batch)
+        ids |= loop.send(*(ask(n) for n in range(wave * 80, wave * 80 + 80)))
         loop.answered(before + 10)
         loop.supervisor.park("verifier")
         seen: list[int] = []

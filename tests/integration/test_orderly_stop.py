@@ -93,10 +93,8 @@ def test_all_services_ended_in_flight_lose_nothing(
     loop = deploy(max_in_flight=32, group_partitions=16)
     ids: set[str] = set()
     for at, how in enumerate(ends):
-        batch = [ask(n) for n in range(at * 60, at * 60 + 60)]
         before = len(loop.raw(loop.topics.answer))
-        loop.send(*batch)
-        ids |= {q.query_id for q in batch}
+        ids |= loop.send(*(ask(n) for n in range(at * 60, at * 60 + 60)))
         loop.answered(before + 10)
         for service in loop.supervisor.services.values():
             os.kill(service.pid, how)
@@ -141,13 +139,11 @@ def test_a_service_that_recovers_while_records_arrive_misses_none(deploy: Deploy
     loop = deploy(
         max_in_flight=8, commit_interval_s=600.0, commands={"decider": [sys.executable, "-c", SLOW]}
     )
-    batch = [ask(n) for n in range(90)]
-    loop.send(*batch)
+    ids = loop.send(*(ask(n) for n in range(90)))
     for at in (10, 30, 50):
         loop.until(lambda n=at: len(loop.closed()) >= n, what=f"{at} rewards")
         loop.supervisor.kill("decider")
         loop.supervisor.wait_ready(60)
-    ids = {q.query_id for q in batch}
     loop.rewarded(ids)
     learned(loop, len(ids))
     loop.settled()
@@ -160,9 +156,7 @@ def test_workers_that_join_and_leave_in_flight_lose_nothing(deploy: Deploy, ask:
     ids: set[str] = set()
 
     def more() -> None:
-        batch = [ask(n) for n in range(len(ids), len(ids) + 60)]
-        loop.send(*batch)
-        ids.update(q.query_id for q in batch)
+        ids.update(loop.send(*(ask(n) for n in range(len(ids), len(ids) + 60))))
 
     def joined() -> bool:
         if len(ids) - len(loop.raw(answers)) < 40:  # never without something in flight, however long it takes

@@ -47,8 +47,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 def test_a_broker_that_refuses_writes(nodes: Nodes, deploy_on: Deploy, ask: Ask) -> None:
     loop = deploy_on(nodes, replication=3, session_timeout_s=20.0, rebalance_timeout_s=20.0)
     ids = loop.serve(*(ask(n) for n in range(20)))
-    more = [ask(n) for n in range(20, 80)]
-    loop.send(*more)
+    ids |= loop.send(*(ask(n) for n in range(20, 80)))
     loop.until(lambda: len(loop.closed()) > 22, what="some of the second rewards")
     nodes.stop(2, 3)
     before = len(loop.closed())
@@ -56,7 +55,6 @@ def test_a_broker_that_refuses_writes(nodes: Nodes, deploy_on: Deploy, ask: Ask)
     assert len(loop.closed()) <= before + 5, "writes were not refused"
     nodes.start(2, 3)
     began = time.monotonic()
-    ids |= {q.query_id for q in more}
     loop.rewarded(ids)
     print(f"all rewards {time.monotonic() - began:.0f} s after the nodes were back")
     ids |= loop.serve(*(ask(n) for n in range(80, 90)))
@@ -103,13 +101,12 @@ def test_an_embedding_server_that_is_down(deploy: Deploy, ask: Ask) -> None:
         ids = loop.serve(*(ask(n) for n in range(10)))
         pids = loop.pids
         server.stop()
-        more = [ask(n) for n in range(10, 40)]
-        loop.send(*more)
+        more = loop.send(*(ask(n) for n in range(10, 40)))
         time.sleep(OUTAGE_S)
         assert len(loop.raw(loop.topics.context)) == len(ids), "no question can have been embedded"
         server.start()
         began = time.monotonic()
-        ids |= {q.query_id for q in more}
+        ids |= more
         loop.rewarded(ids)
         print(f"all rewards {time.monotonic() - began:.0f} s after the encoder was back")
         answered_well(loop, ids)

@@ -73,10 +73,11 @@ class Deployment:
         self.supervisor = Supervisor(services, environ=self.environ, log_path=log)
         self.log = log
 
-    def send(self, *queries: Query) -> None:
-        """Produce queries, all at once."""
+    def send(self, *queries: Query) -> set[str]:
+        """Produce queries, all at once, and return their ids."""
         with Client(self.settings) as client:
             client.send(queries)
+        return {query.query_id for query in queries}
 
     def put(self, topic: str, key: bytes | None, value: bytes, partition: int | None = None) -> None:
         """Produce one raw record, as a client with another partitioner does where a partition is named."""
@@ -114,8 +115,7 @@ class Deployment:
 
     def serve(self, *queries: Query) -> set[str]:
         """Produce queries, wait until their rewards are closed, and return their ids."""
-        self.send(*queries)
-        ids = {query.query_id for query in queries}
+        ids = self.send(*queries)
         self.rewarded(ids)
         return ids
 
