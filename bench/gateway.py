@@ -25,6 +25,8 @@ import psutil
 from bench import litellm
 from bench.load import ChatLoad, LoadFigures
 from bench.streams import BenchFailed, recording, running
+from streams.client.events import read_timelines
+from streams.demo.report import latencies
 from streams.local.broker import LocalBroker, free_port
 from streams.local.deployment import Deployment, settings_for
 from streams.runtime import kafka_clients
@@ -64,12 +66,14 @@ class ServerUnderLoad(msgspec.Struct, frozen=True):
         model: What requests name.
         groups: Process groups by name; their processor time is measured.
         stored: Returns how many records of each kind the broker holds; empty for a server without one.
+        hops: Returns p50 and p95 of each hop of the latest queries, in ms; empty for a server without a broker.
     """
 
     url: str
     model: str
     groups: dict[str, int]
     stored: Callable[[], dict[str, int]] = dict
+    hops: Callable[[], dict[str, dict[str, float]]] = dict
 
 
 def measure(
@@ -95,6 +99,7 @@ def measure(
     sides = [side for side in plan.sides if side != "litellm" or python is not None]
     taken: dict[Side, dict[int, list[LoadFigures]]] = {s: {c: [] for c in plan.connections} for s in sides}
     spent: dict[Side, list[dict[str, float]]] = {side: [] for side in sides}
+    hops: dict[Side, dict[str, dict[str, float]]] = {}
     for at in range(plan.rounds):
         for side in sides if at % 2 == 0 else sides[::-1]:
             with (
@@ -108,7 +113,7 @@ def measure(
                 else:
                     encoder: Literal["hashed", "minilm"] = "minilm" if side == "ours_minilm" else "hashed"
                     served = stack.enter_context(_ours(settings, broker, Path(folder), encoder))
-                figures, cpu = _turn(served, plan)
+                figures, cpu, hops[side] = _turn(served, plan)
             for connections_, one in figures.items():
                 taken[side][connections_].append(one)
                 say(
@@ -120,6 +125,7 @@ def measure(
         side: {str(c): summary(runs) for c, runs in taken[side].items()} for side in sides
     }
     found["cpu_ms_per_request"] = {side: _means(each) for side, each in spent.items()}
+    found["hops_ms_at_one_connection"] = {side: each for side, each in hops.items() if each}
     return {**found, "compared": compared(found)}
 
 
@@ -218,15 +224,24 @@ def compared(found: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _turn(served: ServerUnderLoad, plan: GatewayPlan) -> tuple[dict[int, LoadFigures], dict[str, float]]:
-    """Measure one server under every load; return the figures, and processor milliseconds a request by process."""
+def _turn(
+    served: ServerUnderLoad, plan: GatewayPlan
+) -> tuple[dict[int, LoadFigures], dict[str, float], dict[str, dict[str, float]]]:
+    """Measure one server under every load; return the figures, processor milliseconds a request by process, and hops.
+
+    The hops are those at one connection.
+    """
     _load(ChatLoad(url=served.url, model=served.model, connections=4, seconds=1.0, warm_s=0.5))
     before = {name: group_cpu_s(group) for name, group in served.groups.items()}
     already = served.stored()
-    figures = {
-        count: _load(ChatLoad(url=served.url, model=served.model, connections=count, seconds=plan.seconds))
-        for count in plan.connections
-    }
+    figures: dict[int, LoadFigures] = {}
+    hops: dict[str, dict[str, float]] = {}
+    for count in plan.connections:
+        figures[count] = _load(
+            ChatLoad(url=served.url, model=served.model, connections=count, seconds=plan.seconds)
+        )
+        if count == 1:
+            hops = served.hops()
     sent = sum(one.sent for one in figures.values())
     cpu = {name: 1000 * (group_cpu_s(group) - before[name]) / sent for name, group in served.groups.items()}
     for kind, records in served.stored().items():
@@ -234,7 +249,7 @@ def _turn(served: ServerUnderLoad, plan: GatewayPlan) -> tuple[dict[int, LoadFig
             raise BenchFailed(
                 f"{sent} requests were answered, but the broker has {records - already[kind]} of {kind}"
             )
-    return figures, cpu
+    return figures, cpu, hops
 
 
 def _load(load: ChatLoad) -> LoadFigures:
@@ -278,6 +293,7 @@ def _ours(
             f"{catalogue.smallest.name}/1/1/1",
             groups_of,
             lambda: _stored(settings, Topics(settings)),
+            lambda: _hops(settings, catalogue.groups),
         )
 
 
@@ -296,6 +312,12 @@ def _stored(settings: Settings, topics: Topics) -> dict[str, int]:
         return found
     finally:
         reader.close()
+
+
+def _hops(settings: Settings, groups: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return p50 and p95 of each hop of the latest hundred queries, between append times on the broker, in ms."""
+    answered = [one for one in read_timelines(settings, groups).by_id.values() if "answer" in one.at_ms]
+    return latencies(sorted(answered, key=lambda one: one.at_ms["query"])[-100:])
 
 
 def group_cpu_s(group: int) -> float:
