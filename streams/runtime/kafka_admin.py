@@ -1,13 +1,20 @@
 """Create the topics of `streams/topics.py`, check them, and read lag and group members, with kafka-python."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    KafkaError,
+    NotCoordinatorError,
+    TopicAlreadyExistsError,
+)
 
 from schemas.errors import UniscaleError
 from streams.runtime import kafka_clients
@@ -48,7 +55,25 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
                 continue  # another process was faster; `check` verifies what it created
         if missing:
             client.wait_for_topics([t.name for t in missing], timeout_ms=120_000)
+            _wait_for_coordinator(client, settings.kafka.prefix + "first")
         return [t.name for t in missing]
+
+
+def _wait_for_coordinator(client: KafkaAdminClient, group: str, seconds: float = 60.0) -> None:
+    """Wait until a new broker has its topic of offsets, which it makes when first asked for a group.
+
+    Whoever joins before that logs errors and tries again.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            client.list_group_offsets({group: None})
+        except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
+            time.sleep(0.1)
+        except KafkaError:
+            return  # who may create topics need not see offsets
+        else:
+            return
 
 
 def check(settings: Settings, topics: Iterable[Topic]) -> Check:
