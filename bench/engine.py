@@ -25,6 +25,7 @@ from agents.serving.vllm_host import EngineHost
 from agents.serving.vllm_requests import GeneratedDraft, Generation
 from agents.serving.vllm_settings import prepare_environment
 from agents.verifier.prm import start_verifier
+from bench.streams import BenchFailed
 from schemas.action import Action
 from schemas.decision import Decision, PolicyState
 from schemas.objective import CostRange, ObjectiveInForce, Weights
@@ -62,8 +63,11 @@ def measure_engine(plan: EnginePlan, folder: Path, say: Callable[[str], None]) -
         say: Called with a line for each stage.
 
     Raises:
+        BenchFailed: there are no questions.
         LookupError: a process ended with an error; the message ends with what it said.
     """
+    if next(read_questions(Path(plan.questions)), None) is None:
+        raise BenchFailed(f"{plan.questions} has no questions")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
     say("engine: searches with the real verifier, whose scores are kept")

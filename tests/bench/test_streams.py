@@ -88,7 +88,7 @@ def test_what_was_measured_is_kept_when_a_later_part_fails(tmp_path: Path) -> No
     questions.write_text("")
     words = ["--broker", "embedded", "--queries", "20", "--steps", "2", "--questions", str(questions)]
     ended = CliRunner().invoke(streams, [*words, "--out", str(out)], obj=Settings())
-    assert isinstance(ended.exception, LookupError)
+    assert isinstance(ended.exception, BenchFailed)
     found = orjson.loads(out.read_bytes())
     assert "engine" not in found
     one = found["brokers"]["embedded"]
