@@ -354,12 +354,11 @@ class Died(BaseException):
 
 
 class Subscription:
-    """A handler bound to a topic, with how far each assigned partition was handed over and handled."""
+    """A handler bound to a topic, with how far each partition that may be read was handed over and handled."""
 
     def __init__(self, topic: str, binding: Binding) -> None:
         self.topic = topic
         self.binding = binding
-        self.positions: dict[int, int] = {}
         self.offsets: dict[int, Offsets] = {}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.catalogue.file import load_catalogue
-from streams.runtime.base import Binding, ConsumerRecord, Crash, ServiceSpec
+from streams.runtime.base import BatchHandler, ConsumerRecord, Crash, ServiceSpec
 from streams.runtime.effects import connect
 from streams.runtime.handler_guard import Crashes
 from streams.runtime.memory import BEGAN_MS, Died, Effect, MemoryBroker, MemoryRuntime, Subscription
@@ -65,7 +65,6 @@ class Cluster:
         self._counts: dict[tuple[str, str], Crashes] = {}
         self._left: dict[tuple[str, str], list[str]] = {}
         self._errors: list[BaseException] = []
-        self._bindings: dict[Subscription, Binding] = {}
         self._changed = asyncio.Event()
         self._stirred: set[str] = set()  # topics of which something may be handed over
         self._ended: set[asyncio.Task[None]] = set()  # those of dead workers that are being cancelled
@@ -101,6 +100,9 @@ class Cluster:
         try:
             await worker.control.start(worker)
             worker.built = await connect(worker, spec)
+            for each in worker.subscriptions:
+                handle = partial(self._handle, worker, each, each.binding.handle)
+                each.binding = each.binding._replace(handle=handle)
             await self._rebalance(app)
         except (Crash, Died) as error:
             self.ended(worker, error)
@@ -133,8 +135,6 @@ class Cluster:
         """Take a silent worker out of its group without its knowing: its partitions go to others, or to a successor."""
         self.workers.remove(worker)
         self.broker.unwatch(worker)
-        for subscription in worker.subscriptions:
-            subscription.positions.clear()
         if any(each.app == worker.app for each in self.workers):
             await self._rebalance(worker.app)
         else:
@@ -198,9 +198,8 @@ class Cluster:
                     self._stirred.clear()
                     break
                 for _, worker, subscription, partition, record in work if self._rng else work[:1]:
-                    subscription.positions[partition] = record.offset + 1
                     subscription.offsets[partition].handed_over(record.offset)
-                    worker.queues.put(self._bindings[subscription], record)
+                    worker.queues.put(subscription.binding, record)
                     while self._rng is None and worker.queues.tasks:
                         await asyncio.wait(worker.queues.tasks)
 
@@ -216,18 +215,23 @@ class Cluster:
             for subscription in worker.subscriptions:
                 if topics is not None and subscription.topic not in topics:
                     continue
-                for order, record in self.broker.after(subscription.topic, subscription.positions):
+                positions = {at: offsets.next for at, offsets in subscription.offsets.items()}
+                for order, record in self.broker.after(subscription.topic, positions):
                     if subscription.offsets[record.partition].span < window:
                         work = _under(record, worker.epoch)
                         found.append((order, worker, subscription, record.partition, work))
         return sorted(found, key=lambda work: work[0])
 
     async def _handle(
-        self, worker: MemoryRuntime, subscription: Subscription, records: Sequence[ConsumerRecord]
+        self,
+        worker: MemoryRuntime,
+        subscription: Subscription,
+        handle: BatchHandler,
+        records: Sequence[ConsumerRecord],
     ) -> None:
         partition = records[0].partition
         try:
-            await worker.guard.call(records, subscription.binding.handle)
+            await worker.guard.call(records, handle)
             for record in records:
                 if worker.is_ours(record):
                     subscription.offsets[partition].handled(record.offset)
@@ -276,9 +280,6 @@ class Cluster:
         if worker in self.workers:
             self.workers.remove(worker)
         self.broker.unwatch(worker)
-        for subscription in worker.subscriptions:
-            subscription.positions.clear()
-            self._bindings.pop(subscription, None)
         for task in worker.queues.tasks:
             self._ended.add(task)
             task.add_done_callback(self._ended.discard)
@@ -302,7 +303,6 @@ class Cluster:
                 {(topic, each) for topic, parts in worker.partitions.items() for each in parts}
             )
             for subscription in worker.subscriptions:
-                subscription.positions.clear()
                 subscription.offsets.clear()
         for worker in members:
             try:
@@ -317,18 +317,12 @@ class Cluster:
             if worker not in self.workers:
                 continue
             for subscription in worker.subscriptions:
-                subscription.positions = {
-                    partition: self.broker.committed.get(
-                        (app, subscription.topic, partition), self.broker.first(subscription.topic, partition)
-                    )
-                    for partition in sorted(worker.assigned(subscription.topic))
-                }
-                subscription.offsets = {partition: Offsets() for partition in subscription.positions}
-                for partition, position in subscription.positions.items():
-                    subscription.offsets[partition].start(position)
-                self._stirred.add(subscription.topic)
-                handle = partial(self._handle, worker, subscription)
-                self._bindings[subscription] = subscription.binding._replace(handle=handle)
+                topic = subscription.topic
+                for partition in sorted(worker.assigned(topic)):
+                    offsets = subscription.offsets[partition] = Offsets()
+                    first = self.broker.first(topic, partition)
+                    offsets.start(self.broker.committed.get((app, topic, partition), first))
+                self._stirred.add(topic)
         self._changed.set()
 
     def _keep(

@@ -72,6 +72,11 @@ class Offsets:
         self._newest = max(self._newest, committed - 1)
 
     @property
+    def next(self) -> int:
+        """Offset of the first record that may follow: after the newest handed over, or where it started."""
+        return self._newest + 1
+
+    @property
     def open(self) -> int:
         """Number of records handed over but not yet handled."""
         return len(self._order) - len(self._done)
