@@ -162,11 +162,8 @@ class _Life:
             (fault.at + fault.much for fault in self.faults.schedule if fault.kind not in ("raise", "clock")),
             default=0.0,
         )
-        await asyncio.sleep(
-            min(last_s, 2 * self.world.until_s + 60.0) - self.world.until_s
-            if last_s > self.world.until_s
-            else 0.0
-        )
+        until_s = self.world.until_s
+        await asyncio.sleep(max(0.0, min(last_s, 2 * until_s + 60.0) - until_s))
         await asyncio.sleep(CALM_S)
         self.faults.over = True
         await asyncio.sleep(CALM_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,23 +30,14 @@ DIMENSION: Final = 8
 MODELS: Final = ("small", "large", "fresh", "far")
 """`fresh` joins a catalogue while it runs; `far` is of a group whose executor may not be there."""
 
-_ENTRY = (
-    "{{name: {name}, group: {group}, architecture: "
-    "{{parameters: {size}, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}}}}"
-)
-_CATALOGUE = """
-name: simulated
-hardware: {{name: as an A800, intensity: 156}}
-verifier: judge
-cost_range: {{low: 1.0e+9, high: 1.0e+12}}
-parallelism: [1/1, 4/1, 4/2]
-defaults:
-  models:
-    checkpoint: none
-    sampling: {{temperature: 1.0, step_tokens: 64, depth_limit: 4}}
-models: [{models}]
-verifiers: [{verifier}]
-"""
+_CATALOGUE: Final[dict[str, Any]] = {
+    "name": "simulated",
+    "hardware": {"name": "as an A800", "intensity": 156},
+    "verifier": "judge",
+    "cost_range": {"low": 1e9, "high": 1e12},
+    "parallelism": ["1/1", "4/1", "4/2"],
+    "defaults": {"models": {"sampling": {"temperature": 1.0, "step_tokens": 64, "depth_limit": 4}}},
+}
 
 Trait = Literal["mixed", "one question", "never right", "hostile"]
 TRAITS: Final[tuple[Trait, ...]] = ("mixed", "mixed", "mixed", "one question", "never right", "hostile")
@@ -126,17 +118,14 @@ def same(gold: str, answer: str) -> bool:
 
 
 def entry(name: str) -> dict[str, Any]:
-    """Return a model as a control record adds it."""
-    shape = {"parameters": _size(name), "layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 16}
-    return {"name": name, "group": _group(name), "checkpoint": "none", "architecture": shape}
+    """Return a model as a catalogue lists it and a control record adds it."""
+    group = "gpu" if name == "far" else "mini"
+    return {"name": name, "group": group, **_checkpoint(100_000 * (1 + 2 * MODELS.index(name)))}
 
 
-def _size(name: str) -> int:
-    return 100_000 * (1 + 2 * MODELS.index(name))
-
-
-def _group(name: str) -> str:
-    return "gpu" if name == "far" else "mini"
+def _checkpoint(size: int) -> dict[str, Any]:
+    shape = {"parameters": size, "layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 16}
+    return {"checkpoint": "none", "architecture": shape}
 
 
 def drawn(seed: int, folder: Path) -> World:
@@ -174,11 +163,8 @@ def drawn(seed: int, folder: Path) -> World:
 
 
 def _catalogue(names: tuple[str, ...]) -> str:
-    models = ", ".join(_ENTRY.format(name=name, group=_group(name), size=_size(name)) for name in names)
-    judge = _ENTRY.format(name="judge", group="", size=200_000).replace(
-        "group: ", "checkpoint: none, family: skywork"
-    )
-    return _CATALOGUE.format(models=models, verifier=judge)
+    judge = {"name": "judge", "family": "skywork", **_checkpoint(200_000)}
+    return json.dumps({**_CATALOGUE, "models": [entry(name) for name in names], "verifiers": [judge]})
 
 
 def _settings(rng: random.Random, folder: Path, trait: Trait) -> Settings:
