@@ -266,7 +266,6 @@ class Exchange:
         self.waiting = Waiting()
         self._looking_up = asyncio.Semaphore(_LOOKUPS)
         self.marks = Marks(runtime.control.base.model_names)
-        self._cancelled: dict[str, str] = {}  # ids to cancel as soon as their group is known, with the reason
         self._sent: set[str] = set()  # sent from here and not ended: another gateway's are its own to cancel
         self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
         self._tasks: set[asyncio.Task[None]] = set()
@@ -413,7 +412,7 @@ class Exchange:
             await asyncio.sleep(after_s)
         if self._is_abandoned(query_id) and query_id not in self._left:
             self._left.add(query_id)
-            await self.cancel(query_id, "client disconnected")
+            await self.cancel(query_id)
 
     # What a request sees of its query: Decision, steps, Answer and rewards, as the topics bring them.
 
@@ -570,33 +569,32 @@ class Exchange:
 
     # How a query ends: cancelled, decided, answered, rewarded, refused.
 
-    async def cancel(self, query_id: str, reason: str) -> None:
-        """End a search: its executors drop it at the next step. Before its Decision, this waits for that.
+    async def cancel(self, query_id: str) -> None:
+        """End a search that its client left: its executors drop it at the next step.
 
-        Where no executor of its model lives, nobody would say so: the Answer then comes from here.
+        Before its Decision nobody can be told; `on_decision` calls this again. Where no executor of its model lives,
+        nobody would say so: the Answer then comes from here.
         """
         decision = self.index.decision_of(query_id)
         if decision is None:
-            self._cancelled[query_id] = reason
             return
-        record = Cancel(query_id=query_id, by="gateway", reason=reason)
+        record = Cancel(query_id=query_id, by="gateway", reason="client disconnected")
         topic = self.runtime.topics.cancel_for(decision.group)
         await self.runtime.send(Outgoing(topic, key_of(query_id), encode(record)))
         if decision.action.model not in self.runtime.control.serving():
-            ended = cancelled(decision, f"cancelled by gateway: {reason}")
+            ended = cancelled(decision, f"cancelled by gateway: {record.reason}")
             answer = msgspec.structs.replace(ended, by="gateway")
             await self.runtime.send(Outgoing(self.runtime.topics.answer, key_of(query_id), encode(answer)))
 
     def on_decision(self, decision: Decision, raw: ConsumerRecord) -> None:
         """Process a Decision read from the topic."""
-        self.index.decision(decision, raw.value or b"", raw.timestamp_ms)
+        first = self.index.decision(decision, raw.value or b"", raw.timestamp_ms)
         self.waiting.seen(decision.query_id, decision)
-        if (reason := self._cancelled.pop(decision.query_id, None)) is not None:
-            self._later(self.cancel(decision.query_id, reason))
+        if first and decision.query_id in self._left:
+            self._later(self.cancel(decision.query_id))
 
     def on_answer(self, answer: Answer, raw: ConsumerRecord) -> None:
         """Process an Answer read from the topic; the first one counts."""
-        self._cancelled.pop(answer.query_id, None)
         self._left.discard(answer.query_id)
         self._sent.discard(answer.query_id)
         if self.index.answer(answer, raw.value or b"", raw.timestamp_ms):

@@ -261,8 +261,8 @@ class Index:
         if self._since_trim > max(1, self.most // 100) or self._bytes_since_trim > self.most_bytes // 100:
             self._trim()
 
-    def decision(self, decision: Decision, value: bytes, at_ms: int) -> None:
-        """Add a Decision, with the Query it carries. The first one counts.
+    def decision(self, decision: Decision, value: bytes, at_ms: int) -> bool:
+        """Add a Decision, with the Query it carries, and return whether it is the first, which counts.
 
         Args:
             decision: The Decision.
@@ -270,16 +270,18 @@ class Index:
             at_ms: When it was appended.
         """
         self.query(decision.query, decision.appended_ms or at_ms)
-        if self._first("decision", decision.query_id, value, at_ms):
-            self._set(
-                decision.query_id,
-                question=decision.query.question[:200],
-                action=decision.action.id,
-                objective=decision.objective.name or decision.objective.aim,
-                cohort=decision.cohort,
-                randomised=decision.randomised,
-                reason=decision.reason,
-            )
+        if not self._first("decision", decision.query_id, value, at_ms):
+            return False
+        self._set(
+            decision.query_id,
+            question=decision.query.question[:200],
+            action=decision.action.id,
+            objective=decision.objective.name or decision.objective.aim,
+            cohort=decision.cohort,
+            randomised=decision.randomised,
+            reason=decision.reason,
+        )
+        return True
 
     def answer(self, answer: Answer, value: bytes, at_ms: int) -> bool:
         """Add an Answer and return whether it is the first, which counts.
