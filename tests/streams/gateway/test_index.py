@@ -106,16 +106,11 @@ def test_a_retry_finds_the_newest_query_with_its_body() -> None:
     assert index.same_body("k", "d", 2_500) is None
 
 
-def test_feedback_of_one_source_counts_once() -> None:
+def test_feedback_of_one_source_counts_once_and_again_only_where_it_could_not_be_sent() -> None:
     index = Index(100)
     assert not index.note_feedback(Feedback(query_id="q", source="shop", correct=1.0))
     assert index.note_feedback(Feedback(query_id="q", source="shop", correct=0.0))
     assert not index.note_feedback(Feedback(query_id="q", source="other", correct=0.0))
-
-
-def test_feedback_that_could_not_be_sent_may_be_given_again() -> None:
-    index = Index(100)
-    assert not index.note_feedback(Feedback(query_id="q", source="shop", correct=1.0))
     index.withdraw_feedback("q", "shop")
     assert not index.note_feedback(Feedback(query_id="q", source="shop", correct=0.0))
 

@@ -180,27 +180,24 @@ async def build_batches(runtime: Runtime) -> Batches:
     return Batches(runtime)
 
 
-def test_of_a_batch_the_rows_go_first_and_a_record_that_comes_again_sends_what_its_row_holds(
+async def test_of_a_batch_the_rows_go_first_and_a_record_that_comes_again_sends_what_its_row_holds(
     in_memory: InMemory,
 ) -> None:
     given.clear()
 
-    async def main() -> None:
-        cluster = Cluster(in_memory(), {"decider": replace(TOYS["decider"], build=build_batches)})
-        topics, refused = cluster.topics, True
-        cluster.broker.refuses = lambda topic, key: "full" if refused and topic == topics.decision else ""
-        await cluster.up()
-        cluster.produce(topics.context, b"q", asked(b"q", b"on"))
-        cluster.produce(topics.context, b"q", b"{")
-        await asyncio.sleep(5.0)
-        assert effects(cluster) == [("row", "decider-pending-changelog")]
-        assert given == []
-        refused = False
-        await cluster.until(lambda: bool(letters(cluster)) and not cluster.busy, 60)
-        assert [record.value for record in cluster.broker.records(topics.decision)] == [b"0 1"]
-        assert effects(cluster).count(("row", "decider-pending-changelog")) == 1
-        assert given == [None, None], "the first time it was not sent"
-        assert [letter.error for letter in letters(cluster)] == ["UnreadableRecord"]
-        await cluster.close()
-
-    run(main())
+    cluster = Cluster(in_memory(), {"decider": replace(TOYS["decider"], build=build_batches)})
+    topics, refused = cluster.topics, True
+    cluster.broker.refuses = lambda topic, key: "full" if refused and topic == topics.decision else ""
+    await cluster.up()
+    cluster.produce(topics.context, b"q", asked(b"q", b"on"))
+    cluster.produce(topics.context, b"q", b"{")
+    await asyncio.sleep(5.0)
+    assert effects(cluster) == [("row", "decider-pending-changelog")]
+    assert given == []
+    refused = False
+    await cluster.until(lambda: bool(letters(cluster)) and not cluster.busy, 60)
+    assert [record.value for record in cluster.broker.records(topics.decision)] == [b"0 1"]
+    assert effects(cluster).count(("row", "decider-pending-changelog")) == 1
+    assert given == [None, None], "the first time it was not sent"
+    assert [letter.error for letter in letters(cluster)] == ["UnreadableRecord"]
+    await cluster.close()

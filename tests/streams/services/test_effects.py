@@ -311,38 +311,31 @@ async def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_m
 # The decider.
 
 
-def test_contexts_in_rows_and_what_they_hold_out_and_the_same_again_for_a_redelivered_one(
+async def test_contexts_in_rows_and_what_they_hold_out_and_the_same_again_for_a_redelivered_one(
     in_memory: InMemory, lived: Lived
 ) -> None:
     (asked,) = lived["context"]
     context = decode(asked.value, QueryContext)
 
-    async def main() -> None:
-        cluster = Cluster(in_memory(), SERVICES)
-        worker = await cluster.start("decider")
-        service: DeciderService = worker.built
-        await service.ready(Reward)
-        before = len(cluster.broker.effects)
-        taken = replace(
-            context, query=replace(context.query, text="another"), origin=at(asked, offset=9).origin
-        )
-        effects = await service.on_batch([(context, asked), (taken, at(asked, offset=1))])
-        assert [out.topic for out in effects.send] == ["m.action-decision", "m.action-decision.mini"]
-        (decision, same) = sent(effects, Decision)
-        assert (decision.query, decision.seq) == (context.query, same.seq)
-        ((key, _),) = effects.rows
-        assert key == b"q0"
-        (refused,) = effects.refused
-        assert isinstance(refused.error, DuplicateQuery)
-        assert (refused.answer, refused.query_origin) == (False, taken.origin), (
-            "the first has an Answer coming"
-        )
-        assert len(cluster.broker.effects) == before, "a service does nothing itself"
-        await service.write(effects.rows)
-        again = await service.on_batch([(context, at(asked, offset=2))])
-        assert (again.rows, again.send) == ([], effects.send)
-        again.then()
-        assert count(service.runtime.metrics.duplicates, "context") == 1
-        await cluster.close()
-
-    run(main())
+    cluster = Cluster(in_memory(), SERVICES)
+    worker = await cluster.start("decider")
+    service: DeciderService = worker.built
+    await service.ready(Reward)
+    before = len(cluster.broker.effects)
+    taken = replace(context, query=replace(context.query, text="another"), origin=at(asked, offset=9).origin)
+    effects = await service.on_batch([(context, asked), (taken, at(asked, offset=1))])
+    assert [out.topic for out in effects.send] == ["m.action-decision", "m.action-decision.mini"]
+    (decision, same) = sent(effects, Decision)
+    assert (decision.query, decision.seq) == (context.query, same.seq)
+    ((key, _),) = effects.rows
+    assert key == b"q0"
+    (refused,) = effects.refused
+    assert isinstance(refused.error, DuplicateQuery)
+    assert (refused.answer, refused.query_origin) == (False, taken.origin), "the first has an Answer coming"
+    assert len(cluster.broker.effects) == before, "a service does nothing itself"
+    await service.write(effects.rows)
+    again = await service.on_batch([(context, at(asked, offset=2))])
+    assert (again.rows, again.send) == ([], effects.send)
+    again.then()
+    assert count(service.runtime.metrics.duplicates, "context") == 1
+    await cluster.close()
