@@ -27,6 +27,13 @@ def query(**changes: Any) -> Query:
     return decode(orjson.dumps(plain), Query)
 
 
+def refused(plain: dict[str, Any], kind: type[Record] | None = None) -> InvalidField:
+    """Return why a record is refused: one of a kind, or one of `control` if None."""
+    with pytest.raises(InvalidField) as caught:
+        decode_control(orjson.dumps(plain)) if kind is None else decode(orjson.dumps(plain), kind)
+    return caught.value
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "fix"),
     [
@@ -164,9 +171,7 @@ def test_a_pinned_action_is_parsed() -> None:
 def test_an_embedding_that_would_poison_the_policy_is_refused(embedding: str) -> None:
     plain = {"schema": "context.v1", "query": GOOD, "embedding": embedding}
     plain["origin"] = {"topic": "q", "partition": 0, "offset": 0}
-    with pytest.raises(InvalidField) as caught:
-        decode(orjson.dumps(plain), QueryContext)
-    assert caught.value.field == "embedding"
+    assert refused(plain, QueryContext).field == "embedding"
 
 
 def of(kind: type[Record], samples: tuple[Record, ...]) -> dict[str, Any]:
@@ -176,19 +181,16 @@ def of(kind: type[Record], samples: tuple[Record, ...]) -> dict[str, Any]:
 def test_a_score_is_never_missing_nor_made_up(samples: tuple[Record, ...]) -> None:
     plain = of(Verification, samples)
     for scores in (plain["scores"][:1], [*plain["scores"], {"score": 0.5}], []):
-        with pytest.raises(InvalidField, match="score each draft once"):
-            decode(orjson.dumps(plain | {"scores": scores}), Verification)
+        assert "score each draft once" in str(refused(plain | {"scores": scores}, Verification))
     for score in (-0.1, 1.1):
-        with pytest.raises(InvalidField, match=r"scores\[0\].score"):
-            decode(orjson.dumps(plain | {"scores": [{"score": score}, {"score": 0.5}]}), Verification)
+        why = refused(plain | {"scores": [{"score": score}, {"score": 0.5}]}, Verification)
+        assert "scores[0].score" in str(why)
 
 
 def test_a_forest_that_is_no_tree_is_refused(samples: tuple[Record, ...]) -> None:
     plain = of(SearchStep, samples)
     plain["forest"]["drafts"][1]["parent"] = 1
-    with pytest.raises(InvalidField) as caught:
-        decode(orjson.dumps(plain), SearchStep)
-    assert caught.value.field.startswith("forest")
+    assert refused(plain, SearchStep).field.startswith("forest")
 
 
 @pytest.mark.parametrize(
@@ -202,8 +204,7 @@ def test_a_forest_scored_in_part_is_refused(
     plain = of(SearchStep, samples)
     plain["forest"] |= changed if "best" in changed else {}
     plain["forest"]["drafts"][0] |= {} if "best" in changed else changed
-    with pytest.raises(InvalidField, match=fix):
-        decode(orjson.dumps(plain), SearchStep)
+    assert fix in str(refused(plain, SearchStep))
 
 
 def test_an_answer_cannot_contradict_itself() -> None:
@@ -214,9 +215,8 @@ def test_an_answer_cannot_contradict_itself() -> None:
         ({"status": "expired", "path": [0]}, "path"),
         ({"status": "solved"}, "status"),
     ):
-        with pytest.raises(InvalidField) as caught:
-            decode(orjson.dumps({"schema": "answer.v1", "query_id": "q", "by": "executor"} | wrong), Answer)
-        assert caught.value.field == field
+        plain = {"schema": "answer.v1", "query_id": "q", "by": "executor"} | wrong
+        assert refused(plain, Answer).field == field
 
 
 @pytest.mark.parametrize(
@@ -226,20 +226,16 @@ def test_a_reward_of_one_kind_has_its_terms(
     stage: str, correct: float | None, samples: tuple[Record, ...]
 ) -> None:
     plain = of(Reward, samples) | {"kind": stage, "reward_id": f"q-1/{stage}", "correct": correct}
-    with pytest.raises(InvalidField) as caught:
-        decode(orjson.dumps(plain), Reward)
-    assert caught.value.field == "correct"
+    assert refused(plain, Reward).field == "correct"
 
 
 def test_a_reward_has_one_unit(samples: tuple[Record, ...]) -> None:
-    plain = of(Reward, samples)
-    with pytest.raises(InvalidField, match=r"price.unit: is usd under an objective in eflops; count both"):
-        decode(orjson.dumps(plain | {"price": {"cost": 0.003, "unit": "usd"}}), Reward)
+    why = refused(of(Reward, samples) | {"price": {"cost": 0.003, "unit": "usd"}}, Reward)
+    assert "price.unit: is usd under an objective in eflops; count both" in str(why)
 
 
 def test_a_reward_id_is_that_of_its_query_and_kind(samples: tuple[Record, ...]) -> None:
-    with pytest.raises(InvalidField, match="reward_id"):
-        decode(orjson.dumps(of(Reward, samples) | {"reward_id": "q-2/final"}), Reward)
+    assert "reward_id" in str(refused(of(Reward, samples) | {"reward_id": "q-2/final"}, Reward))
 
 
 @pytest.mark.parametrize(
@@ -286,9 +282,7 @@ def test_control_records_are_told_apart_by_schema(samples: tuple[Record, ...]) -
     ],
 )
 def test_a_bad_control_record_is_refused_by_field(wrong: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidField) as caught:
-        decode_control(orjson.dumps(wrong))
-    assert caught.value.field == field
+    assert refused(wrong).field == field
 
 
 def test_a_dead_letter_keeps_the_head_and_the_digest_of_anything() -> None:

@@ -137,13 +137,6 @@ def test_weights_are_loaded_once_per_position_and_once_per_verified_step() -> No
     assert wide.verification.bytes == 4 * narrow.verification.bytes - 3 * 500 * 2
 
 
-def test_a_draft_that_was_never_scored_costs_no_verification() -> None:
-    generator, verifier = architecture(), architecture(parameters=500)
-    got = price(10, [Row(-1, 8, score=None)], generator, verifier)
-    assert got.verification == PhaseCost()
-    assert got.decoding == price(10, [Row(-1, 8)], generator, verifier).decoding
-
-
 def test_the_dearest_action_of_the_largest_model_is_priced_without_rounding_to_nothing() -> None:
     large = Architecture(parameters=32_760_000_000, layers=64, query_heads=64, kv_heads=8, head_dim=128)
     small = Architecture(parameters=1_540_000_000, layers=28, query_heads=12, kv_heads=2, head_dim=128)

@@ -109,11 +109,8 @@ def test_repeated_records_of_at_least_once_delivery_are_counted_and_harmless(log
     for topic, kind, query_id in ((log.topics.decision, Decision, "h5"), (log.topics.reward, Reward, "h6")):
         log.put(topic, query_id, log.find(topic, kind, query_id))
     answer = log.find(log.topics.answer, Answer, "h7")
-    log.put(
-        log.topics.answer,
-        "h7",
-        msgspec.structs.replace(answer, spent=msgspec.structs.replace(answer.spent, verify_s=9.0)),
-    )
+    spent = msgspec.structs.replace(answer.spent, verify_s=9.0)
+    log.put(log.topics.answer, "h7", msgspec.structs.replace(answer, spent=spent))
     late = Answer(query_id="h8", status="expired", by="aggregator", error="no answer within 10 s")
     log.put(log.topics.answer, "h8", late)
     report = sound(log)
