@@ -25,8 +25,7 @@ from torch import Tensor
 from agents.catalogue.models import Sampling
 from agents.serving.engine import Continuation, Drafted, Prefix, check_seeds
 from agents.serving.prompts import ChatPrompts
-from experiments.sampler.cache import Cache, Ids, Kept
-from experiments.sampler.decoder import Decoder
+from experiments.sampler.decoder import Cache, Decoder, Ids, Kept
 from experiments.sampler.draws import cumulative, draw, uniforms
 from experiments.sampler.pump import Pump
 from experiments.sampler.texts import STEPS, Reencoding

@@ -10,7 +10,7 @@ from functools import lru_cache
 from agents.serving.engine import Continuer, Prefix
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import Rendered, StepTagFormat
-from experiments.sampler.cache import Ids
+from experiments.sampler.decoder import Ids
 
 STEPS = 200_000
 _MOST_PIECES = 10_000  # a larger vocabulary is not tried piece by piece

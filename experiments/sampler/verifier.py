@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agents.serving.prompts import ChatPrompts
-from experiments.sampler.cache import Ids, Kept
-from experiments.sampler.decoder import Decoder
+from experiments.sampler.decoder import Decoder, Ids, Kept
 from experiments.sampler.pump import Pump
 
 ROWS = 512
