@@ -265,9 +265,7 @@ async def open_bench(
             scorers[v.name] = await start_verifier(v, options, started.host)
         return Bench(catalogue, ready, scorers, judge, close=started.close)
 
-    from experiments.sampler.engine import TorchEngine
-    from experiments.sampler.pump import Pump
-    from experiments.sampler.texts import Stepwise
+    from experiments.sampler.engine import Pump, Stepwise, TorchEngine
     from experiments.sampler.verifier import TorchRows
 
     pump = Pump()

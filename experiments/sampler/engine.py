@@ -11,11 +11,12 @@ other tokens would otherwise go on apart, and which of them was meant would depe
 Where a model writes the tokens its tokenizer would, as trained ones all but always do, the two are the same.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,14 +24,240 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agents.catalogue.models import Sampling
-from agents.serving.engine import Continuation, Drafted, Prefix, check_seeds
+from agents.serving.engine import Continuation, Continuer, Drafted, Prefix, check_seeds
 from agents.serving.prompts import ChatPrompts
+from agents.verifier.formats import Rendered, StepTagFormat
 from experiments.sampler.decoder import Cache, Decoder, Ids, Kept
-from experiments.sampler.draws import cumulative, draw, uniforms
-from experiments.sampler.pump import Pump
-from experiments.sampler.texts import STEPS, Reencoding
 from schemas.forest import Finish
 from schemas.search import Served
+
+# Tokens from logits and seeds: the numbers a draft draws depend on its seed and its position alone.
+
+_GOLDEN, _MIX = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def bits(seeds: NDArray[np.uint64], at: int) -> NDArray[np.uint64]:
+    """Return the number at a place of each seed's SplitMix64 stream (Steele, Lea and Flood 2014), 64 bits.
+
+    A generator whose numbers can be had in any order, for all drafts of a batch at once.
+
+    Args:
+        seeds: Shape (drafts,).
+        at: The place, from 0.
+    """
+    z = seeds + np.uint64(((at + 1) * _GOLDEN) & 0xFFFFFFFFFFFFFFFF)  # arrays wrap around, as they should
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX[0])
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX[1])
+    return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+def uniforms(seeds: NDArray[np.uint64], at: int) -> NDArray[np.float64]:
+    """Return u in [0, 1), 53 bits, for the token at a place of each draft; shape (drafts,)."""
+    return (bits(seeds, at) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
+    """Return each row's cumulative distribution; at temperature 0 all of it stands on the likeliest token.
+
+    Args:
+        logits: Shape (rows, vocabulary).
+        sampling: Temperature, top_k, top_p.
+    """
+    if sampling.temperature == 0:
+        best = logits.argmax(-1, keepdim=True)
+        places = torch.arange(logits.shape[-1])
+        return np.asarray((places >= best).double().numpy())
+    p = (logits.double() / sampling.temperature).softmax(-1)
+    if sampling.top_k or sampling.top_p < 1:
+        ranked, order = p.sort(-1, descending=True)
+        if sampling.top_k:
+            ranked[:, sampling.top_k :] = 0
+            ranked = ranked / ranked.sum(-1, keepdim=True)
+        # A token stays while those before it hold less than top_p: the first always does.
+        ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= sampling.top_p, 0)
+        p = torch.zeros_like(p).scatter(-1, order, ranked)
+    total = p.cumsum(-1)
+    return np.asarray((total / total[:, -1:]).numpy())
+
+
+def draw(table: NDArray[np.float64], rows: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the token of each draw: where its row's cumulative distribution passes u; shape (draws,).
+
+    One search in the rows laid end to end, row r over [r, r + 1): that costs the twelve last of u's 53 bits
+    for four thousand rows, and a search a draw in place of a pass over the vocabulary.
+
+    Args:
+        table: From `cumulative`, shape (rows, vocabulary).
+        rows: Each draw's row.
+        u: In [0, 1).
+    """
+    size = table.shape[1]
+    line = (table + np.arange(len(table))[:, None]).ravel()
+    within = np.minimum(rows + u, np.nextafter(rows + 1.0, 0.0))  # the sum may round up to the next row
+    return np.asarray(np.searchsorted(line, within, side="right") - rows * size)
+
+
+# Texts to token ids, each step encoded once: what it takes to render hundreds of thousands of paths.
+#
+# A path is encoded as its text is. Where no token reaches over the end of a step, that is its steps' ids in a
+# row, and of steps there are few; where one could, the whole text is encoded, as the product does.
+
+STEPS = 200_000
+_MOST_PIECES = 10_000  # a larger vocabulary is not tried piece by piece
+
+
+class Reencoding(Continuer):
+    """Continue paths from their text alone; what was sampled is not remembered.
+
+    Args:
+        model: Named in errors.
+        prompts: The model's chat template and tokenizer.
+        context_tokens: Its longest prompt plus output.
+        delimiter: Of the steps that are mostly met.
+    """
+
+    def __init__(self, model: str, prompts: ChatPrompts, context_tokens: int, delimiter: str) -> None:
+        super().__init__(model, prompts, context_tokens, remembered=0)
+        self._encode = lru_cache(STEPS)(prompts.encode)
+        self._delimiter = delimiter if closes(prompts, delimiter) else None
+
+    def _answer_ids(self, prefix: Prefix) -> Ids:
+        if self._delimiter is None or not all(step.endswith(self._delimiter) for step in prefix.steps):
+            return self._encode("".join(prefix.steps)) if prefix.steps else ()
+        return tuple(token for step in prefix.steps for token in self._encode(step))
+
+
+def closes(prompts: ChatPrompts, delimiter: str) -> bool:
+    """Return whether a text that ends in the delimiter is encoded alike, whichever token of the vocabulary follows."""
+    vocabulary = prompts.tokenizer.get_vocab().values()
+    if len(vocabulary) > _MOST_PIECES:
+        return False
+    alone = prompts.encode(delimiter)
+    return all(
+        prompts.encode(delimiter + piece) == alone + prompts.encode(piece)
+        for piece in map(prompts.piece, vocabulary)
+    )
+
+
+class Stepwise:
+    """Render what another format renders, each step once.
+
+    Args:
+        format: Ends each step with a special token, which no other token reaches over.
+    """
+
+    def __init__(self, format: StepTagFormat) -> None:
+        self._format = format
+        self._first = lru_cache(STEPS)(self._render_first)
+        self._later = lru_cache(STEPS)(self._render_later)
+
+    def render(self, question: str, steps: Sequence[str]) -> Rendered:
+        """Return the prompt of a path."""
+        ids, end = self._first(question, steps[0])
+        positions = [len(ids) - 1]
+        for step in steps[1:]:
+            ids += self._later(step)
+            positions.append(len(ids) - 1)
+        return Rendered(ids + end, tuple(positions))
+
+    def _render_first(self, question: str, step: str) -> tuple[Ids, Ids]:
+        whole = self._format.render(question, (step,))
+        after = whole.positions[0] + 1
+        return whole.token_ids[:after], whole.token_ids[after:]
+
+    def _render_later(self, step: str) -> Ids:
+        whole = self._format.render("", ("", step))
+        return whole.token_ids[whole.positions[0] + 1 : whole.positions[1] + 1]
+
+
+# Fill batches from many searches: whatever waits for a model is run together, the longest queue first.
+
+
+class BatchRunner(Protocol):
+    """Whoever runs a batch. It blocks: while one batch runs, nothing else could.
+
+    Attributes:
+        rows: About how many items a batch should have; those of one call stay together.
+    """
+
+    rows: int
+
+    def run(self, items: Sequence[Any]) -> list[Any]:
+        """Return one result an item."""
+        ...
+
+
+class Pump:
+    """Queues of calls by worker, run once every search in flight waits.
+
+    Attributes:
+        batches: How many batches were run.
+        items: How many items, over all of them.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.items = 0
+        self._queues: dict[BatchRunner, list[tuple[Sequence[Any], asyncio.Future[list[Any]]]]] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    async def submit(self, worker: BatchRunner, items: Sequence[Any]) -> list[Any]:
+        """Return the results of items, whatever batch they were run in; a failed batch fails its callers."""
+        if not items:
+            return []
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Any]] = loop.create_future()
+        self._queues.setdefault(worker, []).append((items, future))
+        if self._running is None or self._running.done():
+            self._running = loop.create_task(self._run())
+        return await future
+
+    async def _run(self) -> None:
+        while True:
+            await self._settle()
+            worker = max(self._queues, key=self._waiting, default=None)
+            if worker is None:
+                return
+            queue = self._queues.pop(worker)
+            taken = count = 0
+            while taken < len(queue) and (not taken or count + len(queue[taken][0]) <= worker.rows):
+                count += len(queue[taken][0])
+                taken += 1
+            if taken < len(queue):
+                self._queues[worker] = queue[taken:]
+            self._finish(worker, [call for call in queue[:taken] if not call[1].done()])
+
+    def _finish(
+        self, worker: BatchRunner, calls: list[tuple[Sequence[Any], asyncio.Future[list[Any]]]]
+    ) -> None:
+        if not calls:
+            return
+        items = [item for call, _ in calls for item in call]
+        self.batches += 1
+        self.items += len(items)
+        try:
+            results = iter(worker.run(items))
+        # What a model throws belongs to those who asked, not to the task that runs batches.
+        except Exception as error:
+            for _, future in calls:
+                future.set_exception(error)
+            return
+        for call, future in calls:
+            future.set_result([next(results) for _ in call])
+
+    def _waiting(self, worker: BatchRunner) -> int:
+        return sum(len(items) for items, _ in self._queues[worker])
+
+    async def _settle(self) -> None:
+        """Let every search that can go on without a model do so, until no more calls come."""
+        before = -1
+        while (waiting := sum(map(len, self._queues.values()))) != before:
+            before = waiting
+            for _ in range(8):  # gather, draft, and search each hand on once before a search asks again
+                await asyncio.sleep(0)
+
+
+# The engine: batches of drafts that share rows of the forward pass.
 
 PREFIXES = 4096  # in a batch; those of similar length are read together, `TOGETHER` at a time
 TOGETHER = 256

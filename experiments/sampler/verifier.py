@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agents.serving.prompts import ChatPrompts
 from experiments.sampler.decoder import Decoder, Ids, Kept
-from experiments.sampler.pump import Pump
+from experiments.sampler.engine import Pump
 
 ROWS = 512
 SIBLINGS = 8

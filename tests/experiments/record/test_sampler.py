@@ -7,13 +7,23 @@ import numpy as np
 import pytest
 import torch
 
-from agents.catalogue.models import Sampling
-from agents.serving.engine import Drafted, Prefix
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.models import Sampling, VerifierModel
+from agents.serving.engine import Continuer, Drafted, Prefix
 from agents.serving.prompts import ChatPrompts
+from agents.verifier.formats import StepTagFormat
 from experiments.sampler.decoder import Decoder
-from experiments.sampler.draws import bits, cumulative, draw, uniforms
-from experiments.sampler.engine import TorchEngine
-from experiments.sampler.pump import Pump
+from experiments.sampler.engine import (
+    Pump,
+    Reencoding,
+    Stepwise,
+    TorchEngine,
+    bits,
+    closes,
+    cumulative,
+    draw,
+    uniforms,
+)
 from experiments.sampler.verifier import TorchRows
 from schemas.query import Message
 
@@ -141,3 +151,40 @@ def test_reward_rows_are_those_of_a_plain_pass(tiny: Path, steps: tuple[str, ...
             inner = torch.relu(hidden @ weights["score.0.weight"].T + weights["score.0.bias"])
             expected = (inner @ weights["score.2.weight"].T + weights["score.2.bias"]).softmax(-1)
         assert np.allclose(found, expected.numpy(), atol=1e-5)
+
+
+# Paths rendered step by step have the tokens of paths rendered whole.
+
+ROOT = Path(__file__).parents[3]
+MINI = load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml")
+SMALLEST = str(ROOT / MINI.models[0].checkpoint)
+QUESTION = "A farm stores 19 potatoes. 3 potatoes spoil. How many are left?"
+PATHS = [
+    ("spoiled: 19-3=16\n\n",),
+    ("spoiled: 19-3=16\n\n", "\\boxed{16}"),
+    ("\nspoiled: 19\n\n", "\n\n", " -3=16\n\n", "16"),
+    ("cut in the mid", "dle: 19-3\n\n", "<|step|> is no tag\n\n", ""),
+]
+
+
+@pytest.mark.parametrize("steps", PATHS)
+@pytest.mark.parametrize("verifier", MINI.verifiers, ids=lambda each: each.name)
+def test_verifier_prompts(verifier: VerifierModel, steps: tuple[str, ...]) -> None:
+    whole = StepTagFormat(ChatPrompts.load(str(ROOT / verifier.checkpoint)), "<|step|>")
+    stepwise = Stepwise(whole)
+    for _ in range(2):  # the second is remembered
+        assert stepwise.render(QUESTION, steps) == whole.render(QUESTION, steps)
+
+
+@pytest.mark.parametrize("steps", PATHS)
+def test_generator_prompts(steps: tuple[str, ...]) -> None:
+    prompts = ChatPrompts.load(SMALLEST)
+    sampling = Sampling(temperature=1.0, step_tokens=32, depth_limit=10)
+    prefix = Prefix(messages=(Message(role="user", content=QUESTION),), steps=steps)
+    whole = Continuer("m", prompts, 1024, remembered=0).plan(prefix, sampling)
+    assert Reencoding("m", prompts, 1024, "\n\n").plan(prefix, sampling) == whole
+
+
+def test_a_delimiter_that_tokens_reach_over_closes_nothing(tiny: Path) -> None:
+    assert closes(ChatPrompts.load(SMALLEST), "\n\n")
+    assert not closes(ChatPrompts.load(str(tiny / "models" / "tiny")), "\n")
