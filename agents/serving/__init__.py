@@ -3,10 +3,9 @@
 engine    the engine protocol: prefixes in, drafts of one step out
 vllm_*    vLLM in this process: callers submit from any thread, and one thread owns and steps every engine
   settings    what to host, the environment variables vLLM needs, and how much KV cache an engine gets
-  host        the thread-safe face: submit, run, load, unload, close
+  host        token ids in, text or class probabilities out; the thread-safe face: submit, run, load, unload, close
   loop        the engine thread's body; steps every engine with work in turn
   adapter     the one file that speaks vLLM's API
-  requests    token ids in, text or class probabilities out; what is answered together
   skywork     a process reward model vLLM has no class for
 http      models served elsewhere, over HTTP; the one retry policy, and what a deadline cuts off
 recorded  recorded searches, looked up instead of computed
@@ -22,8 +21,7 @@ from agents.serving.errors import (
     RequestRefusedError,
     ServingError,
 )
-from agents.serving.vllm_host import EngineHost
-from agents.serving.vllm_requests import GeneratedDraft, Generation, Pooled, Pooling
+from agents.serving.vllm_host import EngineHost, GeneratedDraft, Generation, Pooled, Pooling
 from agents.serving.vllm_settings import HostedModel
 
 __all__ = [

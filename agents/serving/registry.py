@@ -24,8 +24,7 @@ from agents.serving.http import (
 )
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import RecordedEngine, Recording
-from agents.serving.vllm_host import EngineHost
-from agents.serving.vllm_requests import Generation
+from agents.serving.vllm_host import EngineHost, Generation
 from agents.serving.vllm_settings import HostedModel, checkpoint_path, kv_cache_bytes
 from schemas.control import ModelHealth
 from schemas.search import Served

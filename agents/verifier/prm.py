@@ -20,8 +20,7 @@ from agents.serving.registry import (
     server_of,
     start_host,
 )
-from agents.serving.vllm_host import EngineHost
-from agents.serving.vllm_requests import Pooling
+from agents.serving.vllm_host import EngineHost, Pooling
 from agents.verifier.formats import Format, Rendered, SkyworkFormat, StepTagFormat
 from schemas.search import Scored, SearchStep, Served, Verification
 
