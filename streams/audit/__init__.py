@@ -9,8 +9,7 @@ It imports only topic names, settings and the connection to the broker. It decod
     timeline.sql  all facts of one query, and its state
     checks.sql    what must hold: one statement a check
     summary.sql   what a report says of all queries together
-    checks        runs these
-    snapshots     which snapshots are whole, and whose rows may have left the learner's log
+    checks        runs these, and finds which snapshots are whole, and whose rows may have left the learner's log
     price         what a search costs
 """
 
