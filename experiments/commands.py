@@ -17,6 +17,7 @@ from agents.catalogue.file import load_catalogue
 from agents.minilm import MiniLM
 from experiments import early_exit, off_policy, page
 from experiments.changes import changes as follow_changes
+from experiments.contenders import combined, estimated
 from experiments.foreign import load_foreign, rows_of
 from experiments.frontier import AFTER_HISTORY, PLAYERS, Terms
 from experiments.frontier import frontier as judge
@@ -26,7 +27,6 @@ from experiments.outcomes import BanditWorld, OutcomeError, beside_of, build_wor
 from experiments.paper import Beside, networks_wanted, read_beside, run_paper
 from experiments.prior import control_of, prior_of_log, prior_of_outcomes
 from experiments.runs import MORE_SEEDS, NetworkRecord, Scope, one_thread_each, rebuild
-from experiments.usual import combined, estimated
 from experiments.yardstick import holm
 
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)

@@ -20,13 +20,12 @@ from agents.bandit.features import COUNTS
 from agents.bandit.policy import Objective
 from agents.bandit.prior import begin
 from experiments.ceiling import ceiling
-from experiments.contenders import ALL, with_prior
+from experiments.contenders import ALL, Usual, in_place, with_prior
 from experiments.journal import ROOT, Game, Journal, code_digest
 from experiments.loop import WARM_UP, FeedbackChannel, Stage, Trial, stream
 from experiments.outcomes import BanditWorld
 from experiments.routers import Fitted, OnlineRidge, best_arms, solved_prices
 from experiments.runs import Scope, outcomes_digest, tidy
-from experiments.usual import Usual, in_place
 from experiments.yardstick import SHARES, Points, Yardstick, area, halves, hull, is_history, split
 
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)  # w₃

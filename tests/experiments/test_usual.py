@@ -8,8 +8,7 @@ import pytest
 
 from agents.bandit import variances
 from agents.bandit.contextual import Contextual
-from experiments.contenders import SERVICE
-from experiments.usual import combined, estimated, in_place
+from experiments.contenders import SERVICE, combined, estimated, in_place
 from tests.experiments.test_worth import two_nested
 from tests.support.lab import lab, outcome_table
 
