@@ -21,7 +21,7 @@ from schemas.decision import Decision
 from schemas.record import decode
 from schemas.reward import Reward
 from streams.runtime import kafka_clients
-from streams.runtime.kafka_rewrite import commit, require_stopped, rewrite
+from streams.runtime.kafka_fencing import commit, require_stopped, rewrite
 from streams.services.decider import policy_of, prior_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
