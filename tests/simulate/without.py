@@ -21,7 +21,7 @@ from agents.bandit.pacing import Pacer
 from agents.decider import decider
 from agents.decider.shares import TeachingShares
 from agents.embedding import HttpEncoder
-from streams.runtime.clock import BrokerClock
+from streams.runtime.base import BrokerClock
 from streams.services import aggregator
 from streams.services.decider import ShardLearner
 from streams.services.embedder import Admission, EmbedderService
