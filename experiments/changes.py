@@ -14,11 +14,10 @@ import numpy as np
 from agents.bandit.contextual import AccuracyDrift, Contextual
 from agents.bandit.policy import Objective
 from agents.bandit.prior import begin
-from experiments.contenders import SERVICE, with_prior
+from experiments.contenders import SERVICE, Fitted, solved_prices, with_prior
 from experiments.frontier import Terms, most_accurate, points_of
 from experiments.loop import FeedbackChannel, Stage, Trial, stream
 from experiments.outcomes import Array, BanditWorld
-from experiments.routers import Fitted, solved_prices
 
 BEFORE, AFTER = 1_000, 1_000  # queries
 USUAL = 200  # of them, the last before the change: how often a model is taken as a rule

@@ -20,11 +20,19 @@ from agents.bandit.features import COUNTS
 from agents.bandit.policy import Objective
 from agents.bandit.prior import begin
 from experiments.ceiling import ceiling
-from experiments.contenders import ALL, Usual, in_place, with_prior
+from experiments.contenders import (
+    ALL,
+    Fitted,
+    OnlineRidge,
+    Usual,
+    best_arms,
+    in_place,
+    solved_prices,
+    with_prior,
+)
 from experiments.journal import ROOT, Game, Journal, code_digest
 from experiments.loop import WARM_UP, FeedbackChannel, Stage, Trial, stream
 from experiments.outcomes import BanditWorld
-from experiments.routers import Fitted, OnlineRidge, best_arms, solved_prices
 from experiments.runs import Scope, outcomes_digest, tidy
 from experiments.yardstick import SHARES, Points, Yardstick, area, halves, hull, is_history, split
 
@@ -80,7 +88,7 @@ AFTER_HISTORY: Mapping[str, Player] = {
 
 ELSEWHERE: Mapping[str, Player] = {PARETO: Player(PARETO, warm_up=0, linear=True, prior=True)}
 """Another project's learner, where an interpreter that has its package is named."""
-RIDGES = ("experiments/routers.py", "experiments/ridge.py")
+RIDGES = ("experiments/contenders.py", "experiments/ridge.py")
 APART: Mapping[str, tuple[str, ...]] = {
     STATIC: RIDGES,
     ONLINE: RIDGES,

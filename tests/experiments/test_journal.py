@@ -43,5 +43,5 @@ def test_a_live_run_is_a_line_with_its_commit(tmp_path: Path) -> None:
 
 def test_the_digest_of_code_is_that_of_its_files() -> None:
     assert code_digest("experiments/ridge.py") == code_digest("experiments/ridge.py")
-    assert code_digest("experiments/ridge.py") != code_digest("experiments/routers.py")
+    assert code_digest("experiments/ridge.py") != code_digest("experiments/contenders.py")
     assert code_digest("experiments/record") != code_digest("experiments/record", "experiments/ridge.py")

@@ -5,9 +5,9 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from agents.bandit.features import COUNTS
+from experiments.contenders import REFIT, Fitted, OnlineRidge, best_arms, solved_prices
 from experiments.outcomes import Arm, BanditWorld
 from experiments.ridge import strength_left_out
-from experiments.routers import REFIT, Fitted, OnlineRidge, best_arms, solved_prices
 from tests.support.lab import made_world
 
 QUESTIONS, HISTORY = 500, 120
