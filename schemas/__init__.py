@@ -3,7 +3,7 @@
 The life of one query, as records:
 
     Query          a client asks                                      query.py
-    Context        the embedder adds the unit vector                  context.py
+    Context        the embedder adds the unit vector                  query.py
     Decision       the decider chooses a = (M, QP, CP, BS)            decision.py
     SearchStep     the executor drafts one step                       search.py
     Verification   the verifier scores it; the two repeat             search.py
@@ -11,10 +11,10 @@ The life of one query, as records:
     Feedback       a client tells whether it was right, hours later   reward.py
     Due            a deadline has passed                              reward.py
     Reward         the aggregator closes it; the decider learns       reward.py
-    Cancel         whoever asked no longer waits                      cancel.py
+    Cancel         whoever asked no longer waits                      control.py
 
-Beside them CatalogueEntry, PriceEntry, ObjectiveEntry, CostBoundsEntry and KeyEntry steer the processes (control.py), a
-Heartbeat says which executors live (heartbeat.py), and a DeadLetter keeps what could not be handled (dead_letter.py).
+Beside them CatalogueEntry, PriceEntry, ObjectiveEntry, CostBoundsEntry and KeyEntry steer the processes, a Heartbeat
+says which executors live (all in control.py), and a DeadLetter keeps what could not be handled (dead_letter.py).
 
 Imports msgspec, orjson, zstandard and the standard library only.
 """
