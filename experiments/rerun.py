@@ -42,9 +42,8 @@ from experiments.contenders import PAPER
 from experiments.loop import QUALITY_PRIORITY, SEEDS, WARM_UP, make_trial, play, steady, warm_up_arm
 from experiments.outcomes import Arm, BanditWorld, OutcomeError, Outcomes
 from experiments.record.plan import search_id
-from experiments.record.questions import Question
 from experiments.record.searches import Bench, Found, SearchMemory, Variant, open_bench, search, weights
-from experiments.record.table import SCHEMA, questions_in, settings_of
+from experiments.record.table import SCHEMA, Question, questions_in, settings_of
 from experiments.runs import TERA, summed, tidy
 from schemas.action import Action
 

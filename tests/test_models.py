@@ -12,7 +12,7 @@ from agents.catalogue.checkpoint import read_architecture
 from agents.catalogue.eflops import price
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Architecture
-from experiments.record.questions import HISTORY, Question, question_set
+from experiments.record.table import HISTORY, Question, question_set
 from schemas.forest import Draft
 from streams.demo.run import QUESTIONS
 

@@ -29,8 +29,8 @@ from experiments.outcomes import OutcomeError, beside_of, load_recording
 from experiments.record import table
 from experiments.record.plan import RecordingPlan, run_of, take_over
 from experiments.record.plan import record as run
-from experiments.record.questions import Question, fingerprint, mixed_traffic, questions_of
 from experiments.record.searches import open_bench, weights
+from experiments.record.table import Question, fingerprint, mixed_traffic, questions_of
 
 T = TypeVar("T")
 VERSIONS = ("torch", "onnxruntime", "numpy")

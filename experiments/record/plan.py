@@ -19,8 +19,8 @@ from agents.catalogue.actions import MAX_DRAFTS, PAIRS, uis_space
 from experiments.journal import JournalError, RunKey, SearchJournal
 from experiments.loop import best_route_space
 from experiments.record import table
-from experiments.record.questions import Question
 from experiments.record.searches import Bench, Known, SearchMemory, Variant, search
+from experiments.record.table import Question
 from schemas.action import Action
 from schemas.errors import UniscaleError
 

@@ -22,7 +22,7 @@ from agents.serving.engine import Drafted, Engine, Prefix
 from agents.serving.registry import GroupEngines, HostingOptions
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import ProcessRewardModel, Verifier, start_verifier
-from experiments.record.questions import Question
+from experiments.record.table import Question
 from schemas.action import Action
 from schemas.forest import Forest
 from schemas.query import Message

@@ -18,7 +18,7 @@ from experiments.outcomes import OutcomeError, build_world, load_recording
 from experiments.prior import control_of, prior_of_outcomes
 from experiments.record import table
 from experiments.record.plan import MIXED_DERIVED, MIXED_PAIRS
-from experiments.record.questions import Question, mixed_traffic
+from experiments.record.table import Question, mixed_traffic
 from experiments.yardstick import split
 from streams.services.decider import action_vectors
 from streams.services.embedder import HashedEncoder

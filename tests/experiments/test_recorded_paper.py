@@ -17,7 +17,7 @@ from experiments.loop import best_route_space
 from experiments.page import write_results
 from experiments.paper import read_beside
 from experiments.record import table
-from experiments.record.questions import questions_of
+from experiments.record.table import questions_of
 from schemas.action import Action
 from tests.support.lab import lab
 

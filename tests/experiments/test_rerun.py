@@ -18,9 +18,8 @@ from experiments.journal import SearchJournal
 from experiments.outcomes import OutcomeError, build_world, load_recording
 from experiments.record import table
 from experiments.record.plan import RecordingPlan, record
-from experiments.record.questions import Question
 from experiments.record.searches import SearchMemory, Variant, open_bench, search, weights
-from experiments.record.table import questions_in, rows_of, settings_of, write
+from experiments.record.table import Question, questions_in, rows_of, settings_of, write
 from experiments.rerun import DepthLimit, Reopened, action_of, reopen
 
 QUESTIONS = [Question("a-0", "a", "12 ox", 3), Question("a-1", "a", "4 d 5", 9)]

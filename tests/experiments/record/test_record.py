@@ -18,7 +18,8 @@ from experiments.journal import JournalError, SearchJournal, journals
 from experiments.loop import best_route_space
 from experiments.record import table
 from experiments.record.plan import RecordingPlan, record, search_id, take_over
-from experiments.record.questions import (
+from experiments.record.searches import Bench, SearchMemory, Variant, open_bench, search
+from experiments.record.table import (
     FILE,
     HISTORY,
     LIVE,
@@ -29,7 +30,6 @@ from experiments.record.questions import (
     question_set,
     questions_of,
 )
-from experiments.record.searches import Bench, SearchMemory, Variant, open_bench, search
 from experiments.yardstick import is_history
 from schemas.action import Action
 from tests.support.lab import lab
