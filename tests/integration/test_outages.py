@@ -8,12 +8,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agents.catalogue.file import load_catalogue
-from agents.serving.recorded import write_paths
+from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from schemas.answer import Answer
 from schemas.control import Heartbeat
+from schemas.query import Query
+from streams.client.client import Client, SendSchedule
+from streams.client.events import read_timelines
+from streams.demo.report import latencies
 from streams.local.broker import free_port, kafka_home
 from streams.local.deployment import python
 from tests.support.deployment import Ask, Deploy
@@ -144,10 +149,17 @@ verifiers:
 
 
 class Completions:
-    """`/v1/completions` of a server that takes one key, and answers what was recorded."""
+    """`/v1/completions` of a server that takes one key, and answers what was recorded.
 
-    def __init__(self, key: str, recorded: Mapping[str, str]) -> None:
-        self.key = key
+    Args:
+        key: What it takes.
+        recorded: What it answers, by question.
+        hangs: A question that it answers once `goes_on` is set; until then it sends a space a second, so that no wait
+            for a reply ends.
+    """
+
+    def __init__(self, key: str, recorded: Mapping[str, str], hangs: str = "") -> None:
+        self.key, self.goes_on = key, threading.Event()
         from transformers import AutoTokenizer  # takes seconds, which collecting the other tests need not
 
         outer, one_at_a_time = self, threading.Lock()
@@ -167,7 +179,10 @@ class Completions:
                     "stop_reason": None,
                     "token_ids": [1, 2],
                 }
-                self.let_in({"choices": [choice]})
+                if hangs and hangs in asked:
+                    self.reply_slowly({"choices": [choice]}, outer.goes_on)
+                else:
+                    self.let_in({"choices": [choice]})
 
             def let_in(self, said: dict[str, Any]) -> None:
                 if self.headers["Authorization"] == f"Bearer {outer.key}":
@@ -247,3 +262,58 @@ def test_an_engine_that_refuses_our_key(deploy: Deploy, ask: Ask, tmp_path: Path
     finally:
         allowed.stop()
         locked.stop()
+
+
+@pytest.mark.timeout(1800)
+def test_a_search_that_hangs_for_ten_minutes_holds_up_no_other(
+    deploy: Deploy, ask: Ask, tmp_path: Path
+) -> None:
+    """Others go on beside it at five a second: 1,500 on its partition, where 2,048 records are let past an open one."""
+    paths = recorded_paths(40, steps=(1, 1))
+    stuck = Query(query_id="stuck", text="What is it that never ends?", timeout_s=3600.0)
+    texts = {path.question: path.steps[0].text for path in paths} | {stuck.text: "Nothing. \\boxed{0}"}
+    node = RecordedStep(text=texts[stuck.text], tokens=2, score=0.5, finish="eos")
+    own = [
+        RecordedPath(question=stuck.text, model=model, path=0, steps=(node,)) for model in ("small", "large")
+    ]
+    engine = Completions("ours", texts, hangs=stuck.text)
+    try:
+        catalogue = tmp_path / "hangs.yaml"
+        catalogue.write_text(CATALOGUE.format(checkpoint=CHECKPOINT, open=engine.url, locked=engine.url))
+        write_paths(tmp_path / "recording.jsonl", [*paths, *own])
+        port = free_port()
+        executor = [
+            "env", "UNISCALE_RECORDED=", "UNISCALE_ENGINE_KEY=ours", *python(), "worker", "executor", "--group",
+            "mini", "--metrics-port", str(port),
+        ]  # fmt: skip
+        loop = deploy(
+            catalogue=str(catalogue), recorded=str(tmp_path / "recording.jsonl"),
+            commands={"executor.mini": executor},
+        )  # fmt: skip
+        loop.serve(*(ask(n) for n in range(100)))
+        loop.send(stuck)
+        began = time.monotonic()
+        with Client(loop.settings) as client:
+            # One path a search: the server of the test is slower than an engine.
+            others = [
+                msgspec.structs.replace(ask(n), pin_action="small/1/1/1") for n in range(100, 100 + 5 * 600)
+            ]
+            asked = client.ask_all(others, pace=SendSchedule(5.0), timeout_s=900.0)
+        hung_s = time.monotonic() - began
+        assert hung_s > 590.0
+        assert not asked.missing, "others waited for it"
+        answers = {answer.query_id for answer in loop.read(loop.topics.answer, Answer)}
+        assert stuck.query_id not in answers
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        (line,) = (x for x in page.splitlines() if x.startswith("uniscale_oldest_open_seconds"))
+        assert float(line.split()[-1]) == pytest.approx(hung_s, abs=30.0)
+        assert f"(query {stuck.query_id}) has been in flight for" in loop.log.read_text()
+        engine.goes_on.set()
+        loop.rewarded([stuck.query_id, *(q.query_id for q in others)])
+        answered_well(loop, {stuck.query_id, *(f"q{n}" for n in range(100 + len(others)))})
+        timelines = read_timelines(loop.settings, ["mini"]).by_id
+        for what, part in (("first", others[:300]), ("last", others[-300:])):
+            print(f"{what} minute: {latencies([timelines[q.query_id] for q in part])['query_to_answer']} ms")
+    finally:
+        engine.goes_on.set()
+        engine.stop()

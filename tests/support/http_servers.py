@@ -1,9 +1,10 @@
 """Servers of tests that speak HTTP from threads of this process."""
 
 import json
+import sys
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 
@@ -16,6 +17,11 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 256
+
+    def handle_error(self, *about: Any) -> None:
+        """Say nothing of a client that hung up."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(*about)
 
     def listen(self) -> None:
         """Answer from a thread."""
@@ -50,6 +56,16 @@ class JsonHandler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(raw)
+
+    def reply_slowly(self, content: Any, until: Event) -> None:
+        """Begin a reply, and send spaces, which JSON allows, until an event is set; then the content."""
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while not until.wait(1.0):
+            self.wfile.write(b"1\r\n \r\n")
+        raw = json.dumps(content).encode()
+        self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(raw), raw))
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
