@@ -106,9 +106,9 @@ def _log_to_stdout(level: str) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for noisy in ("kafka", "faust", "mode", "aiokafka", "httpx", "asyncio", "vllm"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))
-    # kafka-python warns of a busy machine, torch of a missing Triton; mode logs every part of faust under the module of
-    # its class.
-    for wordy in ("kafka.net.selector", "torch._library.triton"):
+    # kafka-python warns of a busy machine and of what faust tells of a member, torch of a missing Triton; mode logs
+    # every part of faust under the module of its class.
+    for wordy in ("kafka.net.selector", "kafka.admin._groups", "torch._library.triton"):
         logging.getLogger(wordy).setLevel(logging.ERROR)
     for parts in ("kafka", "kafka_consumer", "kafka_writer"):
         logging.getLogger(f"streams.runtime.{parts}").setLevel(logging.WARNING)
