@@ -378,22 +378,33 @@ class ShardLearner:
                     path,
                 )
             return
-        prior = await self.runtime.in_thread(lambda: read_prior(path))
-        catalogue = self.runtime.control.catalogue
-        vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
+        prior, control = await self.runtime.in_thread(lambda: read_prior(path)), self.runtime.control
         try:
-            records = decider.begin(prior, vectors, self.log.chunk_bytes, catalogue.pricing)
+            records = await self._begun(decider, prior, control.catalogue)
         except PriorRefused as error:
-            if asked:
-                raise
-            # The catalogue's prior is an offer: it is for one policy, one encoder and the models of the file.
-            log.info("the learner begins from nothing: %s", error)
-            return
+            # Models may have come and gone before a learner could begin: a prior is for those of the file, too.
+            try:
+                records = await self._begun(decider, prior, control.base)
+            except PriorRefused:
+                if asked:
+                    raise error from None
+                # The catalogue's prior is an offer: it is for one policy, one encoder and the models of the file.
+                log.info("the learner begins from nothing: %s", error)
+                return
         try:
             await self.log.begin(records)
         except SendFailed as error:
             self.runtime.crash("the prior could not be written", error)
         log.info("the learner begins from prior %s", decider.prior)
+
+    async def _begun(self, decider: Decider, prior: bytes, catalogue: Catalogue) -> list[tuple[bytes, bytes]]:
+        """Let the learner begin from a prior for the models of a catalogue; return what must be written.
+
+        Raises:
+            PriorRefused: it does not fit; nothing has changed.
+        """
+        vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
+        return decider.begin(prior, vectors, self.log.chunk_bytes, catalogue.pricing)
 
     async def _offer_when_embedded(self, decider: Decider) -> None:
         """Offer the catalogue of now; while no server embeds its new actions, what was on offer stays so.

@@ -16,9 +16,12 @@ from agents.decider.log import Row
 from agents.embedding import encoder_id
 from agents.reward.comparison import Uplift
 from schemas.answer import Answer
+from schemas.control import CatalogueEntry
 from schemas.decision import Decision
 from schemas.query import Query
+from schemas.record import encode
 from streams.runtime.memory_cluster import Cluster
+from streams.services import SERVICES
 from streams.services.decider import action_vectors
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
@@ -152,6 +155,20 @@ async def test_a_prior_that_does_not_fit_or_is_of_other_costs_stops_the_service_
     prior.write_bytes(pack(*header(prior.read_bytes()), meta | {"pricing": pricing}, arrays))
     said = await ended(settings, ask(1))
     assert "catalogue: hardware.intensity is 1.5, this deployment has" in said
+
+
+async def test_a_prior_for_the_models_of_the_file_is_taken_although_one_left_before_the_learner_began(
+    in_memory: InMemory, ask: Ask, prior: Path
+) -> None:
+    settings = in_memory(policy="contextual", prior=str(prior))
+    cluster, gone = Cluster(settings, SERVICES), CatalogueEntry(name="large", op="remove")
+    cluster.produce(cluster.topics.control, gone.key.encode(), encode(gone))
+    await cluster.up()
+    await served(cluster, *(ask(n) for n in range(4)))
+    await cluster.close()
+    assert {each.action.model for each in decisions(cluster)} == {"small"}
+    assert recovered(cluster).prior == digest(prior.read_bytes())
+    reproduced(cluster)
 
 
 @pytest.mark.parametrize(("rank", "fits"), [(48, True), (12, False)])
