@@ -8,6 +8,7 @@ from typing import Any
 import faust
 
 from streams.runtime.base import Newer, partition_for, replaces
+from streams.runtime.queues import Spacing
 
 # What faust recovers: the tables whose partitions are shared among workers. Those with a single writer recover by
 # themselves (`FencedTable`).
@@ -74,14 +75,13 @@ class Sender:
 
     Args:
         producer: Returns the connected AIOKafkaProducer; raises while there is none.
-        pause_s: Shortest time between two sends. After an idle period, records are sent at once. Records that did not
-            fit into a full batch follow as soon as that batch is acknowledged.
+        pause_s: Time between two sends (`Spacing`). Records that did not fit into a full batch follow as soon as that
+            batch is acknowledged.
     """
 
     def __init__(self, producer: Callable[[], Any], pause_s: float) -> None:
         self._producer = producer
-        self._pause_s = pause_s
-        self._open_at = 0.0
+        self._spacing = Spacing(pause_s)
         self._waiting: dict[tuple[str, int], list[_Entry]] = {}
         self._under_way: set[tuple[str, int]] = set()
         # Places (topic and partition) whose last batch was full: the records left over are sent without a pause.
@@ -122,16 +122,16 @@ class Sender:
 
     def _soon(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._moment is None:
-            now = loop.time()
+            wait_s = self._spacing.wait_s(loop.time())
             self._moment = (
-                loop.call_soon(self._flush, loop)
-                if now >= self._open_at
-                else loop.call_at(self._open_at, self._flush, loop)
+                loop.call_later(wait_s, self._flush, loop)
+                if wait_s > 0
+                else loop.call_soon(self._flush, loop)
             )
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self._moment = None
-        self._open_at = loop.time() + self._pause_s
+        self._spacing.done(loop.time())
         if ready := [place for place in self._waiting if place not in self._under_way]:
             self._start(ready, loop)
 

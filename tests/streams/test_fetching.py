@@ -7,6 +7,7 @@ import pytest
 from aiokafka.protocol.fetch import FetchRequest, FetchRequest_v11
 
 from streams.runtime import kafka_consumer
+from streams.runtime.queues import BURST
 
 Wanted = dict[tuple[str, int], tuple[int, int]]
 
@@ -18,7 +19,7 @@ def fetch(wanted: Wanted) -> FetchRequest:
     return FetchRequest(500, 1, 1000, 0, list(topics.items()))
 
 
-async def test_two_fetches_from_one_node_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fetches_from_one_node_are_apart_but_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_consumer, "FETCH_INTERVAL_S", 0.05)
 
     began = asyncio.get_running_loop().time
@@ -33,11 +34,12 @@ async def test_two_fetches_from_one_node_are_apart(monkeypatch: pytest.MonkeyPat
 
     fetcher: Any = Fetcher()
     kafka_consumer.improve(fetcher)
-    for node in (0, 1, 0):
+    for node in (*[0] * BURST, 1, 0):
         assert await fetcher._proc_fetch_request(None, node, None)
-    times = dict.fromkeys((0, 1), 0.0) | dict(at[:2])
-    assert times[1] - times[0] < 0.04, "the other node does not wait"
-    assert at[2][1] - times[0] >= 0.045
+    first = at[0][1]
+    assert [node for node, _ in at] == [*[0] * BURST, 1, 0]
+    assert at[BURST][1] - first < 0.04, "neither the first of a node nor the other node waits"
+    assert at[BURST + 1][1] - first >= 0.045
     waiting = asyncio.ensure_future(fetcher._proc_fetch_request(None, 0, None))
     await asyncio.sleep(0)
     waiting.cancel()

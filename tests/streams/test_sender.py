@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from streams.runtime.kafka_writer import Sender
 from streams.runtime.memory import run
+from streams.runtime.queues import BURST
 
 PARTITIONS = 3
 
@@ -65,20 +66,22 @@ async def test_what_many_send_in_one_moment_shares_a_batch() -> None:
     await asyncio.gather(*calls)
 
 
-async def test_after_one_moment_of_sending_the_next_comes_after_the_pause() -> None:
+async def test_after_a_few_moments_of_sending_the_next_comes_after_the_pause() -> None:
     broker = Broker()
     sender = Sender(lambda: broker, 0.05)
-    first = asyncio.ensure_future(sender.send([("t", 0, None, b"a")]))
+    calls = []
+    for at in range(BURST):
+        calls.append(asyncio.ensure_future(sender.send([("t", at, None, b"a")])))
+        await settle()
+        assert len(broker.under_way) == at + 1, "nothing was sent before: nothing waits"
+    calls += [asyncio.ensure_future(sender.send([("t", BURST + p, None, b"b")])) for p in (1, 2)]
     await settle()
-    assert len(broker.under_way) == 1, "nothing was sent lately: nothing waits"
-    others = [asyncio.ensure_future(sender.send([("t", p, None, b"b")])) for p in (1, 2)]
-    await settle()
-    assert len(broker.under_way) == 1
+    assert len(broker.under_way) == BURST
     await asyncio.sleep(0.08)
-    assert len(broker.under_way) == 3
-    for _ in range(3):
+    assert len(broker.under_way) == BURST + 2
+    for _ in calls:
         broker.acknowledge(0)
-    await asyncio.gather(first, *others)
+    await asyncio.gather(*calls)
 
 
 async def test_what_a_full_batch_leaves_over_does_not_wait_for_the_pause() -> None:
@@ -94,9 +97,12 @@ async def test_what_a_full_batch_leaves_over_does_not_wait_for_the_pause() -> No
 
 async def test_what_comes_while_a_batch_that_is_not_full_is_under_way_waits_for_the_pause() -> None:
     broker = Broker()
-    sender = Sender(lambda: broker, 0.05)
-    calls = [asyncio.ensure_future(sender.send([("t", 0, None, b"a")]))]
-    await settle()
+    sender, calls = Sender(lambda: broker, 0.05), []
+    for at in range(BURST):
+        calls.append(asyncio.ensure_future(sender.send([("t", min(at, 1), None, b"a")])))
+        await settle()
+        if at:
+            broker.acknowledge(1)
     calls += [asyncio.ensure_future(sender.send([("t", 0, None, b"%d" % n)])) for n in range(2)]
     await settle()
     broker.acknowledge(0)
