@@ -112,9 +112,8 @@ def estimated(evidence: Sequence[Evidence], blocks: Sequence[str], term: int) ->
     usual = np.array([usual_variance(name, term) for name in names])
     tau = usual
     noises = [each.noise for each in evidence]
-    scaled = np.empty_like(
-        evidence[0].gram
-    )  # used again and again: fresh memory takes longer than the division
+    # Used again in every round: fresh memory takes longer than the division.
+    scaled = np.empty_like(evidence[0].gram)
     for _ in range(ROUNDS):
         a = np.diag(1.0 / tau[of])
         b = np.zeros(len(of))

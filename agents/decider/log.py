@@ -751,8 +751,8 @@ class Learned:
     """The result for one Reward: rows to write, nothing, or the error for its dead letter.
 
     Attributes:
-        rows: Its query's row as it is now; where the policy has learned everything anew since the result before, also
-            what it estimated then.
+        rows: Its query's row as it is now. Where a call has made the policy learn everything anew, the last changed row
+            is followed by what was estimated then.
     """
 
     query_id: str

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from streams.client.events import read_timelines
 from streams.demo.report import latencies
 from streams.local.broker import free_port, kafka_home
 from streams.local.deployment import python
-from tests.support.deployment import Ask, Deploy
+from tests.support.deployment import Ask, Deploy, Deployment
 from tests.support.http_servers import JsonHandler, Server
 from tests.support.nodes import Nodes
 from tests.support.recorded import recorded_paths
@@ -198,25 +198,43 @@ class Completions:
         self.server.close()
 
 
+def asking(
+    deploy: Deploy,
+    folder: Path,
+    paths: Sequence[RecordedPath],
+    small: Completions,
+    large: Completions,
+    **fields: Any,
+) -> tuple[Deployment, Callable[..., float]]:
+    """Return a deployment whose executor asks these servers, and what reads the one metric of its that begins so.
+
+    Its verifier goes on with the recording: the executor alone asks the servers.
+    """
+    catalogue, recording, port = folder / "served.yaml", folder / "recording.jsonl", free_port()
+    catalogue.write_text(CATALOGUE.format(checkpoint=CHECKPOINT, open=small.url, locked=large.url))
+    write_paths(recording, paths)
+    executor = [
+        "env", "UNISCALE_RECORDED=", "UNISCALE_ENGINE_KEY=ours", *python(), "worker", "executor", "--group",
+        "mini", "--metrics-port", str(port),
+    ]  # fmt: skip
+    commands = {"executor.mini": executor}
+    loop = deploy(catalogue=str(catalogue), recorded=str(recording), commands=commands, **fields)
+
+    def metric(begins: str, has: str = "") -> float:
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        (line,) = (line for line in page.splitlines() if line.startswith(begins) and has in line)
+        return float(line.split()[-1])
+
+    return loop, metric
+
+
 def test_an_engine_that_refuses_our_key(deploy: Deploy, ask: Ask, tmp_path: Path) -> None:
     """Its model is left out of the choice until the server takes the key; nothing is learned from the failures."""
     paths = recorded_paths(40, steps=(1, 1))
     texts = {path.question: path.steps[0].text for path in paths}
     allowed, locked = Completions("ours", texts), Completions("another", texts)
     try:
-        catalogue = tmp_path / "keyed.yaml"
-        catalogue.write_text(CATALOGUE.format(checkpoint=CHECKPOINT, open=allowed.url, locked=locked.url))
-        write_paths(tmp_path / "recording.jsonl", paths)
-        port = free_port()
-        # The verifier goes on with its recording: the executor alone asks the servers.
-        executor = [
-            "env", "UNISCALE_RECORDED=", "UNISCALE_ENGINE_KEY=ours", *python(), "worker", "executor", "--group",
-            "mini", "--metrics-port", str(port),
-        ]  # fmt: skip
-        loop = deploy(
-            catalogue=str(catalogue), recorded=str(tmp_path / "recording.jsonl"),
-            commands={"executor.mini": executor}, warm_up=200,
-        )  # fmt: skip
+        loop, metric = asking(deploy, tmp_path, paths, allowed, locked, warm_up=200)
         t = loop.topics
         pids = loop.pids
 
@@ -225,11 +243,7 @@ def test_an_engine_that_refuses_our_key(deploy: Deploy, ask: Ask, tmp_path: Path
             return {each.model: each.state for each in beats[-1].health} if beats else {}
 
         def suspended() -> float:
-            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
-            (line,) = (
-                x for x in page.splitlines() if x.startswith("uniscale_suspended_models{") and '"large"' in x
-            )
-            return float(line.split()[-1])
+            return metric("uniscale_suspended_models{", '"large"')
 
         asked = [ask(n) for n in range(40)]
         for query in asked:
@@ -278,18 +292,7 @@ def test_a_search_that_hangs_for_ten_minutes_holds_up_no_other(
     ]
     engine = Completions("ours", texts, hangs=stuck.text)
     try:
-        catalogue = tmp_path / "hangs.yaml"
-        catalogue.write_text(CATALOGUE.format(checkpoint=CHECKPOINT, open=engine.url, locked=engine.url))
-        write_paths(tmp_path / "recording.jsonl", [*paths, *own])
-        port = free_port()
-        executor = [
-            "env", "UNISCALE_RECORDED=", "UNISCALE_ENGINE_KEY=ours", *python(), "worker", "executor", "--group",
-            "mini", "--metrics-port", str(port),
-        ]  # fmt: skip
-        loop = deploy(
-            catalogue=str(catalogue), recorded=str(tmp_path / "recording.jsonl"),
-            commands={"executor.mini": executor},
-        )  # fmt: skip
+        loop, metric = asking(deploy, tmp_path, [*paths, *own], engine, engine)
         loop.serve(*(ask(n) for n in range(100)))
         loop.send(stuck)
         began = time.monotonic()
@@ -304,9 +307,7 @@ def test_a_search_that_hangs_for_ten_minutes_holds_up_no_other(
         assert not asked.missing, "others waited for it"
         answers = {answer.query_id for answer in loop.read(loop.topics.answer, Answer)}
         assert stuck.query_id not in answers
-        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
-        (line,) = (x for x in page.splitlines() if x.startswith("uniscale_oldest_open_seconds"))
-        assert float(line.split()[-1]) == pytest.approx(hung_s, abs=30.0)
+        assert metric("uniscale_oldest_open_seconds") == pytest.approx(hung_s, abs=30.0)
         assert f"(query {stuck.query_id}) has been in flight for" in loop.log.read_text()
         engine.goes_on.set()
         loop.rewarded([stuck.query_id, *(q.query_id for q in others)])

@@ -166,8 +166,8 @@ async def test_a_row_that_a_foreign_record_has_replaced_is_restored(
     with pytest.raises(CorruptState, match="learner repair"):
         fresh(cluster).recover(damaged.items(), kept.items())
     assert own in {each.key for each in refused(damaged, kept)}
-    mended, again = fresh(cluster), fresh(cluster)
-    records, _ = repaired(mended, damaged, kept, [own], len(rows), earlier={own: rows[own]})
-    assert mended.policy.state() == state
+    healed, again = fresh(cluster), fresh(cluster)
+    records, _ = repaired(healed, damaged, kept, [own], len(rows), earlier={own: rows[own]})
+    assert healed.policy.state() == state
     again.recover([], [(k, v) for k, v in records if v is not None])
     assert again.policy.state() == state
