@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.producer import sender
 from kafka import TopicPartition
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
@@ -27,6 +28,11 @@ from streams.topics import writer_of
 # rows could not do this: in a compacted topic, the old writer's late row would replace the valid one.
 
 log = logging.getLogger("streams.fence")
+
+# The broker answers a commit before the transaction's markers are written, a millisecond or two later, and refuses the
+# next transaction until they are (KAFKA-5477). aiokafka then waits for so long before it asks again, 20 ms by default:
+# under load that came after every batch of the decider, and its decisions waited for it.
+sender.BACKOFF_OVERRIDE = 0.002
 
 Row = tuple[bytes, bytes | None]
 
