@@ -40,11 +40,14 @@ WITH Id AS (
         (SELECT d.rowid FROM Decision d WHERE d.query_id = Id.query_id AND d.error IS NULL
             ORDER BY d.part, d.off LIMIT 1) AS decision,
         -- One that was given up may have been handled all the same: who sent its dead letter died before it had
-        -- committed, and the next one read it again.
+        -- committed, and the next one read it again. Then it counts, unless another came before its Reward.
         (SELECT a.rowid FROM Answer a WHERE a.query_id = Id.query_id AND (
             a.error IS NULL OR a.status <> 'expired' AND EXISTS (
                 SELECT 1 FROM Reward r WHERE r.query_id = a.query_id AND r.error IS NULL AND r.status = a.status))
-            ORDER BY a.error IS NOT NULL, a.part, a.off LIMIT 1) AS answer,
+            ORDER BY a.error IS NOT NULL AND NOT EXISTS (
+                SELECT 1 FROM Reward r WHERE r.query_id = a.query_id AND r.error IS NULL AND r.status = a.status
+                AND r.ts < (SELECT min(b.ts) FROM Answer b WHERE b.query_id = a.query_id AND b.error IS NULL)
+            ), a.part, a.off LIMIT 1) AS answer,
         (SELECT r.rowid FROM Reward r WHERE r.query_id = Id.query_id AND r.error IS NULL
             AND r.kind IN ('final', 'correction', 'default') ORDER BY r.part, r.off LIMIT 1) AS closing,
         (SELECT l.rowid FROM Row l WHERE l.query_id = Id.query_id) AS learner,
