@@ -8,7 +8,6 @@ offset.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from agents.catalogue.actions import ActionSpace, parse_pairs, uis_space
@@ -58,10 +57,7 @@ class Control:
             self.pairs = parse_pairs(asked)
         except ActionError as error:
             raise SettingsError(f"{named_by}: {error}") from None
-        steering = Steering.of(self.base, settings.queries.own_objectives())
-        self.steering = replace(
-            steering, objectives=replace(steering.objectives, default=default_objective(settings))
-        )
+        self.steering = Steering.of(self.base, settings.queries.own_objectives(), default_objective(settings))
         # Offset of the last record that changed the catalogue: what a Decision says it chose from.
         self.catalogue_version = -1
         # Every model ever seen: searches of a removed one end, and their prices are still needed.

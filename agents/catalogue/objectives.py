@@ -179,16 +179,25 @@ class Steering:
     offset: int = -1
 
     @classmethod
-    def of(cls, catalogue: Catalogue, own: Mapping[str, ObjectiveEntry] | None = None) -> "Steering":
+    def of(
+        cls,
+        catalogue: Catalogue,
+        own: Mapping[str, ObjectiveEntry] | None = None,
+        default: str = DEFAULT_MODE,
+    ) -> "Steering":
         """Return what is in force before any record: a catalogue, the paper's four modes, `careful`, and its own.
 
         Args:
             catalogue: The models.
             own: The deployment's own objectives by name, as its settings name them.
+            default: The objective of a query that asks for nothing.
+
+        Raises:
+            ObjectiveError: there is no objective of the default's name.
         """
         objectives = Objectives(cost_range=catalogue.cost_range)
         goals = {name: goal for name, entry in (own or {}).items() if (goal := goal_of(entry)) is not None}
-        return cls(catalogue, replace(objectives, named={**objectives.named, **goals}))
+        return cls(catalogue, replace(objectives, named={**objectives.named, **goals}, default=default))
 
     def after(self, record: ControlRecord, offset: int) -> "Steering":
         """Return what is in force after one more record; one that was folded in before changes nothing.

@@ -36,8 +36,9 @@ from streams.topics import Topics
 
 
 def steering(settings: Settings) -> Steering:
-    """Return what is in force: the catalogue file and the control records on the broker."""
-    found = Steering.of(load_catalogue(Path(settings.catalogue)))
+    """Return what is in force: the catalogue file, the settings' objectives and the control records on the broker."""
+    base = load_catalogue(Path(settings.catalogue))
+    found = Steering.of(base, settings.queries.own_objectives(), default_objective(settings))
     for offset, entry in _entries(settings):
         try:
             found = found.after(entry, offset)
@@ -98,7 +99,7 @@ def add_entry(settings: Settings, file: Path) -> None:
     """Add the model described by a YAML FILE (one entry, as in a catalogue), or replace it.
 
     Its topics are created, and the executors of its group load it. For a new group, start an executor:
-    `worker executor --group GROUP`.
+    `worker executor --group GROUP`. Run it with the deployment's settings: they give the new topics their partitions.
     """
     try:
         entry: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -115,7 +116,11 @@ def add_entry(settings: Settings, file: Path) -> None:
     except UniscaleError as error:
         raise CatalogueError(f"{file}: {error}") from None
     group = after.catalogue.model(record.name).group
-    kafka_admin.create(settings, Topics(settings).declared(after.catalogue.groups))
+    declared = Topics(settings).declared
+    # Other settings than the deployment's would make topics with a wrong count, which ends every process.
+    kafka_admin.require(settings, declared(before.catalogue.groups))
+    kafka_admin.create(settings, declared(after.catalogue.groups))
+    kafka_admin.require(settings, declared(after.catalogue.groups))  # of a group that was here before
     offset = _send(settings, record)
     click.echo(f"{record.name} added to group {group}, control offset {offset}")
     if group not in before.catalogue.groups:
@@ -192,9 +197,12 @@ def set_objective(
 @click.pass_obj
 def remove_objective(settings: Settings, name: str) -> None:
     """Remove objective NAME; from then on, queries that name it are rejected."""
-    if name not in steering(settings).objectives.named:
+    before = steering(settings)
+    if name not in before.objectives.named:
         raise CatalogueError(f"objective {name!r} does not exist; `objective list` shows the objectives")
-    click.echo(f"{name} removed, control offset {_send(settings, ObjectiveEntry(name=name, op='remove'))}")
+    record = ObjectiveEntry(name=name, op="remove")
+    before.after(record, before.offset + 1)  # refuses here what every process would refuse
+    click.echo(f"{name} removed, control offset {_send(settings, record)}")
 
 
 @objective.command("bounds")

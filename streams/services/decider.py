@@ -29,6 +29,7 @@ from schemas.objective import ObjectiveInForce
 from schemas.query import QueryContext
 from schemas.record import Record, decode
 from schemas.reward import Reward
+from streams.control import Control
 from streams.metrics import Metrics
 from streams.runtime.base import (
     ConsumerRecord,
@@ -45,6 +46,8 @@ from streams.runtime.handler_guard import Refusal
 from streams.services.embedder import encoder_of
 from streams.services.learner_log import LearnerLog
 from streams.settings import Settings, SettingsError, variable
+
+log = logging.getLogger("streams.decider")
 
 # The policy that the settings name, and the actions of a catalogue as the policy sees them.
 
@@ -115,19 +118,24 @@ def read_prior(path: Path) -> bytes:
         ) from None
 
 
-def check_control_group(policy: Policy, space: ActionSpace) -> None:
-    """Refuse a control group whose action is not on offer.
+def check_control_group(policy: Policy, control: Control) -> None:
+    """Refuse a control group whose action is not on offer. Where its model may have been removed, log that instead.
 
     Raises:
         SettingsError: naming what is.
     """
-    control = policy.control if isinstance(policy, Explored) else None
-    if control is None:
+    group = policy.control if isinstance(policy, Explored) else None
+    if group is None:
         return
+    action, catalogue = Action.parse(group.action_id), control.catalogue
     try:
-        space.index(Action.parse(control.action_id))
+        control.space(catalogue).index(action)
     except ActionError as error:
-        raise SettingsError(f"{variable('policy_options')}: control_action: {error}") from None
+        why = f"{variable('policy_options')}: control_action: {error}"
+        if control.catalogue_version < 0 or action.model in catalogue.model_names:
+            raise SettingsError(why) from None
+        # `catalogue remove` of a model must not keep the decider from starting.
+        log.warning("%s: no query is in the control group", why)
 
 
 # How many decisions wait for their reward, and since when: two gauges of the decider.
@@ -167,8 +175,6 @@ class PendingDecisions:
 # What an operator sees of an objective with a target: its account as metrics, and a word where it cannot be met.
 #
 # The log says once that a target cannot be met, with what can be, and once that it can be again.
-
-log = logging.getLogger("streams.decider")
 
 EVERY: Final = 100
 """Decisions of an objective between two looks: a look predicts every configuration on every recent query."""
@@ -462,7 +468,7 @@ class DeciderService(Ordered):
         """Load the encoder and embed the actions, which a new catalogue takes from the cache."""
         service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
         catalogue = runtime.control.catalogue
-        check_control_group(policy_of(runtime.settings, service.encoder), runtime.control.space(catalogue))
+        check_control_group(policy_of(runtime.settings, service.encoder), runtime.control)
         await runtime.in_thread(lambda: service.learner.vectors(catalogue))
         return service
 

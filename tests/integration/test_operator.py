@@ -152,6 +152,9 @@ def test_replay_goes_under_new_ids_and_leaves_the_originals_alone(live: Any) -> 
 
 
 def test_a_model_and_an_objective_come_and_go_at_run_time(live: Any) -> None:
+    # Other settings than the deployment's would make topics that end every process.
+    other = live.run("catalogue", "add", "my-model.yaml", code=1, UNISCALE_GROUP_PARTITIONS="5").stderr
+    assert "search-step: partitions is 4, must be 5" in other
     done = live.run("catalogue", "add", "my-model.yaml")
     assert "mini-1m added to group mini" in done.stdout
     assert "mini-1m" in live.run("catalogue", "list").stdout

@@ -5,14 +5,18 @@ from pathlib import Path
 import pytest
 
 from agents.bandit.exploration import Explored
-from agents.catalogue.actions import uis_space
+from agents.bandit.policy import Policy
 from agents.catalogue.file import load_catalogue
+from schemas.control import CatalogueEntry
+from schemas.record import encode
+from streams.control import Control
+from streams.runtime.base import ConsumerRecord
 from streams.services.decider import check_control_group, policy_of, prior_of, read_prior
 from streams.services.embedder import encoder_of
 from streams.settings import Settings, SettingsError
 
 HASHED = encoder_of(Settings().replace(encoder="hashed"))
-CATALOGUE = load_catalogue(Path(__file__).parents[2] / "infra" / "catalogue" / "mini.yaml")
+MODEL = load_catalogue(Path("infra/catalogue/mini.yaml")).model_names[-1]
 
 
 def of(**settings: object) -> Settings:
@@ -45,14 +49,28 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, str], why:
         policy_of(of(**settings), HASHED)
 
 
+def grouped(action: str) -> tuple[Policy, Control]:
+    """Return the policy and what is in force of a deployment whose control group gets an action."""
+    options = f'{{"control_share": 0.05, "control_action": "{action}"}}'
+    settings = of(policy_options=options, catalogue="infra/catalogue/mini.yaml", parallelism="all")
+    return policy_of(settings, HASHED), Control(settings)
+
+
 def test_a_control_action_must_be_on_offer() -> None:
-    options = '{{"control_share": 0.05, "control_action": "{}"}}'
-    model = CATALOGUE.model_names[-1]
-    fits = policy_of(of(policy_options=options.format(f"{model}/1/1/1")), HASHED)
-    check_control_group(fits, uis_space(CATALOGUE))
-    other = policy_of(of(policy_options=options.format("gpt/1/1/1")), HASHED)
+    check_control_group(*grouped(f"{MODEL}/1/1/1"))
     with pytest.raises(SettingsError, match="control_action: model 'gpt' is not in the space; choose one of"):
-        check_control_group(other, uis_space(CATALOGUE))
+        check_control_group(*grouped("gpt/1/1/1"))
+
+
+def test_a_decider_starts_without_the_model_of_its_control_group_once_that_is_removed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    policy, control = grouped(f"{MODEL}/1/1/1")
+    removal = CatalogueEntry(name=MODEL, op="remove")
+    control._on_control(ConsumerRecord("control", 0, 0, 0, removal.key.encode(), encode(removal)))
+    check_control_group(policy, control)
+    assert f"model '{MODEL}' is not in the space" in caplog.text
+    assert "no query is in the control group" in caplog.text
 
 
 def test_a_prior_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from agents.catalogue.models import ObjectiveError
 from schemas.action import Action
 from schemas.answer import Answer
-from streams.cli import main
+from schemas.control import ControlRecord
+from streams.cli import control, main
 from streams.cli.queries import show
 from streams.client.client import SendSchedule
 from streams.runtime import kafka_clients
@@ -90,3 +92,37 @@ def test_a_score_of_zero_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "[q: ok, small/1/1/1, score 0.000, 2 steps]\n"
     show(Answer(query_id="q", status="ok", by="executor", action=action, text="7"), False)
     assert "score" not in capsys.readouterr().err
+
+
+class ControlTopic:
+    """`control` as the commands see it: what is sent is in force."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[ControlRecord] = []
+        monkeypatch.setattr(control, "_entries", lambda settings: enumerate(self.sent))
+        monkeypatch.setattr(control, "_send", self.send)
+
+    def send(self, settings: Settings, entry: ControlRecord) -> int:
+        self.sent.append(entry)
+        return len(self.sent) - 1
+
+
+def test_objectives_are_those_of_the_deployments_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = ControlTopic(monkeypatch)
+    settings = Settings().replace(objectives={"exact": {"accuracy": 0.95}})
+
+    def said(*words: str) -> str:
+        done = CliRunner().invoke(control.objective, list(words), obj=settings)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "exact" in said("list")
+    said("remove", "exact")
+    assert "exact" not in said("list")
+    said("remove", "cost-sensitive")
+    assert "no effect" not in said("list")
+    before = list(topic.sent)
+    refused = CliRunner().invoke(control.objective, ["remove", "careful"], obj=settings)
+    assert isinstance(refused.exception, ObjectiveError)
+    assert "'careful' is the default" in str(refused.exception)
+    assert topic.sent == before
