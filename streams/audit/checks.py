@@ -110,6 +110,9 @@ CLOSE: Final = 1e-9
 BATCH: Final = 64
 """More records than the decider handles at once: it has finished with whatever lies this far behind its newest row."""
 
+WINDOW: Final = 8
+"""Times the concurrency: the embedder reads no further than this beyond a Query that waits for its place."""
+
 
 class Discrepancy(NamedTuple):
     """What is wrong: the check that says so, the query_id or another subject, and words."""

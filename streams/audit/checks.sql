@@ -3,14 +3,14 @@
 --
 -- A record before the first capture of the ends (`early`) must agree with the records before the second. A missing
 -- record is a discrepancy only if a later record of the same service proves that the service has moved past it (`Embedded`,
--- :contexts_done, :decisions_done, :rewards_done); the decider has finished with whatever lies :batch records behind its
--- newest row. A record that retention has removed does not count as missing: what was appended after :kept_… must be
+-- :contexts_done, :decisions_done, :rewards_done): the embedder has finished with whatever lies :window records behind its
+-- newest Context, the decider with whatever lies :batch records behind its newest row. A record that retention has removed does not count as missing: what was appended after :kept_… must be
 -- there.
 
 -- name: query_passed_over
 SELECT q.query_id, 'its Query was passed over: no Context, no Answer, no dead letter'
 FROM Query q JOIN Embedded e ON e.part = q.part JOIN Timeline t USING (query_id)
-WHERE q.early AND e.off > q.off AND q.ts > :kept_context AND q.error IS NULL AND t.answer IS NULL
+WHERE q.early AND q.off + :window <= e.off AND q.ts > :kept_context AND q.error IS NULL AND t.answer IS NULL
 AND NOT EXISTS (
     SELECT 1 FROM Context c WHERE c.query_id = q.query_id AND c.q_part = q.part AND c.q_off = q.off
 );
@@ -18,7 +18,7 @@ AND NOT EXISTS (
 -- name: unreadable_query_passed_over
 SELECT :query_topic || '/' || q.part || '/' || q.off, 'an unreadable Query was passed over without a dead letter'
 FROM Query q JOIN Embedded e ON e.part = q.part
-WHERE q.query_id IS NULL AND q.early AND e.off > q.off AND q.error IS NULL;
+WHERE q.query_id IS NULL AND q.early AND q.off + :window <= e.off AND q.error IS NULL;
 
 -- name: context_passed_over
 SELECT c.query_id, 'its Context was passed over: no Decision, no Answer, no dead letter'
@@ -141,7 +141,7 @@ AND (r.priced OR r.log_cost IS NOT NULL) AND NOT close(r.paid, r.log_cost);
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': the price is ' || said(r.eflops)
     || ' eFLOPs, the trace''s ' || said((SELECT w.eflops FROM Worked w WHERE w.part = a.part AND w.off = a.off LIMIT 1))
 FROM Reward r JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
-WHERE r.early AND r.error IS NULL AND iif(
+WHERE r.early AND r.error IS NULL AND NOT a.forgotten AND iif(
     r.priced OR r.log_cost IS NOT NULL,
     close(r.paid, r.log_cost) AND NOT EXISTS (
         SELECT 1 FROM Worked w WHERE w.part = a.part AND w.off = a.off

@@ -32,11 +32,13 @@ CREATE TABLE Decision (
 -- How a query ended. `said` is a digest without the measured seconds, which differ whenever a search is run;
 -- `path_score` the mean score of the drafts on its path. `extracted` says whether an answer was found in its text,
 -- `number` which, where it is a plain whole number. `factor` is the price factor that its search began with; NULL for
--- one that never began. `fault` says whether it failed for something that says nothing of its search.
+-- one that never began. `fault` says whether it failed for something that says nothing of its search, `forgotten` whether
+-- compaction may have removed the numbers of its model.
 CREATE TABLE Answer (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     said BLOB NOT NULL, status TEXT NOT NULL, service TEXT NOT NULL, action TEXT, seq INTEGER, text INTEGER NOT NULL,
-    extracted INTEGER NOT NULL, number INTEGER, score REAL, path_score REAL, factor REAL, fault INTEGER NOT NULL
+    extracted INTEGER NOT NULL, number INTEGER, score REAL, path_score REAL, factor REAL, fault INTEGER NOT NULL,
+    forgotten INTEGER NOT NULL
 ) STRICT;
 
 -- name: worked

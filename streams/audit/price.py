@@ -121,6 +121,8 @@ class PriceList:
     def __init__(self, path: Path) -> None:
         # libyaml's loader where there is one: ten times as fast.
         content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        if isinstance(written_out := content.get("catalogue"), dict):
+            content = written_out  # in a configuration file
         models, verifiers = list(content.get("models") or ()), list(content.get("verifiers") or ())
         defaults = content.get("defaults") or {}
         if content.get("family"):

@@ -216,6 +216,8 @@ class Facts:
 
     def __init__(self, ledger: Ledger, catalogue: PriceList) -> None:
         self._catalogue, self._plain = catalogue, Plain()
+        # When the oldest entry of each model in `control` was appended, in ms: compaction may have removed earlier ones.
+        self._entered_ms: dict[str, int] = {}
         self._add, self._drop = ledger.add, ledger.drop
         self.queries_done: dict[int, int] = {}
         self.contexts_done = self.decisions_done = self.rewards_done = -1
@@ -257,8 +259,10 @@ class Facts:
             self._drop(TABLES[kind], "query_id", key.decode(errors="replace"))
 
     def _control(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
-        if r["schema"] == "catalogue-entry.v1" and r.get("model"):
-            self._catalogue.add(r["model"])
+        if r["schema"] == "catalogue-entry.v1":
+            self._entered_ms.setdefault(r["name"], where[3])
+            if r.get("model"):
+                self._catalogue.add(r["model"])
 
     def _query(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         query_id = r["query_id"]
@@ -288,11 +292,12 @@ class Facts:
         scores = [trace[at]["score"] for at in path if trace[at].get("score") is not None]
         extracted = r.get("extracted")
         prices = self._catalogue.prices(r)
+        forgotten = where[3] < self._entered_ms.get((r.get("action") or {}).get("model", ""), -1)
         self._add(
             "Answer", r["query_id"], *where, _same(_without(r, "spent")), r["status"], r["by"],
             _action(r["action"]) if r.get("action") else None, r.get("seq"), r.get("text") is not None,
             extracted is not None, _whole_number(extracted), r.get("score"),
-            sum(scores) / len(scores) if scores else None, factor_of(r), bool(r.get("fault")),
+            sum(scores) / len(scores) if scores else None, factor_of(r), bool(r.get("fault")), forgotten,
         )  # fmt: skip
         for price in prices:
             self._add("Worked", *where[:2], *price)

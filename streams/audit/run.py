@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from streams.audit.checks import Checks, Discrepancy
+from streams.audit.checks import WINDOW, Checks, Discrepancy
 from streams.audit.price import PriceList
 from streams.audit.reading import Facts, Ledger, Log, Part, Span
 from streams.settings import Settings
@@ -188,6 +188,7 @@ def _known(
     """
     known: dict[str, Any] = {
         "query_topic": names["query"],
+        "window": WINDOW * settings.kafka.concurrency,
         "contexts_done": facts.contexts_done,
         "decisions_done": facts.decisions_done,
         "rewards_done": facts.rewards_done,

@@ -19,6 +19,7 @@ from schemas.query import Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Reward, reward_id
 from streams.audit.reading import statements
+from streams.runtime.queues import WINDOW
 
 replace = msgspec.structs.replace
 
@@ -76,15 +77,22 @@ def names(check: str) -> Callable[[Forge], Forge]:
 
 
 def never_decided(log: Any, value: bytes | None = None) -> str:
-    """Append a Query that its embedder passed over, and one after it that the embedder took up."""
+    """Append a Query that its embedder passed over, and one a window after it that the embedder took up."""
     skipped = Query(query_id="skipped", text="Was this ever asked?")
     log.append(log.topics.query, b"skipped", encode(skipped) if value is None else value)
+    skipped_at = log.records[log.topics.query, 0][-1].offset
+    taken_up(log, skipped_at + WINDOW * log.settings.kafka.concurrency)
+    return f"{log.topics.query}/0/{skipped_at}"
+
+
+def taken_up(log: Any, at: int) -> None:
+    """Append a Query at an offset, and its Context."""
     real = log.find(log.topics.context, QueryContext, "h199")
     taken = Query(query_id="taken", text="And this?")
     log.put(log.topics.query, "taken", taken)
-    at = log.records[log.topics.query, 0][-1].offset
+    raws = log.records[log.topics.query, 0]
+    raws[-1] = raws[-1]._replace(offset=at)
     log.put(log.topics.context, "0", replace(real, query=taken, origin=replace(real.origin, offset=at)))
-    return f"{log.topics.query}/0/{at - 1}"
 
 
 @names("query_passed_over")

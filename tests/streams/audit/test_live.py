@@ -6,17 +6,22 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from agents.decider import snapshot
 from agents.decider.snapshot import IDS_KEY, SNAPSHOT_KEY, EndedIds, versions
 from bench.history import SyntheticHistory
 from schemas.answer import Answer
+from schemas.control import CatalogueEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
-from schemas.query import Origin, Query
+from schemas.query import Origin, Query, QueryContext
 from schemas.record import encode
 from schemas.reward import Reward
+from streams.audit.reading import Raw
 from streams.audit.run import Report, audit
+from streams.runtime.queues import WINDOW
+from tests.support.recorded import CATALOGUE
 
 
 def sound(log: Any) -> Report:
@@ -85,6 +90,24 @@ def test_a_query_under_way_is_pending_with_what_it_waits_for_and_its_deadline(lo
     assert report.overdue == 0
 
 
+def test_a_query_that_waits_for_its_place_while_later_ones_go_ahead_raises_no_alarm(log: Any) -> None:
+    """Admission takes the tenants by turns, and a partition is read on for a window beyond its lowest open Query."""
+    waits = Query(query_id="waits", text="Is there room?", tenant="busy")
+    log.put(log.topics.query, "waits", waits)
+    window = WINDOW * log.settings.kafka.concurrency
+    real = log.all(log.topics.context, QueryContext)[-1]
+    for ahead in (1, window - 1):
+        later = Query(query_id=f"later{ahead}", text="Next?", tenant="other")
+        log.put(log.topics.query, later.query_id, later)
+        raws = log.records[log.topics.query, 0]
+        at = 200 + ahead
+        raws[-1] = raws[-1]._replace(offset=at)
+        origin = msgspec.structs.replace(real.origin, offset=at)
+        log.put(log.topics.context, "0", msgspec.structs.replace(real, query=later, origin=origin))
+    report = sound(log)
+    assert ("waits", "embedder") in {(each.query_id, each.waits_for) for each in report.pending}
+
+
 def test_an_answer_without_its_reward_waits_for_the_aggregator_and_is_overdue_in_the_end(log: Any) -> None:
     log.cut(log.topics.reward, lambda raw: b'"h199"' not in raw.value)
     log.cut(log.topics.reward, lambda raw: b'"h198"' not in raw.value)
@@ -134,7 +157,7 @@ def test_a_rejected_query_and_an_unreadable_one_have_their_dead_letters(log: Any
 def test_an_unreadable_query_that_was_passed_over_without_a_dead_letter_is_named(log: Any) -> None:
     raws = log.records[log.topics.query, 0]
     raws[100] = raws[100]._replace(value=b"{")
-    assert f"{log.topics.query}/0/100" in log.audit().ids
+    assert f"{log.topics.query}/0/100" in log.audit(concurrency=8).ids
 
 
 def test_an_expired_query_is_a_state_of_its_own(log: Any) -> None:
@@ -153,6 +176,33 @@ def test_what_retention_has_removed_is_not_missing(log: Any) -> None:
         log.cut_before(topic, 10 if topic == log.topics.feedback else 70)
     report = sound(log)
     assert report.queries == 200
+
+
+def test_prices_go_unchecked_once_control_has_forgotten_the_numbers_they_follow_from(
+    log: Any, tmp_path: Path
+) -> None:
+    """One model came by `catalogue add`; compaction leaves its last entry alone."""
+    catalogue = yaml.safe_load(CATALOGUE)
+    (small, large) = catalogue["models"]
+    path = tmp_path / "catalogue.yaml"
+    path.write_text(yaml.safe_dump({**catalogue, "models": [small]}))
+    other = msgspec.structs.replace(log.settings, catalogue=str(path))
+    added = CatalogueEntry(name="large", op="add", model={**catalogue["defaults"]["models"], **large})
+    twice = {**large["architecture"], "parameters": 2 * large["architecture"]["parameters"]}
+    replaced = CatalogueEntry(name="large", op="add", model={**large, "architecture": twice})
+
+    def audited(*entries: tuple[int, CatalogueEntry]) -> set[str]:
+        seen = type(log)(other, log.records)
+        raws = [Raw(at, ms, e.key.encode(), encode(e)) for at, (ms, e) in enumerate(entries)]
+        seen.records[log.topics.control, 0] = raws
+        return seen.audit().checks
+
+    later_ms = log.records[log.topics.answer, 0][-1].timestamp_ms + 1
+    removed = CatalogueEntry(name="large", op="remove")
+    assert audited((0, added), (later_ms, removed)) == set()
+    assert audited((later_ms, removed)) == set()
+    assert audited((later_ms, replaced)) == set()
+    assert audited((0, replaced)) == {"reward_price"}
 
 
 def test_rows_that_left_the_log_are_held_by_the_oldest_snapshot(log: Any) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agents.catalogue.file import load_catalogue
 from agents.reward.outcome import Pricing, price_of
@@ -13,6 +14,7 @@ from schemas.answer import Answer
 from schemas.forest import Draft
 from schemas.search import Served
 from streams.audit.price import Numbers, PriceList, price
+from tests.support.recorded import CATALOGUE
 
 
 def by_position(prompt: int, trace: list[dict[str, Any]], m: Numbers, v: Numbers, i: float) -> float:
@@ -120,3 +122,12 @@ def test_a_model_that_was_replaced_keeps_the_numbers_its_answers_were_priced_wit
         catalogue.add({"name": name, "architecture": architecture, "engine": {"dtype": "float32"}})
     assert len(catalogue.models[name]) == 2
     assert catalogue.models[name][1].prec_p == 4
+
+
+def test_a_catalogue_is_read_where_the_configuration_file_writes_it_out(tmp_path: Path) -> None:
+    (tmp_path / "catalogue.yaml").write_text(CATALOGUE)
+    (tmp_path / "uniscale.yaml").write_text(
+        yaml.safe_dump({"prefix": "t.", "catalogue": yaml.safe_load(CATALOGUE)})
+    )
+    own, written_out = (PriceList(tmp_path / name) for name in ("catalogue.yaml", "uniscale.yaml"))
+    assert vars(written_out) == vars(own)
