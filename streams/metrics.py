@@ -70,8 +70,11 @@ class Metrics:
             "objective",
             "of",
         )
+        self.sequence = gauge("learner_sequence", "Next sequence number of the learner's log")
         self.snapshot_place = gauge("snapshot_place", "Sequence number that the newest snapshot reaches")
-        self.snapshot_time = gauge("snapshot_timestamp_seconds", "When this process last wrote a snapshot")
+        self.snapshot_time = gauge(
+            "snapshot_timestamp_seconds", "When this process last wrote a snapshot, or recovered the learner"
+        )
         self.oldest_pending = gauge(
             "oldest_pending_timestamp_seconds",
             "Append time of the oldest query decided here without a reward",

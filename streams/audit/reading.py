@@ -216,7 +216,7 @@ class Facts:
 
     def __init__(self, ledger: Ledger, catalogue: PriceList) -> None:
         self._catalogue, self._plain = catalogue, Plain()
-        # When the oldest entry of each model in `control` was appended, in ms: compaction may have removed earlier ones.
+        # Append time (ms) of the oldest entry of each model in `control`: compaction may have removed earlier ones.
         self._entered_ms: dict[str, int] = {}
         self._add, self._drop = ledger.add, ledger.drop
         self.queries_done: dict[int, int] = {}

@@ -327,9 +327,14 @@ class ShardLearner:
         if (prior := prior_of(self.settings)) is not None:
             await self._begin(decider, prior)
         self._pending.recovered(found.folded.outstanding)
-        self.runtime.metrics.policy_version.set(policy.version)
+        self.show(decider)
         self.decider, self._catalogue_version = decider, None
         return decider
+
+    def show(self, decider: Decider) -> None:
+        """Set the gauges of how far a learner is."""
+        self.runtime.metrics.policy_version.set(decider.policy.version)
+        self.runtime.metrics.sequence.set(decider.seq)
 
     @property
     def live(self) -> Decider:
@@ -504,7 +509,7 @@ class DeciderService(Ordered):
         """Show what is pending, and write a snapshot where one is due."""
         decider = self.learner.live
         self.pending.show()
-        self.runtime.metrics.policy_version.set(decider.policy.version)
+        self.learner.show(decider)
         await self.learner.log.snapshot_when_due(decider)
 
     @property

@@ -106,6 +106,7 @@ class LearnerLog:
             await self._hold_back(found)
             await self._report_expired(found)
         self.runtime.metrics.recovery_seconds.labels("fold").set(fold_s)
+        self._show()
         return found
 
     async def begin(self, records: Sequence[tuple[bytes, bytes]]) -> None:
@@ -123,9 +124,13 @@ class LearnerLog:
             # The rows hold everything, so the next attempt writes a complete snapshot.
             log.warning("no snapshot: %s", error)
             return
+        self._show()
+        log.info("snapshot %d written, %d older records dropped", self.snapshot_at, dropped)
+
+    def _show(self) -> None:
+        """Set the gauges of the newest snapshot; the age of one that was recovered counts from now."""
         self.runtime.metrics.snapshot_place.set(self.snapshot_at)
         self.runtime.metrics.snapshot_time.set(self.runtime.now_ms() / 1000)
-        log.info("snapshot %d written, %d older records dropped", self.snapshot_at, dropped)
 
     async def _write(self, decider: Decider) -> int:
         """Write a snapshot and drop what is not needed any more, in the order that `agents.decider.snapshot` gives."""

@@ -181,3 +181,23 @@ async def test_a_log_that_is_shorter_than_its_snapshots_say_is_refused(
     assert "is read from offset" in str(fresh.deaths[0])
     await fresh.close()
     await cluster.close()
+
+
+async def test_a_decider_shows_its_newest_snapshot_also_after_a_restart(
+    in_memory: InMemory, queries: list[Query]
+) -> None:
+    def shown(of: Cluster) -> tuple[float | None, ...]:
+        value = worker_of(of, "decider").metrics.registry.get_sample_value
+        return value("uniscale_snapshot_place"), value("uniscale_learner_sequence")
+
+    cluster, _ = await lived(in_memory(snapshot_every=EVERY), queries)
+    place, sequence = float(max(manifests(snapshots(cluster)))), float(decider_of(cluster).seq)
+    assert shown(cluster) == (place, sequence)
+    assert 0 < place < sequence
+    async with successor(cluster) as fresh:
+        assert shown(fresh) == (place, sequence)
+        written = worker_of(fresh, "decider").metrics.registry.get_sample_value(
+            "uniscale_snapshot_timestamp_seconds"
+        )
+        assert written, "seconds since 1970 would be an alarm"
+    await cluster.close()
