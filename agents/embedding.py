@@ -23,7 +23,7 @@ from schemas.query import Origin, Query, QueryContext
 # UniscaleError
 # └── EncoderError
 #     ├── EncoderFilesError     a model or tokenizer file that is missing or not the pinned one
-#     ├── EncoderRefused        the server will not take this text (4xx), but others: repeating it is useless
+#     ├── EncoderRefused        the server will not take this text (4xx; 500 each time), but others: do not repeat it
 #     ├── EncoderUnavailable    it embeds no text at present: the same request may pass later
 #     └── BadEmbedding          for this text, an answer that is no embedding: count, dimension, NaN, zero length
 
@@ -145,6 +145,14 @@ class _Trouble(Exception):
     """An attempt failed in a way that another may not."""
 
 
+class _ServerError(_Trouble):
+    """The server answered with an error of its own (500)."""
+
+
+class _Failing(EncoderRefused):
+    """The server answered each attempt with an error of its own (500): it is down, or fails at this text."""
+
+
 class EmbeddedText(msgspec.Struct):
     """One text of a reply."""
 
@@ -220,13 +228,19 @@ class HttpEncoder:
         """
         cut = [readable(text[: self._max_characters]) for text in texts]
         try:
-            rows = [
-                self._read(self._request(some), len(some))
-                for some in (cut[at : at + self._batch] for at in range(0, len(cut), self._batch))
-            ]
+            return self._rows(cut)
+        except _Failing as error:
+            self._blame(error)
+            return self._rows(cut)  # once more: the server may have come back in between
         except (EncoderRefused, BadEmbedding) as error:
             self._blame(error)
             raise
+
+    def _rows(self, texts: list[str]) -> Vectors:
+        rows = [
+            self._read(self._request(some), len(some))
+            for some in (texts[at : at + self._batch] for at in range(0, len(texts), self._batch))
+        ]
         return np.concatenate([np.zeros((0, self.dimension), np.float32), *rows])
 
     def _blame(self, error: EncoderError) -> None:
@@ -266,9 +280,10 @@ class HttpEncoder:
         try:
             return policy(self._attempt, body)
         except _Trouble as trouble:
-            raise EncoderUnavailable(
+            kind = _Failing if isinstance(trouble, _ServerError) else EncoderUnavailable
+            raise kind(
                 f"{self._path}: {self._attempts} attempts failed, the last with {trouble}; "
-                "check that the server is up"
+                "check that the server is up and takes texts as long as this one"
             ) from trouble
 
     def _attempt(self, body: dict[str, Any]) -> bytes:
@@ -278,9 +293,11 @@ class HttpEncoder:
             raise _Trouble(f"{type(error).__name__}: {error}") from error
         if response.is_success:
             return response.content
-        trouble = f"HTTP {response.status_code}: {response.text[:QUOTED_CHARACTERS]}"
+        said = response.content[: 4 * QUOTED_CHARACTERS].decode("utf-8", "replace")[:QUOTED_CHARACTERS]
+        trouble = f"HTTP {response.status_code}: {said}"
         if response.status_code in RETRIED_STATUS:
-            raise _Trouble(trouble)
+            own = response.status_code == httpx.codes.INTERNAL_SERVER_ERROR
+            raise _ServerError(trouble) if own else _Trouble(trouble)
         raise EncoderRefused(
             f"{self._path}: {trouble}; check the model's name, the key and the text's length"
         )

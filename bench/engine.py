@@ -157,6 +157,7 @@ async def _search(decision: Decision, catalogue: Catalogue, engine: Any, score: 
     tokens = 0
     while isinstance(reached, Job):
         step = await draft(reached, engine=engine, clock_ms=now)
+        assert isinstance(step, SearchStep), "a decision without a time has no deadline"
         tokens += sum(step.forest.drafts[index].tokens for index in step.forest.pending)
         verification = Verification(
             search=step, scores=tuple(await score(step)), verifier=engine.served, verify_s=0.0

@@ -27,8 +27,6 @@ class Spent(Struct, frozen=True, kw_only=True, omit_defaults=True):
         verify_s: In the verifier's engine.
         transit_s: From a SearchStep's sending to its Verification's arrival, without verify_s.
         control_s: In the search itself.
-        wasted_tokens: Generated twice after a crash or a retry: in no price, but counted.
-        retries: Attempts of an engine that failed and were repeated.
     """
 
     queue_s: Seconds = 0.0
@@ -36,8 +34,6 @@ class Spent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     verify_s: Seconds = 0.0
     transit_s: Seconds = 0.0
     control_s: Seconds = 0.0
-    wasted_tokens: Count = 0
-    retries: Count = 0
 
 
 class Served(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,7 +10,7 @@ from agents.answers import extract_boxed
 from agents.catalogue.models import Sampling
 from agents.search.forest import Ask, ask, outcome, plant, spent, stop, tell_drafts, tell_scores
 from agents.serving.engine import Engine, Prefix
-from agents.serving.errors import ServingError
+from agents.serving.errors import DeadlinePassedError, ServingError
 from agents.serving.http import within
 from schemas.action import Action
 from schemas.answer import Answer, Completion, Fault, Status
@@ -194,11 +194,17 @@ def answer_of(
     )
 
 
-def overdue(job: Job) -> Answer:
-    """Return the Answer of a search whose deadline passed while a step was drafted: the best path so far."""
+def overdue(job: Job, *, generate_s: float = 0.0) -> Answer:
+    """Return the Answer of a search whose deadline passed while a step was drafted: the best path so far.
+
+    Args:
+        job: The step.
+        generate_s: Seconds that an engine worked on it; 0 where none had been asked.
+    """
     forest = stop(job.forest, "deadline")
     ended = outcome(forest)
-    return answer_of(job, forest, ended.index, ended.status, error=ran_out("deadline"))
+    took = msgspec.structs.replace(job.spent, generate_s=job.spent.generate_s + generate_s)
+    return answer_of(replace(job, spent=took), forest, ended.index, ended.status, error=ran_out("deadline"))
 
 
 def failed(
@@ -328,8 +334,8 @@ def resume(
     return _next(job, now_ms, price, engine or step.engine, verification.verifier)
 
 
-async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> SearchStep:
-    """Draft a step with an engine and return it for scoring.
+async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> SearchStep | Answer:
+    """Draft a step with an engine and return it for scoring, or the Answer if the search runs out of time first.
 
     Args:
         job: A job from `begin` or `resume`.
@@ -337,26 +343,28 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
         clock_ms: Returns the time since the epoch.
 
     Raises:
-        DeadlinePassedError: the search ran out of time first; `overdue` makes its Answer.
         ServingError: the engine failed.
     """
     limits, request = job.forest.limits, job.ask
     began_ms = clock_ms()
     name = f"{job.query_id}/{request.step}"
-    drafts = await within(
-        time_left_s(job, began_ms),
-        engine.generate(
+    try:
+        drafts = await within(
+            time_left_s(job, began_ms),
+            engine.generate(
+                name,
+                [
+                    Prefix(messages=job.messages, steps=job.forest.steps(e.parent), max_tokens=e.max_tokens)
+                    for e in request.expansions
+                ],
+                request.n,
+                [seed for expansion in request.expansions for seed in expansion.seeds],
+                sampling_of(limits, request.max_tokens),
+            ),
             name,
-            [
-                Prefix(messages=job.messages, steps=job.forest.steps(e.parent), max_tokens=e.max_tokens)
-                for e in request.expansions
-            ],
-            request.n,
-            [seed for expansion in request.expansions for seed in expansion.seeds],
-            sampling_of(limits, request.max_tokens),
-        ),
-        name,
-    )
+        )
+    except DeadlinePassedError:
+        return overdue(job, generate_s=max(0, clock_ms() - began_ms) / 1000)
     prompt_tokens = drafts[0].prompt_tokens if drafts else 0
     now_ms = clock_ms()
     return SearchStep(

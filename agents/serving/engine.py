@@ -1,14 +1,13 @@
 """The engine protocol, prefixes in and drafts of one step out, and how a prefix becomes token ids."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from msgspec import Struct
 
 from agents.catalogue.models import Sampling
 from agents.serving.errors import PromptTooLongError
-from agents.serving.prompts import ChatPrompts
+from agents.serving.prompts import CACHED_BYTES, ChatPrompts, RecentTokens
 from schemas.forest import Finish
 from schemas.query import Message
 from schemas.search import Served
@@ -110,11 +109,6 @@ def check_seeds(prefixes: Sequence[Prefix], n: int, seeds: Sequence[int]) -> Non
 # prefix cache misses and the distribution differs. So the token ids of live paths are remembered here. Only paths
 # that are not remembered, for instance after a restart, are encoded again.
 
-REMEMBERED_PATHS = 16_384  # 32 queries in flight, 64 drafts a step, and then eight times over
-
-
-_Path: TypeAlias = tuple[tuple[Message, ...], tuple[str, ...]]
-
 
 class Continuation(Struct, frozen=True):
     """A prompt ready for an engine.
@@ -140,7 +134,7 @@ class Continuer:
         prompts: The model's chat template and tokenizer.
         context_tokens: Its longest prompt plus output.
         instruction: A system message for conversations without one, e.g. to reason step by step.
-        remembered: Number of paths whose token ids are kept.
+        remembered_bytes: Of the token ids of paths.
     """
 
     def __init__(
@@ -150,14 +144,13 @@ class Continuer:
         context_tokens: int,
         *,
         instruction: str = "",
-        remembered: int = REMEMBERED_PATHS,
+        remembered_bytes: int = CACHED_BYTES,
     ) -> None:
         self._model = model
         self._prompts = prompts
         self._context_tokens = context_tokens
         self._instruction = instruction
-        self._remembered = remembered
-        self._paths: OrderedDict[_Path, tuple[int, ...]] = OrderedDict()
+        self._paths = RecentTokens(remembered_bytes)
 
     def plan(self, prefix: Prefix, sampling: Sampling) -> Continuation:
         """Return what the engine has to continue.
@@ -217,11 +210,8 @@ class Continuer:
     def _answer_ids(self, prefix: Prefix) -> tuple[int, ...]:
         if not prefix.steps:
             return ()
-        path = (prefix.messages, prefix.steps)
-        if (known := self._paths.get(path)) is not None:
-            self._paths.move_to_end(path)
-            return known
-        return self._prompts.encode("".join(prefix.steps))
+        known = self._paths.get((prefix.messages, prefix.steps))
+        return known if known is not None else self._prompts.encode("".join(prefix.steps))
 
     def _whole(self, text: str, ids: tuple[int, ...]) -> bool:
         """Return whether the text contains all of its tokens: the last one may extend beyond the delimiter."""
@@ -229,11 +219,7 @@ class Continuer:
 
     def _remember(self, continuation: Continuation, text: str, ids: tuple[int, ...]) -> None:
         prefix = continuation.prefix
-        path = (prefix.messages, (*prefix.steps, text))
-        self._paths[path] = continuation.answer_ids + ids
-        self._paths.move_to_end(path)
-        if len(self._paths) > self._remembered:
-            self._paths.popitem(last=False)
+        self._paths.put((prefix.messages, (*prefix.steps, text)), continuation.answer_ids + ids)
 
 
 def finish_of(finish_reason: str, stop: str | int | None, delimiter: str) -> Finish:

@@ -53,7 +53,7 @@ class EngineDiedError(ServingError):
 
 
 class HostClosedError(ServingError):
-    """The host is closed. Nothing is served after `close()`; start a new one."""
+    """The host or connection is closed. Nothing is served after `close()`; ask the one that took its place."""
 
 
 class UnknownEngineError(ServingError):
@@ -69,7 +69,7 @@ class EndpointSuspendedError(ServingError):
 
 
 class EndpointRefusedError(ServingError):
-    """The endpoint refuses us (401, 403, 404). Check the key, the address and the name the model is served by."""
+    """The endpoint refuses us (401, 402, 403, 404, a redirect …). Check key, address and the model's name there."""
 
 
 class RequestRefusedError(ServingError):

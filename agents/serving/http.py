@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import httpx
 import msgspec
@@ -28,6 +28,7 @@ from agents.serving.errors import (
     EngineReplyError,
     EngineTimeoutError,
     EngineUnreachableError,
+    HostClosedError,
     RequestRefusedError,
     ServingError,
 )
@@ -66,7 +67,6 @@ async def retrying(
     call: Callable[[], Awaitable[T]],
     retries: Retries,
     *,
-    on_retry: Callable[[], None] = lambda: None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
     """Return what `call` returns, tried again while its error is `retryable`.
@@ -74,7 +74,6 @@ async def retrying(
     Args:
         call: Makes one attempt.
         retries: How often, and after which pauses.
-        on_retry: Called before each pause.
         sleep: Awaited with seconds.
 
     Raises:
@@ -94,7 +93,6 @@ async def retrying(
         retry=retry_if_exception(lambda error: isinstance(error, ServingError) and error.retryable),
         stop=stop_after_attempt(retries.attempts),
         wait=pause_s,
-        before_sleep=lambda state: on_retry(),
         sleep=sleep,
         retry_error_callback=_given_up,
     )
@@ -177,12 +175,13 @@ class Keys:
 
 
 def _host(url: str) -> str:
-    """Return `host:port` of an address, or `host` when it names no port; empty for what is not an address."""
+    """Return `host:port` of an address, with the usual port where it names none; empty for what is not an address."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
         return ""
-    return f"{parsed.host}:{parsed.port}" if parsed.port is not None else parsed.host
+    port = parsed.port or (443 if parsed.scheme == "https" else 80)
+    return f"{parsed.host}:{port}" if parsed.host else ""
 
 
 # Circuit breaker of one endpoint: pure, with the clock handed in.
@@ -267,12 +266,14 @@ class Breaker:
 # JSON over HTTP with time-outs, bounded retry and a circuit breaker, for models served elsewhere.
 
 SHOWN_CHARACTERS = 300  # of a server's complaint, in our error
-_REFUSES_US = (
-    httpx.codes.UNAUTHORIZED,
-    httpx.codes.FORBIDDEN,
-    httpx.codes.NOT_FOUND,
-    httpx.codes.PROXY_AUTHENTICATION_REQUIRED,
+MOST_REPLY_BYTES = 32 << 20  # decompressed: the scores of a verifier's whole batch, many times over
+PROBE_S = 5.0  # a server that is back says so at once
+_REQUEST_AT_FAULT = (
+    httpx.codes.BAD_REQUEST,
+    httpx.codes.REQUEST_ENTITY_TOO_LARGE,
+    httpx.codes.UNPROCESSABLE_ENTITY,
 )
+_TRY_AGAIN = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY)
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -283,8 +284,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         api_key: Sent as a bearer token when not empty; never shown in an error.
         connect_timeout_s: Longest wait for a connection.
         read_timeout_s: Longest wait for a reply; a busy server queues.
-        silent_s: A request that is cancelled after so long without a reply counts against the endpoint: a
-            server that hangs must not be asked forever because queries run out of time first.
+        silent_s: Once requests have waited for so long in all, and none was answered, each that is cancelled counts
+            against the endpoint: a server that hangs must not be asked forever because queries run out of time first.
         retries: How often a request is tried.
         connections: Most requests in flight at once.
     """
@@ -318,10 +319,13 @@ class JsonServer:
         breaker: Breaker | None = None,
     ) -> None:
         self.settings = settings
-        self.retries = 0
         self.breaker = breaker or Breaker(time.monotonic)
         self._sleep = sleep
         self._places = asyncio.Semaphore(settings.connections)
+        self._silence = _Silence()
+        self._callers = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         self._client = httpx.AsyncClient(
             base_url=settings.url.rstrip("/").removesuffix("/v1"),
@@ -334,70 +338,92 @@ class JsonServer:
             trust_env=False,
         )
 
-    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the JSON object a server replies with.
+    async def post(self, path: str, body: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
+        """Return what `read` makes of the JSON object that a server replies with.
+
+        Args:
+            path: From the root of the server.
+            body: What is sent, as JSON.
+            read: Raises EngineReplyError for an object that does not say what was asked. Only a reply that it can
+                read speaks for the endpoint.
 
         Raises:
-            RequestRefusedError: the server refuses this request (4xx).
-            EndpointRefusedError: the server refuses us (401, 403, 404).
+            RequestRefusedError: the server refuses this request (400, 413, 422).
+            EndpointRefusedError: the server refuses us: whatever else is neither a reply nor a passing fault.
             EndpointSuspendedError: its breaker is open.
             EngineFaultError: the last attempt failed; the subclass says how.
         """
         content = msgspec.json.encode(body)
-        return await retrying(
-            lambda: self._attempt("POST", path, content),
-            self.settings.retries,
-            on_retry=self._count_retry,
-            sleep=self._sleep,
-        )
+        self._callers += 1
+        self._idle.clear()
+        try:
+            return await retrying(
+                lambda: self._attempt(path, content, read),
+                self.settings.retries,
+                sleep=self._sleep,
+            )
+        finally:
+            self._callers -= 1
+            if not self._callers:
+                self._idle.set()
 
     async def probe(self) -> None:
         """Ask a half-open endpoint which models it has, so that no query has to find out that it is still down."""
         if self.breaker.state != "half-open":
             return
+        where = self._where("/v1/models")
         try:
-            await self._attempt("GET", "/v1/models", None)
+            async with asyncio.timeout(PROBE_S):
+                await self._once(where, "GET", "/v1/models", None)
+        except TimeoutError:
+            self.breaker.failed(f"{where}: no reply in {PROBE_S:g} s")
+        except (EndpointRefusedError, RequestRefusedError):
+            pass  # not every server lists its models: a refusal of this path is an answer
         except ServingError as error:
-            # Not every server lists its models. An answer, even a refusal of this path, is an answer.
-            if not isinstance(error, EndpointRefusedError):
+            if not _has_too_much_to_do(error):
                 self.breaker.failed(str(error))
+
+    async def idle(self) -> None:
+        """Wait until no request is under way."""
+        await self._idle.wait()
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    def _count_retry(self) -> None:
-        self.retries += 1
+    def _where(self, path: str) -> str:
+        return f"{self.settings.url.rstrip('/')}{path}"
 
-    async def _attempt(self, method: str, path: str, content: bytes | None) -> dict[str, Any]:
-        where = f"{self.settings.url.rstrip('/')}{path}"
+    async def _attempt(self, path: str, content: bytes, read: Callable[[dict[str, Any]], T]) -> T:
+        where = self._where(path)
         async with self._places:
             if self.breaker.state == "open":
                 raise EndpointSuspendedError(
                     f"{where}: no requests for another {self.breaker.wait_s:.0f} s, because {self.breaker.why}"
                 )
-            began = time.monotonic()
+            self._silence.asked(time.monotonic())
+            answered = True
             try:
-                reply = await self._once(where, method, path, content)
+                found = read(await self._once(where, "POST", path, content))
             except asyncio.CancelledError:
-                if time.monotonic() - began >= self.settings.silent_s:
-                    self.breaker.failed(f"{where}: no reply in {time.monotonic() - began:.0f} s")
+                answered = False
+                if (silent_s := self._silence.seconds(time.monotonic())) >= self.settings.silent_s:
+                    self.breaker.failed(f"{where}: no reply in {silent_s:.0f} s")
                 raise
             except ServingError as error:
                 if not error.infrastructure:
                     self.breaker.succeeded()  # it answered: the request was at fault
-                elif not (isinstance(error, EngineBusyError) and error.overloaded):
+                elif not _has_too_much_to_do(error):
                     self.breaker.failed(str(error))
                 raise
-            if method == "POST":
-                self.breaker.succeeded()
-            return reply
+            finally:
+                self._silence.ended(time.monotonic(), answered=answered)
+            self.breaker.succeeded()
+            return found
 
     async def _once(self, where: str, method: str, path: str, content: bytes | None) -> dict[str, Any]:
         try:
-            reply = await self._client.request(
-                method, path, content=content, headers={"Content-Type": "application/json"}
-            )
+            status, headers, data = await self._whole(where, method, path, content)
         except httpx.ConnectTimeout as error:
             raise EngineUnreachableError(
                 f"{where}: no connection in {self.settings.connect_timeout_s:g} s"
@@ -412,46 +438,94 @@ class JsonServer:
             raise EngineUnreachableError(
                 f"{where}: {error or type(error).__name__}; is the server up?"
             ) from error
-        if reply.status_code != httpx.codes.OK:
-            raise _refusal(where, reply)
+        except RuntimeError as error:  # httpx's, of a client that is closed
+            if not self._client.is_closed:
+                raise
+            raise HostClosedError(
+                f"{where}: the connection was closed, because its model's entry changed"
+            ) from error
+        if status != httpx.codes.OK:
+            raise _refusal(where, status, headers, data)
         try:
-            decoded = msgspec.json.decode(reply.content)
+            decoded = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise EngineReplyError(f"{where}: the reply is not JSON: {error}") from error
         if not isinstance(decoded, dict):
             raise EngineReplyError(f"{where}: the reply is not a JSON object")
         return decoded
 
+    async def _whole(
+        self, where: str, method: str, path: str, content: bytes | None
+    ) -> tuple[int, httpx.Headers, bytes]:
+        """Return status, headers and content of a reply."""
+        headers = {"Content-Type": "application/json"}
+        async with self._client.stream(method, path, content=content, headers=headers) as reply:
+            parts, size = [], 0
+            async for part in reply.aiter_bytes():
+                parts.append(part)
+                size += len(part)
+                if size > MOST_REPLY_BYTES:
+                    raise EngineReplyError(f"{where}: the reply has more than {MOST_REPLY_BYTES} bytes")
+            return reply.status_code, reply.headers, b"".join(parts)
 
-def _refusal(where: str, reply: httpx.Response) -> ServingError:
-    status = reply.status_code
-    said = f"{where}: HTTP {status}: {_complaint(reply)}"
+
+class _Silence:
+    """How long requests of an endpoint have waited in all since it last answered one; idle time does not count."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._since = 0.0
+        self._before_s = 0.0
+
+    def asked(self, now: float) -> None:
+        """Record that a request is sent."""
+        if not self._waiting:
+            self._since = now
+        self._waiting += 1
+
+    def ended(self, now: float, *, answered: bool) -> None:
+        """Record what became of a request."""
+        self._waiting -= 1
+        self._before_s = 0.0 if answered else self.seconds(now)
+        self._since = now
+
+    def seconds(self, now: float) -> float:
+        """Return the seconds of waiting, while a request waits or as the last one ends."""
+        return self._before_s + now - self._since
+
+
+def _has_too_much_to_do(error: ServingError) -> bool:
+    """Return whether an endpoint is well and only busy."""
+    return isinstance(error, EngineBusyError) and error.overloaded
+
+
+def _refusal(where: str, status: int, headers: httpx.Headers, data: bytes) -> ServingError:
+    said = f"{where}: HTTP {status}: {_complaint(data)}"
     if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
         busy = EngineBusyError(said)
-        busy.asked_s = _retry_after_s(reply)
+        busy.asked_s = _retry_after_s(headers)
         busy.overloaded = status == httpx.codes.TOO_MANY_REQUESTS
         return busy
-    if status in _REFUSES_US:
-        return EndpointRefusedError(said)
-    if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.REQUEST_TIMEOUT:
+    if status >= httpx.codes.INTERNAL_SERVER_ERROR or status in _TRY_AGAIN:
         return EngineFaultError(said)
-    return RequestRefusedError(said)
+    # Only what blames the request: a redirect, an empty account or a wrong path meet every request alike.
+    return RequestRefusedError(said) if status in _REQUEST_AT_FAULT else EndpointRefusedError(said)
 
 
-def _complaint(reply: httpx.Response) -> str:
+def _complaint(data: bytes) -> str:
     try:
-        body = msgspec.json.decode(reply.content)
+        body = msgspec.json.decode(data)
         if isinstance(body, dict):
             error = body.get("error", body)
             body = error.get("message", error) if isinstance(error, dict) else error
         return str(body)[:SHOWN_CHARACTERS]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return reply.text[:SHOWN_CHARACTERS]
+        return data[: 4 * SHOWN_CHARACTERS].decode("utf-8", "replace")[:SHOWN_CHARACTERS]
 
 
-def _retry_after_s(reply: httpx.Response) -> float:
+def _retry_after_s(headers: httpx.Headers) -> float:
     try:
-        return max(0.0, float(reply.headers.get("retry-after", "0")))
+        return max(0.0, float(headers.get("retry-after", "0")))
     except ValueError:
         return 0.0  # an HTTP date: our own pause is as good
 
@@ -518,11 +592,11 @@ class HttpEngine:
             "skip_special_tokens": True,
             "return_token_ids": True,
         }
-        choice = _choice(await self._server.post("/v1/completions", body))
-        if choice.token_ids is None:
-            raise EngineReplyError(f"{self.model}: the server returned no token_ids, so it is not vLLM")
+        choice = await self._server.post(
+            "/v1/completions", body, lambda reply: _choice(reply, self.model, plan.max_tokens)
+        )
         finish = finish_of(choice.finish_reason, choice.stop_reason, sampling.delimiter)
-        return self._continuer.draft(plan, text=choice.text, finish=finish, token_ids=choice.token_ids)
+        return self._continuer.draft(plan, text=choice.text, finish=finish, token_ids=choice.token_ids or ())
 
 
 class CompletionChoice(msgspec.Struct):
@@ -531,7 +605,7 @@ class CompletionChoice(msgspec.Struct):
     text: str
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]] | None = None
 
 
 class Choices(msgspec.Struct):
@@ -540,14 +614,22 @@ class Choices(msgspec.Struct):
     choices: list[CompletionChoice]
 
 
-def _choice(reply: dict[str, Any]) -> CompletionChoice:
+def _choice(reply: dict[str, Any], model: str, most_tokens: int) -> CompletionChoice:
     try:
         choices = msgspec.convert(reply, Choices).choices
     except msgspec.ValidationError as error:
         raise EngineReplyError(f"/v1/completions: unexpected reply: {error}") from error
     if len(choices) != 1:
         raise EngineReplyError(f"/v1/completions: {len(choices)} choices for a request of one")
-    return choices[0]
+    [choice] = choices
+    if choice.token_ids is None:
+        raise EngineReplyError(f"{model}: the server returned no token_ids, so it is not vLLM")
+    if len(choice.token_ids) > most_tokens or (choice.text and not choice.token_ids):
+        raise EngineReplyError(
+            f"{model}: the server returned {len(choice.token_ids)} token_ids for a text of {len(choice.text)} "
+            f"characters, of {most_tokens} tokens that it was asked for"
+        )
+    return choice
 
 
 async def _all(calls: "Sequence[Coroutine[Any, Any, T]] | Any") -> list[T]:

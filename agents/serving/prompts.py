@@ -4,6 +4,9 @@ Every prompt of a model, in process or over HTTP, generator or verifier, is rend
 in the model's folder. Needs transformers; imports no vLLM.
 """
 
+import hashlib
+from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,10 +20,54 @@ if TYPE_CHECKING:
 # Qwen3 thinks aloud unless told not to, and a thinking trace has hundreds of blank lines. Other templates
 # ignore the argument.
 TEMPLATE_ARGUMENTS: Mapping[str, Any] = {"enable_thinking": False}
-CACHED_PROMPTS = 2048
-CACHED_CHARACTERS = 20_000  # longer dialogues are not kept: a question may have a megabyte
+# Four million tokens a model. In bytes, because clients choose how long a question is.
+CACHED_BYTES = 16 << 20
+VOCABULARY = 1 << 18  # pieces that are remembered: as many tokens as the largest vocabularies have
 
 Messages = Sequence[tuple[str, str]]  # (role, content)
+
+
+class RecentTokens:
+    """Token ids by what they encode; beyond a number of bytes, the least recently used are forgotten.
+
+    >>> tokens = RecentTokens(most_bytes=2 * (RecentTokens.ENTRY_BYTES + 4))
+    >>> for text in ("a", "b", "c"):
+    ...     tokens.put(text, (ord(text),))
+    >>> tokens.get("a"), tokens.get("c")
+    (None, (99,))
+    """
+
+    ENTRY_BYTES = 300  # of an entry beside its ids: digest, array, and their place
+
+    def __init__(self, most_bytes: int = CACHED_BYTES) -> None:
+        """Remember so many bytes."""
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
+
+    def get(self, what: object) -> tuple[int, ...] | None:
+        """Return the token ids of something whose `repr` tells it from others; None if they are not remembered."""
+        found = self._ids.get(key := _digest(what))
+        if found is None:
+            return None
+        self._ids.move_to_end(key)
+        return tuple(found)
+
+    def put(self, what: object, ids: Sequence[int]) -> None:
+        """Remember token ids, each below 2**32."""
+        self._forget(key := _digest(what))
+        self._ids[key] = array("I", ids)
+        self._bytes += self.ENTRY_BYTES + 4 * len(ids)
+        while self._bytes > self._most_bytes:
+            self._forget(next(iter(self._ids)))
+
+    def _forget(self, key: bytes) -> None:
+        if (ids := self._ids.pop(key, None)) is not None:
+            self._bytes -= self.ENTRY_BYTES + 4 * len(ids)
+
+
+def _digest(what: object) -> bytes:
+    return hashlib.blake2b(repr(what).encode(), digest_size=16).digest()
 
 
 class ChatPrompts:
@@ -49,8 +96,8 @@ class ChatPrompts:
             )
         self.tokenizer = tokenizer
         self._arguments = dict(template_arguments)
-        self._prompt_ids = lru_cache(CACHED_PROMPTS)(self._render_prompt)
-        self.piece = lru_cache(None)(self._piece)
+        self._prompt_ids = RecentTokens()
+        self.piece = lru_cache(VOCABULARY)(self._piece)
 
     @classmethod
     def load(
@@ -81,9 +128,12 @@ class ChatPrompts:
 
     def prompt(self, messages: Messages) -> tuple[int, ...]:
         """Return the token ids of a dialogue that the assistant is to answer."""
-        if sum(len(content) for _, content in messages) > CACHED_CHARACTERS:
-            return self._render_prompt(tuple(messages))
-        return self._prompt_ids(tuple(messages))
+        asked = tuple(messages)
+        if (known := self._prompt_ids.get(asked)) is not None:
+            return known
+        ids = self.encode(self._render(asked, add_generation_prompt=True))
+        self._prompt_ids.put(asked, ids)
+        return ids
 
     def dialogue(self, messages: Messages) -> str:
         """Return a finished dialogue as text, the assistant's turn closed as the template closes it."""
@@ -111,11 +161,8 @@ class ChatPrompts:
         return int(found)
 
     def _piece(self, token_id: int) -> str:
-        """Return the text of one token. Called as `piece`, which remembers: a vocabulary is finite."""
+        """Return the text of one token. Called as `piece`, which remembers."""
         return self.decode([token_id])
-
-    def _render_prompt(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        return self.encode(self._render(messages, add_generation_prompt=True))
 
     def _render(self, messages: Messages, *, add_generation_prompt: bool) -> str:
         chat = [{"role": role, "content": content} for role, content in messages]

@@ -56,7 +56,7 @@ class Loaded:
 @dataclass
 class _Place:
     entry: Model
-    task: "asyncio.Task[Loaded]"
+    task: "asyncio.Task[Loaded]" = field(init=False)
     ended_s: float | None = None
     why: str = field(default="")
 
@@ -82,16 +82,17 @@ class Fleet:
         self._again_s = again_s
         self._places: dict[str, _Place] = {}
         self._one = asyncio.Lock()
+        self._replaced: set[asyncio.Task[None]] = set()
 
     def want(self, models: Iterable[Model]) -> None:
         """Start to load what is new, what changed, and what failed long enough ago. Returns at once."""
         for model in models:
             place = self._places.get(model.name)
             if place is None or _runs_differently(place.entry, model) or self._is_due(place):
-                task = asyncio.create_task(self._loaded(model, place))
+                new = self._places[model.name] = _Place(model)
+                new.task = asyncio.create_task(self._loaded(new, place))
                 # Whoever waits is given the error; a model that nobody waits for must not end in a warning.
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
-                self._places[model.name] = _Place(model, task)
+                new.task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def get(self, model: Model) -> Engine:
         """Return the engine of a model, once it is loaded.
@@ -125,20 +126,23 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop loading, and close what is loaded."""
-        for place in self._places.values():
-            place.task.cancel()
-        await asyncio.gather(*(place.task for place in self._places.values()), return_exceptions=True)
+        tasks = [*(place.task for place in self._places.values()), *self._replaced]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for loaded in self._ready():
             await loaded.engine.close()
 
-    async def _loaded(self, model: Model, before: _Place | None) -> Loaded:
+    async def _loaded(self, place: _Place, before: _Place | None) -> Loaded:
+        model = place.entry
         async with self._one:
             if before is not None and _is_ready(before.task):
-                await before.task.result().engine.close()
+                task = asyncio.create_task(_close_idle(before.task.result()))
+                self._replaced.add(task)
+                task.add_done_callback(self._replaced.discard)
             try:
                 return await self._load(model)
             except Exception as error:
-                place = self._places[model.name]
                 place.ended_s, place.why = self._clock(), f"{type(error).__name__}: {error}"[:MAX_WHY]
                 log.error("%s cannot be served: %s", model.name, error)
                 if isinstance(error, ServingError):
@@ -160,6 +164,15 @@ class Fleet:
         if breaker is not None and breaker.state == "open":
             return ModelHealth(model=name, state="suspended", why=breaker.why[:MAX_WHY])
         return ModelHealth(model=name, state="ready")
+
+
+async def _close_idle(loaded: Loaded) -> None:
+    """Close an engine whose place another has taken, once what it was asked is answered."""
+    try:
+        if loaded.server is not None:
+            await loaded.server.idle()
+    finally:
+        await loaded.engine.close()
 
 
 def _is_ready(task: "asyncio.Task[Loaded]") -> bool:

@@ -283,7 +283,7 @@ class HttpRows:
             "encoding_format": "float",
             "input": [list(prompt) for prompt in prompts],
         }
-        return pooling_rows(await self._server.post("/pooling", body), len(prompts))
+        return await self._server.post("/pooling", body, lambda reply: pooling_rows(reply, len(prompts)))
 
 
 # The verifier of a recording: scores at once, no model.

@@ -117,7 +117,7 @@ class Reencoding(Continuer):
     """
 
     def __init__(self, model: str, prompts: ChatPrompts, context_tokens: int, delimiter: str) -> None:
-        super().__init__(model, prompts, context_tokens, remembered=0)
+        super().__init__(model, prompts, context_tokens, remembered_bytes=0)
         self._encode = lru_cache(STEPS)(prompts.encode)
         self._delimiter = delimiter if closes(prompts, delimiter) else None
 

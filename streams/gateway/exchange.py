@@ -140,8 +140,13 @@ class Admitted(Struct, frozen=True):
 
 
 def was_cut(answer: Answer) -> bool:
-    """Return whether a search ran and its deadline cut the first step, of which nothing but that is known."""
-    return answer.by == "executor" and answer.status == "budget" and not answer.trace
+    """Return whether an engine worked on a first step that the deadline cut: nothing but that is known of its cost."""
+    return (
+        answer.by == "executor"
+        and answer.status == "budget"
+        and not answer.trace
+        and answer.spent.generate_s > 0
+    )
 
 
 def other_body() -> ApiError:
@@ -344,11 +349,13 @@ class Exchange:
         models = [m for m in self.runtime.control.catalogue.models if names is None or m.name in names]
         tokens = max((model.engine.context_tokens for model in models), default=None)
         size = len(query.question.encode())
-        if tokens is not None and size > tokens * TOKEN_BYTES:
+        # Every step of a search is scored, with its question before it.
+        scored = self.runtime.control.catalogue.verifier_named().engine.context_tokens
+        if tokens is not None and size > (most := min(tokens, scored) * TOKEN_BYTES):
             raise ApiError(
                 400,
-                f"messages: the question takes {size} bytes, and the largest context of the models that may answer "
-                f"it has {tokens} tokens, {tokens * TOKEN_BYTES} bytes at most; shorten the question",
+                f"messages: the question takes {size} bytes; the largest context of the models that may answer it "
+                f"has {tokens} tokens, the verifier's {scored}: {most} bytes at most; shorten the question",
                 param="messages",
                 code="context_length_exceeded",
             )

@@ -80,6 +80,7 @@ class ExecutorService(Keyed[None]):
         begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
         await runtime.follow([runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=begin)
         runtime.background("the heartbeat", service._beat)
+        runtime.background("the probes of endpoints", service._probe)
         return service
 
     async def on(self, row: None, message: Decision | Verification, at: ConsumerRecord) -> Effects[None]:
@@ -133,8 +134,10 @@ class ExecutorService(Keyed[None]):
         self.busy.add(job.query_id)
         try:
             step = await self._draft(job)
+            if isinstance(step, Answer):
+                return self._answer(step)
             out = Outgoing.of(self.runtime.topics.search_step, step)
-        except DeadlinePassedError:
+        except DeadlinePassedError:  # its model was not loaded in time
             return self._answer(overdue(job))
         except (ServingError, RecordTooLarge) as error:
             self.runtime.metrics.engine_faults.labels("executor").inc()
@@ -151,7 +154,7 @@ class ExecutorService(Keyed[None]):
         self.runtime.metrics.drafts.labels(step.forest.action.model).inc(len(made))
         self.runtime.metrics.tokens.labels(step.forest.action.model).inc(sum(d.tokens for d in made))
 
-    async def _draft(self, job: Job) -> SearchStep:
+    async def _draft(self, job: Job) -> SearchStep | Answer:
         model = self.runtime.control.models.get(job.action.model)
         if model is None:
             raise UnknownEngineError(
@@ -175,7 +178,6 @@ class ExecutorService(Keyed[None]):
                 raise Crash(f"vLLM has not ended a step for {hung_s:.0f} s")
             here = self._models()
             self.engines.want(here)
-            await self.engines.probe()
             known = {each.model: each for each in self.engines.health()}
             health = tuple(known[model.name] for model in here)
             for each in health:
@@ -185,6 +187,12 @@ class ExecutorService(Keyed[None]):
             except Unavailable as error:
                 log.warning("no heartbeat: %s", error)
             await runtime.sleep(runtime.settings.executor.heartbeat_s)
+
+    async def _probe(self) -> None:
+        """Ask endpoints whether they are back, beside the heartbeat: one that hangs must not silence its group."""
+        while True:
+            await self.engines.probe()
+            await self.runtime.sleep(self.runtime.settings.executor.heartbeat_s)
 
     async def _last_beat(self) -> None:
         """Say that no more comes, so that the decider masks this group's models at once."""

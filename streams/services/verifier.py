@@ -2,9 +2,11 @@
 
 from typing import Self
 
+from msgspec.structs import replace
+
+from agents.search.search import failed
 from agents.serving.errors import ServingError
 from agents.verifier.prm import Verifier, verify
-from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.search import SearchStep
 from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime
@@ -44,16 +46,8 @@ class VerifierService(Keyed[None]):
             runtime.metrics.engine_faults.labels("verifier").inc()
             if error.fatal:
                 raise Crash(f"{step.query_id}/{step.step}: {error}") from error
-            answer = Answer(
-                query_id=step.query_id,
-                status="failed",
-                by="verifier",
-                action=step.forest.action,
-                group=step.group,
-                seq=step.seq,
-                error=f"{type(error).__name__}: {error}",
-                fault="infrastructure" if error.infrastructure else "",
-            )
+            # With its trace: what was drafted was worked for, and its key pays for it.
+            answer = replace(failed(step, error, step.engine), by="verifier")
             return Effects(send=[Outgoing.of(runtime.topics.answer, answer)])
         return Effects(send=[Outgoing.of(topic, verification)])
 

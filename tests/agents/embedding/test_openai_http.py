@@ -132,10 +132,26 @@ def test_a_passing_fault_is_tried_again(
 def test_a_lasting_fault_ends_after_the_attempts_allowed(encoder: HttpEncoder, server: Embeddings) -> None:
     server.replies = [lambda _: (500, {"error": "out of memory"})] * 10
     with pytest.raises(
-        EncoderUnavailable, match=r"3 attempts failed, the last with HTTP 500: .*out of memory"
+        EncoderUnavailable,
+        match=r"3 attempts failed, the last with HTTP 500: .*out of memory.*it embeds no other text",
     ):
         encoder.encode(["a"])
-    assert len(server.bodies) == 3
+    assert len(server.bodies) == 6
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_text_at_which_the_server_fails_each_time_is_refused(
+    encoder: HttpEncoder, server: Embeddings, again: bool
+) -> None:
+    """Servers answer 500 to a text that is too long for them, too."""
+    fails: list[Reply] = [lambda _: (500, {"error": "input is too large to process"})] * 3
+    server.replies = [*fails, good, *(fails if again else [])]
+    if again:
+        with pytest.raises(EncoderRefused, match="too large to process"):
+            encoder.encode(["a"])
+    else:
+        assert encoder.encode(["a"]).shape == (1, DIMENSION), "it was away, and came back"
+    assert [body["input"] for body in server.bodies[3:5]] == [[EMPTY_TEXT], ["a"]]
 
 
 def test_waits_grow_to_a_limit(server: Embeddings, waits: list[float]) -> None:

@@ -18,11 +18,21 @@ from agents.serving.errors import (
     EngineReplyError,
     EngineTimeoutError,
     EngineUnreachableError,
+    HostClosedError,
     PromptTooLongError,
     RequestRefusedError,
     ServingError,
 )
-from agents.serving.http import Breaker, HttpEngine, JsonServer, Retries, ServerSettings, within
+from agents.serving.http import (
+    MOST_REPLY_BYTES,
+    Breaker,
+    HttpEngine,
+    JsonServer,
+    Retries,
+    ServerSettings,
+    _Silence,
+    within,
+)
 from agents.serving.prompts import ChatPrompts
 from schemas.query import Message
 from tests.support.http_servers import JsonHandler, Server
@@ -175,10 +185,9 @@ def test_connections_are_bounded(server, prompts) -> None:
 )
 def test_a_fault_that_passes_is_repeated(server, prompts, spoil) -> None:
     server.spoilt = [spoil, spoil]
-    drafts, engine, pauses = ask(server, prompts)
+    drafts, _, pauses = ask(server, prompts)
     assert drafts[0].text == "draft 3.\n\n"
     assert pauses == ([2.0, 2.0] if isinstance(spoil, tuple) and spoil[0] == 503 else [0.25, 0.5])
-    assert engine._server.retries == 2
 
 
 @pytest.mark.parametrize(
@@ -187,6 +196,15 @@ def test_a_fault_that_passes_is_repeated(server, prompts, spoil) -> None:
         (b"{not json", "is not JSON"),
         ([], "is not a JSON object"),
         ({"choices": []}, "0 choices for a request of one"),
+        ({"choices": [{"text": "a", "finish_reason": "abort", "token_ids": [1]}]}, "finish_reason"),
+        ({"choices": [{"text": "a", "finish_reason": "stop", "token_ids": [-1]}]}, "token_ids"),
+        ({"choices": [{"text": "a", "finish_reason": "stop", "token_ids": [1 << 32]}]}, "token_ids"),
+        (
+            {"choices": [{"text": "a", "finish_reason": "stop", "token_ids": []}]},
+            "0 token_ids for a text of 1",
+        ),
+        ({"choices": [{"text": "a", "finish_reason": "stop", "token_ids": [1] * 33}]}, "of 32 tokens"),
+        (b" " * (MOST_REPLY_BYTES + 1), "more than"),
     ],
 )
 def test_work_that_was_done_is_not_asked_for_again(server, prompts, reply, said) -> None:
@@ -286,31 +304,73 @@ def test_an_endpoint_that_fails_is_left_alone_until_it_is_back(server, prompts) 
 
 
 @pytest.mark.parametrize(
-    ("status", "opens"), [(401, True), (403, True), (404, True), (400, False), (429, False), (503, True)]
+    ("status", "opens"),
+    [
+        *((status, True) for status in (200, 301, 307, 401, 402, 403, 404, 405, 500, 503)),
+        *((status, False) for status in (400, 413, 422, 429)),
+    ],
 )
 def test_the_breaker_counts_what_is_the_endpoint_s_fault(server, prompts, status, opens) -> None:
     breaker = Breaker(lambda: 0.0, failures=3)
     for _ in range(3):
-        server.spoilt = [(status, b"no", {})]
+        server.spoilt = [(status, {"error": "no"}, {})]
         with pytest.raises(ServingError):
             ask(server, prompts, attempts=1, breaker=breaker)
     assert breaker.state == ("open" if opens else "closed")
 
 
-def test_an_endpoint_that_never_replies_counts_when_it_is_given_up(server, prompts) -> None:
+def test_an_endpoint_that_never_replies_counts_when_requests_have_waited_for_long_in_all(
+    server, prompts
+) -> None:
     breaker = Breaker(lambda: 0.0, failures=1)
+    server.spoilt = ["stall"] * 4
 
-    async def run(silent_s: float) -> None:
-        connection = JsonServer(ServerSettings(url=server.url, silent_s=silent_s), breaker=breaker)
+    async def run() -> None:
+        connection = JsonServer(ServerSettings(url=server.url, silent_s=0.5), breaker=breaker)
         try:
-            with pytest.raises(DeadlinePassedError, match="q/1: the query's deadline passed"):
-                await within(0.2, connection.post("/v1/completions", {}), "q/1")
+            for state in ("closed", "closed", "open"):
+                with pytest.raises(DeadlinePassedError, match="q/1: the query's deadline passed"):
+                    await within(0.2, connection.post("/v1/completions", {}, len), "q/1")
+                assert breaker.state == state
+                await asyncio.sleep(0.3)  # while nobody waits
         finally:
             await connection.close()
 
+    asyncio.run(run())
+
+
+def test_an_answer_ends_the_silence() -> None:
+    silence = _Silence()
+    silence.asked(0.0)
+    silence.asked(10.0)
+    silence.ended(30.0, answered=False)
+    assert silence.seconds(40.0) == 40.0
+    silence.ended(50.0, answered=False)
+    silence.asked(1000.0)
+    assert silence.seconds(1001.0) == 51.0
+    silence.asked(1002.0)
+    silence.ended(1003.0, answered=True)
+    assert silence.seconds(1005.0) == 2.0
+
+
+async def test_a_connection_is_idle_once_its_last_request_has_ended_and_closed_says_so(server) -> None:
+    connection = JsonServer(ServerSettings(url=server.url))
+    await connection.idle()
     server.spoilt = ["stall"]
-    asyncio.run(run(60.0))
-    assert breaker.state == "closed"
-    server.spoilt = ["stall"]
-    asyncio.run(run(0.1))
-    assert breaker.state == "open"
+    waits = asyncio.ensure_future(connection.post("/v1/completions", {}, len))
+    await asyncio.sleep(0.05)
+    idle = asyncio.ensure_future(connection.idle())
+    await asyncio.sleep(0.05)
+    assert not idle.done()
+    waits.cancel()
+    await idle
+    await connection.close()
+    with pytest.raises(HostClosedError, match="because its model's entry changed"):
+        await connection.post("/v1/completions", {}, len)
+
+
+@pytest.mark.parametrize("charset", ["hex", "rot13", "idna", "no-such"])
+def test_a_complaint_in_a_strange_charset_is_read_as_utf_8(server, prompts, charset) -> None:
+    server.spoilt = [(400, "so ein Ärger".encode(), {"Content-Type": f"text/plain; charset={charset}"})]
+    with pytest.raises(RequestRefusedError, match="HTTP 400: so ein Ärger"):
+        ask(server, prompts, attempts=1)

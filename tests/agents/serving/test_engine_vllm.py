@@ -7,7 +7,7 @@ import pytest
 from agents.catalogue.models import Sampling
 from agents.serving.engine import Continuer, Prefix
 from agents.serving.errors import PromptTooLongError
-from agents.serving.prompts import ChatPrompts
+from agents.serving.prompts import ChatPrompts, RecentTokens
 from agents.serving.registry import VllmEngine
 from schemas.query import Message
 
@@ -104,8 +104,9 @@ def test_a_token_that_reaches_beyond_the_delimiter_is_not_continued_from(prompts
     assert again.prompt_ids == plan.prompt_ids + prompts.encode("x\n\n")
 
 
-def test_only_so_many_paths_are_remembered(prompts) -> None:
-    continuer = Continuer("micro-a", prompts, 256, remembered=2)
+def test_only_so_many_bytes_of_paths_are_remembered(prompts) -> None:
+    two = 2 * (RecentTokens.ENTRY_BYTES + 4 * 8)
+    continuer = Continuer("micro-a", prompts, 256, remembered_bytes=two)
     plan = continuer.plan(ROOT, SAMPLING)
     chosen = {
         text: (*prompts.encode("a"), *prompts.encode("b"), *prompts.encode(text[2:]))

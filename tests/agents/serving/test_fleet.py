@@ -1,15 +1,18 @@
 """Models loaded in the background: their states, and what one that cannot be loaded does to the others."""
 
 import asyncio
+import threading
 from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from agents.catalogue.models import Architecture, BenchmarkScore, Endpoint, Model, Sampling
+from agents.serving import http
 from agents.serving.errors import EngineStartError
 from agents.serving.http import Breaker, JsonServer, ServerSettings
 from agents.serving.registry import Fleet, Loaded
+from tests.support.http_servers import JsonHandler, Server
 
 SHAPE = Architecture(parameters=1000, layers=1, query_heads=1, kv_heads=1, head_dim=8)
 
@@ -44,6 +47,26 @@ class Loader:
         if entry.checkpoint == "odd":
             raise OSError("disk")
         return Loaded(cast(Any, Engine(entry)))
+
+
+class Slow(Server):
+    """Answers when `go` is set."""
+
+    def __init__(self, status: int = 200) -> None:
+        super().__init__(("127.0.0.1", 0), SlowHandler)
+        self.go, self.status = threading.Event(), status
+
+
+class SlowHandler(JsonHandler):
+    server: Slow
+
+    def do_GET(self) -> None:
+        self.server.go.wait(10)
+        self.reply({"ok": True}, self.server.status)
+
+    def do_POST(self) -> None:
+        self.body()
+        self.do_GET()
 
 
 def states(fleet: Fleet) -> dict[str, str]:
@@ -115,8 +138,83 @@ async def test_a_changed_entry_is_loaded_anew_unless_only_its_description_change
     assert await fleet.get(replace(model("a"), price_factor=3.0)) is first
     second = await fleet.get(model("a", "elsewhere"))
     assert second is not first
+    await asyncio.sleep(0)
     assert first.closed
     assert loader.loaded == ["a", "a"]
+
+
+async def test_what_was_asked_of_an_engine_is_answered_before_it_is_closed_for_a_changed_entry() -> None:
+    server = Slow()
+    server.listen()
+    connection = JsonServer(ServerSettings(url=server.url))
+
+    class Remote(Engine):
+        async def close(self) -> None:
+            await connection.close()
+            await super().close()
+
+    async def load(entry: Model) -> Loaded:
+        return Loaded(cast(Any, Remote(entry)), connection if entry.checkpoint == "here" else None)
+
+    fleet: Any = Fleet(load)
+    first = await fleet.get(model("a"))
+    asked = asyncio.create_task(connection.post("/v1/completions", {}, dict))
+    await asyncio.sleep(0.05)
+    assert await fleet.get(model("a", "elsewhere")) is not first
+    assert not first.closed
+    server.go.set()
+    assert await asked == {"ok": True}
+    await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    assert first.closed
+    await fleet.close()
+    server.close()
+
+
+async def test_the_failure_of_an_entry_that_was_corrected_meanwhile_is_not_its_successors() -> None:
+    now, loader = [0.0], Loader()
+    fleet: Any = Fleet(loader, clock=lambda: now[0], again_s=60.0)
+    fleet.want([model("a", "broken")])
+    fleet.want([model("a")])
+    right = await fleet.get(model("a"))
+    now[0] = 60.0
+    assert await fleet.get(model("a")) is right
+
+
+@pytest.mark.parametrize(
+    ("status", "state"), [(500, "open"), *((status, "half-open") for status in (200, 403, 404, 429))]
+)
+async def test_a_probe_asks_whether_the_endpoint_is_back_and_not_whether_it_lists_its_models(
+    status: int, state: str
+) -> None:
+    server = Slow(status)
+    server.go.set()
+    server.listen()
+    now = [0.0]
+    breaker = Breaker(lambda: now[0], failures=1, pause_s=10.0)
+    connection = JsonServer(ServerSettings(url=server.url), breaker=breaker)
+    breaker.failed("no connection")
+    now[0] = 10.0
+    await connection.probe()
+    assert breaker.state == state
+    await connection.close()
+    server.close()
+
+
+async def test_a_probe_gives_up_on_a_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "PROBE_S", 0.2)
+    server = Slow()
+    server.listen()
+    now = [0.0]
+    breaker = Breaker(lambda: now[0], failures=1, pause_s=10.0)
+    connection = JsonServer(ServerSettings(url=server.url), breaker=breaker)
+    breaker.failed("no connection")
+    now[0] = 10.0
+    await connection.probe()
+    assert (breaker.state, breaker.why) == ("open", f"{server.url}/v1/models: no reply in 0.2 s")
+    server.go.set()
+    await connection.close()
+    server.close()
 
 
 async def test_a_model_whose_endpoint_fails_is_suspended_until_it_is_back() -> None:

@@ -181,7 +181,7 @@ def test_generator_prompts(steps: tuple[str, ...]) -> None:
     prompts = ChatPrompts.load(SMALLEST)
     sampling = Sampling(temperature=1.0, step_tokens=32, depth_limit=10)
     prefix = Prefix(messages=(Message(role="user", content=QUESTION),), steps=steps)
-    whole = Continuer("m", prompts, 1024, remembered=0).plan(prefix, sampling)
+    whole = Continuer("m", prompts, 1024, remembered_bytes=0).plan(prefix, sampling)
     assert Reencoding("m", prompts, 1024, "\n\n").plan(prefix, sampling) == whole
 
 

@@ -12,6 +12,7 @@ from schemas.control import KeyEntry
 from schemas.objective import Weights
 from schemas.query import Budget, Query
 from schemas.record import encode
+from schemas.search import Spent
 from streams.gateway.auth import MINUTE_BYTES, TARGETS, Credential, Gate, Used, check_host, is_local
 from streams.gateway.exchange import was_cut
 from streams.gateway.index import Index
@@ -216,7 +217,9 @@ def test_a_search_that_its_deadline_cut_in_the_first_step_costs_what_was_reserve
     index = Index(100)
     asked = Query(query_id="q", text="?", budget=Budget(eflops=5.0), metadata={"gateway": {"key": "k"}})
     index.query(asked, 1_000_000)
-    ended = Answer(query_id="q", status="budget", by="executor", error="the budget of deadline ran out")
+    ran_out = Answer(query_id="q", status="budget", by="executor", error="the budget of deadline ran out")
+    assert not was_cut(ran_out), "it waited for its executor, or for the model: no engine worked"
+    ended = msgspec.structs.replace(ran_out, spent=Spent(generate_s=0.1))
     assert was_cut(ended)
     assert not was_cut(msgspec.structs.replace(ended, by="aggregator")), "no executor lived"
     index.answer(ended, encode(ended), 1_000_010)

@@ -123,6 +123,8 @@ async def test_a_step_that_cannot_be_scored_is_answered_and_one_of_an_unknown_gr
         (answer,) = sent(await service.on(None, step, record), Answer)
         assert (answer.status, answer.by, answer.fault) == ("failed", "verifier", "infrastructure")
         assert "judge: no connection" in answer.error
+        assert [draft.tokens for draft in answer.trace] == [draft.tokens for draft in step.forest.drafts]
+        assert answer.prompt_tokens == step.forest.prompt_tokens, "what was drafted is priced"
         with pytest.raises(UnknownGroup, match="'nowhere' has no topic"):
             await service.on(None, replace(step, group="nowhere"), record)
 
