@@ -5,14 +5,15 @@ import ipaddress
 import math
 import sqlite3
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from schemas.control import KeyEntry, Scope
 from schemas.query import Query
+from streams.gateway.request import AUTO
 from streams.gateway.responses import NO_RETRY, ApiError, no_model, not_found
 
 # What each API key uses of its limits, counted from the log: all gateways of a deployment count the same requests.
@@ -206,7 +207,8 @@ class Gate:
         self._in_flight = in_flight
         self._most_streams = streams
         self._streams: Counter[str] = Counter()
-        self._previews: dict[str, deque[int]] = {}  # when each key had some, of the last minute
+        # When each key had some in the last minute, with their bytes.
+        self._previews: dict[str, deque[tuple[int, int]]] = {}
         self._targets: dict[
             str, dict[tuple[float | None, float | None], int]
         ] = {}  # when each stated them last
@@ -271,28 +273,30 @@ class Gate:
             self._streams[who.key] -= 1
             self._streams += Counter()  # keeps no key at zero
 
-    def check(self, who: Credential, model: str, query: Query) -> None:
-        """Refuse models and objectives that the key may not use.
+    def permitted(self, who: Credential, model: str, query: Query, models: Sequence[str]) -> Query:
+        """Refuse models and objectives that the key may not use; return the query with the models that it may use.
 
         Args:
             who: Who asks.
             model: The model name of the request.
             query: What it asks for.
+            models: Names of the catalogue in force.
 
         Raises:
             ApiError: 404 for a name the key may not use, 403 for an objective of its own.
         """
         entry = who.entry
         if entry is None:
-            return
+            return query
         if entry.allowed_models is not None:
             if model not in entry.allowed_models:
                 raise no_model(model)
-            # A virtual name leaves the choice to the policy; it is no way to other models.
-            own = () if query.allowed_models in (None, (model,)) else query.allowed_models or ()
-            for name in own:
+            for name in query.allowed_models or ():
                 if name not in entry.allowed_models:
                     raise not_found("uniscale.allowed_models", name, "model_not_found")
+            # A virtual name leaves the choice to the policy; it is no way to other models.
+            if query.pinned is None and query.allowed_models is None:
+                query = structs.replace(query, allowed_models=_own(model, entry.allowed_models, models))
         if entry.allowed_objectives is not None:
             if query.objective is not None and query.objective not in entry.allowed_objectives:
                 raise not_found("objective", query.objective)
@@ -306,20 +310,19 @@ class Gate:
                         param=f"uniscale.{field}",
                         code="objective_not_allowed",
                     )
+        return query
 
-    def admit(self, who: Credential, model: str, query: Query, used: Used) -> None:
+    def admit(self, who: Credential, query: Query, used: Used) -> None:
         """Admit a request, or raise an error that names the limit it exceeds.
 
         Args:
             who: Who asks.
-            model: The model name of the request.
             query: What it asks for.
             used: What the key has used before it.
 
         Raises:
-            ApiError: see `check`; 429 for a limit.
+            ApiError: 429.
         """
-        self.check(who, model, query)
         entry = who.entry
         if entry is None:
             return
@@ -342,21 +345,30 @@ class Gate:
         if used.in_flight >= (most := entry.in_flight or self._in_flight):
             raise _rate(f"{most} requests in flight", 1, self.headers(who, used))
 
-    def preview(self, who: Credential, used: Used, now_ms: int) -> None:
+    def preview(self, who: Credential, size: int, used: Used, now_ms: int) -> None:
         """Count a preview of a decision, which the decider works out as it does a decision, or refuse it.
 
+        Args:
+            who: Who asks.
+            size: Bytes of its query, as a decision's would be on the topic.
+            used: What the key has used before it, previews aside.
+            now_ms: When it asks.
+
         Raises:
-            ApiError: 429 above the key's requests a minute, or PREVIEWS where it states none.
+            ApiError: 429 above the key's requests a minute, or PREVIEWS where it states none, or its bytes a minute.
         """
         if who.entry is None:
             return
         recent = self._previews.setdefault(who.key, deque())
-        while recent and recent[0] <= now_ms - MINUTE_MS:
+        while recent and recent[0][0] <= now_ms - MINUTE_MS:
             recent.popleft()
         if used.minute + len(recent) >= (most := who.entry.per_minute or PREVIEWS):
             what = f"{most} requests a minute, previews among them"
             raise _rate(what, max(1, used.reset_s), self.headers(who, used))
-        recent.append(now_ms)
+        if used.bytes + sum(each for _, each in recent) >= MINUTE_BYTES:
+            what = f"{MINUTE_BYTES} bytes of queries a minute, previews among them"
+            raise _rate(what, max(1, used.reset_s), self.headers(who, used))
+        recent.append((now_ms, size))
 
     def aim(self, who: Credential, query: Query, now_ms: int) -> None:
         """Count the mean cost or accuracy that a query states itself, or refuse it.
@@ -423,6 +435,23 @@ def _name(value: str) -> str:
     if value.startswith("["):
         return value.partition("]")[0] + "]"
     return value.rpartition(":")[0] if value.count(":") == 1 else value
+
+
+def _own(model: str, allowed: tuple[str, ...], models: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the models of the catalogue that a key names, by themselves or in a configuration.
+
+    None where it names virtual ones alone, which restricts it to no model.
+
+    Raises:
+        ApiError: 404 where the catalogue has none of them any more.
+    """
+    named = [name for name in allowed if name != AUTO and not name.startswith(f"{AUTO}:")]
+    if not named:
+        return None
+    bare = {name if name in models else name.rsplit("/", 3)[0] for name in named}
+    if own := tuple(name for name in models if name in bare):
+        return own
+    raise no_model(model)
 
 
 def _rate(what: str, wait_s: int, headers: dict[str, str]) -> ApiError:

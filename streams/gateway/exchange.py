@@ -15,7 +15,7 @@ import orjson
 from msgspec import Struct
 
 from agents.catalogue.models import Catalogue
-from agents.decider.preview import Preview
+from agents.decider.preview import PREVIEW, Preview
 from agents.search.search import cancelled
 from schemas.answer import Answer
 from schemas.control import Cancel
@@ -30,7 +30,7 @@ from streams.gateway import responses
 from streams.gateway.auth import Credential, Gate, Used
 from streams.gateway.index import MARGIN_S, Index, Marks
 from streams.gateway.request import BASELINE_OF, ChatRequest, ModelChoice, asked, kept_of, to_query
-from streams.gateway.responses import NO_RETRY, ApiError, not_found
+from streams.gateway.responses import NO_RETRY, ApiError, invalid, not_found
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, key_of
 from streams.settings import Settings
 
@@ -311,7 +311,6 @@ class Exchange:
             ApiError: 422 where the idempotency key came with another body before; 400, 404, 429.
             RecordError: it does not fit into a record.
         """
-        wanted = self.asked(request.model)
         now_ms = self.runtime.now_ms()
         query_id = new_id(now_ms)
         timeout_s = request.extension.timeout_s or self.runtime.settings.queries.timeout_s
@@ -329,19 +328,31 @@ class Exchange:
             and not self._is_cancelled(again.query_id)
         ):
             return Admitted(again.query_id, again.created_ms // 1000, timeout_s, digest)
-        query = to_query(
-            request, wanted, query_id=query_id, tenant=who.tenant, kept={"key": who.key, "digest": digest}
-        )
-        self._check_length(query)
+        query = self._query(request, who, query_id, {"key": who.key, "digest": digest})
         if not self.gate.teaches(who, query):
             # It is answered, and graded for its owner. What everybody is given does not follow from it.
             query = msgspec.structs.replace(query, learn=False)
         if BASELINE_OF in query.metadata:
             who.require("admin")  # it counts as the control that the policy is compared with
-        self.gate.admit(who, request.model, query, self._used(who, now_ms))
+        self.gate.admit(who, query, self._used(who, now_ms))
         self.gate.aim(who, query, now_ms)
         await self._send_query(query, now_ms)
         return Admitted(query_id, now_ms // 1000, timeout_s, digest)
+
+    def _query(self, request: ChatRequest, who: Credential, query_id: str, kept: dict[str, str]) -> Query:
+        """Return the Query of a request, with the models that its key may use.
+
+        Raises:
+            ApiError: 400, 403 or 404 for what cannot be asked.
+        """
+        wanted, models = self.asked(request.model), self.runtime.control.catalogue.model_names
+        query = to_query(request, wanted, query_id=query_id, tenant=who.tenant, kept=kept)
+        query = self.gate.permitted(who, request.model, query, models)
+        if unknown := set(query.allowed_models or ()) - set(models):
+            why = f"uniscale.allowed_models holds {min(unknown)!r}; choose from {', '.join(models)}"
+            raise invalid("uniscale.allowed_models", why, "invalid_value")
+        self._check_length(query)
+        return query
 
     def _check_length(self, query: Query) -> None:
         """Refuse a question that fits no context of the models that may answer it. Raises ApiError 400."""
@@ -363,10 +374,17 @@ class Exchange:
     def _used(self, who: Credential, now_ms: int) -> Used:
         return self.index.usage.used(who.key, now_ms) if who.entry is not None else Used()
 
-    def preview(self, who: Credential) -> None:
-        """Count a preview. Raises ApiError 429."""
-        now_ms = self.runtime.now_ms()
-        self.gate.preview(who, self._used(who, now_ms), now_ms)
+    async def preview(self, request: ChatRequest, who: Credential) -> Preview:
+        """Return what would be chosen for a request. Nothing runs, and nothing is learned.
+
+        Raises:
+            ApiError: 400, 403, 404 or 429 as for the request itself; 503 when no decider answers.
+            RecordError: it does not fit into a record.
+        """
+        query, now_ms = self._query(request, who, PREVIEW, {"key": who.key}), self.runtime.now_ms()
+        self.gate.preview(who, len(encode(query)), self._used(who, now_ms), now_ms)
+        self.gate.aim(who, query, now_ms)
+        return await self.deciders.preview(query)
 
     def limits(self, who: Credential) -> dict[str, str]:
         """Return how much of its limit a minute a key has left, as headers."""

@@ -22,7 +22,7 @@ from streams.gateway.responses import ApiError, invalid, no_model, of_json, of_r
 # <model>              that model, at whatever width the policy chooses
 # <model>/qp/cp/bs     exactly that configuration
 
-AUTO = "auto"
+AUTO: Final = "auto"
 
 
 class ModelChoice(Struct, frozen=True):

@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from agents.catalogue.objectives import Objectives
-from agents.decider.preview import PREVIEW, Configuration, Preview
+from agents.decider.preview import Configuration, Preview
 from schemas.answer import Answer
 from schemas.control import ObjectiveEntry
 from schemas.decision import Decision, Predicted
@@ -31,7 +31,7 @@ from streams.gateway.auth import Gate, Tenants, check_host
 from streams.gateway.endpoint import Call, EventStream, Listing, body_of, object_of, refusal, reply, whole
 from streams.gateway.exchange import Admitted, ClientGone, Exchange, Seen
 from streams.gateway.index import Listed
-from streams.gateway.request import listing, parse, to_query
+from streams.gateway.request import listing, parse
 from streams.gateway.responses import ApiError, invalid, no_model, not_found, of_json, picked
 from streams.runtime.base import NotAllowed, Outgoing, Runtime, Unavailable
 from streams.services import SERVICES
@@ -44,12 +44,7 @@ async def decide(call: Call) -> Response:
     call.who.require("ask")
     exchange = call.exchange
     asked = parse(await body_of(call.request), strict=exchange.runtime.settings.gateway.strict)
-    wanted = exchange.asked(asked.model)
-    kept = {"key": call.who.key}
-    query = to_query(asked, wanted, query_id=PREVIEW, tenant=call.who.tenant, kept=kept)
-    exchange.gate.check(call.who, asked.model, query)
-    exchange.preview(call.who)
-    return reply(preview(await exchange.deciders.preview(query)))
+    return reply(preview(await exchange.preview(asked, call.who)))
 
 
 def preview(found: Preview) -> dict[str, Any]:

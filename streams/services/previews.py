@@ -9,6 +9,7 @@ listens on this machine only unless `decider_host` says otherwise.
 """
 
 import asyncio
+import hashlib
 import logging
 import socket
 from collections import OrderedDict
@@ -63,7 +64,7 @@ class Previews:
         self.service = service
         self._waiting = 0
         self._encoding = asyncio.Lock()
-        self._vectors: OrderedDict[str, bytes] = OrderedDict()
+        self._vectors: OrderedDict[bytes, bytes] = OrderedDict()  # by a digest of the text, which may be long
         self._copy: tuple[Decider, int, int, Decider] | None = None
 
     async def preview(self, query: Query) -> Preview:
@@ -104,7 +105,7 @@ class Previews:
         return made
 
     async def _context(self, query: Query) -> QueryContext:
-        text = embedded_text(query)
+        text = hashlib.sha256(embedded_text(query).encode()).digest()
         arrival = ArrivedQuery(query, _NOWHERE, 0)
         async with self._encoding:
             if (vector := self._vectors.pop(text, None)) is None:

@@ -11,6 +11,7 @@ from agents.decider.preview import Preview
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
+from streams.gateway.auth import TARGETS
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services.previews import NotNow, Previews
@@ -72,7 +73,8 @@ def test_nothing_runs(site: House) -> None:
     [
         ({"model": "gpt-9"}, 404, "model"),
         ({"uniscale": {"objective": "none such"}}, 400, None),
-        ({"uniscale": {"allowed_models": ["none such"]}}, 400, None),
+        ({"uniscale": {"allowed_models": ["small", "none such"]}}, 400, "uniscale.allowed_models"),
+        ({"messages": [{"role": "user", "content": "a " * 500_000}]}, 400, "messages"),
     ],
 )
 def test_what_would_be_refused_is_refused(site: House, body: Any, status: int, param: str | None) -> None:
@@ -104,6 +106,22 @@ def test_without_a_decider_the_error_says_what_to_do(house: Callable[..., House]
 def test_the_first_decider_that_can_answer_does(house: Callable[..., House], site: House) -> None:
     urls = f"http://127.0.0.1:9, http://127.0.0.1:{site.settings.previews.port}/"
     assert decided(house(("gateway",), decider_url=urls)).status_code == 200
+
+
+def test_a_key_may_state_a_few_targets_a_minute_and_previews_count(house: Callable[..., House]) -> None:
+    guarded = house()
+    key = guarded.key("shop")
+    guarded.until(lambda: guarded.http(key).get("/v1/models").status_code == 200)
+    asked = [decided(guarded, key, uniscale={"mean_cost": 1e9 + at}).status_code for at in range(TARGETS + 1)]
+    assert asked == [200] * TARGETS + [429]
+
+
+async def test_a_vector_is_kept_without_the_text_that_it_stands_for(in_memory: InMemory) -> None:
+    async with running(in_memory()) as cluster:
+        previews = Previews(worker_of(cluster, "decider").built)
+        for _ in range(2):
+            await previews.preview(Query(query_id="q", text="long " * 10_000))
+        assert [len(key) for key in previews._vectors] == [32]
 
 
 def test_a_page_of_another_site_gets_nothing_from_the_decider(site: House) -> None:

@@ -123,6 +123,12 @@ def test_a_preview_needs_the_scope_and_the_models_of_its_key(house: Callable[...
     assert decide(guarded, asker) == 200
     assert decide(guarded, asker, model="large") == 404
     assert decide(guarded, asker, uniscale={"objective": "quality-priority"}) == 404
+    with guarded.http(asker) as client:
+        found = client.post("/v1/decide", json=PLAIN).json()["configurations"]
+        assert {each["action"].split("/")[0] for each in found} == {"small"}
+        assert client.post(ASK, json=PLAIN).json()["model"] == "small"
+        (sent,) = guarded.read(guarded.topics.query, Query)
+        assert sent.allowed_models == ("small",)
     for key, names in (
         (asker, ["auto", "small"]),
         (guarded.key("one", allowed_models=("large/4/4/2", "x")), ["large/4/4/2"]),

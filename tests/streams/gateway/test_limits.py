@@ -18,6 +18,7 @@ from streams.gateway.exchange import was_cut
 from streams.gateway.index import Index
 from streams.gateway.responses import ApiError
 
+MODELS = ("mini-1", "mini-2")
 LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
@@ -30,11 +31,9 @@ def query(**fields: object) -> Query:
     return Query(query_id="q", text="?", **fields)  # type: ignore[arg-type]
 
 
-def refused(
-    gate: Gate, who: Credential, asked: Query | None = None, model: str = "auto", **used: Any
-) -> ApiError:
+def refused(gate: Gate, who: Credential, **used: Any) -> ApiError:
     with pytest.raises(ApiError) as found:
-        gate.admit(who, model, asked or query(), Used(**used))
+        gate.admit(who, query(), Used(**used))
     return found.value
 
 
@@ -76,7 +75,7 @@ def test_a_key_is_known_until_it_is_revoked_or_replaced() -> None:
 def test_limits() -> None:
     gate = Gate()
     who = shop(gate, per_minute=2, eflops_per_day=100.0, in_flight=3)
-    gate.admit(who, "auto", query(), Used(minute=1, in_flight=2, eflops=99.0))
+    gate.admit(who, query(), Used(minute=1, in_flight=2, eflops=99.0))
     spent = refused(gate, who, eflops=100.0)
     assert (spent.status, spent.code, spent.headers["x-should-retry"]) == (429, "insufficient_quota", "false")
     full: list[dict[str, Any]] = [
@@ -86,7 +85,7 @@ def test_limits() -> None:
     for used in full:
         assert refused(gate, who, **used).code == "insufficient_quota"
     small = query(budget=Budget(eflops=20.0))
-    gate.admit(who, "auto", small, Used(eflops=60.0, reserved=20.0, mean=21.0))
+    gate.admit(who, small, Used(eflops=60.0, reserved=20.0, mean=21.0))
     limited = refused(gate, who, minute=2, reset_s=7)
     assert (limited.status, limited.code) == (429, "rate_limit_exceeded")
     assert {name: limited.headers[name] for name in ("retry-after", "x-ratelimit-remaining-requests")} == {
@@ -105,8 +104,8 @@ def test_models_and_objectives_of_a_key_have_no_way_around() -> None:
         ("auto", query()), ("auto", query(objective="frugal")), ("auto", query(allowed_models=("mini-1",))),
         ("mini-1", query(allowed_models=("mini-1",))),
     ):  # fmt: skip
-        gate.admit(who, model, asked, Used())
-    for model, asked, status, param in (
+        assert gate.permitted(who, model, asked, MODELS).allowed_models == ("mini-1",)
+    for model, asked, code, param in (
         ("mini-2", query(allowed_models=("mini-2",)), 404, "model"),
         ("auto", query(objective="rich"), 404, "objective"),
         ("auto", query(allowed_models=("mini-1", "mini-2")), 404, "uniscale.allowed_models"),
@@ -114,8 +113,36 @@ def test_models_and_objectives_of_a_key_have_no_way_around() -> None:
         ("auto", query(mean_cost=1e9), 403, "uniscale.mean_cost"),
         ("auto", query(accuracy=1.0), 403, "uniscale.accuracy"),
     ):
-        error = refused(gate, who, asked, model)
-        assert (error.status, error.param) == (status, param)
+        with pytest.raises(ApiError) as found:
+            gate.permitted(who, model, asked, MODELS)
+        assert (found.value.status, found.value.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "own"),
+    [
+        (None, None),
+        (("auto", "auto:frugal"), None),
+        (("auto", "mini-2", "mini-1"), ("mini-1", "mini-2")),
+        (("auto", "mini-2", "gone"), ("mini-2",)),
+        (("auto", "mini-2/1/1/1"), ("mini-2",)),
+    ],
+)
+def test_auto_runs_the_models_that_a_key_names(
+    allowed: tuple[str, ...] | None, own: tuple[str, ...] | None
+) -> None:
+    gate = Gate()
+    who = shop(gate, allowed_models=allowed)
+    assert gate.permitted(who, "auto", query(), MODELS).allowed_models == own
+    pinned = query(pin_action="mini-2/1/1/1")
+    if allowed is None or "mini-2/1/1/1" in allowed:
+        assert gate.permitted(who, "mini-2/1/1/1", pinned, MODELS) == pinned
+
+
+def test_auto_runs_nothing_for_a_key_whose_models_have_left_the_catalogue() -> None:
+    gate = Gate()
+    who = shop(gate, allowed_models=("auto", "gone"))
+    assert status(lambda: gate.permitted(who, "auto", query(), MODELS)) == 404
 
 
 def test_gateways_that_read_one_log_count_the_same() -> None:
@@ -201,14 +228,14 @@ def test_local_addresses() -> None:
 def test_a_key_that_states_no_limit_has_as_many_requests_in_flight_as_the_deployment() -> None:
     gate = Gate(in_flight=5)
     who = shop(gate)
-    gate.admit(who, "auto", query(), Used(in_flight=4))
+    gate.admit(who, query(), Used(in_flight=4))
     assert refused(gate, who, in_flight=5).status == 429
 
 
 def test_a_key_may_not_send_more_bytes_a_minute() -> None:
     gate = Gate()
     who = shop(gate)
-    gate.admit(who, "auto", query(), Used(bytes=MINUTE_BYTES - 1))
+    gate.admit(who, query(), Used(bytes=MINUTE_BYTES - 1))
     error = refused(gate, who, bytes=MINUTE_BYTES, reset_s=7)
     assert (error.status, error.headers["retry-after"]) == (429, "7")
 
@@ -249,7 +276,16 @@ def test_previews_count_against_the_requests_a_minute() -> None:
     gate = Gate()
     who = shop(gate, per_minute=3)
     for at in range(2):
-        gate.preview(who, Used(minute=1), 1000 * at)
-    assert status(lambda: gate.preview(who, Used(minute=1), 2000)) == 429
-    gate.preview(who, Used(minute=1), 60_500)
-    gate.preview(Credential(), Used(), 0)
+        gate.preview(who, 1, Used(minute=1), 1000 * at)
+    assert status(lambda: gate.preview(who, 1, Used(minute=1), 2000)) == 429
+    gate.preview(who, 1, Used(minute=1), 60_500)
+    gate.preview(Credential(), 1, Used(), 0)
+
+
+def test_previews_count_against_the_bytes_a_minute() -> None:
+    gate = Gate()
+    who = shop(gate)
+    gate.preview(who, MINUTE_BYTES // 2, Used(bytes=MINUTE_BYTES // 2 - 1), 0)
+    gate.preview(who, 1, Used(bytes=MINUTE_BYTES // 2 - 1), 1)
+    assert status(lambda: gate.preview(who, 1, Used(bytes=MINUTE_BYTES // 2 - 1), 2)) == 429
+    gate.preview(who, 1, Used(), 60_001)
