@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import orjson
@@ -18,7 +18,8 @@ from agents.decider.snapshot import EndedIds, kernel, manifests, other_kernels, 
 from agents.decider.verify import mismatches, opened
 from agents.embedding import embedded_text, encoder_id
 from schemas.decision import Decision
-from schemas.record import decode
+from schemas.errors import UniscaleError
+from schemas.record import Record, decode
 from schemas.reward import Reward
 from streams.runtime import kafka_clients
 from streams.runtime.kafka_fencing import commit, require_stopped, rewrite
@@ -27,21 +28,29 @@ from streams.services.embedder import encoder_of
 from streams.settings import Settings
 from streams.topics import Topics
 
+R = TypeVar("R", bound=Record)
+
 # The graded decisions on the broker as rows of `logged.jsonl`, which `python -m experiments prior --logged` reads.
 
 
 def graded(settings: Settings, topics: Topics) -> Iterator[dict[str, Any]]:
     """Yield the row of each decision that is on the broker and has a propensity and a reward that graded it."""
     rewards: dict[str, Reward] = {}
-    for record in kafka_clients.read_all(settings, [topics.reward], timeout_ms=200):
-        reward = decode(record.value, Reward)
+    for reward in _decoded(settings, topics.reward, Reward):
         if reward.correct is not None and reward.log_cost is not None:
             rewards[reward.query_id] = reward
-    for record in kafka_clients.read_all(settings, [topics.decision], timeout_ms=200):
-        decision = decode(record.value, Decision)
+    for decision in _decoded(settings, topics.decision, Decision):
         found = rewards.pop(decision.query_id, None)
         if found is not None and (row := graded_row(decision, found)) is not None:
             yield row
+
+
+def _decoded(settings: Settings, topic: str, kind: type[R]) -> Iterator[R]:
+    for record in kafka_clients.read_all(settings, [topic], timeout_ms=200):
+        try:
+            yield decode(record.value, kind)
+        except UniscaleError as error:
+            click.echo(f"note: {topic}, offset {record.offset} cannot be read: {error}", err=True)
 
 
 def graded_row(decision: Decision, reward: Reward) -> dict[str, Any] | None:

@@ -2,11 +2,13 @@
 
 import contextlib
 import sys
+from collections.abc import Iterable
 
 import click
 import msgspec
 import orjson
 
+from agents.bandit.errors import DuplicateQuery
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.record import decode
@@ -114,19 +116,21 @@ def show(settings: Settings, as_json: bool) -> None:
 
 @dead_letters.command("retry")
 @click.argument("origins", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Retry every dead letter, each origin once.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Retry every record that has dead letters, once each."
+)
 @click.pass_obj
 def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> None:
     """Read records again at their ORIGINS (topic/partition/offset, as `list` prints them) and send them again.
 
     Fix the cause first: an invalid record becomes a dead letter again. A query whose Answer is `rejected` keeps that
-    Answer, because the first one counts: send it under a new id instead. Exits with 1 if the topic no longer holds
-    an origin.
+    Answer, because the first one counts: send it under a new id instead. --all leaves out queries whose id is taken.
+    Exits with 1 if the topic no longer holds an origin.
     """
     if bool(origins) == everything:
         raise click.UsageError("give ORIGINS, or --all")
     known = {x.key: x for x in letters(settings)}
-    wanted = list(known) if everything else list(origins)
+    wanted = _newest(known.values()) if everything else list(dict.fromkeys(origins))
     lost = [origin for origin in wanted if origin not in known]
     for origin in lost:
         click.echo(f"error: {origin}: no such dead letter", err=True)
@@ -142,6 +146,15 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
         )
         lost.append(letter.key)
     sys.exit(1 if lost else 0)
+
+
+def _newest(known: Iterable[DeadLetter]) -> list[str]:
+    """Return the origin of each record's newest letter: one that was sent again and failed has a letter for each try.
+
+    A query whose id is taken would fail again.
+    """
+    newest = {(x.origin.topic, x.sha256): x for x in known}
+    return [x.key for x in newest.values() if x.error != DuplicateQuery.__name__]
 
 
 COMMANDS = [audit, dead_letters]

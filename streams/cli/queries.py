@@ -500,9 +500,11 @@ def replay(
     if not recorded:
         click.echo(f"error: {Topics(source).query} holds no queries to replay", err=True)
         sys.exit(1)
-    queries = list(renamed((query for _, query in recorded), name))
+    asked = (query for _, query in recorded)
     if objective:
-        queries = [msgspec.structs.replace(q, objective=objective, weights=None) for q in queries]
+        goal = {"objective": objective, "weights": None, "mean_cost": None, "accuracy": None}
+        asked = (msgspec.structs.replace(query, **goal) for query in asked)
+    queries = list(renamed(asked, name))
     at_s = tuple((ms - recorded[0][0]) / 1000 / speed for ms, _ in recorded) if speed else ()
     click.echo(f"run {name}: {len(queries)} queries")
     sys.exit(send_and_wait(settings, queries, SendSchedule(rate, at_s), wait=wait))

@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from schemas.errors import UniscaleError
-from schemas.query import Query
+from schemas.query import GATEWAY, MAX_METADATA, Query
 
 _TEXT = ("text", "question", "problem", "prompt")
 _REFERENCE = ("reference", "answer", "solution")
@@ -77,14 +77,20 @@ def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:
 
 
 def renamed(queries: Iterable[Query], run: str) -> Iterator[Query]:
-    """Yield the queries with new ids that start with the run's name, so that replays and originals never mix."""
+    """Yield the queries with new ids that start with the run's name, so that replays and originals never mix.
+
+    What the gateway noted of them is left out: a replay is not charged to the API key that asked first. So is
+    metadata that has no room for the old id.
+    """
     for query in queries:
         query_id = f"{run}:{query.query_id}"
         if len(query_id) > 200:
             query_id = f"{run}:{hashlib.sha256(query.query_id.encode()).hexdigest()[:32]}"
-        yield msgspec.structs.replace(
-            query, query_id=query_id, metadata={**query.metadata, "replay_of": query.query_id}
-        )
+        metadata = {name: each for name, each in query.metadata.items() if name != GATEWAY}
+        replay_of = {"replay_of": query.query_id}
+        if len(msgspec.json.encode({**metadata, **replay_of})) > MAX_METADATA:
+            metadata = {}
+        yield msgspec.structs.replace(query, query_id=query_id, metadata={**metadata, **replay_of})
 
 
 def _final(answer: str) -> str:

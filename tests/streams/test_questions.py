@@ -45,6 +45,18 @@ def test_a_replay_has_ids_of_its_own_and_says_whose_it_is() -> None:
     assert second.metadata["replay_of"] == long
 
 
+def test_a_replay_is_not_charged_to_the_key_that_asked_first() -> None:
+    asked = Query(query_id="q", text="a", metadata={"level": "easy", "gateway": {"key": "k", "digest": "d"}})
+    (again,) = renamed([asked], "run")
+    assert again.metadata == {"level": "easy", "replay_of": "q"}
+
+
+def test_a_replay_of_a_query_whose_metadata_leaves_no_room_says_only_whose_it_is() -> None:
+    full = Query(query_id="q", text="a", metadata={"a": "x" * (16 * 1024 - len('{"a":""}'))})
+    (again,) = renamed([full], "run")
+    assert again.metadata == {"replay_of": "q"}
+
+
 def test_messages_stand_for_the_text() -> None:
     query = query_of({"messages": [{"role": "user", "content": "hi"}]}, where="here", default_id="d")
     assert query.question == "hi"

@@ -1,16 +1,22 @@
 """The command line: help an operator can work from, refusals with exit code 1."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from agents.bandit.errors import DuplicateQuery
 from agents.catalogue.models import ObjectiveError
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import ControlRecord
-from streams.cli import control, main
+from schemas.dead_letter import DeadLetter
+from schemas.objective import Weights
+from schemas.query import Origin, Query
+from streams.cli import control, main, operating, queries
 from streams.cli.queries import show
 from streams.client.client import SendSchedule
 from streams.runtime import kafka_clients
@@ -92,6 +98,59 @@ def test_a_score_of_zero_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "[q: ok, small/1/1/1, score 0.000, 2 steps]\n"
     show(Answer(query_id="q", status="ok", by="executor", action=action, text="7"), False)
     assert "score" not in capsys.readouterr().err
+
+
+def test_dead_letters_are_retried_once_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is sent again fails again, at a new offset."""
+    records, letters = [b"broken", b"taken"], list[DeadLetter]()
+
+    def fail(offset: int) -> None:
+        origin = Origin(topic="query", partition=0, offset=offset)
+        taken = records[offset] == b"taken"
+        error = DuplicateQuery("q", "another question", "this one") if taken else ValueError("broken")
+        letters.append(DeadLetter.of(records[offset], error, service="decider", origin=origin))
+
+    def send_again(settings: Settings, origins: Iterable[Origin]) -> Iterator[bool]:
+        for origin in list(origins):
+            records.append(records[origin.offset])
+            fail(len(records) - 1)
+            yield True
+
+    def retried(*words: str) -> list[str]:
+        done = CliRunner().invoke(operating.retry, list(words), obj=Settings())
+        assert done.exit_code == 0, done.output
+        return done.output.split("\n")[:-1]
+
+    monkeypatch.setattr(operating, "letters", lambda settings: list(letters))
+    monkeypatch.setattr(operating, "send_again", send_again)
+    fail(0)
+    fail(1)
+    assert retried("--all") == ["sent again: query/0/0"]
+    assert retried("--all") == ["sent again: query/0/2"]
+    assert retried("query/0/1", "query/0/1") == ["sent again: query/0/1"]
+
+
+def test_a_replay_under_an_objective_takes_the_place_of_any_goal(monkeypatch: pytest.MonkeyPatch) -> None:
+    goals: list[dict[str, Any]] = [
+        {},
+        {"accuracy": 0.9},
+        {"mean_cost": 1e9},
+        {"weights": Weights(correct=1.0)},
+    ]
+    recorded = [(n, Query(query_id=f"q{n}", text="?", **goal)) for n, goal in enumerate(goals)]
+    sent: list[Query] = []
+
+    def send(settings: Settings, asked: list[Query], pace: SendSchedule, wait: bool) -> int:
+        sent.extend(asked)
+        return 0
+
+    monkeypatch.setattr(queries, "_recorded", lambda settings: iter(recorded))
+    monkeypatch.setattr(queries, "send_and_wait", send)
+    done = CliRunner().invoke(queries.replay, ["--objective", "mine"], obj=Settings())
+    assert done.exit_code == 0, done.output
+    assert [(q.objective, q.accuracy, q.mean_cost, q.weights) for q in sent] == [
+        ("mine", None, None, None)
+    ] * 4
 
 
 class ControlTopic:

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -13,8 +14,12 @@ from agents.embedding import embedded_text
 from experiments.prior import prior_of_log
 from schemas.action import Action
 from schemas.query import Message, Query
-from streams.cli.learner import graded_row
+from schemas.record import encode
+from streams.cli.learner import graded, graded_row
+from streams.runtime import kafka_clients
 from streams.services.embedder import HashedEncoder
+from streams.settings import Settings
+from streams.topics import Topics
 from tests.support.records import decision_for, paid, reward_for
 
 ACTION = Action(model="mini-2m", qp=1, cp=4, bs=1)
@@ -48,6 +53,28 @@ def test_a_prior_of_conversations_knows_each_as_a_question_of_its_own(tmp_path: 
     path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     catalogue = load_catalogue(Path(__file__).parents[3] / "infra" / "catalogue" / "mini.yaml")
     assert prior_of_log(path, HashedEncoder(16), catalogue, {})[1] == 40
+
+
+def test_a_record_that_cannot_be_read_is_noted_and_passed_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decision = decision_for(Query(query_id="q", text="?"), action=ACTION, propensity=0.25)
+    topics = Topics(Settings())
+    held = {
+        topics.reward: [b"garbage", encode(reward_for(decision, log_cost=1.0))],
+        topics.decision: [encode(decision), b'{"schema":"decision.v9"}'],
+    }
+    monkeypatch.setattr(
+        kafka_clients,
+        "read_all",
+        lambda settings, asked, timeout_ms: [
+            SimpleNamespace(offset=at, value=value) for at, value in enumerate(held[asked[0]])
+        ],
+    )
+    assert len(list(graded(Settings(), topics))) == 1
+    said = capsys.readouterr().err
+    assert f"note: {topics.reward}, offset 0 cannot be read" in said
+    assert f"note: {topics.decision}, offset 1 cannot be read" in said
 
 
 def test_a_cost_is_logged_without_its_price() -> None:
