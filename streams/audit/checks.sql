@@ -86,11 +86,13 @@ FROM Reward WHERE error IS NULL GROUP BY query_id, kind HAVING max(early) AND co
 -- name: reward_kinds
 SELECT query_id, 'Rewards of kinds ' || group_concat(DISTINCT kind)
     || ': expected one, or a provisional and what resolves it'
--- A correction may come to a provisional one that the decider has given up.
+-- A correction may come to a provisional one that the decider has given up. A final one resolves a provisional one
+-- where the row that would have said so was not written: the Answer was handled again, after its Feedback.
 FROM Reward WHERE (error IS NULL OR kind = 'provisional') AND early GROUP BY query_id
 HAVING max(kind = 'correction') AND NOT max(kind = 'provisional')
 OR count(*) > 1 AND (
-    count(DISTINCT iif(kind = 'provisional', NULL, kind)) > 1 OR (max(kind = 'final') AND max(kind = 'provisional'))
+    count(DISTINCT iif(kind = 'provisional', NULL, kind)) > 1
+    OR min(iif(kind = 'final', off, NULL)) < max(iif(kind = 'provisional', off, NULL))
 );
 
 -- name: reward_without_decision

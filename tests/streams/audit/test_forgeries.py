@@ -201,6 +201,14 @@ def closed_twice(log: Any) -> set[str]:
     return {"h23"}
 
 
+@names("reward_kinds")
+def provisional_after_its_final(log: Any) -> set[str]:
+    real = log.find(log.topics.reward, Reward, "h23")
+    to = {"kind": "provisional", "reward_id": reward_id("h23", "provisional")}
+    log.put(log.topics.reward, "0", replace(real, **to, correct=None, graded_by="", reward=None))
+    return {"h23"}
+
+
 @names("reward_without_decision")
 def reward_of_nobody(log: Any) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h22")
