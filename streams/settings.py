@@ -5,6 +5,7 @@ Each setting has one name. It is set as UNISCALE_<NAME> in the environment or by
 defaults. The supervisor passes its settings to its processes through the environment, and they read the same file.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from agents.catalogue.models import CatalogueError
 from schemas.control import ObjectiveEntry
 from schemas.dead_letter import HEAD_BYTES
 from schemas.errors import UniscaleError, closest
+from schemas.query import MAX_TIMEOUT_S, MAX_WAIT_S
 from schemas.record import MAX_RECORD
 
 # The settings by subject: one frozen struct each, with its defaults, and what cannot work refused.
@@ -29,6 +31,9 @@ SECRETS: Final = ("sasl_password", "engine_key", "engine_keys", "encoder_key")
 
 SECRET_OPTIONS: Final = ("control_salt",)
 """Names of policy options that are never shown."""
+
+
+MAX_PORT: Final = 65_535
 
 
 def masked(value: Any) -> Any:
@@ -62,16 +67,25 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         LEAST: The least value of fields that have one.
+        MOST: The greatest value of fields that have one.
         ABOVE_0: The fields, in seconds, that must be above 0.
     """
 
     LEAST: ClassVar[Mapping[str, int]] = {}
+    MOST: ClassVar[Mapping[str, float]] = {}
     ABOVE_0: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if isinstance(value, float):
+                self._require(math.isfinite(value), field, "must be a finite number")
         for field, least in self.LEAST.items():
-            self._require(getattr(self, field) >= least, field, f"must be at least {least}")
+            value = getattr(self, field)
+            self._require(value is None or value >= least, field, f"must be at least {least}")
+        for field, most in self.MOST.items():
+            self._require(getattr(self, field) <= most, field, f"must be at most {most:.0f}")
         for field in self.ABOVE_0:
             self._require(getattr(self, field) > 0, field, "must be above 0 seconds")
 
@@ -105,6 +119,12 @@ class KafkaSettings(Section, frozen=True):
         "max_record_bytes": 65_536,
         "send_interval_ms": 0,
     }
+    # Bytes and milliseconds are numbers of 32 bits in Kafka's protocol.
+    MOST: ClassVar = {
+        **dict.fromkeys(("session_timeout_s", "rebalance_timeout_s", "commit_interval_s"), 86_400),
+        "max_record_bytes": 1 << 30,
+        "send_interval_ms": 60_000,
+    }
     ABOVE_0: ClassVar = ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s")
 
     bootstrap: str = "127.0.0.1:9092"
@@ -132,6 +152,8 @@ class KafkaSettings(Section, frozen=True):
         super().__post_init__()
         listed = all(part.strip() for part in self.bootstrap.split(","))
         self._require(listed, "bootstrap", "must be HOST:PORT[,HOST:PORT…]")
+        named = re.fullmatch(r"[A-Za-z0-9._-]*", self.prefix) is not None
+        self._require(named, "prefix", "must be of letters, digits, '.', '_' and '-', as topics are named")
         kept = 0 <= self.dead_letter_bytes <= HEAD_BYTES
         self._require(kept, "dead_letter_bytes", f"must be 0 (keep none) to {HEAD_BYTES}")
 
@@ -162,7 +184,8 @@ class SecuritySettings(Section, frozen=True, rename={"protocol": "security_proto
 class QuerySettings(Section, frozen=True):
     """What holds for every query that does not set it itself, and how many are in flight."""
 
-    LEAST: ClassVar = {"max_in_flight": 1}
+    LEAST: ClassVar = {"max_in_flight": 1, "feedback_wait_s": 0}
+    MOST: ClassVar = {"timeout_s": MAX_TIMEOUT_S, "feedback_wait_s": MAX_WAIT_S}
     ABOVE_0: ClassVar = ("timeout_s",)
 
     max_in_flight: int = 256
@@ -195,6 +218,8 @@ class QuerySettings(Section, frozen=True):
 class ExecutorSettings(Section, frozen=True):
     """The search (Section 3.3 of the paper) and the executor's heartbeat."""
 
+    LEAST: ClassVar = {"eta": 1, "heartbeat_grace_s": 0}
+    MOST: ClassVar = {"heartbeat_s": 86_400, "heartbeat_grace_s": 86_400}
     ABOVE_0: ClassVar = ("heartbeat_s",)
 
     eta: float = 1.2
@@ -215,7 +240,7 @@ class ServingSettings(
 ):
     """How the models of the catalogue, generators and verifiers, are loaded or called."""
 
-    LEAST: ClassVar = {"attempts": 1}
+    LEAST: ClassVar = {"attempts": 1, "threads": 0}
 
     # After so many attempts of one request to a model, the step fails and its query is answered `failed`.
     attempts: int = 3
@@ -266,7 +291,7 @@ class EncoderSettings(
 class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": "policy_options"}):
     """The decider's policy and its log."""
 
-    LEAST: ClassVar = {"snapshot_every": 0, "remembered_ids": 1}
+    LEAST: ClassVar = {"warm_up": 0, "snapshot_every": 0, "remembered_ids": 1}
 
     name: str = "contextual"
     # docs/policies.md lists them.
@@ -306,6 +331,9 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
 class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{field}"):
     """Where the gateway listens, and what it remembers."""
 
+    LEAST: ClassVar = {"port": 0, "recent": 1, "streams": 0}
+    MOST: ClassVar = {"port": MAX_PORT}
+
     # Beyond this machine it needs an API key (`keys add`).
     host: str = "127.0.0.1"
     port: int = 8080
@@ -327,6 +355,9 @@ class PreviewSettings(
     rename={"host": "decider_host", "port": "decider_port", "urls": "decider_url"},
 ):
     """Where a decider says what it would choose, and where a gateway asks for that."""
+
+    LEAST: ClassVar = {"port": 0}
+    MOST: ClassVar = {"port": MAX_PORT}
 
     # Keep it inside your network: the decider asks for no key.
     host: str = "127.0.0.1"
@@ -363,6 +394,9 @@ class Settings(Section, frozen=True):
     Settings(kafka=KafkaSettings(prefix='trial.'), policy=PolicySettings(options={'alpha': 0.5}))
     """
 
+    LEAST: ClassVar = {"metrics_port": 0}
+    MOST: ClassVar = {"metrics_port": MAX_PORT}
+
     # The configuration file. The default one is read where it exists; empty: none.
     config: str = "uniscale.yaml"
     # A file; in the configuration file, the catalogue itself may stand here.
@@ -371,7 +405,7 @@ class Settings(Section, frozen=True):
     # Metrics and health probes need no key: whoever reaches them reads them.
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
-    log_level: str = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
     kafka: KafkaSettings = KafkaSettings()
     security: SecuritySettings = SecuritySettings()
     queries: QuerySettings = QuerySettings()
@@ -508,6 +542,8 @@ def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
         return value
     if not value and NoneType in get_args(field.type):
         return None
+    if field.name == "log_level":
+        return value.upper()
     if get_origin(field.type) is tuple:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if get_origin(field.type) is not dict:

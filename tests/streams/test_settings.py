@@ -212,6 +212,26 @@ def test_replacing_checks_what_it_is_given_and_leaves_the_original() -> None:
         ("UNISCALE_SECURITY_PROTOCOL", "SASL_SSL", "UNISCALE_SASL_USERNAME: is needed by"),
         ("UNISCALE_ENCODER", "http", "UNISCALE_ENCODER_URL: is needed by UNISCALE_ENCODER=http, e.g. http"),
         ("UNISCALE_TIMEOUT_S", "-1", "UNISCALE_TIMEOUT_S: must be above 0 seconds"),
+        ("UNISCALE_TIMEOUT_S", "inf", "UNISCALE_TIMEOUT_S: must be a finite number, is inf"),
+        ("UNISCALE_TIMEOUT_S", "1e300", "UNISCALE_TIMEOUT_S: must be at most 21600, is 1e"),
+        ("UNISCALE_FEEDBACK_WAIT_S", "nan", "UNISCALE_FEEDBACK_WAIT_S: must be a finite number"),
+        ("UNISCALE_FEEDBACK_WAIT_S", "-5", "UNISCALE_FEEDBACK_WAIT_S: must be at least 0"),
+        ("UNISCALE_ETA", "0.9", "UNISCALE_ETA: must be at least 1, is 0.9"),
+        ("UNISCALE_HEARTBEAT_GRACE_S", "-1", "UNISCALE_HEARTBEAT_GRACE_S: must be at least 0"),
+        ("UNISCALE_SESSION_TIMEOUT_S", "1e12", "UNISCALE_SESSION_TIMEOUT_S: must be at most 86400"),
+        (
+            "UNISCALE_MAX_RECORD_BYTES",
+            "999999999999",
+            "UNISCALE_MAX_RECORD_BYTES: must be at most 1073741824",
+        ),
+        ("UNISCALE_GATEWAY_PORT", "99999", "UNISCALE_GATEWAY_PORT: must be at most 65535"),
+        ("UNISCALE_METRICS_PORT", "-1", "UNISCALE_METRICS_PORT: must be at least 0"),
+        ("UNISCALE_DECIDER_PORT", "-1", "UNISCALE_DECIDER_PORT: must be at least 0"),
+        ("UNISCALE_GATEWAY_RECENT", "-1", "UNISCALE_GATEWAY_RECENT: must be at least 1"),
+        ("UNISCALE_ENGINE_THREADS", "-3", "UNISCALE_ENGINE_THREADS: must be at least 0"),
+        ("UNISCALE_WARM_UP", "-4", "UNISCALE_WARM_UP: must be at least 0"),
+        ("UNISCALE_PREFIX", "a b/", "UNISCALE_PREFIX: must be of letters, digits"),
+        ("UNISCALE_LOG_LEVEL", "loud", "UNISCALE_LOG_LEVEL: must be one of DEBUG, INFO, .*'LOUD'"),
         ("UNISCALE_MAX_RECORD_BYTES", "100", "UNISCALE_MAX_RECORD_BYTES: must be at least 65536, is 100"),
         ("UNISCALE_DEAD_LETTER_BYTES", "-1", "UNISCALE_DEAD_LETTER_BYTES: must be 0"),
         ("UNISCALE_BOOTSTRAP", ",", "UNISCALE_BOOTSTRAP: must be HOST:PORT"),
@@ -222,6 +242,10 @@ def test_replacing_checks_what_it_is_given_and_leaves_the_original() -> None:
 def test_a_setting_that_cannot_work_is_refused_by_name(name: str, value: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         Settings.from_env({name: value})
+
+
+def test_a_log_level_may_be_written_in_any_case() -> None:
+    assert Settings.from_env({"UNISCALE_LOG_LEVEL": "debug"}).log_level == "DEBUG"
 
 
 @pytest.mark.parametrize("name", SECRETS)
