@@ -4,7 +4,8 @@ import hashlib
 import ipaddress
 import math
 import sqlite3
-from collections import Counter, deque
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeAlias
@@ -38,8 +39,7 @@ SCHEMA: Final = """
 create table if not exists spending (
     key text, hour integer, eflops real not null, answers integer not null, primary key (key, hour)
 ) without rowid;
-create index if not exists by_key on queries (key, created_ms);
-create index if not exists open_by_key on queries (key, until_ms) where status is null;
+create index if not exists open_by_key on queries (key, until_ms, reserved, status) where status is null;
 """
 
 
@@ -65,8 +65,44 @@ class Used(Struct, frozen=True):
     mean: float = 0.0
 
 
+class _Sent:
+    """The queries that one key sent lately."""
+
+    def __init__(self) -> None:
+        self._queries: list[tuple[int, str, int]] = []  # by time, with their bytes
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        """Return how many they are."""
+        return len(self._queries)
+
+    @property
+    def oldest_ms(self) -> int:
+        """Return when the first of them was asked."""
+        return self._queries[0][0]
+
+    def add(self, query: tuple[int, str, int]) -> None:
+        """Count a query: its time, id and bytes."""
+        insort(self._queries, query)
+        self.bytes += query[2]
+
+    def remove(self, query: tuple[int, str, int]) -> None:
+        """Count a query no longer."""
+        del self._queries[bisect_left(self._queries, query)]
+        self.bytes -= query[2]
+
+    def forget(self, until_ms: int) -> list[str]:
+        """Count those up to a time no longer, and return their ids."""
+        at = bisect_left(self._queries, (until_ms + 1,))
+        gone, self._queries = self._queries[:at], self._queries[at:] if at else self._queries
+        self.bytes -= sum(size for _, _, size in gone)
+        return [query_id for _, query_id, _ in gone]
+
+
 class Usage:
-    """Use by API key, in the database of the index.
+    """Use by API key: what is open and spent in the database of the index, and what was sent in the last minute.
+
+    The index forgets queries that count here still.
 
     Args:
         db: The database; its table `queries` exists.
@@ -75,13 +111,32 @@ class Usage:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._db.executescript(SCHEMA)
+        self._sent: defaultdict[str, _Sent] = defaultdict(_Sent)
+        self._counted: dict[
+            str, tuple[str, int, int]
+        ] = {}  # the key, time and bytes of each query in `_sent`
+
+    def count(self, key: str, query_id: str, created_ms: int, size: int) -> None:
+        """Count a query among those of its key's last minute, once."""
+        if query_id not in self._counted:
+            self._counted[query_id] = (key, created_ms, size)
+            self._sent[key].add((created_ms, query_id, size))
+
+    def take_back(self, query_id: str) -> None:
+        """Take back a query that could not be sent."""
+        if (found := self._counted.pop(query_id, None)) is not None:
+            key, created_ms, size = found
+            self._sent[key].remove((created_ms, query_id, size))
+
+    def _lately(self, key: str, since_ms: int) -> _Sent:
+        sent = self._sent.get(key) or _Sent()
+        for query_id in sent.forget(since_ms):
+            del self._counted[query_id]
+        return sent
 
     def used(self, key: str, now_ms: int) -> Used:
         """Return what a key has used."""
-        minute, oldest_ms, sent = self._db.execute(
-            "select count(*), min(created_ms), total(bytes) from queries where key = ? and created_ms > ?",
-            (key, now_ms - MINUTE_MS),
-        ).fetchone()
+        sent = self._lately(key, now_ms - MINUTE_MS)
         in_flight, reserved = self._db.execute(
             "select count(*), total(reserved) from queries where key = ? and until_ms > ? and status is null",
             (key, now_ms),
@@ -91,13 +146,13 @@ class Usage:
             (key, now_ms // HOUR_MS - _DAY_HOURS - 1),
         ).fetchone()
         return Used(
-            minute=minute,
-            bytes=int(sent),
+            minute=len(sent),
+            bytes=sent.bytes,
             in_flight=in_flight,
             eflops=eflops,
             reserved=reserved,
             mean=self._mean(key),
-            reset_s=max(1, math.ceil((oldest_ms + MINUTE_MS - now_ms) / 1000)) if minute else 0,
+            reset_s=max(1, math.ceil((sent.oldest_ms + MINUTE_MS - now_ms) / 1000)) if sent else 0,
         )
 
     def reservation(self, key: str, query: Query) -> float:
@@ -116,7 +171,10 @@ class Usage:
             )
 
     def trim(self, now_ms: int) -> None:
-        """Forget what is too old to count."""
+        """Forget what is too old to count, by the clock of any gateway."""
+        for key in list(self._sent):
+            if not self._lately(key, now_ms - 2 * MINUTE_MS):
+                del self._sent[key]
         self._db.execute("delete from spending where hour < ?", (now_ms // HOUR_MS - _DAY_HOURS,))
 
     def _mean(self, key: str) -> float:

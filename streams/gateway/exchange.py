@@ -388,6 +388,8 @@ class Exchange:
 
     def limits(self, who: Credential) -> dict[str, str]:
         """Return how much of its limit a minute a key has left, as headers."""
+        if who.entry is None or who.entry.per_minute is None:
+            return {}
         return self.gate.headers(who, self._used(who, self.runtime.now_ms()))
 
     def _is_cancelled(self, query_id: str) -> bool:

@@ -3,7 +3,7 @@
 import sqlite3
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import orjson
 from msgspec import Struct, structs
@@ -71,12 +71,12 @@ create table if not exists queries (
     created_ms integer not null,
     until_ms integer not null default 0,
     reserved real not null default 0,
-    bytes integer not null default 0,
     asked integer not null default 0,
     groups text not null default '[]', baseline_of text,
     question text, action text, objective text, cohort text, randomised integer,
     reason text,
     status text, answered_ms integer, eflops real, correct real,
+    size integer not null default 0,
     decision blob, answer blob, reward blob
 ) without rowid;
 create table if not exists feedback (
@@ -87,7 +87,17 @@ create table if not exists letters (
 ) without rowid;
 create index if not exists by_body on queries (key, digest, created_ms);
 create index if not exists by_age on queries (created_ms);
+create index if not exists open_by_time on queries (until_ms) where status is null and until_ms > 0;
+create index if not exists ended_by_age on queries (created_ms, size, status, until_ms)
+    where status is not null or until_ms = 0;
+create index if not exists spare_by_age on queries (created_ms)
+    where key = '' or status is not null or until_ms = 0;
 """
+"""`until_ms` is 0 where no Answer is awaited any more; `size` is the bytes of the records."""
+
+# What the partial indexes hold, word for word.
+_ENDED: Final = "status is not null or until_ms = 0"
+_SPARE: Final = f"key = '' or {_ENDED}"  # an open query of a key counts against its limits
 
 _MOST_WORD: Final = 80
 
@@ -189,7 +199,8 @@ class Index:
     """The most recent queries.
 
     Args:
-        most: How many are kept. Older ones are forgotten, oldest first.
+        most: How many are kept, open ones of API keys aside, which their limits bound. Older ones are forgotten,
+            oldest first.
         most_bytes: How many bytes of their records are kept, those of open queries aside: others bound these.
         timeout_s: When a query expires that does not say so itself.
         group_by: Metadata keys whose values are kept, to group queries by.
@@ -214,6 +225,7 @@ class Index:
         self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._db.executescript(SCHEMA)
         self.usage = Usage(self._db)
+        self._strange: list[str] = []  # what feedback came for without its query being known
         self._since_trim = 0
         self._bytes_since_trim = 0
 
@@ -241,7 +253,6 @@ class Index:
             "created_ms": created_ms,
             "until_ms": created_ms + int(1000 * ((query.timeout_s or self._timeout_s) + MARGIN_S)),
             "reserved": self.usage.reservation(key, query),
-            "bytes": len(encode(query)) if key else 0,
             "groups": self._groups(query),
             "baseline_of": baseline_of(query),
             "asked": 1,
@@ -254,6 +265,8 @@ class Index:
         ).fetchone()
         if done is None:
             return
+        if key:
+            self.usage.count(key, query.query_id, created_ms, len(encode(query)))
         if done[0] is not None:
             self.usage.charge(key, created_ms, done[0])  # its Answer was read first
         self.changes += 1
@@ -302,8 +315,9 @@ class Index:
             return
         self.changes += 1
         self._db.execute(
-            "update queries set reward = ?, correct = coalesce(?, correct) where query_id = ?",
-            (value, reward.correct, reward.query_id),
+            "update queries set reward = ?, correct = coalesce(?, correct),"
+            " size = size + ? - coalesce(length(reward), 0) where query_id = ?",
+            (value, reward.correct, len(value), reward.query_id),
         )
 
     def priced(self, query_id: str, price: Mapping[str, float] | None) -> None:
@@ -329,9 +343,11 @@ class Index:
 
     def forget(self, query_id: str) -> None:
         """Take back a query that could not be sent."""
-        self._db.execute(
+        done = self._db.execute(
             "delete from queries where query_id = ? and decision is null and answer is null", (query_id,)
         )
+        if done.rowcount:
+            self.usage.take_back(query_id)
         self.changes += 1
 
     @property
@@ -346,6 +362,8 @@ class Index:
             "insert or ignore into feedback (query_id, source, value) values (?, ?, ?)",
             (given.query_id, given.source, given.grade),
         )
+        if done.rowcount and self.find(given.query_id) is None:
+            self._strange.append(given.query_id)
         return done.rowcount == 0
 
     def withdraw_feedback(self, query_id: str, source: str) -> None:
@@ -467,9 +485,9 @@ class Index:
     def _first(self, part: Part, query_id: str, value: bytes, at_ms: int) -> bool:
         """Keep a part unless there is one already, and return whether this was the first."""
         done = self._db.execute(
-            f"insert into queries (query_id, created_ms, {part}) values (?, ?, ?)"
-            f" on conflict (query_id) do update set {part} = excluded.{part} where {part} is null",
-            (query_id, at_ms, value),
+            f"insert into queries (query_id, created_ms, {part}, size) values (?, ?, ?, ?) on conflict (query_id)"
+            f" do update set {part} = excluded.{part}, size = size + excluded.size where {part} is null",
+            (query_id, at_ms, value, len(value)),
         )
         self.changes += done.rowcount
         self._bytes_since_trim += len(value)
@@ -486,22 +504,41 @@ class Index:
     def _trim(self) -> None:
         self._since_trim = self._bytes_since_trim = 0
         newest = self._db.execute("select max(created_ms) from queries").fetchone()[0] or 0
-        surplus = len(self) - self.most
-        if surplus > 0:
-            self._db.execute(
-                "delete from queries where query_id in"
-                " (select query_id from queries order by created_ms limit ?)",
-                (surplus,),
-            )
-        size = " + ".join(f"coalesce(length({part}), 0)" for part in get_args(Part))
         self._db.execute(
-            "delete from queries where (status is not null or until_ms < ?) and query_id in (select query_id from"
-            f" (select query_id, sum({size}) over (order by created_ms desc, query_id) as kept from queries)"
-            " where kept > ?)",
-            (newest, self.most_bytes),
+            "update queries set until_ms = 0 where status is null and until_ms > 0 and until_ms < ?",
+            (newest,),
         )
-        self._db.execute("delete from feedback where query_id not in (select query_id from queries)")
+        self._drop(self._surplus())
+        self._drop(self._excess())
+        self._db.executemany(
+            "delete from feedback where query_id = ? and query_id not in (select query_id from queries)",
+            [(query_id,) for query_id in self._strange],
+        )
+        self._strange.clear()
         self.usage.trim(newest)
+
+    def _surplus(self) -> list[tuple[str]]:
+        """Return the oldest queries that are too many."""
+        return self._db.execute(
+            f"select query_id from queries where {_SPARE} order by created_ms limit ?",
+            (max(0, len(self) - self.most),),
+        ).fetchall()
+
+    def _excess(self) -> list[tuple[str]]:
+        """Return the oldest queries of those that have ended whose records are too many bytes."""
+        (size,) = self._db.execute(f"select total(size) from queries where {_ENDED}").fetchone()
+        oldest = self._db.execute(f"select query_id, size from queries where {_ENDED} order by created_ms")
+        found = []
+        while size > self.most_bytes:
+            query_id, its = oldest.fetchone()
+            size -= its
+            found.append((query_id,))
+        oldest.close()
+        return found
+
+    def _drop(self, queries: list[tuple[str]]) -> None:
+        self._db.executemany("delete from queries where query_id = ?", queries)
+        self._db.executemany("delete from feedback where query_id = ?", queries)
 
 
 def _of(tenants: Tenants) -> str:

@@ -195,6 +195,52 @@ def test_the_index_is_bounded_in_bytes_and_open_queries_stay() -> None:
     assert 8 <= len(kept) <= 14
 
 
+def test_open_queries_of_keys_stay_for_as_long_as_an_answer_may_come() -> None:
+    index = Index(10)
+    index.query(query("kept", key="k"), 0)
+    index.query(query("nobody's"), 0)
+    for at in range(100):
+        index.query(query(f"q{at}"), at)
+    assert index.find("kept") is not None
+    assert index.find("nobody's") is None
+    assert len(index) <= 12
+    for at in range(20):
+        index.query(query(f"later{at}"), 640_000 + at)
+    assert index.find("kept") is None
+
+
+def test_forgetting_takes_a_few_steps_for_each_query_that_is_kept() -> None:
+    index, steps = Index(5_000, most_bytes=2_000_000), 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 100
+
+    def add(at: int) -> None:
+        index.query(query(f"q{at}", key="k"), at)
+        index.answer(told(f"q{at}"), bytes(500), at)
+        index.note_feedback(Feedback(query_id=f"q{at}", source="shop", correct=1.0))
+
+    for at in range(6_000):
+        add(at)
+    index._db.set_progress_handler(step, 100)
+    for at in range(6_000, 6_100):
+        add(at)
+    assert 3_800 <= len(index) <= 4_060
+    assert steps < 15 * len(index) + 1000 * 100
+
+
+def test_feedback_is_forgotten_with_its_query() -> None:
+    index = Index(10)
+    index.query(query("q"), 0)
+    for known in ("q", "unknown"):
+        assert not index.note_feedback(Feedback(query_id=known, source="shop", correct=1.0))
+    for at in range(1, 30):
+        index.query(query(f"q{at}"), at)
+    for known in ("q", "unknown"):
+        assert not index.note_feedback(Feedback(query_id=known, source="shop", correct=1.0))
+
+
 def test_what_changes_a_choice_is_marked_in_words() -> None:
     marks = Marks(["small"])
     entries: tuple[ControlRecord, ...] = (

@@ -145,28 +145,31 @@ def test_auto_runs_nothing_for_a_key_whose_models_have_left_the_catalogue() -> N
     assert status(lambda: gate.permitted(who, "auto", query(), MODELS)) == 404
 
 
+def sent(query_id: str, key: str = "k") -> Query:
+    return Query(query_id=query_id, text="?", timeout_s=60, metadata={"gateway": {"key": key}})
+
+
+def ended(query_id: str) -> Answer:
+    return Answer(query_id=query_id, status="failed", by="executor", error="no")
+
+
 def test_gateways_that_read_one_log_count_the_same() -> None:
     """What one admitted counts at the other, and is settled by the Answer's price."""
-
-    def sent(at: int) -> Query:
-        return Query(query_id=f"q-{at}", text="?", timeout_s=60, metadata={"gateway": {"key": "k"}})
-
     first, second = Index(100), Index(100)
     for index in (first, second):
         for at in range(3):
-            index.query(sent(at), 1_000_000 + 1000 * at)
-            index.query(sent(at), 1_000_000 + 1000 * at)  # its own, read back
-    now_ms, sent_bytes = 1_010_000, 3 * len(encode(sent(0)))
+            index.query(sent(f"q-{at}"), 1_000_000 + 1000 * at)
+            index.query(sent(f"q-{at}"), 1_000_000 + 1000 * at)  # its own, read back
+    now_ms, sent_bytes = 1_010_000, 3 * len(encode(sent("q-0")))
     assert first.usage.used("k", now_ms) == second.usage.used("k", now_ms)
     assert first.usage.used("k", now_ms) == Used(minute=3, reset_s=50, bytes=sent_bytes, in_flight=3)
-    answer = Answer(query_id="q-0", status="failed", by="executor", error="no")
-    first.answer(answer, encode(answer), now_ms)
+    first.answer(ended("q-0"), encode(ended("q-0")), now_ms)
     for _ in range(2):
         first.priced("q-0", {"total": 8.0})
     assert first.usage.used("k", now_ms) == Used(
         minute=3, reset_s=50, bytes=sent_bytes, in_flight=2, eflops=8.0, mean=8.0
     )
-    first.query(sent(3), now_ms)
+    first.query(sent("q-3"), now_ms)
     assert first.usage.used("k", now_ms).reserved == 8.0
     assert first.usage.used("other", now_ms) == Used(mean=8.0)
     # Without an Answer a query stops to count when it must have expired.
@@ -178,10 +181,52 @@ def test_gateways_that_read_one_log_count_the_same() -> None:
 def test_what_a_key_spent_outlasts_the_queries_that_are_kept() -> None:
     index = Index(10)
     for at in range(200):
-        index.query(Query(query_id=f"q-{at}", text="?", metadata={"gateway": {"key": "k"}}), 1_000_000 + at)
+        index.query(sent(f"q-{at}"), 1_000_000 + at)
+        index.answer(ended(f"q-{at}"), b"", 1_000_000 + at)
         index.priced(f"q-{at}", {"total": 1.0})
     assert len(index) < 20
     assert index.usage.used("k", 1_001_000).eflops == 200.0
+
+
+@pytest.mark.parametrize("most", [{"most": 10}, {"most": 1000, "most_bytes": 1000}])
+def test_a_minute_counts_the_queries_that_are_no_longer_kept(most: dict[str, Any]) -> None:
+    """Others' queries push those of a key out of the index, and the key has sent them all the same."""
+    admitted, restarted = Index(**most), Index(**most)
+    log = [(f"{key}-{at}", key, 1_000_000 + 100 * at) for at in range(100) for key in ("k", "other")]
+    for index in (admitted, restarted):
+        for query_id, key, at_ms in [*(log if index is admitted else log[::-1]), *log]:
+            index.query(sent(query_id, key), at_ms)  # the second time as its Decision carries it
+            index.answer(ended(query_id), bytes(100), at_ms)
+        assert len(index) < 30
+    used, of_k = admitted.usage.used("k", 1_020_000), [encode(sent(f"k-{at}")) for at in range(100)]
+    assert (used.minute, used.bytes, used.reset_s) == (100, sum(map(len, of_k)), 40)
+    assert restarted.usage.used("k", 1_020_000) == used
+    later = admitted.usage.used("k", 1_064_950)
+    assert (later.minute, later.reset_s) == (50, 1)
+    assert admitted.usage.used("k", 1_070_000).bytes == 0
+
+
+def test_a_query_that_could_not_be_sent_does_not_count() -> None:
+    index = Index(10)
+    for query_id in ("q", "other"):
+        index.query(sent(query_id), 1_000_000)
+    index.forget("other")
+    index.forget("other")
+    used = index.usage.used("k", 1_000_001)
+    assert (used.minute, used.bytes, used.in_flight) == (1, len(encode(sent("q"))), 1)
+
+
+def test_an_answer_is_charged_however_many_queries_came_after_its_own() -> None:
+    index = Index(10)
+    index.query(sent("q"), 1_000_000)
+    for at in range(100):
+        index.query(sent(f"other-{at}", "other"), 1_000_000 + at)
+        index.answer(ended(f"other-{at}"), b"", 1_000_000 + at)
+    assert index.usage.used("k", 1_001_000).in_flight == 1
+    index.answer(ended("q"), b"", 1_001_000)
+    index.priced("q", {"total": 5.0})
+    used = index.usage.used("k", 1_001_000)
+    assert (used.in_flight, used.eflops) == (0, 5.0)
 
 
 def test_a_credential_is_good_until_its_key_changes() -> None:
