@@ -25,6 +25,7 @@ from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Aim, Choice, Context, Policy
 from agents.bandit.prior import begin, outcomes_of, require_pricing
 from agents.catalogue.actions import ActionSpace
+from agents.catalogue.models import ActionError
 from agents.catalogue.objectives import Steering
 from agents.decider import snapshot
 from agents.decider.log import (
@@ -96,13 +97,43 @@ class Surroundings:
 
     Attributes:
         steering: Catalogue and objectives in force.
-        space: The actions of that catalogue.
+        space: The actions of that catalogue that are on offer.
         living: Models with a recent executor heartbeat; None takes all to be running.
+        waiting: Models of that catalogue that are not on offer yet, because no server embeds their actions.
     """
 
     steering: Steering
     space: ActionSpace
     living: frozenset[str] | None = None
+    waiting: frozenset[str] = frozenset()
+
+    def choices(self, query: Query) -> tuple[int, ...]:
+        """Return the indices of the actions that a query may choose from.
+
+        Raises:
+            ActionError: The pin, the allowed models and the running executors together leave no action.
+        """
+        pinned, allowed = query.pinned, query.allowed_models
+        asked = {pinned.model} if pinned is not None else set(allowed or ())
+        if asked and asked <= self.waiting:
+            field = "pin_action" if pinned is not None else "allowed_models"
+            raise ActionError(
+                f"{field}: {', '.join(sorted(asked))}: not on offer yet, because its descriptions are not embedded "
+                "(the decider's log says why); try again later, or allow another model"
+            )
+        return self.space.choices(
+            pinned=pinned,
+            allowed_models=None if allowed is None else [m for m in allowed if m not in self.waiting],
+            available_models=self.living,
+            answers=query.n,
+        )
+
+    def serves(self, query: Query) -> bool:
+        """Return whether there is an action that a query may choose."""
+        try:
+            return bool(self.choices(query))
+        except ActionError:
+            return False
 
 
 def decisions(
@@ -213,19 +244,13 @@ def context_of(
     if encoder and record.encoder != encoder:
         fix = f"embed the query with {encoder!r}"
         raise InvalidObservation(record.query_id, "encoder", record.encoder, fix)
-    query = record.query
-    indices = around.space.choices(
-        pinned=query.pinned,
-        allowed_models=query.allowed_models,
-        available_models=around.living,
-        answers=query.n,
-    )
+    indices = around.choices(record.query)
     allowed = None
     if len(indices) < len(around.space):
         allowed = frozenset(around.space[i].id for i in indices)
     vector = np.frombuffer(record.embedding, dtype="<f4").astype(np.float64)
     if surface:
-        vector = np.concatenate([vector, counts(query.question)])
+        vector = np.concatenate([vector, counts(record.query.question)])
     return Context(record.query_id, vector, allowed)
 
 

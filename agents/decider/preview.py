@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 import msgspec
@@ -137,8 +138,11 @@ def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Pre
 def offering(
     decider: Decider, actions: Sequence[ActionVector], price_factors: Mapping[str, float]
 ) -> Decider:
-    """Return a copy of a learner that has these actions on offer, for previews before the learner itself has."""
-    other = copy.deepcopy(decider)
+    """Return a learner for previews that has these actions on offer before the learner itself has.
+
+    It has a copy of the policy, and shares the rest: only to preview with, and only until the learner changes.
+    """
+    other = replace(decider, policy=copy.deepcopy(decider.policy), actions=dict(decider.actions))
     other.offer(actions, price_factors)
     return other
 

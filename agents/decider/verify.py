@@ -149,10 +149,11 @@ def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int)
 
 def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
     space = ActionSpace(tuple(Action.parse(action_id) for action_id in offered))
-    query = decision.query
+    query, allowed = decision.query, decision.query.allowed_models
     left = space.choices(
         pinned=query.pinned,
-        allowed_models=query.allowed_models,
+        # One that was not on offer yet was left out.
+        allowed_models=None if allowed is None else [m for m in allowed if m in space.models],
         available_models=set(space.models) - set(decision.masked_models),
         answers=query.n,
     )

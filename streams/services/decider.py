@@ -4,10 +4,13 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
+
+import msgspec
 
 from agents.bandit.errors import CorruptState, DuplicateQuery, PolicyRefused, PriorRefused
 from agents.bandit.exploration import Explored
@@ -22,7 +25,7 @@ from agents.catalogue.models import ActionError, Catalogue
 from agents.decider.decider import Decider, Surroundings
 from agents.decider.log import Decided, Learned, aim_of
 from agents.decider.snapshot import EndedIds
-from agents.embedding import Encoder, EncoderUnavailable, embed_actions, encoder_id
+from agents.embedding import BadEmbedding, Encoder, EncoderError, EncoderRefused, embed_actions, encoder_id
 from schemas.action import Action
 from schemas.decision import Decision
 from schemas.objective import ObjectiveInForce
@@ -257,7 +260,21 @@ class Pacing:
 
 
 _AGAIN_S: Final = 30.0
-"""Seconds until an encoder that embeds nothing is asked for the actions again: decisions wait meanwhile."""
+"""Seconds until an encoder that did not embed the actions of a model is asked again: decisions wait meanwhile."""
+
+
+class Offered(NamedTuple):
+    """What is on offer of a catalogue.
+
+    Attributes:
+        version: Offset in `control` of the last change of the catalogue.
+        space: Its actions that are on offer.
+        whole: Whether these are all; the others wait for the encoder.
+    """
+
+    version: int
+    space: ActionSpace
+    whole: bool
 
 
 # The learner that the service decides with: recovered from its log, and with the catalogue in force on offer.
@@ -275,7 +292,7 @@ class ShardLearner:
     Attributes:
         decider: The learner; None until it has recovered, and while another worker may be the learner.
         log: Its log on the broker.
-        space: The actions on offer.
+        offered: What is on offer; None for nothing yet.
     """
 
     def __init__(
@@ -290,20 +307,20 @@ class ShardLearner:
         self.encoder = encoder
         self.log = LearnerLog(runtime, recovered)
         self.decider: Decider | None = None
-        self.space: ActionSpace = runtime.control.space(runtime.control.base)
+        self.offered: Offered | None = None
         self._pending = pending
-        self._catalogue_version: int | None = None
-        self._next_offer_s = 0.0
+        self._ask_encoder_s = 0.0
 
     async def ready(self) -> Decider:
-        """Return the learner, with the catalogue of now on offer.
+        """Return the learner, with the catalogue of now on offer, but for models that wait for the encoder.
 
         Raises:
             CorruptState: It is not recovered yet, and its log is not whole.
+            Unavailable: None of the models can be on offer yet.
         """
         decider = self.decider or await self.rebuild()
-        if not self.offers(self.runtime.control.catalogue_version):
-            await self._offer_when_embedded(decider)
+        while not self._is_current():  # the catalogue may change while this one goes on offer
+            await self._offer(decider)
         return decider
 
     async def rebuild(self) -> Decider:
@@ -328,7 +345,7 @@ class ShardLearner:
             await self._begin(decider, prior)
         self._pending.recovered(found.folded.outstanding)
         self.show(decider)
-        self.decider, self._catalogue_version = decider, None
+        self.decider, self.offered = decider, None
         return decider
 
     def show(self, decider: Decider) -> None:
@@ -343,13 +360,35 @@ class ShardLearner:
         return self.decider
 
     def offers(self, catalogue_version: int) -> bool:
-        """Return whether the learner has taken over this catalogue."""
-        return self._catalogue_version == catalogue_version
+        """Return whether the learner has taken over this catalogue, but for models that wait for the encoder."""
+        return self.offered is not None and self.offered.version == catalogue_version
 
-    def vectors(self, catalogue: Catalogue) -> Sequence[ActionVector]:
-        """Return the actions of a catalogue as the policy sees them. Slow for actions that were never embedded."""
-        cache = self.settings.state_path("actions")
-        return action_vectors(catalogue, self.encoder, cache, pairs=self.runtime.control.pairs)
+    async def vectors(
+        self, decider: Decider, catalogue: Catalogue
+    ) -> tuple[ActionSpace, Sequence[ActionVector]]:
+        """Return the actions of a catalogue that can be on offer: all, or those of the log while the rest waits.
+
+        If the encoder does not embed the rest, whatever the reason, it is not asked again for 30 s.
+
+        Raises:
+            Unavailable: None can be on offer.
+        """
+        known, space = decider.actions, self.runtime.control.space(catalogue)
+        new = {action.model for action in space if action.id not in known}
+        found = {action.id: known[action.id].vector() for action in space if action.id in known}
+        if new and (not found or self.runtime.monotonic() >= self._ask_encoder_s):
+            models = tuple(model for model in catalogue.models if model.name in new)
+            try:
+                embedded = await self.embedded(msgspec.structs.replace(catalogue, models=models))
+                found = {each.action_id: each for each in embedded} | found
+            except EncoderError as error:
+                self.runtime.metrics.engine_faults.labels("decider").inc()
+                if not found:
+                    raise Unavailable(f"the encoder: {error}") from error
+                self._ask_encoder_s = self.runtime.monotonic() + _AGAIN_S
+                log.warning("not on offer until the encoder embeds it: %s: %s", ", ".join(sorted(new)), error)
+        left = tuple(action for action in space if action.id in found)
+        return ActionSpace(left), [found[action.id] for action in left]
 
     def row(self, query_id: str) -> bytes | None:
         """Return the row of a query; None if there is none."""
@@ -413,35 +452,45 @@ class ShardLearner:
 
         Raises:
             PriorRefused: it does not fit; nothing has changed.
+            Unavailable: the actions are not embedded.
         """
-        vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
+        try:
+            vectors = await self.embedded(catalogue)
+        except EncoderError as error:
+            raise Unavailable(f"the encoder: {error}") from error
         return decider.begin(prior, vectors, self.log.chunk_bytes, catalogue.pricing)
 
-    async def _offer_when_embedded(self, decider: Decider) -> None:
-        """Offer the catalogue of now; while no server embeds its new actions, what was on offer stays so.
+    async def embedded(self, catalogue: Catalogue) -> Sequence[ActionVector]:
+        """Return the actions of a catalogue as the policy sees them. Slow for those that are not in the cache.
 
         Raises:
-            Unavailable: nothing is on offer yet.
+            EncoderError: The encoder gives no vector.
         """
-        if self._catalogue_version is not None and self.runtime.monotonic() < self._next_offer_s:
-            return
-        try:
-            await self._offer(decider)
-        except EncoderUnavailable as error:
-            self.runtime.metrics.engine_faults.labels("decider").inc()
-            if self._catalogue_version is None:
-                raise Unavailable(f"the encoder: {error}") from error
-            self._next_offer_s = self.runtime.monotonic() + _AGAIN_S
-            log.warning("the changed catalogue waits for the encoder: %s", error)
+        cache, pairs = self.settings.state_path("actions"), self.runtime.control.pairs
+        return await self.runtime.in_thread(
+            lambda: action_vectors(catalogue, self.encoder, cache, pairs=pairs)
+        )
+
+    def _is_current(self) -> bool:
+        """Return whether nothing of the catalogue of now can go on offer that is not."""
+        offered = self.offered
+        if offered is None or offered.version != self.runtime.control.catalogue_version:
+            return False
+        return offered.whole or self.runtime.monotonic() < self._ask_encoder_s
 
     async def _offer(self, decider: Decider) -> None:
+        """Offer the catalogue of now.
+
+        Raises:
+            Unavailable: None of its models can be on offer yet.
+        """
         control = self.runtime.control
         catalogue, version = control.catalogue, control.catalogue_version
-        vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
+        space, vectors = await self.vectors(decider, catalogue)
         with self.changing():
             await self.write(decider.offer(vectors, catalogue.price_factors))
-        self.space, self._catalogue_version = control.space(catalogue), version
-        log.info("on offer: %s", ", ".join(catalogue.model_names))
+        self.offered = Offered(version, space, len(space) == len(control.space(catalogue)))
+        log.info("on offer: %s", ", ".join(space.models))
 
 
 # The decider's service: Context in, Decision out; Reward in, learning.
@@ -472,16 +521,17 @@ class DeciderService(Ordered):
     async def build(cls, runtime: Runtime) -> Self:
         """Load the encoder and embed the actions, which a new catalogue takes from the cache."""
         service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
-        catalogue = runtime.control.catalogue
         check_control_group(policy_of(runtime.settings, service.encoder), runtime.control)
-        await runtime.in_thread(lambda: service.learner.vectors(catalogue))
+        # What the server refuses may be a model that came later: the others start without it.
+        with suppress(EncoderRefused, BadEmbedding):
+            await service.learner.embedded(runtime.control.catalogue)
         return service
 
     async def ready(self, kind: type[Record]) -> None:
         """Have the learner ready, and before the first decision know which executors live."""
-        await self.learner.ready()
         if kind is QueryContext:
             await self._wait_for_executors()
+        await self.learner.ready()  # last: what is on offer is the catalogue that the decision sees
 
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
         """Decide for contexts, or learn from rewards.
@@ -517,17 +567,25 @@ class DeciderService(Ordered):
         """Return the learner; None until it has recovered."""
         return self.learner.decider
 
-    def surroundings(self, context: QueryContext, catalogue: Catalogue) -> Surroundings:
-        """Return what a decision for this context would depend on now."""
-        space, living = self.runtime.control.space(catalogue), self.runtime.control.serving()
-        served = _served(context, space, living)
-        return Surroundings(self.runtime.control.steering, space, living if served else None)
+    def surroundings(self, space: ActionSpace) -> tuple[Surroundings, Surroundings]:
+        """Return what decisions depend on now: for queries that a living executor can take, and for the others.
+
+        The others are decided all the same: their deadline then starts, and they end in an `expired` Answer, never in
+        silence.
+
+        Args:
+            space: The actions of the catalogue that are on offer.
+        """
+        steering = self.runtime.control.steering
+        waiting = frozenset(steering.catalogue.model_names).difference(space.models)
+        others = Surroundings(steering, space, waiting=waiting)
+        return replace(others, living=self.runtime.control.serving()), others
 
     def _decide(self, batch: Sequence[tuple[QueryContext, ConsumerRecord]]) -> BatchEffects:
         """Decide for each context that is new; send the stored Decision again for one that is not."""
-        control, space = self.runtime.control, self.learner.space
-        living = control.serving()
-        served = [_served(context, space, living) for context, _ in batch]
+        assert self.learner.offered is not None, "nothing is on offer"
+        living, others = self.surroundings(self.learner.offered.space)
+        served = [living.serves(context.query) for context, _ in batch]
         made: dict[bytes, bytes] = {}
 
         def row(query_id: str) -> bytes | None:
@@ -535,11 +593,10 @@ class DeciderService(Ordered):
 
         done: list[tuple[QueryContext, ConsumerRecord, Decided]] = []
         # Those that a living executor can take, then the others.
-        for trust, around_living in ((True, living), (False, None)):
+        for trust, around in ((True, living), (False, others)):
             part = [each for each, known in zip(batch, served, strict=True) if known is trust]
             if not part:
                 continue
-            around = Surroundings(control.steering, space, around_living)
             results = self.learner.live.decide([(context, at.origin) for context, at in part], row, around)
             made.update(each.row for each in results if each.row)
             done += [(context, at, each) for (context, at), each in zip(part, results, strict=True)]
@@ -634,22 +691,3 @@ def _refused(context: QueryContext, at: ConsumerRecord, error: Exception) -> Ref
     """Return a context that was not decided. A duplicate's first query has, or will have, the Answer that counts."""
     taken = isinstance(error, DuplicateQuery)
     return Refusal(error, at.value, at.origin, not taken, context.origin if taken else None)
-
-
-def _served(context: QueryContext, space: ActionSpace, living: frozenset[str]) -> bool:
-    """Say whether a living executor can take what is asked for.
-
-    Where none can, the query is decided all the same: its deadline then starts, and it ends in an `expired` Answer,
-    never in silence.
-    """
-    query = context.query
-    try:
-        space.choices(
-            pinned=query.pinned,
-            allowed_models=query.allowed_models,
-            available_models=living,
-            answers=query.n,
-        )
-    except ActionError:
-        return False
-    return True

@@ -13,7 +13,8 @@ import hashlib
 import logging
 import socket
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import orjson
@@ -22,7 +23,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agents.catalogue.models import Catalogue
+from agents.bandit.policy import ActionVector
+from agents.catalogue.actions import ActionSpace
 from agents.decider.decider import Decider
 from agents.decider.preview import Preview, anonymous, offering, preview
 from agents.embedding import ArrivedQuery, EncoderUnavailable, embed, embedded_text, encoder_id
@@ -53,6 +55,16 @@ class NotNow(Unavailable):
     """This decider cannot answer at the moment; the message says why."""
 
 
+class Changed(NamedTuple):
+    """The actions of a catalogue that a learner has not taken over yet."""
+
+    decider: Decider
+    version: int
+    space: ActionSpace
+    vectors: Sequence[ActionVector]
+    price_factors: Mapping[str, float]
+
+
 class Previews:
     """Answers what the learner of a service would choose.
 
@@ -65,7 +77,8 @@ class Previews:
         self._waiting = 0
         self._encoding = asyncio.Lock()
         self._vectors: OrderedDict[bytes, bytes] = OrderedDict()  # by a digest of the text, which may be long
-        self._copy: tuple[Decider, int, int, Decider] | None = None
+        self._changed: Changed | None = None
+        self._copy: tuple[Decider, int, ActionSpace, Decider] | None = None
 
     async def preview(self, query: Query) -> Preview:
         """Return what would be chosen for a query now.
@@ -79,29 +92,62 @@ class Previews:
         self._waiting += 1
         try:
             context = await self._context(anonymous(query))
+            async with self._encoding:
+                changed = await self._actions()
             # Between two batches: a snapshot reads the learner in a thread, and an offer of actions is not one step.
             async with self.service.lock:
-                return await self._read(context)
+                return await self._read(context, changed)
         finally:
             self._waiting -= 1
 
-    async def _read(self, context: QueryContext) -> Preview:
+    async def _read(self, context: QueryContext, changed: Changed | None) -> Preview:
         service, control = self.service, self.service.runtime.control
-        decider, catalogue = service.decider, control.catalogue
-        if decider is None or not service.learner.log.assigned:
+        decider, learner = service.decider, service.learner
+        if decider is None or not learner.log.assigned:
             raise NotNow("this decider does not hold the policy: another one does, or it is still recovering")
-        if not service.learner.offers(control.catalogue_version):
-            decider = await self._offering(decider, catalogue)
-        return preview(decider, context, service.surroundings(context, catalogue))
+        if learner.offered is not None and learner.offers(control.catalogue_version):
+            self._changed = self._copy = None
+            space, version = learner.offered.space, learner.offered.version
+        elif changed is not None and changed.decider is decider:
+            decider, space, version = await self._offering(changed), changed.space, changed.version
+        else:
+            version = None
+        if version != control.catalogue_version:
+            raise NotNow("the catalogue has just changed; try again")
+        living, others = service.surroundings(space)
+        return preview(decider, context, living if living.serves(context.query) else others)
 
-    async def _offering(self, decider: Decider, catalogue: Catalogue) -> Decider:
-        """Return a copy with this catalogue: the learner takes it over at its next decision, with a row in its log."""
-        kept, version = self._copy, catalogue.version
-        if kept is not None and kept[0] is decider and kept[1:3] == (decider.seq, version):
+    async def _actions(self) -> Changed | None:
+        """Return the actions of a catalogue that the learner takes over at its next decision; None if it has.
+
+        Raises:
+            NotNow: None of them is embedded.
+        """
+        learner, control = self.service.learner, self.service.runtime.control
+        decider, catalogue, version = learner.decider, control.catalogue, control.catalogue_version
+        if decider is None or learner.offers(version):
+            return None
+        kept = self._changed
+        if kept is not None and kept.decider is decider and kept.version == version:
+            return kept
+        try:
+            space, vectors = await learner.vectors(decider, catalogue)
+        except Unavailable as error:
+            raise NotNow(str(error)) from error
+        found = Changed(decider, version, space, vectors, catalogue.price_factors)
+        # Where some wait for the encoder, it is asked again in a while.
+        self._changed = found if len(space) == len(control.space(catalogue)) else None
+        return found
+
+    async def _offering(self, changed: Changed) -> Decider:
+        """Return a copy of the learner with a changed catalogue: its own offer is a row in its log."""
+        decider, kept = changed.decider, self._copy
+        if kept is not None and kept[0] is decider and kept[1:3] == (decider.seq, changed.space):
             return kept[3]
-        vectors = await self.service.runtime.in_thread(lambda: self.service.learner.vectors(catalogue))
-        made = offering(decider, vectors, catalogue.price_factors)
-        self._copy = (decider, decider.seq, version, made)
+        made = await self.service.runtime.in_thread(
+            lambda: offering(decider, changed.vectors, changed.price_factors)
+        )
+        self._copy = (decider, decider.seq, changed.space, made)
         return made
 
     async def _context(self, query: Query) -> QueryContext:

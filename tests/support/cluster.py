@@ -10,6 +10,7 @@ from agents.decider.decider import Decider
 from agents.decider.log import AnyRow, Row, decode_row
 from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer
+from schemas.control import CatalogueEntry
 from schemas.query import Query
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
@@ -56,6 +57,26 @@ def send(cluster: Cluster, *queries: Query) -> None:
     """Produce queries as a client does."""
     for query in queries:
         cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
+
+
+def added(name: str) -> CatalogueEntry:
+    """Return the entry that adds a model."""
+    sizes = {"parameters": 300_000, "layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 16}
+    sampling = {"temperature": 1.0, "step_tokens": 64, "depth_limit": 8}
+    model = {
+        "name": name,
+        "architecture": sizes,
+        "group": "mini",
+        "checkpoint": "none",
+        "sampling": sampling,
+    }
+    return CatalogueEntry(name=name, op="add", model=model)
+
+
+def change(cluster: Cluster, *entries: CatalogueEntry) -> None:
+    """Change the catalogue."""
+    for entry in entries:
+        cluster.produce(cluster.topics.control, entry.key.encode(), encode(entry))
 
 
 def read(cluster: Cluster, topic: str, kind: type[R]) -> list[R]:

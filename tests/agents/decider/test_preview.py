@@ -156,6 +156,7 @@ def test_a_copy_offers_what_the_learner_does_not_yet(make_shard: Any) -> None:
     other.use(more)
     copied = offering(shard.decider, [other.vectors[action.id] for action in more], {})
     assert pickle.dumps(shard.decider) == before
+    assert copied.ended is shard.decider.ended, "up to 160 MB are not copied"
     assert copied.policy.version == shard.decider.policy.version
     found = preview(copied, shard.context(PREVIEW)[0], other.around)
     assert {each.action for each in found.configurations} == {action.id for action in more}

@@ -1,21 +1,27 @@
 """`/v1/decide` over HTTP: what would run and why, without running, learning or changing anything."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
+from agents.catalogue.models import ActionError
 from agents.decider.preview import Preview
+from agents.embedding import Vectors
+from schemas.control import CatalogueEntry
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
 from streams.gateway.auth import TARGETS
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
+from streams.services import decider
 from streams.services.previews import NotNow, Previews
-from tests.support.cluster import Ask, InMemory, read, running, send, worker_of
+from tests.support.cluster import Ask, InMemory, added, change, read, running, send, served, worker_of
+from tests.support.encoders import DownFor
 from tests.support.house import ASK, PLAIN, House
 
 
@@ -143,13 +149,13 @@ def test_a_log_with_previews_is_the_log_without_byte_by_byte(
 
     async def log(previews: int) -> tuple[list[Any], bytes]:
         async with running(in_memory(policy=policy, snapshot_every=5)) as cluster:
-            decider = worker_of(cluster, "decider").built
+            service = worker_of(cluster, "decider").built
             for number in range(8):
                 send(cluster, ask(number))
                 for _ in range(previews):
-                    assert isinstance(await Previews(decider).preview(ask(number + 1)), Preview)
+                    assert isinstance(await Previews(service).preview(ask(number + 1)), Preview)
                 await cluster.until(partial(decided_all, cluster, number + 1))
-            state = decider.decider.policy.state()
+            state = service.decider.policy.state()
             topics = {topic.name for topic in cluster.topics.declared(["mini"])} - {cluster.topics.heartbeat}
             records = [r for name in sorted(topics) for r in cluster.broker.records(name)]
         return [(r.topic, r.partition, r.offset, r.key, r.value) for r in records], state
@@ -164,3 +170,60 @@ async def test_a_decider_that_does_not_hold_the_policy_says_so(in_memory: InMemo
         second = await cluster.start("decider", instance="1")
         with pytest.raises(NotNow, match="does not hold"):
             await Previews(second.built).preview(ask(0))
+
+
+async def test_previews_of_a_changed_catalogue_ask_a_dead_encoder_once_and_never_hold_the_learner(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = DownFor(0)
+    monkeypatch.setattr(decider, "encoder_of", lambda settings: encoder)
+    async with running(in_memory(), seed=3) as cluster:
+        await served(cluster, ask(0))
+        service = worker_of(cluster, "decider").built
+        previews = Previews(service)
+        await previews.preview(ask(5))  # its vector is kept
+        asked: list[bool] = []
+
+        def encode_down(texts: Sequence[str]) -> Vectors:
+            asked.append(service.lock.locked())
+            return DownFor.encode(encoder, texts)
+
+        monkeypatch.setattr(encoder, "encode", encode_down)
+        encoder.left = 1
+        change(cluster, CatalogueEntry(name="small", op="remove"), added("mid"))
+        await asyncio.sleep(1.0)
+
+        async def models() -> set[str]:
+            found = await previews.preview(ask(5))
+            assert found.catalogue_version == 1
+            return {each.action.partition("/")[0] for each in found.configurations}
+
+        assert [await models() for _ in range(4)] == [{"large"}] * 4
+        with pytest.raises(ActionError, match="not on offer yet"):
+            await previews.preview(ask(5, pin_action="mid/1/1/1"))
+        assert asked == [False]
+        await asyncio.sleep(31.0)
+        assert [await models() for _ in range(4)] == [{"large", "mid"}] * 4
+        assert asked == [False, False]
+        assert service.decider.seq == 2, "the learner has not taken it over"
+        await served(cluster, ask(1))
+        assert await models() == {"large", "mid"}
+        assert (previews._copy, previews._changed) == (None, None), "no copy of the learner is kept"
+
+
+async def test_without_any_action_embedded_previews_say_not_now(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = DownFor(0)
+    monkeypatch.setattr(decider, "encoder_of", lambda settings: encoder)
+    async with running(in_memory(), seed=3) as cluster:
+        await served(cluster, ask(0))
+        previews = Previews(worker_of(cluster, "decider").built)
+        await previews.preview(ask(5))
+        encoder.left = 1 << 30
+        change(
+            cluster, added("mid"), *(CatalogueEntry(name=name, op="remove") for name in ("small", "large"))
+        )
+        await asyncio.sleep(1.0)
+        with pytest.raises(NotNow, match="the encoder: http://encoder: no connection"):
+            await previews.preview(ask(5))

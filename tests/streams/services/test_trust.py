@@ -1,13 +1,13 @@
 """What the services do when a client, a broker, an encoder or a former owner misbehaves; each in the memory runtime."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import Counter
 
-from agents.embedding import EncoderUnavailable, Vectors
 from agents.reward.join import JoinRow, Opened, encode_row
 from schemas.action import Action
 from schemas.answer import Answer
@@ -21,8 +21,21 @@ from streams.control import Control
 from streams.runtime.base import ConsumerRecord
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES, decider
-from streams.services.embedder import HashedEncoder
-from tests.support.cluster import Ask, Audit, InMemory, answered, closing, read, running, send, worker_of
+from tests.support.cluster import (
+    Ask,
+    Audit,
+    InMemory,
+    added,
+    answered,
+    change,
+    closing,
+    read,
+    reproduced,
+    running,
+    send,
+    worker_of,
+)
+from tests.support.encoders import DownFor, Refusing
 
 
 def total(counter: Counter) -> float:
@@ -66,20 +79,6 @@ async def test_a_broker_that_refuses_writes_costs_no_record(in_memory: InMemory,
         await cluster.until(lambda: len(answered(cluster)) == 8, 200)
         assert {a.status for a in read(cluster, cluster.topics.answer, Answer)} == {"ok"}
         assert cluster.broker.records(cluster.topics.dead_letter) == []
-
-
-class DownFor(HashedEncoder):
-    """An encoder whose server is away for the first calls."""
-
-    def __init__(self, calls: int) -> None:
-        super().__init__(8)
-        self.left = calls
-
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        if self.left:
-            self.left -= 1
-            raise EncoderUnavailable("http://encoder: no connection")
-        return super().encode(texts)
 
 
 async def test_queries_wait_for_an_encoder_that_is_down_and_none_is_rejected(
@@ -324,22 +323,12 @@ async def test_a_model_that_is_added_while_the_encoder_is_away_waits_and_nothing
 ) -> None:
     encoder = DownFor(0)
     monkeypatch.setattr(decider, "encoder_of", lambda settings: encoder)
-    sizes = {"parameters": 300_000, "layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 16}
-    sampling = {"temperature": 1.0, "step_tokens": 64, "depth_limit": 8}
-    added = {
-        "name": "mid",
-        "architecture": sizes,
-        "group": "mini",
-        "checkpoint": "none",
-        "sampling": sampling,
-    }
     async with running(in_memory(state_dir=str(tmp_path)), seed=3) as cluster:
         topics, metrics = cluster.topics, worker_of(cluster, "decider").metrics
         send(cluster, ask(0, feedback_wait_s=600.0, reference=None))
         await cluster.until(lambda: len(cluster.broker.records(topics.reward)) == 1)
         encoder.left = 1 << 30
-        entry = CatalogueEntry(name="mid", op="add", model=added)
-        cluster.produce(topics.control, entry.key.encode(), encode(entry))
+        change(cluster, added("mid"))
         await asyncio.sleep(1.0)
         cluster.produce(topics.feedback, b"q0", encode(Feedback(query_id="q0", correct=True)))
         send(cluster, *(ask(n) for n in range(1, 6)))
@@ -353,3 +342,83 @@ async def test_a_model_that_is_added_while_the_encoder_is_away_waits_and_nothing
         await cluster.until(lambda: any(d.query_id == "q6" for d in read(cluster, topics.decision, Decision)))
         assert cluster.broker.records(topics.dead_letter) == []
         assert cluster.deaths == []
+
+
+async def test_a_model_whose_descriptions_the_encoder_refuses_is_not_on_offer_and_costs_no_record(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(decider, "encoder_of", lambda settings: Refusing(8))
+    async with running(in_memory(), seed=3) as cluster:
+        topics = cluster.topics
+        send(cluster, *(ask(n, feedback_wait_s=600.0, reference=None) for n in range(2)))
+        await cluster.until(lambda: len(cluster.broker.records(topics.reward)) == 2)
+        change(cluster, added("mid"))
+        await asyncio.sleep(1.0)
+        for query_id in ("q0", "q1"):
+            cluster.produce(
+                topics.feedback, query_id.encode(), encode(Feedback(query_id=query_id, correct=True))
+            )
+        send(cluster, *(ask(n) for n in range(2, 6)))
+        await cluster.until(lambda: len(closing(cluster)) == 6, 120)
+        assert "not on offer until the encoder embeds it: mid: http://encoder: HTTP 413" in caplog.text
+        cluster.kill(worker_of(cluster, "decider"))
+        await cluster.until(lambda: any(each.service == "decider" for each in cluster.workers))
+        send(cluster, ask(6))
+        await cluster.until(lambda: len(closing(cluster)) == 7, 120)
+        assert {answer.status for answer in read(cluster, topics.answer, Answer)} == {"ok"}
+        assert cluster.broker.records(topics.dead_letter) == []
+        assert len(cluster.deaths) == 1
+
+
+async def test_while_a_model_waits_for_the_encoder_the_rest_of_the_catalogue_is_in_force(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decider, "encoder_of", lambda settings: Refusing(8))
+    async with running(in_memory(), seed=3) as cluster:
+        topics = cluster.topics
+        send(cluster, ask(0))
+        await cluster.until(lambda: len(closing(cluster)) == 1)
+        change(cluster, CatalogueEntry(name="small", op="remove"), added("mid"))
+        await asyncio.sleep(1.0)
+        before = len(read(cluster, topics.decision, Decision))
+        send(cluster, *(ask(n % 12, query_id=f"w{n}") for n in range(24)))
+        send(cluster, ask(1, query_id="either", allowed_models=["mid", "large"]))
+        await cluster.until(lambda: len(closing(cluster)) == 26, 120)
+        made = read(cluster, topics.decision, Decision)[before:]
+        assert {(each.action.model, each.catalogue_version) for each in made} == {("large", 1)}
+        send(cluster, ask(1, query_id="pin", pin_action="mid/1/1/1"))
+        send(cluster, ask(1, query_id="only", allowed_models=["mid"]))
+        await cluster.until(lambda: answered(cluster) >= {"pin", "only"}, 60)
+        refused = {
+            a.query_id: a.error or "" for a in read(cluster, topics.answer, Answer) if a.status != "ok"
+        }
+        assert {each.partition(":")[0] for each in refused.values()} == {"pin_action", "allowed_models"}
+        assert all("not on offer yet" in each for each in refused.values())
+        reproduced(cluster)
+
+
+async def test_a_catalogue_that_changes_while_actions_are_embedded_is_the_one_that_is_decided_with(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(in_memory(), seed=3) as cluster:
+        topics, worker = cluster.topics, worker_of(cluster, "decider")
+        send(cluster, ask(0))
+        await cluster.until(lambda: len(closing(cluster)) == 1)
+        begun = list[int]()
+        in_thread = worker.in_thread
+
+        async def slowly(work: Callable[[], Any]) -> Any:
+            begun.append(worker.control.catalogue_version)
+            await asyncio.sleep(1.0)
+            return await in_thread(work)
+
+        monkeypatch.setattr(worker, "in_thread", slowly)
+        change(cluster, added("mid"))
+        await asyncio.sleep(0.5)
+        send(cluster, *(ask(n % 12, query_id=f"w{n}") for n in range(40)))
+        await cluster.until(lambda: bool(begun))
+        change(cluster, CatalogueEntry(name="small", op="remove"))
+        await cluster.until(lambda: len(closing(cluster)) == 41, 120)
+        made = read(cluster, topics.decision, Decision)[1:]
+        assert {(each.action.model, each.catalogue_version) for each in made} <= {("large", 1), ("mid", 1)}
+        assert cluster.broker.records(topics.dead_letter) == []
