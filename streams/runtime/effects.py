@@ -203,6 +203,8 @@ async def _handle_batch(
         if not all(map(runtime.is_ours, records)):
             return  # the group has rebalanced while this waited: another worker may handle them by now
         await service.ready(each.kind)
+        if not all(map(runtime.is_ours, records)):
+            return  # likewise; and where the partition has stayed, its rows may be being read anew
         batch, refused = list[tuple[Record, ConsumerRecord]](), list[Refusal]()
         for at in records:
             try:

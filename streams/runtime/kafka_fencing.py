@@ -217,17 +217,19 @@ class FencedTable(Table):
         """
         began_s, writes = time.monotonic(), self._writes
         found: dict[bytes, bytes] = {}
-        self._rows.clear()  # another process may have written since
-        self._places.clear()
         if self._owned():
             async for records in kafka_reading.read(self.settings, self.changelog, await self._begins()):
                 self._assignment.moved += 1
                 if not self._assignment.is_ours(epoch):
                     return False
                 kafka_clients.apply(found, records)
-        self.seed((key, value, 0) for key, value in found.items())
         self.read_s = time.monotonic() - began_s
-        return self._assignment.is_ours(epoch) and self._writes == writes
+        if not self._assignment.is_ours(epoch) or self._writes != writes:
+            return False
+        # Another process may have written since the last time. Until now the rows of then are shown: a table that is
+        # empty for a while would make every query look new.
+        self._rows, self._places = found, dict.fromkeys(found, 0)
+        return True
 
 
 # Change the log of a service that is stopped: this takes the right to write, so a service that still runs exits.

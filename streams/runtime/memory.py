@@ -330,10 +330,13 @@ class MemoryTable(Table):
 
     async def _recover(self) -> None:
         owned, declared = sorted(self._owned()), self.declared
-        begin = await declared.begins() if declared.begins and owned else 0
         late = set[bytes]()
+        # Empty until it is read: that nothing is handled meanwhile is for the services to see to.
         self._rows.clear()
         self._places.clear()
+        begin = await declared.begins() if declared.begins and owned else 0
+        if declared.one_writer:
+            await self.runtime.reading()
         for partition in owned:
             rows = self.runtime.broker.changelog(self.changelog, partition, begin, declared.newer, late)
             self.seed((key, value, partition) for key, value in rows.items())
@@ -347,6 +350,7 @@ class MemoryTable(Table):
 
 
 _LATENCY_S = 0.02
+_READING_S = 3.0
 
 
 class Died(BaseException):
@@ -607,6 +611,11 @@ class MemoryRuntime(Runtime):
         if not self.dead:
             self.dead = True
             self.left_in_flight = self.in_flight.coordinates
+
+    async def reading(self) -> None:
+        """Let the time pass that a table of one writer takes to be read from its log."""
+        if self._rng is not None:
+            await asyncio.sleep(self._rng.random() * _READING_S)
 
     async def _latency(self) -> None:
         if self._rng is not None:

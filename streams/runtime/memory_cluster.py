@@ -304,7 +304,10 @@ class Cluster:
             )
             for subscription in worker.subscriptions:
                 subscription.offsets.clear()
+        epochs = {worker: worker.epoch for worker in members}
         for worker in members:
+            if worker.epoch != epochs[worker]:
+                continue  # its partitions have moved again meanwhile, and it recovers for the later assignment
             try:
                 for table in worker.tables:
                     await table.recover()
@@ -314,7 +317,7 @@ class Cluster:
                 crash = Crash(f"{worker.app}: its tables are not recovered: {error}")
                 crash.__cause__ = error
                 self.ended(worker, crash)
-            if worker not in self.workers:
+            if worker not in self.workers or worker.epoch != epochs[worker]:
                 continue
             for subscription in worker.subscriptions:
                 topic = subscription.topic

@@ -114,7 +114,7 @@ def schedule(seed: int, world: World) -> tuple[Fault, ...]:
 def _drawn(rng: random.Random, kind: str, world: World) -> Fault:
     if kind in STEPS:
         service = rng.choice((*SERVICES, "decider", "aggregator"))  # these two keep state
-        much = {"raise": rng.choice((1, 3, 4)), "suspend": rng.choice((4.0, 25.0, 50.0))}.get(kind, 0.0)
+        much = {"raise": rng.choice((1, 3, 4)), "suspend": rng.choice((4.0, 19.0, 25.0, 50.0))}.get(kind, 0.0)
         steps = tuple(step for step in STEPS[kind] if step not in _SKIPPED.get(service, ()))
         hows = {"raise": steps, "suspend": steps, "unsure": ("written", "lost")}.get(kind, ("",))
         # Early and late ones alike, also where there are few.

@@ -1,5 +1,6 @@
 """The whole loop in memory: Query to Reward in milliseconds, the same bytes twice, and the same end after any death."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -279,6 +280,31 @@ async def test_a_learner_that_failed_while_it_changed_does_not_go_on(
         fold = recovered(cluster)
         assert fold.policy.state() == state["bytes"]
         assert fold.seq == state["seq"]
+
+
+async def test_a_batch_that_waits_for_executors_while_partitions_move_decides_nothing_twice(
+    in_memory: InMemory, ask: Ask
+) -> None:
+    """The rows of its queries are being read anew when it goes on, and its records come again afterwards."""
+    settings = in_memory()
+    async with running(settings, seed=3) as cluster:
+        models = set(worker_of(cluster, "decider").control.catalogue.model_names)
+        await cluster.until(lambda: worker_of(cluster, "decider").control.serving() == models)
+        await cluster.stop(worker_of(cluster, "executor"))
+        send(cluster, *(ask(n) for n in range(4)))
+        await cluster.until(lambda: len(read(cluster, cluster.topics.decision, Decision)) == 4)
+        before = worker_of(cluster, "decider")
+        for each in [each for each in cluster.broker.committed if each[0] == before.app]:
+            del cluster.broker.committed[each]  # it dies before its next commit
+        cluster.kill(before)
+        await cluster.until(lambda: any(w.service == "decider" and w.queues.busy for w in cluster.workers))
+        await asyncio.sleep(settings.executor.heartbeat_grace_s - 0.5)
+        await cluster.start("decider", instance="1")
+        await cluster.until(lambda: len(read(cluster, cluster.topics.decision, Decision)) >= 8)
+        await cluster.until(lambda: not cluster.busy)
+        decisions = {(each.query_id, each.seq) for each in read(cluster, cluster.topics.decision, Decision)}
+        assert len(decisions) == 4
+        assert len(cluster.deaths) == 1, "only the kill"
 
 
 async def refolded(cluster: Cluster) -> dict[str, Any]:

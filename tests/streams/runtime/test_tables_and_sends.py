@@ -1,13 +1,15 @@
 """What a service gets back when a row is too large, the broker takes nothing, or its partition has moved."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from schemas.answer import Answer
 from schemas.query import QueryContext
 from streams.metrics import Metrics
+from streams.runtime import kafka_reading
 from streams.runtime.base import (
     ConsumerRecord,
     Input,
@@ -19,6 +21,7 @@ from streams.runtime.base import (
     ServiceSpec,
 )
 from streams.runtime.kafka import KafkaRuntime
+from streams.runtime.kafka_fencing import Fence, FencedTable
 from tests.support.cluster import InMemory, running
 
 ROWS = [(b"small", b"x", 0), (b"large", b"x" * 70_000, 0)]
@@ -86,6 +89,46 @@ async def test_the_rows_of_a_call_are_written_whole_or_not_at_all_where_a_table_
         assert shown == [[]]
         written = [record.key for record in cluster.broker.records("m.rows-rows-changelog")]
         assert written == ([] if one_writer else [b"first"])
+
+
+async def test_a_fenced_table_that_is_read_anew_shows_its_rows_until_it_has_all(
+    in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that looked for its row meanwhile would take the query for a new one."""
+    log = [ConsumerRecord("t", 0, 0, 1, b"q", b"first")]
+    epoch, shown = 0, []
+
+    async def reading(*args: object) -> AsyncIterator[list[ConsumerRecord]]:
+        await asyncio.sleep(1.0)
+        shown.append(table.get(b"q"))
+        yield log
+
+    class Assignment:
+        moved = 0
+
+        async def settled(self) -> int:
+            return epoch
+
+        def is_ours(self, of: int) -> bool:
+            return of == epoch
+
+        at_work = contextlib.nullcontext
+
+    async def begins() -> int:
+        return 0
+
+    monkeypatch.setattr(kafka_reading, "read", reading)
+    fence = Fence("t", lambda name: None)
+    table = FencedTable(
+        in_memory(), fence, Assignment(), lambda: frozenset({0}), begins=begins, recovered=recovered
+    )
+    await table.recover()
+    log.append(ConsumerRecord("t", 0, 1, 1, b"q", b"another process's"))
+    log.append(ConsumerRecord("t", 0, 2, 1, b"r", b"another process's"))
+    epoch = 1
+    await table.recover()
+    assert shown == [None, b"first"]
+    assert dict(table.items()) == dict.fromkeys((b"q", b"r"), b"another process's")
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
