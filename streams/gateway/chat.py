@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Final
 
 import orjson
@@ -101,6 +101,10 @@ class _Turn:
         self._began_s = began_s
         self._streaming = False
 
+    async def _is_gone(self) -> bool:
+        """Return whether the client has left before the response began."""
+        return not self._streaming and await self.call.is_gone()
+
     def _may_return(self) -> bool:
         """Return whether a client that is gone ran into its own time-out: the official ones then ask again.
 
@@ -119,11 +123,12 @@ class _Turn:
 
     async def whole(self) -> Response:
         """Return the completion once the search has ended."""
-        with self.exchange.open(self.admitted, self._may_return) as queue:
+        with self._open() as queue:
             async for what in self._events(queue):
                 if isinstance(what, Decision):
                     self.decision = what
                 elif isinstance(what, Answer):
+                    await self._check_client()
                     return self._completion(what)
         raise AssertionError("events end with the Answer or an error")
 
@@ -144,11 +149,20 @@ class _Turn:
         Args:
             held: What to close with the stream.
         """
-        events = self._events(held.enter_context(self.exchange.open(self.admitted, self._may_return)))
+        events = self._events(held.enter_context(self._open()))
         first = await self._until_chosen(events)
+        await self._check_client()
         self._streaming = True
         headers = {**self._headers(), "x-accel-buffering": "no"}
         return EventStream(self._chunks(first, events), held.pop_all(), headers)
+
+    def _open(self) -> AbstractContextManager["asyncio.Queue[Seen]"]:
+        return self.exchange.open(self.admitted, self._is_gone, self._may_return)
+
+    async def _check_client(self) -> None:
+        """Begin no response to a client that is gone: its retry is still to get it. Raises ClientGone."""
+        if await self.call.is_gone():
+            raise ClientGone
 
     def _events(self, queue: "asyncio.Queue[Seen]") -> AsyncIterator[Seen | None]:
         return self.exchange.events(self.admitted, queue, self.call.is_gone)
@@ -266,7 +280,7 @@ class _Turn:
 
 def _retries(request: Request) -> int:
     count = request.headers.get("x-stainless-retry-count", "0")
-    return int(count) if count.isdigit() and len(count) < 4 else 0
+    return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
 
 
 def _client_timeout_s(request: Request) -> float | None:

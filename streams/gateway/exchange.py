@@ -29,6 +29,7 @@ from schemas.search import SearchStep
 from streams.gateway import responses
 from streams.gateway.auth import Credential, Gate, Used
 from streams.gateway.index import MARGIN_S, Index, Marks
+from streams.gateway.rejoin import Body, Held, Rejoin
 from streams.gateway.request import BASELINE_OF, ChatRequest, ModelChoice, asked, kept_of, to_query
 from streams.gateway.responses import NO_RETRY, ApiError, invalid, not_found
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, key_of
@@ -131,12 +132,14 @@ class Admitted(Struct, frozen=True):
         created: Seconds since the epoch.
         timeout_s: How long to wait for its Answer.
         digest: Of the request's body; empty where any body will do.
+        body: What a retry of the request has, which may join its query; None where the Idempotency-Key finds it.
     """
 
     query_id: str
     created: int
     timeout_s: float
     digest: str = ""
+    body: Body | None = None
 
 
 def was_cut(answer: Answer) -> bool:
@@ -158,6 +161,10 @@ def other_body() -> ApiError:
         code="idempotency_mismatch",
         headers=dict(NO_RETRY),
     )
+
+
+def _digest_of(decision: Decision) -> str:
+    return kept_of(decision.query).get("digest", "")
 
 
 class ClientGone(Exception):
@@ -242,9 +249,6 @@ def _unavailable(why: str) -> ApiError:
 
 # The gateway's work between HTTP and the topics: admit a request, send its Query, wait, cancel, take feedback.
 
-RETRY_MS: Final = 10 * 60 * 1000
-"""A client's retry within this time joins the query it repeats."""
-
 TOKEN_BYTES: Final = 8
 """Bytes of a token, on average over a long question: prose has four to five in most tokenizers, Python code three."""
 
@@ -271,7 +275,9 @@ class Exchange:
         self.waiting = Waiting()
         self._looking_up = asyncio.Semaphore(_LOOKUPS)
         self.marks = Marks(runtime.control.base.model_names)
-        self._sent: set[str] = set()  # sent from here and not ended: another gateway's are its own to cancel
+        self.rejoin = Rejoin(index.most)
+        # Sent from here and not ended, with the digest of the body: another gateway's are its own to cancel.
+        self._sent: dict[str, str] = {}
         self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
         self._tasks: set[asyncio.Task[None]] = set()
         self._space: tuple[Catalogue, Mapping[str, None]] | None = None  # the configurations of a catalogue
@@ -305,14 +311,14 @@ class Exchange:
             who: Who asks.
             digest: Of its body.
             idempotency_key: The client's own, scoped by tenant.
-            is_retry: Whether the client says that this is its second try.
+            is_retry: Whether the client says that it has tried this request before.
 
         Raises:
             ApiError: 422 where the idempotency key came with another body before; 400, 404, 429.
             RecordError: it does not fit into a record.
         """
         now_ms = self.runtime.now_ms()
-        query_id = new_id(now_ms)
+        query_id, body = new_id(now_ms), (who.key, digest)
         timeout_s = request.extension.timeout_s or self.runtime.settings.queries.timeout_s
         if idempotency_key is not None:
             if not 1 <= len(idempotency_key) <= 255:
@@ -322,12 +328,8 @@ class Exchange:
                 if known.digest != digest:
                     raise other_body()
                 return Admitted(query_id, known.created_ms // 1000, timeout_s, digest)
-        elif (
-            is_retry
-            and (again := self.index.same_body(who.key, digest, now_ms - RETRY_MS)) is not None
-            and not self._is_cancelled(again.query_id)
-        ):
-            return Admitted(again.query_id, again.created_ms // 1000, timeout_s, digest)
+        elif is_retry and (lost := await self.rejoin.take(body, now_ms, self._runs)) is not None:
+            return Admitted(lost, (time_of(lost) or now_ms) // 1000, timeout_s, digest, body)
         query = self._query(request, who, query_id, {"key": who.key, "digest": digest})
         if not self.gate.teaches(who, query):
             # It is answered, and graded for its owner. What everybody is given does not follow from it.
@@ -336,8 +338,10 @@ class Exchange:
             who.require("admin")  # it counts as the control that the policy is compared with
         self.gate.admit(who, query, self._used(who, now_ms))
         self.gate.aim(who, query, now_ms)
-        await self._send_query(query, now_ms)
-        return Admitted(query_id, now_ms // 1000, timeout_s, digest)
+        by_body = body if idempotency_key is None else None
+        admitted = Admitted(query_id, now_ms // 1000, timeout_s, digest, by_body)
+        await self._send_query(query, admitted, now_ms)
+        return admitted
 
     def _query(self, request: ChatRequest, who: Credential, query_id: str, kept: dict[str, str]) -> Query:
         """Return the Query of a request, with the models that its key may use.
@@ -392,47 +396,57 @@ class Exchange:
             return {}
         return self.gate.headers(who, self._used(who, self.runtime.now_ms()))
 
-    def _is_cancelled(self, query_id: str) -> bool:
-        if query_id in self._left:
-            return True
+    def _runs(self, query_id: str) -> bool:
+        """Return whether a query is known and was not cancelled: a retry may join it."""
+        if query_id in self._left or self.index.find(query_id) is None:
+            return False
         answer = self.index.answer_of(query_id)
-        return answer is not None and answer.status == "cancelled"
+        return answer is None or answer.status != "cancelled"
 
-    async def _send_query(self, query: Query, now_ms: int) -> None:
+    async def _send_query(self, query: Query, admitted: Admitted, now_ms: int) -> None:
         value = encode(query)
         # Known before it is sent, so that a retry that overtakes the topic joins it.
         self.index.query(query, now_ms)
-        self._sent.add(query.query_id)
+        self._sent[query.query_id] = admitted.digest
         try:
             await self.runtime.send(Outgoing(self.runtime.topics.query, key_of(query.query_id), value))
         except BaseException:
-            # No retry may wait for a query that nobody has.
+            # No retry may wait for a query that nobody has. If the topic has it after all, the index learns it there.
             self.index.forget(query.query_id)
-            self._sent.discard(query.query_id)
+            self._sent.pop(query.query_id, None)
+            if admitted.body is not None:
+                self.rejoin.lose(query.query_id, admitted.body, now_ms)
             raise
 
     @contextmanager
     def open(
-        self, admitted: Admitted, may_return: Callable[[], bool] = lambda: False
+        self, admitted: Admitted, gone: Callable[[], Awaitable[bool]], may_return: Callable[[], bool]
     ) -> Iterator["asyncio.Queue[Seen]"]:
         """Wait for a query while the block runs; a block that ends before the Answer cancels the search.
 
-        Only the last waiting request cancels the search, and only the gateway that sent it.
+        Only the last waiting request cancels the search, and only the gateway that sent it. Whoever merely watches a
+        query holds no search.
 
         Args:
             admitted: The request.
+            gone: Whether its client has left before the response began.
             may_return: Whether a client that is gone has timed out and may repeat its request. The search then goes
                 on for REJOIN_S, so that the retry finds it.
         """
+        held = Held(admitted.query_id, admitted.body, gone)
         try:
-            with self.waiting.on(admitted.query_id) as queue:
+            with self.waiting.on(admitted.query_id) as queue, self.rejoin.holding(held):
                 yield queue
+        except ClientGone:
+            if held.body is not None and not held.joined:
+                self.rejoin.lose(held.query_id, held.body, self.runtime.now_ms())
+            raise
         finally:
             if self._is_abandoned(admitted.query_id):
                 self._later(self._give_up(admitted.query_id, REJOIN_S if may_return() else 0.0))
 
     def _is_abandoned(self, query_id: str) -> bool:
-        return query_id in self._sent and query_id not in self.waiting and not self.index.has_answer(query_id)
+        return query_id in self._sent and query_id not in self.rejoin and not self.index.has_answer(query_id)
 
     async def _give_up(self, query_id: str, after_s: float) -> None:
         if after_s:
@@ -514,8 +528,7 @@ class Exchange:
 
     def _check_body(self, admitted: Admitted, decision: Decision) -> None:
         """Refuse the answer to another body: another gateway may have taken the same Idempotency-Key at once."""
-        digest = kept_of(decision.query).get("digest", "")
-        if admitted.digest and digest != admitted.digest:
+        if admitted.digest and _digest_of(decision) != admitted.digest:
             raise other_body()
 
     async def _check_first(self, query_id: str) -> None:
@@ -526,6 +539,7 @@ class Exchange:
         """
         if await self._decided(query_id) is None:
             self.index.forget(query_id)
+            self._sent.pop(query_id, None)
             raise ApiError(
                 409,
                 f"a query with the id {query_id} was answered before, and its answer is no longer kept; use "
@@ -616,6 +630,10 @@ class Exchange:
     def on_decision(self, decision: Decision, raw: ConsumerRecord) -> None:
         """Process a Decision read from the topic."""
         first = self.index.decision(decision, raw.value or b"", raw.timestamp_ms)
+        if (sent := self._sent.get(decision.query_id)) is not None and sent != _digest_of(decision):
+            # Another gateway took the same Idempotency-Key at once, for another body: the search is not from here.
+            del self._sent[decision.query_id]
+            self._left.discard(decision.query_id)
         self.waiting.seen(decision.query_id, decision)
         if first and decision.query_id in self._left:
             self._later(self.cancel(decision.query_id))
@@ -623,7 +641,7 @@ class Exchange:
     def on_answer(self, answer: Answer, raw: ConsumerRecord) -> None:
         """Process an Answer read from the topic; the first one counts."""
         self._left.discard(answer.query_id)
-        self._sent.discard(answer.query_id)
+        self._sent.pop(answer.query_id, None)
         if self.index.answer(answer, raw.value or b"", raw.timestamp_ms):
             price = responses.price(answer, self.runtime.control.pricing)
             self.index.priced(answer.query_id, price)

@@ -85,7 +85,7 @@ create table if not exists feedback (
 create table if not exists letters (
     origin text primary key, created_ms integer not null, letter blob not null, retried integer not null default 0
 ) without rowid;
-create index if not exists by_body on queries (key, digest, created_ms);
+create index if not exists by_key on queries (key, created_ms);
 create index if not exists by_age on queries (created_ms);
 create index if not exists open_by_time on queries (until_ms) where status is null and until_ms > 0;
 create index if not exists ended_by_age on queries (created_ms, size, status, until_ms)
@@ -403,16 +403,9 @@ class Index:
 
     def find(self, query_id: str) -> IndexedQuery | None:
         """Return a query, or None if it is unknown or no longer kept."""
-        return self._one("query_id = ? and asked = 1", query_id)
-
-    def same_body(self, key: str, digest: str, since_ms: int) -> IndexedQuery | None:
-        """Return the newest query with this body under this API key: what a client's retry repeats."""
-        where = "key = ? and digest = ? and created_ms >= ? order by created_ms desc limit 1"
-        return self._one(where, key, digest, since_ms)
-
-    def _one(self, where: str, *values: object) -> IndexedQuery | None:
         found = self._db.execute(
-            f"select query_id, tenant, digest, created_ms from queries where {where}", values
+            "select query_id, tenant, digest, created_ms from queries where query_id = ? and asked = 1",
+            (query_id,),
         ).fetchone()
         return None if found is None else IndexedQuery(*found)
 

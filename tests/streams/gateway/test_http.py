@@ -179,6 +179,12 @@ def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: House, client: 
     assert client.post(ASK, json=body, headers={"x-stainless-retry-count": "1"}).status_code == 200
 
 
+def test_a_retry_count_that_is_no_number_counts_as_none(client: httpx.Client) -> None:
+    for count in ("²", "-1", "1e3", "9999"):
+        headers = [(b"x-stainless-retry-count", count.encode("latin-1"))]
+        assert client.post(ASK, json=PLAIN, headers=headers).status_code == 200
+
+
 def test_an_id_whose_answer_is_no_longer_kept_is_taken(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:

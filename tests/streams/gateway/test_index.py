@@ -95,17 +95,6 @@ def test_a_key_sees_the_queries_of_its_tenant_alone() -> None:
         assert [each.query_id for each in index.latest(10, who.sees)] == seen
 
 
-def test_a_retry_finds_the_newest_query_with_its_body() -> None:
-    index = Index(100)
-    index.query(query("old", key="k", digest="d"), 1_000)
-    index.query(query("new", key="k", digest="d"), 2_000)
-    index.query(query("other", key="k2", digest="d"), 3_000)
-    found = index.same_body("k", "d", 1_500)
-    assert found is not None
-    assert found.query_id == "new"
-    assert index.same_body("k", "d", 2_500) is None
-
-
 def test_feedback_of_one_source_counts_once_and_again_only_where_it_could_not_be_sent() -> None:
     index = Index(100)
     assert not index.note_feedback(Feedback(query_id="q", source="shop", correct=1.0))

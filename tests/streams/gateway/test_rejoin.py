@@ -1,7 +1,9 @@
 """A client that is gone: one that timed out may return to its search, any other cancels it."""
 
+import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
 from streams.gateway import exchange
+from streams.runtime.base import SendFailed
 from tests.support.house import ASK, PLAIN, WITHOUT_EXECUTOR, House
 
 BODY = {**PLAIN, "model": "large/1/1/1"}
@@ -75,6 +78,118 @@ def test_a_client_that_hung_up_cancels_its_search_and_its_retry_is_a_new_one(
     assert again.status_code == 200
     assert again.json()["id"] != query_id
     held.until(lambda: cancelled(held) == [query_id])
+
+
+def test_two_searches_that_clients_left_go_to_one_retry_each(house: Callable[..., House]) -> None:
+    held = house(WITHOUT_EXECUTOR)
+    for _ in range(2):
+        gone(held, 0.5, x_stainless_read_timeout="0.5")
+    lost = {query.query_id for query in held.read(held.topics.query, Query)}
+    assert len(lost) == 2
+    held.start("executor", "mini")
+    again = [post(held, x_stainless_retry_count="1").json()["id"] for _ in range(3)]
+    assert set(again[:2]) == lost
+    assert again[2] not in lost, "nobody lost a third"
+    assert len(held.read(held.topics.query, Query)) == 3
+
+
+def test_a_retry_takes_no_answer_of_a_request_that_was_answered_or_still_waits(
+    house: Callable[..., House],
+) -> None:
+    """A request that got 429 or 503 sent no query, and its retry may have the body of another sample."""
+    held = house(WITHOUT_EXECUTOR)
+    with ThreadPoolExecutor(2) as waiting:
+        asked = []
+        for count in ("0", "1"):
+            asked.append(
+                waiting.submit(post, held, x_stainless_read_timeout="0", x_stainless_retry_count=count)
+            )
+            held.until(lambda: len(held.read(held.topics.query, Query)) == len(asked))
+        held.start("executor", "mini")
+        got = [each.result() for each in asked]
+    got.append(post(held, x_stainless_retry_count="1"))
+    assert [each.status_code for each in got] == [200] * 3
+    assert len({each.json()["id"] for each in got}) == 3
+
+
+def test_an_answer_that_came_after_the_client_timed_out_is_its_retry_s(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "LOOK_S", 60.0)  # nobody misses the client before the Answer
+    held = house(WITHOUT_EXECUTOR)
+    query_id = gone(held, 0.5, x_stainless_read_timeout="0.5")
+    held.start("executor", "mini")
+    held.until(lambda: held.read(held.topics.answer, Answer) != [])
+    assert post(held, x_stainless_retry_count="1").json()["id"] == query_id
+    assert post(held, x_stainless_retry_count="1").json()["id"] != query_id
+
+
+def test_a_query_that_the_topic_has_although_its_send_failed_is_joined(house: Callable[..., House]) -> None:
+    held = house()
+    topics = held.topics
+
+    def store_and_refuse(cluster: Any) -> None:
+        def append(*record: Any) -> Any:
+            del cluster.broker.append
+            cluster.broker.append(*record)
+            raise SendFailed("the confirmation was lost")
+
+        cluster.broker.append = append
+
+    held.call(store_and_refuse)
+    assert post(held).status_code == 503
+    [stored] = held.read(topics.query, Query)
+    with held.http() as client:
+        held.until(lambda: client.get(f"/v1/queries/{stored.query_id}").is_success)
+    assert post(held, x_stainless_retry_count="1").json()["id"] == stored.query_id
+    assert len(held.read(topics.query, Query)) == 1
+
+
+def test_who_watches_a_query_does_not_hold_its_search(house: Callable[..., House]) -> None:
+    held = house(WITHOUT_EXECUTOR)
+    with ThreadPoolExecutor(1) as asks, held.http() as watcher:
+        asked = asks.submit(gone, held, 1.5)
+        held.until(lambda: held.read(held.topics.query, Query) != [])
+        [query] = held.read(held.topics.query, Query)
+        with watcher.stream("GET", f"/v1/queries/{query.query_id}/events") as events:
+            assert asked.result() == query.query_id
+            time.sleep(LOOKED_S)
+            held.start("executor", "mini")
+            held.until(lambda: cancelled(held) == [query.query_id])
+            names = [line for line in events.iter_lines() if line.startswith("event: ")]
+    assert names[:2] == ["event: decision", "event: answer"]
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves before the Decision"])
+def test_a_gateway_cancels_no_search_that_another_body_began_elsewhere(
+    house: Callable[..., House], leaves: bool
+) -> None:
+    """Two gateways take one Idempotency-Key at once, and the other one's query came first."""
+    whole = house()
+    assert post(whole, idempotency_key="k").is_success
+    [theirs] = whole.read(whole.topics.decision, Decision)
+    alone = house(("gateway",))
+    topics = alone.topics
+
+    def ask() -> int:
+        body, timeout = {**BODY, "seed": 5}, httpx.Timeout(10, read=0.5 if leaves else None)
+        with contextlib.suppress(httpx.ReadTimeout):
+            return httpx.post(
+                alone.url + ASK, json=body, headers={"idempotency-key": "k"}, timeout=timeout
+            ).status_code
+        return 0
+
+    with ThreadPoolExecutor(1) as asks:
+        asked = asks.submit(ask)
+        alone.until(lambda: alone.read(topics.query, Query) != [])
+        if leaves:
+            asked.result()
+            time.sleep(LOOKED_S)
+        alone.produce(topics.decision, theirs.query_id.encode(), encode(theirs))
+        assert asked.result() == (0 if leaves else 422)
+    time.sleep(0.2)
+    assert cancelled(alone) == []
+    assert alone.read(topics.answer, Answer) == []
 
 
 def test_a_search_that_no_executor_will_begin_is_cancelled_at_once(house: Callable[..., House]) -> None:
