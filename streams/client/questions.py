@@ -67,11 +67,10 @@ def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:
     if reference is not None:
         values["reference"] = _final(reference) if isinstance(reference, str) else reference
     values.setdefault("query_id", default_id)
-    metadata = {name: entry[name] for name in _KEPT if name in entry}
-    if metadata:
-        values["metadata"] = {**metadata, **(values.get("metadata") or {})}
     try:
-        return msgspec.convert(values, Query)
+        query = msgspec.convert(values, Query)
+        kept = {name: entry[name] for name in _KEPT if name in entry}
+        return msgspec.structs.replace(query, metadata={**kept, **query.metadata}) if kept else query
     except (msgspec.ValidationError, UniscaleError) as error:
         raise QuestionError(f"{where}: {error}") from None
 

@@ -1,13 +1,14 @@
 """Who may ask, and how much: API keys from `control`, and what each has used of its limits, from the log."""
 
+import asyncio
 import hashlib
 import ipaddress
 import math
 import sqlite3
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeAlias
 
 from msgspec import Struct, structs
@@ -31,6 +32,9 @@ PREVIEWS: Final = 600
 
 TARGETS: Final = 8
 """Mean costs and accuracies a minute that a key may state itself: the decider solves for the price of each."""
+
+LOOKUPS: Final = 8
+"""Requests of a key that may wait for old ids at once: each reads two minutes of a topic."""
 
 MINUTE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of queries that a key may send a minute: every one of them travels through all topics of its search."""
@@ -270,6 +274,8 @@ class Gate:
         self._targets: dict[
             str, dict[tuple[float | None, float | None], int]
         ] = {}  # when each stated them last
+        self._lookups: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._looking_up: Counter[str] = Counter()
         self._by_digest: dict[str, KeyEntry] = {}
         self._had_keys = False
         self._digest_of: dict[str, str] = {}
@@ -330,6 +336,20 @@ class Gate:
         finally:
             self._streams[who.key] -= 1
             self._streams += Counter()  # keeps no key at zero
+
+    @asynccontextmanager
+    async def lookup(self, who: Credential) -> AsyncIterator[None]:
+        """Look up one old id of a key at a time. Raises ApiError 429 where too many of its requests wait for that."""
+        if who.entry is not None and self._looking_up[who.key] >= LOOKUPS:
+            raise _rate(f"{LOOKUPS} old ids looked up at once", 1, {})
+        self._looking_up[who.key] += 1
+        try:
+            async with self._lookups[who.key]:
+                yield
+        finally:
+            self._looking_up[who.key] -= 1
+            if not self._looking_up[who.key]:
+                del self._looking_up[who.key], self._lookups[who.key]
 
     def permitted(self, who: Credential, model: str, query: Query, models: Sequence[str]) -> Query:
         """Refuse models and objectives that the key may not use; return the query with the models that it may use.

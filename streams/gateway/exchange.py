@@ -600,8 +600,8 @@ class Exchange:
 
     async def _has_asked(self, query_id: str, asked_ms: int, who: Credential) -> bool:
         """Return whether the topic has a query of this id that is this caller's to see."""
-        topic, span = self.runtime.topics.query, (asked_ms - _CLOCKS_MS, asked_ms + _CLOCKS_MS)
-        async with self._looking_up:
+        topic, span = self.runtime.topics.query, (max(0, asked_ms - _CLOCKS_MS), asked_ms + _CLOCKS_MS)
+        async with self.gate.lookup(who), self._looking_up:
             record = await self.runtime.find(topic, key_of(query_id), *span)
         try:
             return record is not None and who.may_see(decode(record.value, Query).tenant)

@@ -388,12 +388,13 @@ def _asks(name: str, value: Any) -> bool:
 def _unknown(name: str) -> ApiError:
     """Return the error for a field that the API does not have, with what may be meant."""
     own = {field.name for field in msgspec.structs.fields(Extension)}
+    name = name[:200]
     if name in own:
         hint = f'put it into the object `uniscale`: {{"uniscale": {{"{name}": …}}}}'
     else:
         near = get_close_matches(name, [*_KNOWN, *_IGNORED, *_REFUSED], n=1)
         hint = f"did you mean {near[0]}? Otherwise leave it out" if near else "leave it out"
-    return invalid(name, f"{name[:200]} is not a field of this API; {hint}", "unknown_parameter")
+    return invalid(name, f"{name} is not a field of this API; {hint}", "unknown_parameter")
 
 
 def _paths(pin: str) -> int:

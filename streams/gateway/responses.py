@@ -24,6 +24,10 @@ from streams.timeline import Timeline
 
 NO_RETRY: Final = {"x-should-retry": "false"}
 
+_MOST_PARAM: Final = 200
+_MOST_MESSAGE: Final = 4000
+"""Characters of an error: a body's own field names may have a megabyte."""
+
 _TOO_LONG: Final = "PromptTooLongError: "  # how an executor's Answer begins that says so
 
 
@@ -48,10 +52,10 @@ class ApiError(UniscaleError):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message[:_MOST_MESSAGE])
         self.status = status
         self.type = type
-        self.param = param
+        self.param = None if param is None else param[:_MOST_PARAM]
         self.code = code
         self.headers = headers or {}
 

@@ -179,7 +179,7 @@ class Now:
         """GET /v1/now."""
         call.who.require("read")
         exchange, sees = call.exchange, call.who.sees
-        latest = exchange.index.latest(whole(call.request, "limit", 1000, 10_000), sees)
+        latest = exchange.index.latest(whole(call.request, "limit", 1000, 1000), sees)
         minute, in_flight = exchange.index.activity(exchange.runtime.now_ms(), sees)
         return reply(
             {

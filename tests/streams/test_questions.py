@@ -27,7 +27,8 @@ def test_the_usual_shapes_become_queries(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [("{", "line 1: not JSON"), ("[1]", "line 1: a list"), ('{"answer": "4"}', "no question"),
-     ('{"text": "x", "weights": {"cost": -1}}', "weights")],
+     ('{"text": "x", "weights": {"cost": -1}}', "weights"),
+     ('{"text": "x", "id": 1, "metadata": 5}', "line 1: .*metadata")],
 )  # fmt: skip
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, words: str) -> None:
     file = tmp_path / "set.jsonl"

@@ -124,6 +124,7 @@ def test_names_and_numbers_in_addresses(client: httpx.Client) -> None:
     for path in (
         "/v1/queries?limit=0",
         "/v1/queries?limit=x",
+        "/v1/now?limit=1001",
         "/v1/now?limit=99999999999",
         "/v1/now?limit=-1",
     ):

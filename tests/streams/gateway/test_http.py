@@ -25,6 +25,7 @@ from streams.gateway.app import AddressTaken, OpenGateway, listen
 from streams.local.broker import free_port
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
+from tests.support.cluster import worker_of
 from tests.support.house import ASK, PLAIN, QUESTION, House
 
 
@@ -104,15 +105,24 @@ def test_every_name_that_may_be_asked_for_is_listed(site: House, client: httpx.C
 
 
 def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
-    site: House, client: httpx.Client
+    site: House, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gateway = site.call(lambda cluster: worker_of(cluster, "gateway"))
+    inner = gateway.find
+
+    async def find(topic: str, key: bytes, since_ms: int, until_ms: int) -> Any:
+        assert since_ms >= 0, "Kafka refuses it"
+        return await inner(topic, key, since_ms, until_ms)
+
+    monkeypatch.setattr(gateway, "find", find)
     made = client.post(ASK, json=PLAIN).json()["id"]
     assert abs((exchange.time_of(made) or 0) - site.call(lambda cluster: cluster.broker.now_ms())) < 60_000
     for path in ("/v1/queries/{}", "/v1/queries/{}/events"):
         assert code(client.get(path.format(exchange.new_id(1_000_000))), 410) == "gone"
         assert code(client.get(path.format(exchange.new_id(int(2e12)))), 404) == "not_found"
-    told = {"id": exchange.new_id(1_000_000), "value": True}
-    assert code(client.post("/v1/feedback", json=told), 410) == "gone"
+    for at_ms in (0, 1_000_000):
+        told = {"id": exchange.new_id(at_ms), "value": True}
+        assert code(client.post("/v1/feedback", json=told), 410) == "gone"
 
 
 def test_feedback_reaches_a_query_that_has_left_the_index_for_its_own_tenant_alone(

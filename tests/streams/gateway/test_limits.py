@@ -1,5 +1,6 @@
 """Keys, scopes, limits and hosts."""
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from schemas.objective import Weights
 from schemas.query import Budget, Query
 from schemas.record import encode
 from schemas.search import Spent
-from streams.gateway.auth import MINUTE_BYTES, TARGETS, Credential, Gate, Used, check_host, is_local
+from streams.gateway.auth import LOOKUPS, MINUTE_BYTES, TARGETS, Credential, Gate, Used, check_host, is_local
 from streams.gateway.exchange import was_cut
 from streams.gateway.index import Index
 from streams.gateway.responses import ApiError
@@ -315,6 +316,30 @@ def test_a_key_may_state_a_few_targets_of_its_own_a_minute() -> None:
     gate.aim(gate.credential("two"), query(accuracy=0.9), 10_000)
     gate.aim(Credential(), query(accuracy=0.9), 10_000)
     gate.aim(who, query(accuracy=0.9), 61_001)
+
+
+async def test_old_ids_of_a_key_are_looked_up_one_at_a_time_and_keep_no_other_key_waiting() -> None:
+    gate = Gate()
+    who = shop(gate)
+    gate.change(key("other", "two"))
+    let_go, began = asyncio.Event(), []
+
+    async def look(one: Credential) -> None:
+        async with gate.lookup(one):
+            began.append(one.name)
+            await let_go.wait()
+
+    looking = [asyncio.create_task(look(who)) for _ in range(LOOKUPS)]
+    looking.append(asyncio.create_task(look(gate.credential("two"))))
+    await asyncio.sleep(0)
+    assert began == ["shop", "other"]
+    with pytest.raises(ApiError) as found:
+        await look(who)
+    assert (found.value.status, found.value.headers["retry-after"]) == (429, "1")
+    let_go.set()
+    await asyncio.gather(*looking)
+    await look(who)
+    assert began.count("shop") == LOOKUPS + 1
 
 
 def test_previews_count_against_the_requests_a_minute() -> None:

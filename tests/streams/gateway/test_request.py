@@ -1,5 +1,7 @@
 """A chat completion request becomes a Query, or a 400 that names the field."""
 
+from typing import Any
+
 import orjson
 import pytest
 from hypothesis import given, settings
@@ -202,6 +204,20 @@ def test_an_unknown_field_names_what_may_be_meant() -> None:
         request(reference="5")
     with pytest.raises(ApiError, match="leave it out"):
         request(chat_template_kwargs={})
+
+
+LONG = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{LONG: 1}, {"uniscale": {LONG: 1}}, {"messages": [{"role": "user", "content": "?", LONG: 1}]}],
+    ids=["request", "uniscale", "message"],
+)
+def test_an_error_is_short_however_long_the_field_that_it_names(fields: Any) -> None:
+    with pytest.raises(ApiError) as refused:
+        query(request(**fields))
+    assert len(refused.value.body()) < 5000
 
 
 def test_bounds_of_the_client_reach_the_query() -> None:
