@@ -99,3 +99,9 @@ FIX_LOG: Final = (
     "`python -m streams learner check` names every record that is refused, `learner repair` removes them"
 )
 """What to do about a log with missing or foreign rows."""
+
+FIX_PRIOR: Final = (
+    "the learner began from this prior, which no row of the log holds: go back to the policy settings that wrote it, "
+    "or begin anew with `python -m streams learner reset`"
+)
+"""What to do about a prior in the log that is damaged, or was written under other settings."""

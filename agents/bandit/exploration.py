@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from agents.bandit.learner import pack, standard_error, unpack
+from agents.bandit.learner import header, pack, standard_error, unpack
 from agents.bandit.policy import (
     UNPRICED,
     ActionVector,
@@ -191,7 +191,11 @@ class Explored:
         return pack(self.name, self._identity(), {"decisions": self.decisions}, {"inner": inner})
 
     def load(self, data: bytes) -> None:
-        """Become a serialised state."""
+        """Become a serialised state. From one of the inner policy alone, exploration begins without a warm-up."""
+        if header(data)[0] == self.inner.name:
+            self.inner.load(data)
+            self.decisions = self.warm_up
+            return
         meta, arrays = unpack(data, self.name, self._identity())
         self.inner.load(arrays["inner"].tobytes())
         self.decisions = meta["decisions"]

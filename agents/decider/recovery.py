@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agents.bandit.errors import FIX_LOG, CorruptState, DeciderError
+from agents.bandit.errors import FIX_LOG, FIX_PRIOR, CorruptState, DeciderError
 from agents.bandit.policy import Policy
 from agents.decider import snapshot
 from agents.decider.log import (
@@ -24,7 +24,7 @@ from agents.decider.log import (
     untold,
 )
 from agents.decider.shares import TeachingShares
-from agents.decider.snapshot import EndedIds, is_record, prior_of
+from agents.decider.snapshot import BEGINNING, EndedIds, is_record, prior_of, versions
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.record import decode
@@ -60,7 +60,7 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
 
     Raises:
         CorruptState: A row of another release; a sequence number that no row has, or two; or no snapshot that is
-            whole where the rows before it are gone.
+            whole where the rows before it are gone, or where the learner began from a prior.
     """
     own, known, foreign = _sorted_out(dict(log), dict(snapshots))
     found, refused = snapshot.read(known, policy.load, most_ids=ended.most)
@@ -74,6 +74,9 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
     if whole and (absent := untold(rows, after)) is not None:
         error = refused[0] if refused and found is None else absent
         raise CorruptState(error.what, error.found, error.wanted, _fix(rows, policy, error.fix))
+    if whole and found is None and BEGINNING in versions(known):
+        prior = refused[-1]
+        raise CorruptState(prior.what, prior.found, prior.wanted, _fix(rows, policy, FIX_PRIOR))
     clock, shares = 0, TeachingShares()
     contexts, rewards = [row.context_origin.offset for row in rows], [row.reward_offset for row in rows]
     if found is not None:

@@ -1,10 +1,10 @@
 """Finds what in its log keeps a learner from starting, and repairs the log without it.
 
-A log is refused for a row of another release, for a sequence number that two rows have, or for one that no row has.
-Rows of the first two kinds are named by their keys and can be left out. A missing row cannot be restored: a snapshot of
-the remaining rows then replaces the log, and the missing sequence numbers stay empty. Records that the learner cannot
-have written, which it skips at startup, are named too. If one of them has replaced a row, the row is restored as long
-as the topic still has it.
+A log is refused for a row of another release, for a sequence number that two rows have, for one that no row has, or,
+where no snapshot is whole, for the prior that it began from. Rows of the first two kinds are named by their keys and
+can be left out. A missing row, or a prior, cannot be restored: a snapshot of the remaining rows then replaces the log,
+and missing sequence numbers stay empty. Records that the learner cannot have written, which it skips at startup, are
+named too. If one of them has replaced a row, the row is restored as long as the topic still has it.
 
 If two rows have the same sequence number, the one whose Decision was sent is the learner's.
 """
@@ -19,7 +19,15 @@ from agents.bandit.errors import CorruptState
 from agents.decider import snapshot
 from agents.decider.decider import Decider
 from agents.decider.log import Row, decode_row, without_question
-from agents.decider.snapshot import IDS_KEY, START_KEY, is_prior, is_record, manifest_key, versions
+from agents.decider.snapshot import (
+    BEGINNING,
+    IDS_KEY,
+    START_KEY,
+    is_prior,
+    is_record,
+    manifest_key,
+    versions,
+)
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.record import decode
@@ -72,6 +80,9 @@ def refused(
     base, damaged = snapshot.read(snapshots, accept)
     after = -1 if base is None else base.version
     found += _foreign(snapshots, after)
+    if base is None and BEGINNING in versions(snapshots):
+        what = f"{damaged[-1].what} is {damaged[-1].found!r}; without it, what the prior taught is lost"
+        found.append(Refused(manifest_key(BEGINNING), what, among_snapshots=True))
     if base is not None:
         read = {key for key, _ in rows}
         carried = ((key, decode_row(key, value)) for key, value in base.rows.items() if key not in read)

@@ -7,12 +7,16 @@ import orjson
 import pytest
 
 from agents.bandit.contextual import Contextual
+from agents.bandit.exploration import Explored
 from agents.bandit.features import COUNTS
 from agents.bandit.learner import header, pack, unpack
 from agents.bandit.prior import History, digest, teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.file import load_catalogue
+from agents.decider.decider import Decider
 from agents.decider.log import Row
+from agents.decider.repair import refused, repaired
+from agents.decider.snapshot import BEGINNING, is_prior, manifest_key
 from agents.embedding import encoder_id
 from agents.reward.comparison import Uplift
 from schemas.answer import Answer
@@ -22,7 +26,7 @@ from schemas.query import Query
 from schemas.record import encode
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
-from streams.services.decider import action_vectors
+from streams.services.decider import action_vectors, policy_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
 from tests.support.cluster import (
@@ -31,12 +35,15 @@ from tests.support.cluster import (
     InMemory,
     closing,
     decider_of,
+    learner_log,
     read,
     recovered,
     reproduced,
     running,
     send,
     served,
+    snapshots,
+    successor,
     worker_of,
 )
 
@@ -133,6 +140,53 @@ async def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
     assert decider.prior == digest(prior.read_bytes())
     assert decider.policy.state() == state
     reproduced(cluster)
+
+
+CONTROL = '{"control_share": 0.5, "control_action": "small/2/1/1", "control_salt": "s"}'
+
+
+async def test_a_control_group_that_begins_later_finds_what_was_learned_and_the_prior(
+    in_memory: InMemory, ask: Ask, prior: Path
+) -> None:
+    settings = in_memory(policy="contextual", warm_up=0, prior=str(prior))
+    async with running(settings) as cluster:
+        await served(cluster, *(ask(n) for n in range(6)))
+        before = decider_of(cluster).policy
+        async with successor(cluster, settings=settings.replace(policy_options=CONTROL)) as fresh:
+            after = decider_of(fresh).policy
+            assert isinstance(after, Explored)
+            assert after.inner.state() == before.state()
+            assert after.decisions >= after.warm_up
+            assert decider_of(fresh).shares.window() == decider_of(cluster).shares.window()
+
+
+@pytest.mark.parametrize("how", ["damaged", "other settings"])
+async def test_a_decider_does_not_go_on_without_the_prior_that_its_log_began_from(
+    in_memory: InMemory, ask: Ask, prior: Path, how: str
+) -> None:
+    settings = in_memory(policy="contextual", warm_up=0, prior=str(prior))
+    async with running(settings) as cluster:
+        await served(cluster, *(ask(n) for n in range(6)))
+        if how == "damaged":
+            (key,) = (key for key in snapshots(cluster) if is_prior(key) and key.endswith(b"/0"))
+            value = bytearray(snapshots(cluster)[key])
+            value[500] ^= 1
+            cluster.broker.append(cluster.topics.snapshot, key, bytes(value), 0)
+        else:
+            settings = settings.replace(policy_options='{"query_rank": 12}')
+        policy = policy_of(settings, encoder_of(settings))
+        (found,) = refused(learner_log(cluster), snapshots(cluster), policy.load)
+        assert (found.key, found.among_snapshots) == (manifest_key(BEGINNING), True)
+        async with successor(cluster, settings=settings) as fresh:
+            await fresh.until(lambda: bool(fresh.deaths))
+            said = str(fresh.deaths[0])
+        records, _ = repaired(Decider(policy), learner_log(cluster), snapshots(cluster), (), 1 << 20)
+        repaired_log = {key: value for key, value in (snapshots(cluster) | dict(records)).items() if value}
+        decider = Decider(policy_of(settings, encoder_of(settings)))
+        decider.recover((), repaired_log.items())
+        assert decider.seq == decider_of(cluster).seq, "`learner repair` goes on without the prior"
+    assert "snapshot -1 chunk 0 sha256" in said if how == "damaged" else "snapshot -1 state settings" in said
+    assert "the learner began from this prior" in said
 
 
 async def ended(settings: Settings, query: Query) -> str:
