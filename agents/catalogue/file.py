@@ -155,6 +155,8 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         raise CatalogueError(f"{path}: cannot be read ({error}); give the path of {what}") from error
     except yaml.YAMLError as error:
         raise CatalogueError(f"{path}: is not YAML ({error}); correct it there") from error
+    except RecursionError:
+        raise CatalogueError(f"{path}: is nested too deeply for {what}; correct it there") from None
     return {} if content is None else _mapping(content, f"{path}")
 
 

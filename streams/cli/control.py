@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-import yaml
 from rich.console import Console
 from rich.table import Table
 
-from agents.catalogue.file import load_catalogue
+from agents.catalogue.file import load_catalogue, read_yaml
 from agents.catalogue.models import CatalogueError
 from agents.catalogue.objectives import Accuracy, Goal, MeanCost, Steering
 from schemas.control import (
@@ -101,11 +100,8 @@ def add_entry(settings: Settings, file: Path) -> None:
     Its topics are created, and the executors of its group load it. For a new group, start an executor:
     `worker executor --group GROUP`. Run it with the deployment's settings: they give the new topics their partitions.
     """
-    try:
-        entry: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CatalogueError(f"{file}: not YAML: {error}") from None
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+    entry = read_yaml(file, "the entry of a model")
+    if not isinstance(entry.get("name"), str):
         raise CatalogueError(
             f"{file}: not the entry of a model: write name, checkpoint, architecture, sampling, …"
         )

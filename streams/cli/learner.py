@@ -182,8 +182,10 @@ def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
     that is removed counts as ended. The rest of the log becomes a snapshot. Refused while a decider runs. `learner
     export` first keeps a copy.
     """
+    require_stopped(
+        settings, Topics(settings).app_id("decider")
+    )  # first: what it writes meanwhile is not read
     log = _Log(settings)
-    require_stopped(settings, log.group)
     found = log.refused()
     keys = [key.encode() for key in without]
     if unknown := [key for key in keys if key not in log.rows]:
@@ -198,6 +200,7 @@ def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
     foreign = sum(each.among_snapshots for each in found)
     if not yes:
         click.confirm(f"remove {len(keys)} rows and {foreign} records of snapshots?", abort=True, err=True)
+        require_stopped(settings, log.group)  # nobody knows how long the question stood
     decider = log.decider()
     chunk_bytes = min(snapshot.CHUNK_BYTES, settings.kafka.max_record_bytes // 2)
     records, gone = repaired(decider, log.rows, log.snapshots, keys, log.end, chunk_bytes, log.earlier)
@@ -249,12 +252,15 @@ def reset(settings: Settings, yes: bool) -> None:
     Deletes the learner's log and snapshots. Let the queries in flight end first: their rewards are not learned. What
     the decider has read is not read again. Refused while a decider runs.
     """
+    require_stopped(
+        settings, Topics(settings).app_id("decider")
+    )  # first: what it writes meanwhile is not read
     log = _Log(settings)
-    require_stopped(settings, log.group)
     if not yes:
         click.confirm(
             f"delete {len(log.rows)} records of {log.changelog} and all snapshots?", abort=True, err=True
         )
+        require_stopped(settings, log.group)
     read = {log.topics.context: -1, log.topics.reward: -1}
     for manifest in manifests(log.snapshots).values():
         read[log.topics.context] = max(read[log.topics.context], manifest.context_offset)

@@ -270,7 +270,10 @@ def executor_groups(settings: Settings) -> list[str]:
 
 
 def _concerns(topics: Topics, raw: Any, query_id: bytes) -> bool:
-    """Return whether a record may concern a query: by its key, or by its text on topics with another key."""
-    if raw.topic in (topics.context, topics.reward, topics.dead_letter):
-        return query_id in (raw.value or b"")
+    """Return whether a record may concern a query: by its key, or by its text on topics with another key.
+
+    A client may send a Query under any key.
+    """
+    if raw.topic in (topics.query, topics.context, topics.reward, topics.dead_letter):
+        return raw.key == query_id or query_id in (raw.value or b"")
     return bool(raw.key == query_id)

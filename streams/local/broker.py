@@ -197,7 +197,7 @@ class LocalBroker:
             say: Called with what happened, in words.
 
         Raises:
-            BrokerError: its log was in memory, or it ends again and again, or it does not start.
+            BrokerError: its log was in memory, or it ends again and again. Not to start counts as an end.
         """
         if self.process is None or (code := self.process.poll()) is None:
             return
@@ -219,7 +219,12 @@ class LocalBroker:
         if self._ends >= MOST_ENDS:
             raise BrokerError(f"{ended}, {self._ends} times in a row: {_tail(self._output)}")
         say(f"{ended}; starting it again on its log in {self.directory}")
-        self.start()
+        try:
+            self.start()
+        except BrokerError as error:
+            self._started_s = time.monotonic()
+            say(str(error))
+            return
         say(f"the broker runs again on {self.bootstrap}")
 
     def stop(self) -> None:

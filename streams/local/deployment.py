@@ -93,8 +93,11 @@ class LogFile(RotatingFileHandler):
                 self.lost += 1
         if self.echo is not None:
             try:
-                self.echo(told)
-            except OSError:
+                try:
+                    self.echo(told)
+                except UnicodeEncodeError:  # of a terminal that is not UTF-8
+                    self.echo(told.encode("ascii", "replace").decode())
+            except (OSError, ValueError):
                 self.echo = None  # the terminal is gone; the file remains
 
     def handleError(self, record: logging.LogRecord) -> None:

@@ -132,7 +132,7 @@ class AggregatorService(Keyed[JoinRow]):
             send=[self._outgoing(out) for out in turn.out if not isinstance(out, Orphan)],
             row=turn.row,
             refused=[_orphan(out, at) for out in turn.out if isinstance(out, Orphan)],
-            then=partial(self._done, row, at, turn, valued),
+            then=partial(self._done, row, message, at, turn, valued),
         )
 
     def _misplaced(self, message: Message, at: ConsumerRecord, partition: int) -> Effects[JoinRow]:
@@ -162,14 +162,16 @@ class AggregatorService(Keyed[JoinRow]):
         counter = metrics.late if isinstance(message, Feedback) else metrics.duplicates
         counter.labels(at.topic).inc()
 
-    def _done(self, before: JoinRow | None, at: ConsumerRecord, turn: Turn, valued: Valued | None) -> None:
+    def _done(
+        self, before: JoinRow | None, message: Message, at: ConsumerRecord, turn: Turn, valued: Valued | None
+    ) -> None:
         self._rows += (turn.row is not None) - (before is not None)
         if turn.row is not None and turn.row != before:
             self._watch(turn.row)
         for out in turn.out:
             if isinstance(out, Reward) and out.closes:
                 self.closed.add(out.query_id)
-        self._count(at, turn, valued)
+        self._count(message, at, turn, valued)
 
     async def _value(self, reference: object, answer: Answer, row: JoinRow | None) -> Valued:
         work = partial(
@@ -184,8 +186,11 @@ class AggregatorService(Keyed[JoinRow]):
         except Undecided:
             return await self.runtime.in_thread(partial(work, judge=self.pool.judge, run=self.pool.run))
 
-    def _count(self, record: ConsumerRecord, turn: Turn, valued: Valued | None) -> None:
+    def _count(self, message: Message, record: ConsumerRecord, turn: Turn, valued: Valued | None) -> None:
         metrics = self.runtime.metrics
+        undecided = isinstance(message, Answer) and message.status == "rejected" and message.seq is None
+        if undecided and valued is None and "duplicate_answer" not in turn.counts:
+            metrics.answers.labels("rejected").inc()  # no Decision will come to value it with
         for count in turn.counts:
             if count.startswith("duplicate"):
                 metrics.duplicates.labels(record.topic).inc()

@@ -171,7 +171,7 @@ def test_a_model_and_an_objective_come_and_go_at_run_time(live: Any) -> None:
     assert "rejected]" in live.run("ask", "What?", "--model", "mini-1m", code=1).stderr
     assert "no model 'mini-1m'" in live.run("catalogue", "remove", "mini-1m", code=1).stderr
     (live.folder / "broken.yaml").write_text("name: [")
-    assert "broken.yaml: not YAML" in live.run("catalogue", "add", "broken.yaml", code=1).stderr
+    assert "broken.yaml: is not YAML" in live.run("catalogue", "add", "broken.yaml", code=1).stderr
     live.run("objective", "set", "mine", "3", "1", "0")
     assert re.search(r"mine\W+correct 0\.75, score 0\.25, cost 0 ", live.run("objective", "list").stdout)
     asked = json.loads(live.run("ask", "What?", "--objective", "mine", "--json").stdout)["query_id"]

@@ -153,6 +153,37 @@ def test_apache_kafka_goes_on_with_its_log_after_a_crash_and_on_another_port(tmp
             broker.revive(said.append)
 
 
+LISTENS = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_a_broker_that_does_not_start_again_has_ended_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[str] = []
+
+    def command(broker: LocalBroker) -> list[str]:
+        starts.append("")
+        if len(starts) == 2:
+            return [sys.executable, "-c", "print('Address already in use'); exit(1)"]
+        return [sys.executable, "-c", LISTENS, str(broker.port), "60"]
+
+    monkeypatch.setattr(LocalBroker, "_command", command)
+    said: list[str] = []
+    with LocalBroker("kafka", directory=tmp_path / "data", home=tmp_path) as broker:
+        broker.kill()
+        broker.revive(said.append)
+        assert "Address already in use" in said[-1]
+        broker.revive(said.append)
+        assert "runs again" in said[-1]
+        broker.kill()
+        with pytest.raises(BrokerError, match="3 times in a row"):
+            broker.revive(said.append)
+
+
 FULL_DISK = """
 import os, shutil, sys
 from pathlib import Path

@@ -3,6 +3,7 @@
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from schemas.query import Origin, Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback
 from streams.client.client import Client, IdTaken, NoAnswer, SendSchedule, SentQueries
-from streams.client.events import EventFollower, Kind
+from streams.client.events import EventFollower, Kind, Timelines
 from streams.client.questions import query_from
 from streams.local.broker import LocalBroker
 from streams.local.deployment import settings_for
@@ -213,3 +214,13 @@ def test_a_text_becomes_a_query_under_an_id_of_its_own() -> None:
     assert first.query_id != second.query_id
     assert (first.text, first.objective, first.reference) == ("a", None, "7")
     assert query_from(first, timeout_s=3.0).query_id == first.query_id
+
+
+def test_a_query_under_a_key_of_its_clients_is_found_by_its_id() -> None:
+    topics, timelines = Topics(Settings()), Timelines()
+    for query_id in ("mine", "other"):
+        value = encode(Query(query_id=query_id, text="What is 2 + 2?"))
+        raw = SimpleNamespace(topic=topics.query, key=b"tenant-7", value=value, timestamp=1)
+        timelines.add(topics, raw, about="mine")
+    assert timelines.by_id.keys() == {"mine"}
+    assert timelines.timeline("mine").query is not None

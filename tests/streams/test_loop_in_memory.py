@@ -72,6 +72,9 @@ async def test_a_conversation_with_tools_is_refused_by_name_before_anything_is_c
         assert {answer.status for answer in answers} == {"rejected"}
         assert all("messages[1]: is of tools" in str(answer.error) for answer in answers)
         assert not cluster.broker.records(cluster.topics.decision)
+        await cluster.until(lambda: not cluster.busy)
+        registry = worker_of(cluster, "aggregator").metrics.registry
+        assert registry.get_sample_value("uniscale_answers_total", {"status": "rejected"}) == 2
 
 
 async def lived(settings: Settings, queries: Sequence[Query], **how: Any) -> tuple[Cluster, dict[str, Any]]:

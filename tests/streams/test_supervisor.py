@@ -129,6 +129,16 @@ def test_lines_that_could_not_be_written_are_counted(tmp_path: Path) -> None:
     assert told == ["first", "1 lines could not be written", "last"]
 
 
+def test_a_terminal_that_is_not_of_utf_8_gets_each_line(tmp_path: Path) -> None:
+    told: list[bytes] = []
+    log = LogFile(tmp_path / "services.log", echo=lambda line: told.append(line.encode("ascii")))
+    log.line("a", "λ of an objective")
+    log.line("a", "last")
+    log.close()
+    assert [line.partition(b" | ")[2] for line in told] == [b"? of an objective", b"last"]
+    assert "λ of an objective" in (tmp_path / "services.log").read_text(encoding="utf-8")
+
+
 def test_the_log_is_rotated_by_size(tmp_path: Path) -> None:
     chatty = (
         f"print({READY!r}, flush=True)\nfor n in range(4000): print('x' * 100)\nimport time; time.sleep(60)"

@@ -154,6 +154,7 @@ def test_a_missing_field_is_named(load: Load, content: dict[str, Any], field: st
     ("text", "complaint"),
     [
         (b"a: [", ": is not YAML"),
+        (b"[" * 3000 + b"]" * 3000, ": is nested too deeply for a catalogue"),
         (b"just words", ": expected a mapping"),
         (b"\xff\xfe\xfa", ": cannot be read"),
         (b"", ", field name: is missing"),

@@ -9,18 +9,21 @@ import pytest
 from click.testing import CliRunner
 
 from agents.bandit.errors import DuplicateQuery
-from agents.catalogue.models import ObjectiveError
+from agents.catalogue.models import CatalogueError, ObjectiveError
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import ControlRecord
 from schemas.dead_letter import DeadLetter
+from schemas.errors import InvalidField
 from schemas.objective import Weights
 from schemas.query import Origin, Query
-from streams.cli import control, main, operating, queries
+from streams.cli import control, learner, main, operating, queries
 from streams.cli.queries import show
 from streams.client.client import SendSchedule
 from streams.runtime import kafka_clients
+from streams.runtime.kafka_fencing import StillRunning
 from streams.settings import Settings
+from streams.topics import Topics
 
 COMMANDS = [
     "answers", "ask", "audit", "broker", "catalogue", "dead-letters", "demo", "explain", "feedback", "keys", "learner",
@@ -185,3 +188,51 @@ def test_objectives_are_those_of_the_deployments_own_processes(monkeypatch: pyte
     assert isinstance(refused.exception, ObjectiveError)
     assert "'careful' is the default" in str(refused.exception)
     assert topic.sent == before
+
+
+def test_an_entry_is_read_as_strictly_as_a_catalogue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ControlTopic(monkeypatch)
+    (tmp_path / "model.yaml").write_text("name: new\ngroup: one\ngroup: two\n")
+    words = ["add", str(tmp_path / "model.yaml")]
+    done = CliRunner().invoke(control.catalogue, words, obj=Settings())
+    assert isinstance(done.exception, CatalogueError)
+    assert "'group' is there twice" in str(done.exception)
+
+
+@pytest.mark.parametrize("tenant", ["", "x" * 300])
+def test_a_key_whose_queries_every_process_would_refuse_is_not_added(
+    monkeypatch: pytest.MonkeyPatch, tenant: str
+) -> None:
+    topic = ControlTopic(monkeypatch)
+    done = CliRunner().invoke(control.keys, ["add", "k", "--tenant", tenant], obj=Settings())
+    assert isinstance(done.exception, InvalidField)
+    assert "tenant: has" in str(done.exception)
+    assert topic.sent == []
+
+
+@pytest.mark.parametrize("command", ["repair", "reset"])
+def test_a_decider_that_started_while_the_question_stood_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    done: list[str] = []
+
+    class Log:
+        def __init__(self, settings: Settings) -> None:
+            done.append("read")
+            self.topics, self.group, self.changelog = Topics(settings), "decider", "log"
+            self.rows: dict[bytes, bytes] = {b"q": b"row"}
+
+        def refused(self) -> list[str]:
+            return []
+
+    def require_stopped(settings: Settings, group: str) -> None:
+        done.append("asked")
+        if done.count("asked") == 2:
+            raise StillRunning("running")
+
+    monkeypatch.setattr(learner, "_Log", Log)
+    monkeypatch.setattr(learner, "require_stopped", require_stopped)
+    words = [command, *(["--without", "q"] if command == "repair" else [])]
+    result = CliRunner().invoke(learner.learner, words, obj=Settings(), input="y\n")
+    assert isinstance(result.exception, StillRunning), result.output
+    assert done == ["asked", "read", "asked"]
