@@ -412,7 +412,7 @@ class Exchange:
             await self.runtime.send(Outgoing(self.runtime.topics.query, key_of(query.query_id), value))
         except BaseException:
             # No retry may wait for a query that nobody has. If the topic has it after all, the index learns it there.
-            self.index.forget(query.query_id)
+            self.index.withdraw(query.query_id)
             self._sent.pop(query.query_id, None)
             if admitted.body is not None:
                 self.rejoin.lose(query.query_id, admitted.body, now_ms)

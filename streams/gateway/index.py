@@ -341,14 +341,18 @@ class Index:
         if found is not None:
             self.usage.charge(*found)
 
-    def forget(self, query_id: str) -> None:
-        """Take back a query that could not be sent."""
+    def withdraw(self, query_id: str) -> None:
+        """Take back a query that could not be sent: it does not count against its key's limits."""
+        if self.forget(query_id):
+            self.usage.take_back(query_id)
+
+    def forget(self, query_id: str) -> bool:
+        """Forget a query of which nothing more will come, and return whether nothing had come."""
         done = self._db.execute(
             "delete from queries where query_id = ? and decision is null and answer is null", (query_id,)
         )
-        if done.rowcount:
-            self.usage.take_back(query_id)
         self.changes += 1
+        return done.rowcount == 1
 
     @property
     def oldest_ms(self) -> int | None:

@@ -209,12 +209,17 @@ def test_a_minute_counts_the_queries_that_are_no_longer_kept(most: dict[str, Any
 
 def test_a_query_that_could_not_be_sent_does_not_count() -> None:
     index = Index(10)
-    for query_id in ("q", "other"):
+    for query_id in ("q", "lost", "refused"):
         index.query(sent(query_id), 1_000_000)
-    index.forget("other")
-    index.forget("other")
+    for _ in range(2):
+        index.withdraw("lost")
+    index.forget("refused")  # the topic has it
     used = index.usage.used("k", 1_000_001)
-    assert (used.minute, used.bytes, used.in_flight) == (1, len(encode(sent("q"))), 1)
+    assert (used.minute, used.bytes, used.in_flight) == (
+        2,
+        len(encode(sent("q")) + encode(sent("refused"))),
+        1,
+    )
 
 
 def test_an_answer_is_charged_however_many_queries_came_after_its_own() -> None:
