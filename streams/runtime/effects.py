@@ -127,7 +127,7 @@ class BatchEffects(Struct, frozen=True):
         rows: Key and value of each row.
         send: Records, in their order.
         refused: Records for the dead-letter topic.
-        then: Called when all of this is on the broker.
+        then: Called when the rows are on the broker.
     """
 
     rows: Sequence[tuple[bytes, bytes]] = ()
@@ -214,6 +214,6 @@ async def _handle_batch(
         with service.changing():
             effects = await service.on_batch(batch)
             await service.write(effects.rows)
+            effects.then()  # once for each row: where sending fails, the records find their rows
         await send_refused(runtime, effects.send, [*refused, *effects.refused])
-        effects.then()
         await service.settled()

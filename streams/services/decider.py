@@ -156,6 +156,7 @@ class PendingDecisions:
     def recovered(self, count: int) -> None:
         """Start from the number of decisions that the log leaves open."""
         self._count = count
+        self._since_ms.clear()  # another worker may have learned them meanwhile
         self.runtime.metrics.pending.set(count)
 
     def add(self, query_id: str, appended_ms: int) -> None:
@@ -685,6 +686,9 @@ class DeciderService(Ordered):
             self.learner.decider = None
             if self.learner.log.assigned:
                 await self.learner.ready()
+            else:
+                self.pending.recovered(0)
+            self.pending.show()
 
 
 def _refused(context: QueryContext, at: ConsumerRecord, error: Exception) -> Refusal:

@@ -33,6 +33,7 @@ from tests.support.cluster import (
     reproduced,
     running,
     send,
+    served,
     worker_of,
 )
 from tests.support.encoders import DownFor, Refusing
@@ -79,6 +80,38 @@ async def test_a_broker_that_refuses_writes_costs_no_record(in_memory: InMemory,
         await cluster.until(lambda: len(answered(cluster)) == 8, 200)
         assert {a.status for a in read(cluster, cluster.topics.answer, Answer)} == {"ok"}
         assert cluster.broker.records(cluster.topics.dead_letter) == []
+
+
+async def test_a_send_that_is_refused_leaves_what_is_counted_and_what_is_pending_right(
+    in_memory: InMemory, ask: Ask
+) -> None:
+    async with running(in_memory(), seed=3) as cluster:
+        topics, metrics = cluster.topics, worker_of(cluster, "decider").metrics
+        await served(cluster, ask(0))
+        cluster.broker.refuses = lambda topic, key: "no" if topic.startswith(topics.decision) else ""
+        send(cluster, *(ask(n) for n in range(1, 9)))
+        await asyncio.sleep(20)
+        cluster.broker.refuses = lambda topic, key: ""
+        await cluster.until(lambda: len(closing(cluster)) == 9 and not cluster.busy)
+        assert cluster.deaths == []
+        await served(cluster, ask(9))
+        assert (metrics.pending._value.get(), total(metrics.decisions)) == (0, 10)
+
+
+async def test_a_decider_that_has_lost_the_learner_has_nothing_pending(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = {name: spec for name, spec in SERVICES.items() if name != "executor"}
+    async with running(in_memory(timeout_s=600.0), services, seed=3) as cluster:
+        worker, topics = worker_of(cluster, "decider"), cluster.topics
+        send(cluster, ask(0))
+        await cluster.until(lambda: len(cluster.broker.records(topics.decision)) == 1)
+        await asyncio.sleep(60.0)
+        pending, oldest_s = worker.metrics.pending._value, worker.metrics.oldest_pending._value
+        assert (pending.get(), worker.now_ms() / 1000 - oldest_s.get() > 50) == (1, True)
+        monkeypatch.setattr(worker, "assigned", lambda topic: frozenset())
+        await worker.built._recovered()
+        assert (pending.get(), oldest_s.get()) == (0, worker.now_ms() / 1000)
 
 
 async def test_queries_wait_for_an_encoder_that_is_down_and_none_is_rejected(
