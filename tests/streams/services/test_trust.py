@@ -67,9 +67,11 @@ async def test_a_duplicate_of_an_old_query_does_not_hold_its_admission_slot(
 
 async def test_a_broker_that_refuses_writes_costs_no_record(in_memory: InMemory, ask: Ask) -> None:
     async with running(in_memory(), seed=3) as cluster:
+        why, decided_from = "fewer replicas in sync than min.insync.replicas", cluster.topics.context
+        cluster.broker.refuses = lambda topic, key: "" if topic == decided_from else why
         send(cluster, *(ask(n) for n in range(4)))
-        await cluster.until(lambda: bool(cluster.broker.records(cluster.topics.context)))
-        cluster.broker.refuses = lambda topic, key: "fewer replicas in sync than min.insync.replicas"
+        await cluster.until(lambda: bool(cluster.broker.records(decided_from)))
+        cluster.broker.refuses = lambda topic, key: why
         send(cluster, *(ask(n) for n in range(4, 8)))
         before = len(cluster.broker.effects)
         await asyncio.sleep(120)
