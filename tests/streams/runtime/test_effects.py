@@ -169,7 +169,7 @@ def test_a_service_sends_only_what_its_spec_names(in_memory: InMemory) -> None:
 
 
 class Batches(Keeper):
-    """The toy, which notes the row of each batch that is done."""
+    """The toy, which notes the row of each batch whose rows are written."""
 
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
         found = await super().on_batch(batch)
@@ -193,11 +193,11 @@ async def test_of_a_batch_the_rows_go_first_and_a_record_that_comes_again_sends_
     cluster.produce(topics.context, b"q", b"{")
     await asyncio.sleep(5.0)
     assert effects(cluster) == [("row", "decider-pending-changelog")]
-    assert given == []
+    assert given[0] == b"0 1", "what is counted of a row is counted when it is written"
     refused = False
     await cluster.until(lambda: bool(letters(cluster)) and not cluster.busy, 60)
     assert [record.value for record in cluster.broker.records(topics.decision)] == [b"0 1"]
     assert effects(cluster).count(("row", "decider-pending-changelog")) == 1
-    assert given == [None, None], "the first time it was not sent"
+    assert given.count(b"0 1") == 1
     assert [letter.error for letter in letters(cluster)] == ["UnreadableRecord"]
     await cluster.close()
