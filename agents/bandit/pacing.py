@@ -83,7 +83,8 @@ def price_for_accuracy(forecast: Forecast, share: float, *, reachable: bool = Fa
     best = forecast.best_accuracy(reachable=reachable)
     if best <= 0.0:
         return 0.0
-    target = share * best
+    # Where the target is what the best action reaches, the last bits of a mean must not decide.
+    target = share * best * (1.0 - 1e-9)
 
     def below(price: float) -> bool:
         return forecast.mean_accuracy(price) < target

@@ -19,7 +19,7 @@ from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.learner import choose
-from agents.bandit.pacing import KEYS, Forecast, Pace, Pacer
+from agents.bandit.pacing import KEYS, Forecast, Pace, Pacer, price_for_accuracy
 from agents.bandit.policy import ActionVector, Aim, Context, Observation, Pending
 from agents.decider.log import Row, decode_row
 from agents.decider.verify import mismatches, opened
@@ -397,6 +397,17 @@ def test_what_can_be_reached_is_taken_less_its_doubt_and_never_below_the_best_si
         forecast = Forecast(accuracy, np.ones((2, 2)), doubt)
         assert forecast.best_accuracy(reachable=True) == pytest.approx(expected)
         assert forecast.best_accuracy(reachable=False) == pytest.approx(0.7)
+
+
+def test_the_price_that_keeps_the_whole_accuracy_is_not_decided_by_rounding() -> None:
+    rng = np.random.default_rng(0)
+    for queries in range(10, 60):
+        cost = np.stack([rng.uniform(1, 2, queries), rng.uniform(5, 9, queries)], axis=1)
+        worse = rng.uniform(0.2, 0.5, queries)
+        forecast = Forecast(np.stack([worse, worse + rng.uniform(0.2, 0.4, queries)], axis=1), cost)
+        # Above this price, one query goes to the cheap action.
+        largest = float((np.diff(forecast.accuracy, axis=1) / np.diff(cost, axis=1)).min())
+        assert price_for_accuracy(forecast, 1.0, reachable=True) == pytest.approx(largest, rel=1e-5)
 
 
 @pytest.mark.parametrize("refits", [(), (10, 30)])
