@@ -32,7 +32,7 @@ from streams.gateway.index import MARGIN_S, Index, Marks
 from streams.gateway.rejoin import Body, Held, Rejoin
 from streams.gateway.request import BASELINE_OF, ChatRequest, ModelChoice, asked, kept_of, to_query
 from streams.gateway.responses import NO_RETRY, ApiError, invalid, not_found
-from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, key_of
+from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable, key_of
 from streams.settings import Settings
 
 # Ids of queries that come through a gateway.
@@ -256,6 +256,10 @@ REJOIN_S: Final = 10.0
 """Seconds that a search goes on after its client timed out: the official clients repeat a request within eight."""
 
 
+_CANCEL_AGAIN_S: Final = 1.0
+"""Seconds after which a Cancel that the broker did not take is sent again."""
+
+
 class Exchange:
     """What the routes call.
 
@@ -279,6 +283,8 @@ class Exchange:
         # Sent from here and not ended, with the digest of the body: another gateway's are its own to cancel.
         self._sent: dict[str, str] = {}
         self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
+        # Feedback that is being sent, by query and source.
+        self._judging: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._space: tuple[Catalogue, Mapping[str, None]] | None = None  # the configurations of a catalogue
 
@@ -453,7 +459,15 @@ class Exchange:
             await asyncio.sleep(after_s)
         if self._is_abandoned(query_id) and query_id not in self._left:
             self._left.add(query_id)
-            await self.cancel(query_id)
+            await self._cancel_left(query_id)
+
+    async def _cancel_left(self, query_id: str) -> None:
+        """Cancel a search that its client left; again while the broker is away, up to the Answer."""
+        while query_id in self._left:
+            try:
+                return await self.cancel(query_id)
+            except Unavailable:
+                await asyncio.sleep(_CANCEL_AGAIN_S)
 
     # What a request sees of its query: Decision, steps, Answer and rewards, as the topics bring them.
 
@@ -615,6 +629,9 @@ class Exchange:
 
         Before its Decision nobody can be told; `on_decision` calls this again. Where no executor of its model lives,
         nobody would say so: the Answer then comes from here.
+
+        Raises:
+            Unavailable: the broker does not take the Cancel, or the Answer.
         """
         decision = self.index.decision_of(query_id)
         if decision is None:
@@ -636,7 +653,7 @@ class Exchange:
             self._left.discard(decision.query_id)
         self.waiting.seen(decision.query_id, decision)
         if first and decision.query_id in self._left:
-            self._later(self.cancel(decision.query_id))
+            self._later(self._cancel_left(decision.query_id))
 
     def on_answer(self, answer: Answer, raw: ConsumerRecord) -> None:
         """Process an Answer read from the topic; the first one counts."""
@@ -670,7 +687,8 @@ class Exchange:
         Raises:
             ApiError: 404 and 410, see `exists`.
             RecordError: it is no feedback, or does not fit into a record.
-            Unavailable: the broker does not say whether an old id exists, or does not take the feedback.
+            Unavailable: the broker does not say whether an old id exists, or does not take the feedback; also where
+                it does not take the first, which this one repeats before that is known.
         """
         await self.exists(query_id, who)
         record = Feedback(
@@ -680,14 +698,21 @@ class Exchange:
             learn=who.teaches,
             metadata={"comment": comment} if comment else {},
         )
-        sent = encode(record)
+        outgoing = Outgoing(self.runtime.topics.feedback, key_of(query_id), encode(record))
+        given = (query_id, who.name)
+        if (first := self._judging.get(given)) is not None:
+            await asyncio.shield(first)
+            return True
         if self.index.note_feedback(record):
             return True
+        self._judging[given] = asyncio.ensure_future(self.runtime.send(outgoing))
         try:
-            await self.runtime.send(Outgoing(self.runtime.topics.feedback, key_of(query_id), sent))
+            await self._judging[given]
         except BaseException:
-            self.index.withdraw_feedback(query_id, who.name)
+            self.index.withdraw_feedback(*given)
             raise
+        finally:
+            del self._judging[given]
         return False
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:

@@ -7,7 +7,9 @@ import json
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from schemas.record import encode
 from streams.gateway import exchange, routes
 from streams.gateway.app import AddressTaken, OpenGateway, listen
 from streams.local.broker import free_port
+from streams.runtime.base import SendFailed
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
 from tests.support.cluster import worker_of
@@ -187,6 +190,35 @@ def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: House, client: 
     assert code(answer, 503) == "broker_unavailable"
     assert "x-should-retry" not in answer.headers
     assert client.post(ASK, json=body, headers={"x-stainless-retry-count": "1"}).status_code == 200
+
+
+def test_feedback_that_is_repeated_while_it_is_sent_ends_as_the_first(
+    site: House, client: httpx.Client
+) -> None:
+    body = {**PLAIN, "model": "large/1/1/1", "uniscale": {"feedback_wait_s": 600}}
+    told = {"id": client.post(ASK, json=body).json()["id"], "value": True}
+
+    def refuse_late(cluster: Any) -> None:
+        """Let the next Feedback wait, until the test says so, for a broker that then refuses it."""
+        [runtime] = [each for each in cluster.workers if each.spec.name == "gateway"]
+
+        async def send(*outgoing: Any) -> None:
+            del runtime.send
+            await asyncio.get_running_loop().run_in_executor(None, answered.wait)
+            raise SendFailed("not enough replicas")
+
+        runtime.send = send
+
+    answered = threading.Event()
+    site.call(refuse_late)
+    with ThreadPoolExecutor(2) as sends:
+        given = [sends.submit(client.post, "/v1/feedback", json=told) for _ in range(2)]
+        confirmed = wait(given, 0.5).done
+        answered.set()
+    assert confirmed == set(), "before the first is stored"
+    assert [code(each.result(), 503) for each in given] == ["broker_unavailable"] * 2
+    assert client.post("/v1/feedback", json=told).json()["duplicate"] is False
+    assert client.post("/v1/feedback", json=told).json()["duplicate"] is True
 
 
 def test_a_retry_count_that_is_no_number_counts_as_none(client: httpx.Client) -> None:

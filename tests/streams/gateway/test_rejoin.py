@@ -201,6 +201,33 @@ def test_a_search_that_no_executor_will_begin_is_cancelled_at_once(house: Callab
     assert cancelled(held) == [query_id], "an executor that comes back does not begin it"
 
 
+def test_a_search_that_was_left_while_the_broker_was_away_is_cancelled_later(
+    house: Callable[..., House],
+) -> None:
+    whole = house()
+    assert post(whole, idempotency_key="k").is_success
+    [decision] = whole.read(whole.topics.decision, Decision)
+    alone = house(("gateway",))
+    topics, refused = alone.topics, []
+
+    def is_away(topic: str, key: bytes | None) -> str:
+        refused.append(topic)
+        return "it is away"
+
+    def broker(refuses: Callable[[str, bytes | None], str]) -> None:
+        alone.call(lambda cluster: setattr(cluster.broker, "refuses", refuses))
+
+    query_id = gone(alone, 0.5, idempotency_key="k")
+    time.sleep(LOOKED_S)
+    broker(is_away)
+    alone.produce(topics.decision, query_id.encode(), encode(decision))
+    alone.until(lambda: refused != [])
+    assert refused[0] == topics.cancel_for("mini")
+    broker(lambda topic, key: "")
+    alone.until(lambda: cancelled(alone) == [query_id], timeout_s=10)
+    alone.until(lambda: [a.status for a in alone.read(topics.answer, Answer)] == ["cancelled"], timeout_s=10)
+
+
 def test_an_answer_that_is_read_before_its_decision_waits_for_it(house: Callable[..., House]) -> None:
     """Topics are followed one by one, so their order is not that of the log."""
     whole = house()
