@@ -212,7 +212,7 @@ class GradingPool:
     r"""Grade answers in processes that can be killed. Safe to call from several threads.
 
     Args:
-        workers: Processes, started when first needed; so many answers are graded at once.
+        workers: Processes, started when first needed; so many answers are graded at once, others wait.
         timeout_s: Longest time one answer may take.
         memory_mb: Most memory one process may map.
         environ: The environment of this process, of which almost nothing is passed on.
@@ -235,7 +235,7 @@ class GradingPool:
         self._memory_mb = memory_mb
         self._environ = {name: environ[name] for name in _PASSED_ON if name in environ}
         self._idle: queue.SimpleQueue[subprocess.Popen[str] | None] = queue.SimpleQueue()
-        self._workers = workers
+        self.workers = workers
         for _ in range(workers):
             self._idle.put(None)
         self._mathematicians: set[int] = set()  # pids of those that have imported math-verify
@@ -261,9 +261,9 @@ class GradingPool:
 
     def close(self) -> None:
         """End the processes; a later call starts new ones."""
-        for _ in range(self._workers):
+        for _ in range(self.workers):
             _kill(self._idle.get())
-        for _ in range(self._workers):
+        for _ in range(self.workers):
             self._idle.put(None)
 
     def __enter__(self) -> Self:

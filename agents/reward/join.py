@@ -34,7 +34,7 @@ class Deadline(NamedTuple):
 
 
 class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the join keeps of a Decision. The reference goes as soon as the Answer is graded.
+    """What the join keeps of a Decision. The reference goes as soon as the Answer is graded, and with it whose it is.
 
     `generator` is the model's architecture when the Decision arrived: the search can be priced even when the
     model has been removed from the catalogue, its record compacted and this process restarted since. `cohort` is empty
@@ -48,6 +48,7 @@ class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout_ms: int  # from there to expiry
     feedback_ms: int  # from the Answer to the default
     reference: Reference | None = None
+    tenant: str = ""
     generator: Architecture | None = None
     learn: bool = True
     cohort: Cohort | Literal[""] = ""
@@ -394,7 +395,7 @@ def _fitted(turn: Turn, waits: Waits) -> Turn:
         valued = Valued(status=row.answer.status, missing=missing, fault=row.answer.fault)
         row = replace(row, answer=None, valued=valued)
     if row.opened is not None and len(encode_row(row)) > most_bytes:
-        row = replace(row, opened=replace(row.opened, reference=None))
+        row = replace(row, opened=replace(row.opened, reference=None, tenant=""))
     return dataclasses.replace(turn, row=row, out=out, counts=(*turn.counts, "oversized"))
 
 
@@ -419,6 +420,7 @@ def _on_decision(
         timeout_ms=timeout_ms,
         feedback_ms=feedback_ms,
         reference=query.reference,
+        tenant="" if query.reference is None else query.account,
         learn=query.learn,
         cohort=decision.cohort if decision.randomised else "",
         generator=generator,
@@ -445,7 +447,7 @@ def _settle(row: JoinRow, at_ms: int, waits: Waits, value: Valued | None) -> Tur
     assert row.opened is not None
     wait_ms = row.opened.feedback_ms
     # Neither text is needed any more, nor what the price was worked out from.
-    opened = replace(row.opened, reference=None, generator=None)
+    opened = replace(row.opened, reference=None, tenant="", generator=None)
     row = replace(row, opened=opened, answer=None, valued=value, forget_ms=None)
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:

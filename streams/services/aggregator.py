@@ -11,9 +11,13 @@ writes no row; what it finds overdue takes the ordered way as a Due record.
 
 import heapq
 import logging
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Self
+from typing import NoReturn, Self
+
+from msgspec.structs import replace
 
 from agents.answers import GradingPool, Undecided, ask_later
 from agents.reward.comparison import Uplift
@@ -41,6 +45,7 @@ from schemas.reward import Due, Feedback, Reward
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable, key_of
 from streams.runtime.effects import Effects, Keyed, Rows
 from streams.runtime.handler_guard import Refusal
+from streams.services.grading import GradersBusy, GraderTurns
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
@@ -50,6 +55,8 @@ log = logging.getLogger("streams.aggregator")
 _TICK_S = 0.5
 _AGAIN_MS = 15_000
 
+# Provisional Rewards with a term that could not be worked out, which are remembered until their query is closed.
+_UNGRADED = 10_000
 
 Message = Decision | Answer | Feedback | Due
 
@@ -87,6 +94,9 @@ class AggregatorService(Keyed[JoinRow]):
         )
         self.closed = ClosedQueries()
         self.pool = GradingPool()
+        self.turns = GraderTurns(self.pool.workers, settings.kafka.concurrency, runtime.monotonic)
+        # What the provisional Rewards of queries say is missing, by query: handled again, their Answers get no grade.
+        self._ungraded: OrderedDict[str, str] = OrderedDict()
         self.uplift = Uplift()
         self._rows = 0
         self._due: list[tuple[int, str, str, int]] = []
@@ -109,6 +119,11 @@ class AggregatorService(Keyed[JoinRow]):
             return
         if reward.closes:
             self.closed.add(reward.query_id)
+            self._ungraded.pop(reward.query_id, None)
+        elif reward.missing:
+            self._ungraded[reward.query_id] = reward.missing
+            if len(self._ungraded) > _UNGRADED:
+                self._ungraded.popitem(last=False)
 
     async def on(self, row: JoinRow | None, message: Message, at: ConsumerRecord) -> Effects[JoinRow]:
         """Fold one record into its query's row: open it, price and grade the Answer, apply feedback or a deadline."""
@@ -120,7 +135,7 @@ class AggregatorService(Keyed[JoinRow]):
             # One that still has a row: its Reward was sent, and the worker ended; or a row was written late.
             return Effects(row=None, then=partial(self._seen, row, message, at))
         wanted = to_value(row, message)
-        valued = await self._value(*wanted, row) if wanted else None
+        valued = await self._value(*wanted, row, message) if wanted else None
         if wanted and valued and valued.correct is None and gradable(*wanted):
             self.runtime.metrics.ungraded.inc()
             log.warning("%s: its correctness stays unknown: %s", query_id, valued.missing)
@@ -173,18 +188,31 @@ class AggregatorService(Keyed[JoinRow]):
                 self.closed.add(out.query_id)
         self._count(message, at, turn, valued)
 
-    async def _value(self, reference: object, answer: Answer, row: JoinRow | None) -> Valued:
+    async def _value(
+        self, reference: object, answer: Answer, row: JoinRow | None, message: Message
+    ) -> Valued:
+        opened = row.opened if row is not None else None
         work = partial(
             value,
             reference,
             answer,
             pricing=self.runtime.control.pricing,
-            generator=row.opened.generator if row is not None and row.opened is not None else None,
+            generator=opened.generator if opened is not None else None,
         )
         try:
             return work(judge=ask_later, run=ask_later)
         except Undecided:
-            return await self.runtime.in_thread(partial(work, judge=self.pool.judge, run=self.pool.run))
+            pass
+        tenant = message.query.account if isinstance(message, Decision) else opened.tenant if opened else ""
+        missing = self._ungraded.get(answer.query_id)
+        try:
+            if missing is not None:  # its Reward was sent, and a worker ended before its row was written
+                raise GradersBusy(missing)
+            async with self.turns.turn(tenant):
+                return await self.runtime.in_thread(partial(work, judge=self.pool.judge, run=self.pool.run))
+        except GradersBusy as busy:
+            valued = work(judge=_fails(busy), run=_fails(busy))
+            return valued if missing is None else replace(valued, missing=missing)
 
     def _count(self, message: Message, record: ConsumerRecord, turn: Turn, valued: Valued | None) -> None:
         metrics = self.runtime.metrics
@@ -291,6 +319,15 @@ class AggregatorService(Keyed[JoinRow]):
         except UniscaleError as error:
             log.error("the row of %s is left alone: %s", query_id, error)
             return False
+
+
+def _fails(error: Exception) -> Callable[[object, object], NoReturn]:
+    """Return what stands in for judge and runner where none is asked."""
+
+    def fail(first: object, second: object) -> NoReturn:
+        raise error
+
+    return fail
 
 
 def _orphan(orphan: Orphan, at: ConsumerRecord) -> Refusal:

@@ -10,7 +10,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from agents.answers import GradingPool
+from agents.answers import GraderFailed, GradingPool, Verdict
 from agents.bandit.errors import DuplicateQuery
 from agents.embedding import EncoderUnavailable, Vectors
 from agents.reward.join import JoinRow, dues
@@ -273,6 +273,36 @@ async def test_a_grader_that_is_slow_teaches_nothing_and_the_reward_says_so(
         assert (reward.kind, reward.correct, reward.reward) == ("default", None, None)
         assert reward.missing == "correct: GraderFailed: program: no result in 0.05 s"
         assert service.runtime.metrics.ungraded._value.get() == 1
+
+
+async def test_an_answer_whose_provisional_reward_was_sent_without_a_grade_gets_none_afterwards(
+    in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def judge(self: GradingPool, gold: str, answer: str) -> Verdict:
+        asked.append(answer)
+        if len(asked) == 1:
+            raise GraderFailed("math-verify: no result in 5 s")
+        return Verdict(correct=True, how="math-verify")
+
+    monkeypatch.setattr(GradingPool, "judge", judge)
+    record = lived["action-decision"][0]
+    decision = decode(record.value, Decision)
+    query = replace(decision.query, reference="1/2", feedback_wait_s=60.0)
+    answered = lived["answer"][0]
+    answer = replace(decode(answered.value, Answer), text=r"\boxed{0.5}")
+    async with alone(in_memory(), AggregatorService) as service:
+        opened = await service.on(None, replace(decision, query=query), record)
+        first = await service.on(kept(opened), answer, answered)
+        (reward,) = sent(first, Reward)
+        assert (reward.kind, reward.correct) == ("provisional", None)
+        # It ends here, before the row is written, and whoever goes on reads what was sent.
+        (out,) = first.send
+        service._on_reward(ConsumerRecord(out.topic, 0, 0, 1, out.key, out.value))
+        again = await service.on(kept(opened), answer, answered)
+        assert (again.send, again.row) == (first.send, first.row)
+        assert len(asked) == 1
 
 
 async def test_feedback_elsewhere_is_sent_on_and_what_only_services_write_is_refused(

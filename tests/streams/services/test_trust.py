@@ -1,6 +1,7 @@
 """What the services do when a client, a broker, an encoder or a former owner misbehaves; each in the memory runtime."""
 
 import asyncio
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import Counter
 
+from agents.answers import GraderFailed, GradingPool, Verdict
 from agents.reward.join import JoinRow, Opened, encode_row
 from schemas.action import Action
 from schemas.answer import Answer
@@ -15,10 +17,12 @@ from schemas.control import CatalogueEntry, Heartbeat
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
 from streams.control import Control
 from streams.runtime.base import ConsumerRecord
+from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES, decider
 from tests.support.cluster import (
@@ -37,6 +41,7 @@ from tests.support.cluster import (
     worker_of,
 )
 from tests.support.encoders import DownFor, Refusing
+from tests.support.records import decision_for
 
 
 def total(counter: Counter) -> float:
@@ -457,3 +462,56 @@ async def test_a_catalogue_that_changes_while_actions_are_embedded_is_the_one_th
         made = read(cluster, topics.decision, Decision)[1:]
         assert {(each.action.model, each.catalogue_version) for each in made} <= {("large", 1), ("mid", 1)}
         assert cluster.broker.records(topics.dead_letter) == []
+
+
+async def test_references_that_take_a_grader_all_of_its_time_hold_nobody_else_up(
+    in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = {"hard": 5.0, "1/2": 0.02}
+    free = asyncio.Semaphore(2)
+
+    def judge(self: GradingPool, gold: str, answer: str) -> Verdict:
+        golds.append(gold)
+        if gold == "hard":
+            raise GraderFailed("math-verify: no result in 5 s")
+        return Verdict(correct=True, how="math-verify")
+
+    class Threads(MemoryRuntime):
+        async def in_thread(self, work: Callable[[], Any]) -> Any:
+            async with free:
+                found = work()
+                await asyncio.sleep(took[golds.pop()] if golds else 0.0)
+                return found
+
+    golds: list[str] = []
+    monkeypatch.setattr(GradingPool, "judge", judge)
+
+    def ended(cluster: Cluster, name: str, numbers: range, reference: str) -> None:
+        for number in numbers:
+            query = Query(query_id=f"{name}{number}", text="?", reference=reference, tenant=name)
+            action = Action(model="small", qp=1, cp=1, bs=1)
+            answer = Answer(
+                query_id=query.query_id, status="ok", by="executor", text=r"\boxed{0.5}", score=0.5
+            )
+            key = query.query_id.encode()
+            cluster.produce(cluster.topics.decision, key, encode(decision_for(query, action=action)))
+            cluster.produce(cluster.topics.answer, key, encode(answer))
+
+    settings = in_memory(concurrency=8)
+    async with running(settings, {"aggregator": SERVICES["aggregator"]}, seed=1, make=Threads) as cluster:
+        ended(cluster, "quick", range(60), "1/2")
+        await cluster.until(lambda: len(closing(cluster)) == 60, 10)
+        assert {each.correct for each in closing(cluster).values()} == {1.0}, "who waits briefly is graded"
+        ended(cluster, "hard", range(60), "hard")
+        await asyncio.sleep(1.0)
+        ended(cluster, "quick", range(60, 80), "1/2")
+        # The first few that come have every place until it shows how long they take.
+        await cluster.until(lambda: len(closing(cluster).keys() & {f"quick{n}" for n in range(80)}) == 80, 15)
+        ended(cluster, "quick", range(80, 100), "1/2")
+        await cluster.until(lambda: "quick99" in closing(cluster), 2)
+        found = closing(cluster)
+        assert {found[f"quick{n}"].correct for n in range(100)} == {1.0}
+        await cluster.until(lambda: len(closing(cluster)) == 160, 60)
+        missing = Tally(each.missing.partition(": no")[0] for each in closing(cluster).values())
+        assert sum(missing.values()) == 160
+        assert any("they are busy with others of tenant 'hard'" in why for why in missing)
