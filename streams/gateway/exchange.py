@@ -28,7 +28,7 @@ from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
 from streams.gateway import responses
 from streams.gateway.auth import Credential, Gate, Used
-from streams.gateway.index import MARGIN_S, Index, Marks
+from streams.gateway.index import MARGIN_S, Index, IndexedQuery, Marks
 from streams.gateway.rejoin import Body, Held, Rejoin
 from streams.gateway.request import BASELINE_OF, ChatRequest, ModelChoice, asked, kept_of, to_query
 from streams.gateway.responses import NO_RETRY, ApiError, invalid, not_found
@@ -574,15 +574,15 @@ class Exchange:
 
     # Which ids a caller may see: those of its tenant, the latest from the index, older ones from their topic.
 
-    def visible(self, query_id: str, who: Credential) -> None:
-        """Refuse an id that is not this caller's to see.
+    def visible(self, query_id: str, who: Credential) -> IndexedQuery:
+        """Return a query; refuse an id that is not this caller's to see.
 
         Raises:
             ApiError: 404 for an id that is unknown, or another tenant's; 410 for one that is too old to be known.
         """
         known = self.index.find(query_id)
         if known is not None and who.may_see(known.tenant):
-            return
+            return known
         oldest_ms, asked_ms = self.index.oldest_ms, time_of(query_id)
         if oldest_ms is not None and asked_ms is not None and asked_ms < oldest_ms:
             raise ApiError(

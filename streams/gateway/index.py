@@ -110,12 +110,14 @@ class IndexedQuery(Struct, frozen=True):
         tenant: Who asked.
         digest: Of the request's body; empty where the query did not come through a gateway.
         created_ms: When it was asked, ms since the epoch.
+        until_ms: When it will have an Answer, MARGIN_S after its deadline.
     """
 
     query_id: str
     tenant: str | None
     digest: str
     created_ms: int
+    until_ms: int
 
 
 class Listed(Struct, frozen=True):
@@ -408,7 +410,7 @@ class Index:
     def find(self, query_id: str) -> IndexedQuery | None:
         """Return a query, or None if it is unknown or no longer kept."""
         found = self._db.execute(
-            "select query_id, tenant, digest, created_ms from queries where query_id = ? and asked = 1",
+            "select query_id, tenant, digest, created_ms, until_ms from queries where query_id = ? and asked = 1",
             (query_id,),
         ).fetchone()
         return None if found is None else IndexedQuery(*found)

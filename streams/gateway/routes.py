@@ -5,7 +5,6 @@ import contextlib
 import logging
 import math
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +29,7 @@ from streams.gateway import responses, statistics
 from streams.gateway.auth import Gate, Tenants, check_host
 from streams.gateway.endpoint import Call, EventStream, Listing, body_of, object_of, refusal, reply, whole
 from streams.gateway.exchange import Admitted, ClientGone, Exchange, Seen
-from streams.gateway.index import Listed
+from streams.gateway.index import MARGIN_S, IndexedQuery, Listed
 from streams.gateway.request import listing, parse
 from streams.gateway.responses import ApiError, invalid, no_model, not_found, of_json, picked
 from streams.runtime.base import NotAllowed, Outgoing, Runtime, Unavailable
@@ -278,7 +277,7 @@ SECURE: Final = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-_MOST_SESSIONS: Final = 1000
+_MOST_SESSIONS: Final = 100  # of one key
 _MOST_BODY: Final = 4096
 
 
@@ -286,7 +285,7 @@ class Page:
     """The page of one gateway and its sessions.
 
     A browser sends its key once; then a cookie that scripts cannot read stands for it, because an EventSource sends no
-    headers. Sessions live in memory: after a restart one logs in again.
+    headers. Sessions live in memory, the latest hundred of each key: after a restart one logs in again.
 
     Args:
         gate: Which keys there are.
@@ -296,7 +295,8 @@ class Page:
     def __init__(self, gate: Gate, hosts: frozenset[str]) -> None:
         self.gate = gate
         self.hosts = hosts
-        self._sessions: OrderedDict[str, str] = OrderedDict()
+        # By token: the credential's key and the API key itself; each key's oldest first.
+        self._sessions: dict[str, tuple[str, str]] = {}
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes of the page."""
@@ -308,7 +308,8 @@ class Page:
 
     def key_of(self, request: Request) -> str | None:
         """Return the API key behind a request's session; None where another page than ours may have sent it."""
-        return self._sessions.get(request.cookies.get(COOKIE, "")) if is_own(request) else None
+        session = self._sessions.get(request.cookies.get(COOKIE, ""))
+        return session[1] if session is not None and is_own(request) else None
 
     async def index(self, request: Request) -> Response:
         """GET /."""
@@ -340,11 +341,13 @@ class Page:
         key = (await object_of(request, "key", most=_MOST_BODY)).get("key")
         if not isinstance(key, str):
             raise ApiError(400, 'give an API key: {"key": …}', param="key")
-        self.gate.credential(key)  # refuses a wrong one
+        who = self.gate.credential(key)  # refuses a wrong one
+        # One key's sessions end none of another's.
+        same = [token for token, (whose, _) in self._sessions.items() if whose == who.key]
+        if len(same) >= _MOST_SESSIONS:
+            del self._sessions[same[0]]
         token = secrets.token_urlsafe(32)
-        self._sessions[token] = key
-        while len(self._sessions) > _MOST_SESSIONS:
-            self._sessions.popitem(last=False)
+        self._sessions[token] = (who.key, key)
         begun = reply({"logged_in": True})
         begun.set_cookie(
             COOKIE, token, httponly=True, samesite="strict", secure=request.url.scheme == "https", path="/"
@@ -381,6 +384,9 @@ class _Secured(StaticFiles):
 _BEAT_LOOKS: Final = 30
 """Polls without news between two heartbeats of an event stream: fifteen seconds."""
 
+_BEAT: Final = b":\n\n"
+"""A comment, which a reader of server-sent events passes over."""
+
 
 async def feedback(call: Call) -> Response:
     """POST /v1/feedback: {id, value: true | false | 0..1, comment?}."""
@@ -410,25 +416,24 @@ async def list_queries(call: Call) -> Response:
 async def one_query(call: Call) -> Response:
     """GET /v1/queries/{id}."""
     call.who.require("read")
-    return reply(_query(call, _visible(call)))
+    return reply(_query(call, _visible(call).query_id))
 
 
 async def events(call: Call) -> Response:
     """GET /v1/queries/{id}/events: server-sent events decision, step, answer and reward, up to the closing one."""
     call.who.require("read")
-    query_id, exchange = _visible(call), call.exchange
-    known = exchange.index.find(query_id)
-    created = known.created_ms // 1000 if known else 0
-    admitted = Admitted(query_id, created, exchange.runtime.settings.queries.timeout_s)
+    known, exchange = _visible(call), call.exchange
+    left_s = (known.until_ms - exchange.runtime.now_ms()) / 1000 - MARGIN_S  # of the query's own time
+    admitted = Admitted(known.query_id, known.created_ms // 1000, left_s)
     with contextlib.ExitStack() as stack:
         stack.enter_context(exchange.gate.stream(call.who))
-        queue = stack.enter_context(exchange.waiting.on(query_id))
+        queue = stack.enter_context(exchange.waiting.on(known.query_id))
         return EventStream(_events(call, admitted, queue), stack.pop_all())
 
 
 async def _events(call: Call, admitted: Admitted, queue: "asyncio.Queue[Seen]") -> AsyncIterator[bytes]:
     with contextlib.suppress(ClientGone, ApiError):
-        answer = None
+        answer, quiet = None, 0
         async for what in call.exchange.events(admitted, queue, call.is_gone):
             match what:
                 case Decision():
@@ -438,14 +443,17 @@ async def _events(call: Call, admitted: Admitted, queue: "asyncio.Queue[Seen]") 
                 case Answer():
                     answer = what
                     yield _named("answer", _query(call, admitted.query_id))
+                case None:
+                    quiet += 1
+                    if quiet % _BEAT_LOOKS == 0:
+                        yield _BEAT
         if answer is None:
             return
-        quiet = 0
         async for reward in call.exchange.rewards(answer, queue, call.is_gone):
             if reward is not None:
                 yield _named("reward", responses.reward(reward))
             elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
-                yield b":\n\n"  # a comment: the feedback may come hours later
+                yield _BEAT  # the feedback may come hours later
 
 
 def _query(call: Call, query_id: str) -> dict[str, Any]:
@@ -453,10 +461,8 @@ def _query(call: Call, query_id: str) -> dict[str, Any]:
     return responses.query_object(exchange.index.timeline(query_id), exchange.runtime.control.pricing)
 
 
-def _visible(call: Call) -> str:
-    query_id: str = call.request.path_params["id"]
-    call.exchange.visible(query_id, call.who)
-    return query_id
+def _visible(call: Call) -> IndexedQuery:
+    return call.exchange.visible(call.request.path_params["id"], call.who)
 
 
 def _listed(each: Listed) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from schemas.control import KeyEntry
 from schemas.dead_letter import DeadLetter
 from schemas.query import Origin, Query
 from schemas.record import encode
-from streams.gateway import exchange, routes
+from streams.gateway import exchange, index, routes
 from streams.gateway.app import AddressTaken, OpenGateway, listen
 from streams.local.broker import free_port
 from streams.runtime.base import SendFailed
@@ -174,6 +174,28 @@ def test_events_go_on_to_the_reward(client: httpx.Client) -> None:
     with client.stream("GET", f"/v1/queries/{graded}/events") as events:
         assert "event: reward" in list(events.iter_lines())
     assert client.post("/v1/feedback", json={"id": graded, "value": True}).json()["late"] is True
+
+
+def test_events_are_waited_for_as_long_as_their_query_may_take(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "MARGIN_S", 0.5)
+    monkeypatch.setattr(index, "MARGIN_S", 0.5)
+    monkeypatch.setattr(routes, "MARGIN_S", 0.5)
+    monkeypatch.setattr(routes, "_BEAT_LOOKS", 1)
+    held = house(("gateway",), timeout_s=0.1)
+    ids = {}
+    for timeout_s in (60.0, 0.2):
+        query = Query(query_id=f"q-{timeout_s}", text="How much?", timeout_s=timeout_s)
+        held.produce(held.topics.query, query.query_id.encode(), encode(query))
+        ids[timeout_s] = query.query_id
+    with held.http() as client:
+        held.until(lambda: all(client.get(f"/v1/queries/{each}").is_success for each in ids.values()))
+        with client.stream("GET", f"/v1/queries/{ids[60.0]}/events") as events:
+            beats = events.iter_lines()
+            for _ in range(6):  # each after LOOK_S, and an empty line
+                assert next(beats) in (":", "")
+        assert set(client.get(f"/v1/queries/{ids[0.2]}/events").text) <= {":", "\n"}, "it ends"
 
 
 def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: House, client: httpx.Client) -> None:

@@ -4,8 +4,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from schemas.query import Query
 from schemas.reward import Feedback
+from streams.gateway import routes
 from tests.support.house import ASK, PLAIN, House, refused
 
 
@@ -82,6 +85,20 @@ def test_a_session_is_good_for_the_gateways_own_page_alone(house: Callable[..., 
         assert page.get("/session").json() == {"needed": True, "logged_in": True}
         assert page.delete("/session", headers={"origin": own}).json() == {"logged_in": False}
         assert page.get("/v1/queries").status_code == 401
+
+
+def test_sessions_of_one_key_end_none_of_another_s(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_MOST_SESSIONS", 2)
+    guarded = house(("gateway",))
+    boss, shop = guarded.key("boss"), guarded.key("shop")
+    pages = [guarded.http() for _ in range(4)]
+    for page, key in zip(pages, (boss, shop, shop, shop), strict=True):
+        page.post("/session", json={"key": key}).raise_for_status()
+    assert [page.get("/session").json()["logged_in"] for page in pages] == [True, False, True, True]
+    for page in pages:
+        page.close()
 
 
 def test_streams_of_a_key_are_counted_and_end_with_it(house: Callable[..., House]) -> None:
