@@ -122,7 +122,7 @@ class _Open:
 class Queues:
     """All queues of one worker, and the tasks that handle their records: at most `concurrency` at a time.
 
-    A service whose handlers wait for other queries has `WINDOW` times as many: all that it is handed of a partition.
+    A service whose handlers wait for other queries has `WINDOW` times as many for each partition: all it is handed.
 
     Args:
         watch: Is notified.
@@ -133,6 +133,7 @@ class Queues:
         self._watch = watch
         self._concurrency = concurrency
         self._most = concurrency
+        self._waits = set[tuple[str, int]]()  # partitions whose handlers wait for other queries
         # A key is in `_waiting` while its queue has records waiting or a call in progress, and in `_ready` while it has
         # the first without the second.
         self._waiting: dict[Hashable, deque[tuple[Binding, ConsumerRecord]]] = {}
@@ -142,8 +143,9 @@ class Queues:
 
     def put(self, binding: Binding, record: ConsumerRecord) -> None:
         """Add a record; it is handled after all earlier ones of its key."""
-        if binding.waits:
-            self._most = WINDOW * self._concurrency
+        if binding.waits and (place := _place(record)) not in self._waits:
+            self._waits.add(place)
+            self._most = WINDOW * self._concurrency * len(self._waits)
         if binding.ordered:
             key: Hashable = (record.topic, record.partition)
         else:
@@ -179,6 +181,7 @@ class Queues:
 
     def keep(self, partitions: Collection[tuple[str, int]]) -> None:
         """Drop the waiting records of all other partitions, and cancel calls that hold some of them."""
+        self._waits.intersection_update(partitions)
         for key, waiting in list(self._waiting.items()):
             kept = [each for each in waiting if _place(each[1]) in partitions]
             self._waiting[key] = deque(kept)

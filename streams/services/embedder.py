@@ -76,7 +76,15 @@ def encoder_of(settings: Settings) -> Encoder:
 # they came; of several tenants, the one that holds the fewest places is next.
 #
 # A search that nothing serves can last for hours, and takes nothing from the others meanwhile: those queries share
-# places of their own.
+# places of their own. Beyond these they are refused: a query that waits keeps its partition from moving far past it.
+
+# Seconds for which the living executors have been the same before a query is refused because of them: after a start,
+# and after one has stopped, it is soon known which ones there are.
+_SETTLED_S = 30.0
+
+
+class PlacesTaken(UniscaleError):
+    """No executor serves a query, and the places for such queries are taken. Start one, or ask for another model."""
 
 
 class _Seat(NamedTuple):
@@ -90,6 +98,8 @@ class _Seat(NamedTuple):
 
 class Admission:
     """Let at most `most` queries be in flight, and as many more that no living executor can take.
+
+    The others wait, but for those that no living executor can take: they are refused.
 
     A tenant alone may hold all places. Where several want some, each is owed its share: it gets that even while others
     still hold more than theirs, so that up to twice `most` are in flight for a time.
@@ -113,6 +123,7 @@ class Admission:
         self._clock = clock
         self._serving = serving
         self._living: frozenset[str] | None = None
+        self._living_since_s = clock()
         self._open: OrderedDict[str, _Seat] = OrderedDict()
         # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -151,6 +162,9 @@ class Admission:
             origin: Where its record lies, which tells it from a later one of the same id.
             tenant: Whose places it counts among.
             models: Those that may answer it; None for all.
+
+        Raises:
+            PlacesTaken: none of its models is served, and there is no slot for it.
         """
         if query_id in self._open or query_id in self._ended:
             return
@@ -188,7 +202,7 @@ class Admission:
         """Take note of the time and of the executors that live. Call it every second, if no query comes."""
         living = self._serving() if self._serving is not None else None
         if living != self._living:
-            self._living = living
+            self._living, self._living_since_s = living, self._clock()
             self._held = Counter(map(self._kind, self._open.values()))
             waiting, self._waiting = self._waiting, {}
             for query_id, (place, turn) in [each for queue in waiting.values() for each in queue.items()]:
@@ -197,6 +211,21 @@ class Admission:
         for query_id in [q for q, place in self._open.items() if place.until_s < now]:
             self.leave(query_id)
         self._admit()
+        if now - self._living_since_s >= _SETTLED_S:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Let no query wait that nothing serves."""
+        for (served, _), queue in list(self._waiting.items()):
+            for query_id, (place, turn) in [] if served else list(queue.items()):
+                self._unqueue(query_id)
+                models = ", ".join(sorted(place.models or ()))
+                turn.set_exception(
+                    PlacesTaken(
+                        f"allowed_models or pin_action: no executor serves {models}, and the {self.most} places of "
+                        "queries that nothing serves are taken; start its executor, or allow another model"
+                    )
+                )
 
     def _kind(self, place: _Seat) -> tuple[bool, str]:
         """Return whether anything serves a query, and its tenant.

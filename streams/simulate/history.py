@@ -566,7 +566,9 @@ _EXPECTED: Final = {
 }
 """Errors of dead letters, and the kind of fault that they come from; none: clients."""
 
-_WISHES: Final = frozenset({"UnservedObjective", "ObjectiveError", "ActionError", "UnavailableModel"})
+_WISHES: Final = frozenset(
+    {"UnservedObjective", "ObjectiveError", "ActionError", "UnavailableModel", "PlacesTaken"}
+)
 """What refuses a query that asks for more than there is at the time."""
 
 

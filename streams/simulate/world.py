@@ -350,6 +350,7 @@ class _Traffic:
                 tenant="evil",
             )
             self._query(0.01 * at, query)
+            self.world.wishing.add(query.query_id)
         for at in range(rng.choice((0, 2, 3 * self.made))):
             query = Query(
                 query_id=f"lie{at}",

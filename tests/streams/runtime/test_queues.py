@@ -1,7 +1,7 @@
 """Keyed queues: what runs beside what, what is committed, what is remembered, and what is let go."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from schemas.record import quick_id, readable_id
 from streams.runtime.base import Binding, ConsumerRecord, Moved
 from streams.runtime.kafka import consumer_of, create_app
 from streams.runtime.kafka_consumer import Consumer, Course
-from streams.runtime.queues import AbandonedRecord, Offsets
+from streams.runtime.queues import WINDOW, AbandonedRecord, Offsets, Queues
 from streams.settings import Settings
 
 TOPIC, OTHER, ORDERED = "queues.search-step", "queues.answer", "queues.context"
@@ -181,6 +181,31 @@ async def test_a_stuck_query_stops_no_other_until_the_window_is_full_and_is_name
     assert worker.commits() == 29
     assert worker.told == ["pause 0", "resume 0"]
     assert worker.consumer.queues.oldest() is None
+
+
+async def test_calls_that_wait_for_other_queries_keep_no_partition_from_beginning() -> None:
+    begun = Counter[int]()
+
+    async def waits(records: Sequence[ConsumerRecord]) -> None:
+        begun[records[0].partition] += 1
+        await asyncio.Future()
+
+    class Unseen:
+        def handled(self, records: Sequence[ConsumerRecord]) -> None:
+            """Nothing ends."""
+
+        def failed(self, error: Exception) -> None:
+            """Nothing fails."""
+
+    queues, binding = Queues(Unseen(), 2), Binding(waits, waits=True)
+    for partition, count in ((0, 2 * WINDOW), (1, 3)):
+        for n in range(count):
+            queues.put(binding, ConsumerRecord("query", partition, n, 1, b"", of(f"{partition}/{n}")))
+    await settle()
+    assert begun == {0: 2 * WINDOW, 1: 3}
+    queues.keep(())
+    await settle()
+    assert queues.busy == 0
 
 
 async def test_nothing_of_a_query_is_handled_after_a_record_whose_handler_raised() -> None:

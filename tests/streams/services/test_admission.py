@@ -3,12 +3,15 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from schemas.answer import Answer
 from schemas.query import Origin
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
-from streams.services.embedder import Admission
-from tests.support.cluster import Ask, InMemory, answered, send
+from streams.services.embedder import Admission, PlacesTaken
+from tests.support.cluster import Ask, InMemory, answered, read, send
 
 
 async def entered(admission: Admission, tenant: str, names: str) -> "list[asyncio.Task[None]]":
@@ -118,6 +121,30 @@ async def test_queries_that_nothing_serves_take_no_place_from_the_others_until_t
     await asyncio.wait_for(third, 1.0)
 
 
+async def test_a_query_that_nothing_serves_is_refused_where_its_places_are_taken_and_waits_while_executors_start() -> (
+    None
+):
+    now_s = 0.0
+    living = {"small"}
+    admission = Admission(1, clock=lambda: now_s, serving=lambda: frozenset(living))
+    large = frozenset({"large"})
+    await admission.enter("a", 600.0, models=large)
+    second = asyncio.create_task(admission.enter("b", 600.0, models=large))
+    now_s = 29.0
+    admission.look()
+    await asyncio.sleep(0.01)
+    assert not second.done(), "which executors live is known soon"
+    now_s = 30.0
+    admission.look()
+    with pytest.raises(PlacesTaken, match="no executor serves large, and the 1 places"):
+        await second
+    with pytest.raises(PlacesTaken):
+        await asyncio.wait_for(admission.enter("c", 600.0, models=large), 1.0)
+    admission.leave("a")
+    await asyncio.wait_for(admission.enter("d", 600.0, models=large), 1.0)
+    assert ("a" in admission, "d" in admission, len(admission)) == (False, True, 1)
+
+
 async def test_a_query_that_ends_while_it_waits_takes_no_place() -> None:
     admission = Admission(1, clock=lambda: 0.0)
     await admission.enter("a", 60.0)
@@ -132,7 +159,7 @@ def test_a_flood_of_queries_for_a_model_without_an_executor_holds_nobody_up(
     in_memory: InMemory, ask: Ask, tmp_path: Path
 ) -> None:
     """They are more than the places and the handlers together; with or without tenants."""
-    settings = in_memory(max_in_flight=4, concurrency=8)
+    settings = in_memory(max_in_flight=4, concurrency=8, query_partitions=1)
     catalogue = tmp_path / "catalogue.yaml"
     catalogue.write_text(
         Path(settings.catalogue).read_text().replace("{name: large,", "{name: large, group: gpu,")
@@ -151,6 +178,12 @@ def test_a_flood_of_queries_for_a_model_without_an_executor_holds_nobody_up(
         send(cluster, ask(1, query_id="victim", allowed_models=("small",), tenant=victim))
         await cluster.until(lambda: "victim" in answered(cluster), 30000)
         took_s = asyncio.get_running_loop().time() - began_s
+        # As many as make the window of their partition close behind a query that waits in its handler.
+        send(cluster, *(ask(n % 12, query_id=f"more{n}", allowed_models=("small",)) for n in range(80)))
+        await cluster.until(lambda: answered(cluster) >= {f"more{n}" for n in range(80)}, 600)
+        refused = [each for each in read(cluster, cluster.topics.answer, Answer) if each.status == "rejected"]
+        assert {each.query_id[:4] for each in refused} == {"evil"}
+        assert all("no executor serves large" in (each.error or "") for each in refused)
         await cluster.close()
         return took_s
 
