@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ from schemas.answer import Answer
 from schemas.control import ControlRecord
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
-from schemas.query import Query
+from schemas.query import Origin, Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Grader, Reward
 from streams.client.events import EventFollower, Kind, event_of, executor_groups, kind_of, read_timelines
@@ -71,6 +71,9 @@ class SentQueries:
         self.total = len(self._ids)
         self.sent = 0
         self.taken: set[str] = set()
+        # By id: where its record lies, and where those lie that were refused because an earlier one has the id.
+        self._stored: dict[str, tuple[int, int]] = {}
+        self._refused: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
         self.rewarded: set[str] = set()
         self.wall_s = 0.0
         self._began = self._heard = time.monotonic()
@@ -133,13 +136,24 @@ class SentQueries:
         except UniscaleError:
             return  # of another release; our queries still end with their Answers
         match event and event.record:
-            case DeadLetter(error="DuplicateQuery", query_id=str(query_id)):
-                if self._waiting.pop(query_id.encode(), None) is not None:
-                    self.taken.add(query_id)
-                    self._heard = time.monotonic()
+            case DeadLetter(error="DuplicateQuery", query_id=str(query_id), query_origin=Origin() as origin):
+                if query_id.encode() in self._waiting:
+                    self._refused[query_id].add((origin.partition, origin.offset))
+                    self._check_taken(query_id)
             case Reward(closes=True, query_id=query_id) if query_id.encode() in self._open:
                 self.rewarded.add(query_id)
                 self._heard = time.monotonic()
+
+    def stored(self, query_id: str, partition: int, offset: int) -> None:
+        """Note where the record of a query lies: another program may have sent its id again, and been refused."""
+        self._stored[query_id] = (partition, offset)
+        self._check_taken(query_id)
+
+    def _check_taken(self, query_id: str) -> None:
+        ours = self._stored.get(query_id) in self._refused.get(query_id, ())
+        if ours and self._waiting.pop(query_id.encode(), None) is not None:
+            self.taken.add(query_id)
+            self._heard = time.monotonic()
 
 
 # The client: send queries, wait for their Answers, give feedback, follow and explain what happened.
@@ -151,6 +165,8 @@ _REWARDS_IDLE_S = 10.0
 _POLL_S = 0.3
 # A record that the broker has not confirmed after so many seconds counts as lost.
 _SEND_S = 60.0
+# Ids by which a later Answer is known: it follows the first within the time of a search.
+_MOST_SEEN = 1_000_000
 
 
 class NoAnswer(UniscaleError):
@@ -282,7 +298,8 @@ class Client:
                 tell(asked)
 
             asked.start()
-            self._send(sending, pace, sent, read)
+            for query, place in zip(sending, self._send(sending, pace, sent, read), strict=True):
+                asked.stored(query.query_id, place.partition, place.offset)
             longest = max(
                 (query.timeout_s or self.settings.queries.timeout_s for query in sending), default=0.0
             )
@@ -304,18 +321,22 @@ class Client:
     ) -> Iterator[Answer]:
         """Yield the first Answer of each query, which is the one that counts.
 
+        A later Answer is known for one among the latest million queries.
+
         Args:
             everything: Start with the oldest Answer still kept, instead of from now on.
             follow: Continue forever; False stops at the present end of the topic.
             on_unreadable: See EventFollower.
         """
-        seen: set[str] = set()
+        seen: OrderedDict[str, None] = OrderedDict()
         with EventFollower(
             self.settings, ["answer"], everything=everything, on_unreadable=on_unreadable
         ) as follower:
             for event in follower if follow else follower.catch_up():
                 if event.query_id not in seen:
-                    seen.add(event.query_id)
+                    seen[event.query_id] = None
+                    if len(seen) > _MOST_SEEN:
+                        seen.popitem(last=False)
                     yield event.record
 
     def feedback(
@@ -397,7 +418,8 @@ class Client:
         pace: SendSchedule | None,
         progress: Callable[[int], None],
         wait: Callable[[float], None],
-    ) -> None:
+    ) -> list[Any]:
+        """Send queries, and return where each record lies."""
         values = [(query.query_id.encode(), encode(query)) for query in queries]
         began, pace, pending = time.monotonic(), pace or SendSchedule(), []
         for index, (key, value) in enumerate(values):
@@ -405,8 +427,7 @@ class Client:
                 wait(left_s)
             pending.append(self._produce(self.topics.query, key, value))
             progress(index + 1)
-        for delivery in pending:
-            delivery.get(timeout=_SEND_S)
+        return [delivery.get(timeout=_SEND_S) for delivery in pending]
 
     def _produce(self, topic: str, key: bytes, value: bytes) -> Any:
         """Return the future of a record that is on its way; its `get` waits for the broker."""

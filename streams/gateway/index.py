@@ -209,6 +209,7 @@ class Index:
 
     Attributes:
         changes: How often anything changed that lists or statistics show.
+        moves: Whether older queries have been forgotten, so that what is kept is a window that moves.
         usage: What API keys have used of their limits.
     """
 
@@ -223,6 +224,7 @@ class Index:
         self.most, self.most_bytes = most, most_bytes
         self.group_by = tuple(group_by)
         self.changes = 0
+        self.moves = False
         self._timeout_s = timeout_s
         self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._db.executescript(SCHEMA)
@@ -536,6 +538,7 @@ class Index:
         return found
 
     def _drop(self, queries: list[tuple[str]]) -> None:
+        self.moves = self.moves or bool(queries)
         self._db.executemany("delete from queries where query_id = ?", queries)
         self._db.executemany("delete from feedback where query_id = ?", queries)
 

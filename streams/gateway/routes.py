@@ -223,7 +223,7 @@ class Now:
         kept = self._uplifts.get(tenants)
         if kept is not None and (kept[0] == index.changes or now_s - kept[1] < _FRESH_S):
             return kept[2]
-        found = statistics.uplift(index.latest(index.most, tenants))
+        found = statistics.uplift(index.latest(index.most, tenants), index.moves)
         self._uplifts[tenants] = (index.changes, now_s, found)
         return found
 

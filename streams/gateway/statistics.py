@@ -38,15 +38,17 @@ def now(listed: Sequence[Listed], group_by: Sequence[str] = ()) -> dict[str, Any
     }
 
 
-def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
+def uplift(listed: Sequence[Listed], moves: bool = False) -> dict[str, Any]:
     """Return the policy's gain over its control, with intervals that stay valid however often one looks.
 
     The control is the control group; where there is none, the paired baselines of queries, each beside its own
     query.
 
     Args:
-        listed: All queries that are known: a window that moves would void the intervals. Those that no draw gave to
-            a cohort are left out: a pinned query is no work of the policy's.
+        listed: All queries that are known. Those that no draw gave to a cohort are left out: a pinned query is no
+            work of the policy's.
+        moves: Whether older ones have been forgotten: of a window that moves, the intervals hold at one look only, and
+            the sentence says so.
     """
     ended = [each for each in reversed(listed) if each.status is not None and each.status not in UNCOUNTED]
     drawn = [(each, each.cohort == "control") for each in ended if each.randomised]
@@ -59,17 +61,23 @@ def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
     if pairs and not drawn:
         actions = {each.action for each, is_control in pairs if is_control}
         control = f"always asking {actions.pop()}" if len(actions) == 1 else "the paired baselines"
-    return found.report(control)
+    report = found.report(control)
+    if moves:
+        report["sentence"] += (
+            f" Only the latest {len(listed)} queries count, so the intervals hold for one look, "
+            "not for all of them."
+        )
+    return {**report, "moves": moves}
 
 
 def _paired(ended: Sequence[Listed]) -> list[tuple[Listed, bool]]:
-    """Return each query that has a paired baseline, and the baseline; both have ended."""
+    """Return each query that has a paired baseline, once, and its baselines; all have ended."""
     by_id = {each.query_id: each for each in ended}
-    found = []
-    for each in ended:
-        if each.baseline_of is not None and (first := by_id.get(each.baseline_of)) is not None:
-            found += [(first, False), (each, True)]
-    return found
+    pairs = [
+        (by_id[each.baseline_of], each) for each in ended if each.baseline_of and each.baseline_of in by_id
+    ]
+    firsts = {first.query_id: first for first, _ in pairs}
+    return [*((first, False) for first in firsts.values()), *((each, True) for _, each in pairs)]
 
 
 def cohort(group: Sequence[Listed]) -> dict[str, Any]:

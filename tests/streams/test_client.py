@@ -43,15 +43,20 @@ def answer_to(query: Query) -> list[tuple[str, Any]]:
     if query.text == "silence":
         return []
     if query.text == "again":
-        origin = Origin(topic="query", partition=0, offset=9)
-        error = LookupError("used before")
-        letter = DeadLetter.of(b"{}", error, service="decider", origin=origin, query_id=query.query_id)
-        return [("dead_letter", msgspec.structs.replace(letter, error="DuplicateQuery"))]
+        return [("dead_letter", letter_for(query, None))]
     decision = decision_for(query, action=ACTION, group="mini", reason="policy")
     answer = Answer(query_id=query.query_id, status="ok", by="executor", action=ACTION, text="7", score=0.0)
     late = msgspec.structs.replace(answer, text="late")
     found: list[tuple[str, Any]] = [("decision", decision), ("answer", answer), ("answer", late)]
     return found if query.text == "no reward" else [*found, ("reward", reward_for(decision))]
+
+
+def letter_for(query: Query, refused: Origin | None) -> DeadLetter:
+    """The dead letter of a query whose id was used before; None stands for where it lies."""
+    origin = Origin(topic="context", partition=0, offset=9)
+    error = LookupError("used before")
+    letter = DeadLetter.of(b"{}", error, service="decider", origin=origin, query_id=query.query_id)
+    return msgspec.structs.replace(letter, error="DuplicateQuery", query_origin=refused)
 
 
 class Services(threading.Thread):
@@ -71,6 +76,9 @@ class Services(threading.Thread):
                     query = decode(raw.value, Query)
                     for topic, record in self.reply(query):
                         name = getattr(self.topics, topic)
+                        if isinstance(record, DeadLetter) and record.query_origin is None:
+                            lies = Origin(topic=raw.topic, partition=raw.partition, offset=raw.offset)
+                            record = msgspec.structs.replace(record, query_origin=lies)
                         self.producer.send(name, key=raw.key, value=encode(record)).get(timeout=30)
 
 
@@ -115,6 +123,32 @@ def test_ask_names_the_query_that_nobody_answers_and_the_id_that_is_taken(
         client.ask(Query(query_id="q-1", text="again"))
     with pytest.raises(InvalidField, match="text"):
         client.ask("")
+
+
+@pytest.mark.parametrize("known_first", [True, False])
+@pytest.mark.parametrize(("offset", "taken"), [(5, {"q"}), (4, set())], ids=["ours", "another program's"])
+def test_an_id_is_taken_where_it_is_our_query_that_was_refused(
+    known_first: bool, offset: int, taken: set[str]
+) -> None:
+    query, topics = Query(query_id="q", text="a"), Topics(Settings())
+    letter = letter_for(query, Origin(topic=topics.query, partition=0, offset=5))
+    raw = SimpleNamespace(
+        topic=topics.dead_letter, key=b"", value=encode(letter), partition=0, offset=0, timestamp=0
+    )
+    asked = SentQueries([query])
+    steps = [lambda: asked.stored("q", 0, offset), lambda: asked.take(topics, raw)]
+    for step in steps if known_first else reversed(steps):
+        step()
+    assert (asked.taken, asked.missing) == (taken, [] if taken else ["q"])
+
+
+def test_the_first_answers_are_followed_in_bounded_memory(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.client.client._MOST_SEEN", 2)
+    client.ask_all([Query(query_id=f"b{n}", text="a") for n in range(6)], rewards=True)
+    found = [(answer.query_id, answer.text) for answer in client.answers(everything=True, follow=False)]
+    assert sorted(found) == [(f"b{n}", "7") for n in range(6)]
 
 
 def test_several_queries_are_asked_at_once_and_each_end_is_told(client: Client) -> None:

@@ -79,6 +79,7 @@ def test_the_oldest_are_forgotten() -> None:
     assert index.find("q-0") is None
     assert index.find("q-499") is not None
     assert [seen.query_id for seen in index.latest(2)] == ["q-499", "q-498"]
+    assert index.moves
 
 
 def test_a_key_sees_the_queries_of_its_tenant_alone() -> None:

@@ -132,6 +132,18 @@ def test_paired_baselines_are_the_control_where_no_draw_made_one() -> None:
         "policy": {0.5}, "control": {1.0},
     }  # fmt: skip
     assert [each["action"] for each in shown["choices"]] == ["m/1/1/1"]
+    second = [structs.replace(each, query_id=f"u-{each.query_id}") for each in queries if each.baseline_of]
+    twice = uplift([*queries, *second])
+    assert twice["queries"] == {"policy": 50, "control": 100}, "a query with two baselines counts once"
+
+
+def test_a_window_that_moves_says_that_its_intervals_hold_at_one_look() -> None:
+    queries = [answered(at, "policy", 0.9, 1e9) for at in range(400)]
+    queries += [answered(at, "control", 0.9, 4e9) for at in range(400, 500)]
+    whole, moving = uplift(queries), uplift(queries, moves=True)
+    window = "Only the latest 500 queries count, so the intervals hold for one look, not for all of them."
+    assert moving["sentence"] == f"{whole['sentence']} {window}"
+    assert (whole["moves"], moving["moves"]) == (False, True)
 
 
 def test_what_is_chosen_for_which_pair_of_the_first_two_keys() -> None:
