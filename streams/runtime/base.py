@@ -524,6 +524,16 @@ class Runtime(ABC):
         """Return, by topic and partition, the offset that the next record gets."""
 
     @abstractmethod
+    async def handed_over(self, topics: Sequence[str]) -> frozenset[tuple[str, int]]:
+        """Return the partitions of which all that is on the broker was handed over; of topics that this worker handles.
+
+        What is appended to another topic from now on is handled after what these hold of the same query.
+
+        Raises:
+            Unavailable: the broker does not say.
+        """
+
+    @abstractmethod
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
         """Return consumer groups by id; those that have never committed anything are left out.
 

@@ -505,6 +505,14 @@ class KafkaRuntime(Runtime):
         """Ask the broker; see the base."""
         return await self.in_thread(lambda: self._offsets(topics, KafkaConsumer.end_offsets))
 
+    async def handed_over(self, topics: Sequence[str]) -> frozenset[tuple[str, int]]:
+        """Ask the broker; see the base."""
+        ends = await self._asked(
+            "the ends of topics", lambda: self._offsets(topics, KafkaConsumer.end_offsets)
+        )
+        due = consumer_of(self.app).due
+        return frozenset(part for part, end in ends.items() if (at := due(*part)) is not None and at >= end)
+
     def _offsets(
         self,
         topics: Sequence[str],

@@ -451,6 +451,11 @@ class Consumer(aiokafka.Consumer):
         """Return whether a record handed over in this epoch still belongs to this worker; if not, it is redelivered."""
         return epoch == self._epoch
 
+    def due(self, topic: str, partition: int) -> int | None:
+        """Return the offset that is handed over next; None while that is unknown, or another worker's."""
+        course = self._courses.get(TopicPartition(topic, partition))
+        return None if course is None else course.due
+
     async def settled(self) -> int:
         """Wait while partitions are being reassigned, and return the epoch of the assignment."""
         await wait_while(lambda: self._assigned_epoch != self._epoch, math.inf)

@@ -466,6 +466,17 @@ class MemoryRuntime(Runtime):
         """Ask the broker; see the base."""
         return {(t, p): self.broker.end(t, p) for t in topics for p in range(self.broker.partitions(t))}
 
+    async def handed_over(self, topics: Sequence[str]) -> frozenset[tuple[str, int]]:
+        """Ask the broker; see the base."""
+        read = (
+            (each.topic, p, offsets) for each in self.subscriptions for p, offsets in each.offsets.items()
+        )
+        return frozenset(
+            (topic, p)
+            for topic, p, offsets in read
+            if topic in topics and offsets.next >= self.broker.end(topic, p)
+        )
+
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
         """Ask the broker, which knows no members; see the base."""
         found: dict[str, ConsumerGroup] = {}

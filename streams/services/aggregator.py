@@ -7,6 +7,10 @@ its query, and handled there.
 
 A closed query has no row: its worker, or the next one, knows it by its Reward. The timer
 writes no row; what it finds overdue takes the ordered way as a Due record.
+
+Nothing orders the topics among each other. An `expired` Answer takes the order of `answer`. Any other deadline counts
+only once everything was handed over that had been appended by then to the topic that it ends the wait for: what came in
+time while no aggregator ran is not late.
 """
 
 import heapq
@@ -55,6 +59,9 @@ log = logging.getLogger("streams.aggregator")
 _TICK_S = 0.5
 _AGAIN_MS = 15_000
 
+# How often the broker is asked, at most, where the topics end that deadlines wait for.
+_ASK_MS = 2_000
+
 # Provisional Rewards with a term that could not be worked out, which are remembered until their query is closed.
 _UNGRADED = 10_000
 
@@ -100,7 +107,15 @@ class AggregatorService(Keyed[JoinRow]):
         self.uplift = Uplift()
         self._rows = 0
         self._due: list[tuple[int, str, str, int]] = []
-        # Deadlines that were sent; their rows may still have them.
+        self._awaited = {
+            "feedback": runtime.topics.feedback,
+            "parked": runtime.topics.answer,
+            "forget": runtime.topics.decision,
+        }
+        # By topic and partition, up to when all that was appended has been handed over, ms.
+        self._handed_ms: dict[tuple[str, int], int] = {}
+        self._asked_ms = 0
+        # Deadlines that have passed; their rows may still have them.
         self._passed: dict[tuple[str, str], int] = {}
 
     @classmethod
@@ -131,6 +146,8 @@ class AggregatorService(Keyed[JoinRow]):
         partition = self.runtime.partition_for(key_of(query_id), self.runtime.settings.kafka.join_partitions)
         if at.partition != partition:
             return self._misplaced(message, at, partition)
+        if isinstance(message, Due) and not self._has_all(message.kind, message.deadline_ms, partition):
+            return Effects()  # a worker before this one sent it; the timer does again
         if query_id in self.closed:
             # One that still has a row: its Reward was sent, and the worker ended; or a row was written late.
             return Effects(row=None, then=partial(self._seen, row, message, at))
@@ -273,7 +290,7 @@ class AggregatorService(Keyed[JoinRow]):
             heapq.heappush(self._due, (due.deadline_ms, row.query_id, due.kind, due.deadline_ms))
 
     async def _recovered(self) -> None:
-        self._due, self._passed = [], {}
+        self._due, self._passed, self._handed_ms = [], {}, {}
         rows = self.table.items()
         self._rows = len(rows)
         for key, data in rows:
@@ -297,28 +314,47 @@ class AggregatorService(Keyed[JoinRow]):
 
     async def _send_due(self, now_ms: int) -> None:
         overdue: list[Outgoing] = []
+        held: list[tuple[int, str, str, int]] = []
         while self._due and self._due[0][0] <= now_ms and len(overdue) < 500:
-            _, query_id, kind, deadline_ms = heapq.heappop(self._due)
+            each = _, query_id, kind, deadline_ms = heapq.heappop(self._due)
             self._passed.pop((query_id, kind), None)
-            if not self._awaits(query_id, kind, deadline_ms):
+            partition = self._awaits(query_id, kind, deadline_ms)
+            if partition is None:
                 continue
             self._passed[query_id, kind] = deadline_ms
+            if not self._has_all(kind, deadline_ms, partition):
+                held.append(each)
+                continue
             due = Due(query_id=query_id, kind=kind, deadline_ms=deadline_ms)  # type: ignore[arg-type]
             overdue.append(Outgoing.of(self.runtime.topics.due, due))
             heapq.heappush(self._due, (now_ms + _AGAIN_MS, query_id, kind, deadline_ms))
+        for each in held:
+            heapq.heappush(self._due, each)
         if overdue:
             await self.runtime.send(*overdue)
+        if held and now_ms - self._asked_ms >= _ASK_MS:
+            self._asked_ms = now_ms
+            handed = self._handed_ms  # that of this assignment
+            for part in await self.runtime.handed_over(tuple(self._awaited.values())):
+                handed[part] = now_ms
 
-    def _awaits(self, query_id: str, kind: str, deadline_ms: int) -> bool:
-        """Return whether a row of ours still has this deadline: rows stay here when their partition has left."""
-        if self.table.partition_of(key_of(query_id)) is None:
-            return False
+    def _has_all(self, kind: str, deadline_ms: int, partition: int) -> bool:
+        """Return whether all was handed over that could have come before a deadline."""
+        topic = self._awaited.get(kind)
+        return topic is None or self._handed_ms.get((topic, partition), -1) >= deadline_ms
+
+    def _awaits(self, query_id: str, kind: str, deadline_ms: int) -> int | None:
+        """Return the partition of a row of ours that still has this deadline.
+
+        Rows stay here when their partition has left.
+        """
+        partition = self.table.partition_of(key_of(query_id))
         try:
-            row = self.rows.get(query_id)
-            return row is not None and (kind, deadline_ms) in dues(row)
+            row = None if partition is None else self.rows.get(query_id)
         except UniscaleError as error:
             log.error("the row of %s is left alone: %s", query_id, error)
-            return False
+            return None
+        return partition if row is not None and (kind, deadline_ms) in dues(row) else None
 
 
 def _fails(error: Exception) -> Callable[[object, object], NoReturn]:

@@ -333,6 +333,10 @@ async def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_m
         due, later = at_home(
             "due", Due(query_id="q0", kind=kind, deadline_ms=deadline_ms), timestamp_ms=deadline_ms
         )
+        assert (await service.on(kept(parked), due, later)) == Effects(), (
+            "its Answer may be there, and unread"
+        )
+        service._handed_ms["m.answer", record.partition] = deadline_ms
         effects = await service.on(kept(parked), due, later)
         (refused,) = effects.refused
         assert isinstance(refused.error, OrphanFeedback)

@@ -515,3 +515,36 @@ async def test_references_that_take_a_grader_all_of_its_time_hold_nobody_else_up
         missing = Tally(each.missing.partition(": no")[0] for each in closing(cluster).values())
         assert sum(missing.values()) == 160
         assert any("they are busy with others of tenant 'hard'" in why for why in missing)
+
+
+async def test_feedback_that_came_in_time_counts_although_no_aggregator_ran_at_its_deadline(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker has no order between topics: the deadline may be fetched first."""
+    behind = False
+    waiting = Cluster._waiting
+
+    def without_feedback(self: Cluster, topics: Any = None) -> Any:
+        return [each for each in waiting(self, topics) if not (behind and "feedback" in each[2].topic)]
+
+    monkeypatch.setattr(Cluster, "_waiting", without_feedback)
+    async with running(in_memory(), seed=3) as cluster:
+        send(cluster, *(ask(n, reference=None, feedback_wait_s=600.0) for n in range(6)))
+        topics = cluster.topics
+        await cluster.until(lambda: len(cluster.broker.records(topics.reward)) == 6 and not cluster.busy)
+        await cluster.stop(worker_of(cluster, "aggregator"))
+        for n in range(5):
+            told = Feedback(query_id=f"q{n}", correct=True)
+            cluster.produce(topics.feedback, told.query_id.encode(), encode(told))
+        await asyncio.sleep(900)
+        behind = True
+        await cluster.start("aggregator")
+        await asyncio.sleep(20)
+        assert {each.query_id for each in closing(cluster).values()} <= {"q5"}, (
+            "what may have been told is awaited"
+        )
+        behind = False
+        cluster._stir(topics.feedback)
+        await cluster.until(lambda: len(closing(cluster)) == 6, 60)
+        found = {query_id: (each.kind, each.correct) for query_id, each in closing(cluster).items()}
+        assert found == {f"q{n}": ("correction", 1.0) for n in range(5)} | {"q5": ("default", None)}
