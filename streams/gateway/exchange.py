@@ -646,11 +646,12 @@ class Exchange:
 
     def on_decision(self, decision: Decision, raw: ConsumerRecord) -> None:
         """Process a Decision read from the topic."""
-        first = self.index.decision(decision, raw.value or b"", raw.timestamp_ms)
         if (sent := self._sent.get(decision.query_id)) is not None and sent != _digest_of(decision):
             # Another gateway took the same Idempotency-Key at once, for another body: the search is not from here.
             del self._sent[decision.query_id]
             self._left.discard(decision.query_id)
+            self.index.forget(decision.query_id)
+        first = self.index.decision(decision, raw.value or b"", raw.timestamp_ms)
         self.waiting.seen(decision.query_id, decision)
         if first and decision.query_id in self._left:
             self._later(self._cancel_left(decision.query_id))

@@ -3,12 +3,16 @@
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Final, TypeAlias
 
 from msgspec import Struct
 
 RETRY_MS: Final = 10 * 60 * 1000
 """A client's retry within this time joins the query it repeats."""
+
+_LOOKS: Final = 16
+"""Open requests of one body, oldest first, whose clients a retry looks for: who is gone is missed soon anyway."""
 
 Body: TypeAlias = tuple[str, str]
 """The API key of a request and the digest of its body: a client's retry has the same."""
@@ -77,7 +81,8 @@ class Rejoin:
             runs: Whether a query is known, and not cancelled.
         """
         # A client that is gone may not have been missed yet.
-        for held in [each for requests in self._held.values() for each in requests if each.body == body]:
+        same = (each for requests in self._held.values() for each in requests if each.body == body)
+        for held in list(islice(same, _LOOKS)):
             if not await held.gone() or held.joined or not runs(held.query_id):
                 continue
             if held in self._held.get(held.query_id, ()):  # else it has left, and may be among the lost

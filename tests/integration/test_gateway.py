@@ -105,7 +105,11 @@ def test_n_answers_come_best_first_with_their_scores(gateway: Gateway) -> None:
         ({"model": "gpt-9"}, openai.NotFoundError, "model"),
         ({"model": "small/3/3/3"}, openai.NotFoundError, "model"),
         ({"extra_body": {"uniscale": {"objective": "none such"}}}, openai.BadRequestError, None),
-        ({"extra_body": {"uniscale": {"allowed_models": ["none such"]}}}, openai.BadRequestError, None),
+        (
+            {"extra_body": {"uniscale": {"allowed_models": ["none such"]}}},
+            openai.BadRequestError,
+            "uniscale.allowed_models",
+        ),
     ],
 )
 def test_errors_are_of_the_client_s_classes_and_cost_one_search_at_most(

@@ -168,6 +168,7 @@ def test_a_gateway_cancels_no_search_that_another_body_began_elsewhere(
     whole = house()
     assert post(whole, idempotency_key="k").is_success
     [theirs] = whole.read(whole.topics.decision, Decision)
+    [answer] = whole.read(whole.topics.answer, Answer)
     alone = house(("gateway",))
     topics = alone.topics
 
@@ -190,6 +191,8 @@ def test_a_gateway_cancels_no_search_that_another_body_began_elsewhere(
     time.sleep(0.2)
     assert cancelled(alone) == []
     assert alone.read(topics.answer, Answer) == []
+    alone.produce(topics.answer, theirs.query_id.encode(), encode(answer))
+    assert post(alone, idempotency_key="k").is_success, "the body that came first"
 
 
 def test_a_search_that_no_executor_will_begin_is_cancelled_at_once(house: Callable[..., House]) -> None:
