@@ -420,6 +420,7 @@ class Consumer(aiokafka.Consumer):
         self._generation = -1
         self.session = MemberSession(app.conf.broker_session_timeout)
         self._recovering = 0
+        self._unsettled = 0
         self.moved = 0
         """Counts records handed over, read or handled: while it does not change, nothing progresses."""
         self.fetched: set[Any] = set()
@@ -434,8 +435,8 @@ class Consumer(aiokafka.Consumer):
 
     @property
     def busy(self) -> int:
-        """Number of tasks in progress: calls of handlers, tables being recovered."""
-        return self._recovering + self.queues.busy
+        """Number of tasks in progress: recoveries of tables, and calls of handlers that wait for no rebalance."""
+        return self._recovering + self.queues.busy - self._unsettled
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -471,7 +472,11 @@ class Consumer(aiokafka.Consumer):
         self.session.check()
         if record.epoch == self._epoch:
             return
-        await self.settled()
+        self._unsettled += 1
+        try:
+            await self.settled()
+        finally:
+            self._unsettled -= 1
         self.session.check()
         if TopicPartition(record.topic, record.partition) not in self.assignment():
             raise Moved(f"{record.coordinates}: its partition has moved to another worker")

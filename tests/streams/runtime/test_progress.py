@@ -1,5 +1,6 @@
 """A partition that stands still shows beside others that move: in the gauge, and in whether the process is ready."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -7,15 +8,20 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from streams.health import STALLED_S, Health
 from streams.local.broker import free_port
-from streams.runtime.kafka_watchdog import PartitionProgress
+from streams.metrics import Metrics
+from streams.runtime.base import Binding, ConsumerRecord, Crash
+from streams.runtime.kafka import KafkaRuntime, consumer_of
+from streams.runtime.kafka_consumer import MemberSession
+from streams.runtime.kafka_watchdog import PartitionProgress, watch_liveness
 from streams.settings import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +60,37 @@ def test_a_process_whose_partition_stands_still_is_alive_and_not_ready() -> None
     assert health.live()[0] == "200 OK"
     health.stalled({})
     assert health.readiness()[0] == "200 OK"
+
+
+@pytest.mark.parametrize("waits", ["for the rebalance", "for an engine"])
+async def test_a_worker_ends_whose_handler_waits_for_a_rebalance_that_never_ends(
+    in_memory: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    """One whose handler waits for something else goes on: an engine may take minutes."""
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr("streams.runtime.kafka_watchdog.time", SimpleNamespace(monotonic=loop.time))
+    monkeypatch.setattr("streams.runtime.kafka_watchdog.waited_for", lambda consumer: True)
+    monkeypatch.setattr("streams.runtime.kafka_watchdog.crash", _crashed)
+    runtime = KafkaRuntime(in_memory(), Metrics("verifier"), service="verifier")
+    consumer = consumer_of(runtime.app)
+
+    async def handler(records: Sequence[ConsumerRecord]) -> None:
+        if waits == "for the rebalance":
+            await consumer.keep_ours(records[0])  # as every send does
+        await asyncio.Future()
+
+    consumer.session = MemberSession(1e9)
+    record = ConsumerRecord("m.search-step", 0, 0, 1, b"q", b"v", consumer._epoch)
+    consumer._epoch += 1  # and no assignment comes
+    consumer.queues.put(Binding(handler), record)
+    ended = Crash if waits == "for the rebalance" else TimeoutError
+    with pytest.raises(ended):
+        await asyncio.wait_for(watch_liveness(runtime), 3 * in_memory().kafka.rebalance_timeout_s)
+    consumer.queues.keep(())
+
+
+def _crashed(reason: str) -> None:
+    raise Crash(reason)
 
 
 @pytest.mark.broker
