@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from schemas.errors import InvalidField, UnknownSchema, shown
 from schemas.forest import Count
 from schemas.objective import CostRange, Weights, check_aims
-from schemas.record import Record, check_finite, check_id, check_json, check_name, decode, load
+from schemas.record import Record, check_finite, check_id, check_json, decode, load
 from schemas.search import Served
 
 # Records that configure every process: catalogue, objectives, cost bounds, API keys. The last one per name counts.
@@ -158,8 +158,6 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
     def __post_init__(self) -> None:
         """Refuse an addition without a digest, a revocation with one, and limits that allow nothing."""
         _check_name("KeyEntry", self.name)
-        if self.tenant is not None:
-            check_name("KeyEntry", "tenant", self.tenant)
         if (self.op == "add") != (self.sha256 is not None):
             raise InvalidField("KeyEntry", "sha256", f"does not fit op {self.op!r}; give it with add only")
         if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):

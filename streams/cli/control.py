@@ -25,6 +25,7 @@ from schemas.control import (
 )
 from schemas.errors import UniscaleError
 from schemas.objective import CostRange, Weights
+from schemas.record import check_name
 from streams.client.client import Client
 from streams.control import default_objective
 from streams.runtime import kafka_admin, kafka_clients
@@ -296,6 +297,7 @@ def add(
     if if_none and (known := _known(settings)):
         click.echo(f"{len(known)} keys exist, none was added; `keys list` shows them", err=True)
         return
+    check_name("KeyEntry", "tenant", tenant)  # as a Query's is: of another, every request would be refused
     key, digest = make_key()
     entry = KeyEntry(
         name=name,

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import click
 import orjson
@@ -106,6 +106,18 @@ class _Log:
                 else:
                     self.earlier[key] = before
 
+    @classmethod
+    def of_stopped(cls, settings: Settings) -> Self:
+        """Read the log while no decider writes it. Raises StillRunning."""
+        require_stopped(settings, Topics(settings).app_id("decider"))
+        return cls(settings)
+
+    def confirm(self, question: str) -> None:
+        """Ask the operator, and refuse to go on if a decider has written while the question stood."""
+        click.confirm(question, abort=True, err=True)
+        if self.of_stopped(self.settings).end != self.end:
+            raise click.ClickException("a decider has run meanwhile: stop it, and begin again")
+
     def _read(self, record: Any, into: dict[bytes, bytes]) -> bytes | None:
         key = record.key or b""
         before = into.pop(key, None)
@@ -182,10 +194,7 @@ def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
     that is removed counts as ended. The rest of the log becomes a snapshot. Refused while a decider runs. `learner
     export` first keeps a copy.
     """
-    require_stopped(
-        settings, Topics(settings).app_id("decider")
-    )  # first: what it writes meanwhile is not read
-    log = _Log(settings)
+    log = _Log.of_stopped(settings)
     found = log.refused()
     keys = [key.encode() for key in without]
     if unknown := [key for key in keys if key not in log.rows]:
@@ -199,8 +208,7 @@ def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
     keys = list(dict.fromkeys(keys))
     foreign = sum(each.among_snapshots for each in found)
     if not yes:
-        click.confirm(f"remove {len(keys)} rows and {foreign} records of snapshots?", abort=True, err=True)
-        require_stopped(settings, log.group)  # nobody knows how long the question stood
+        log.confirm(f"remove {len(keys)} rows and {foreign} records of snapshots?")
     decider = log.decider()
     chunk_bytes = min(snapshot.CHUNK_BYTES, settings.kafka.max_record_bytes // 2)
     records, gone = repaired(decider, log.rows, log.snapshots, keys, log.end, chunk_bytes, log.earlier)
@@ -252,15 +260,9 @@ def reset(settings: Settings, yes: bool) -> None:
     Deletes the learner's log and snapshots. Let the queries in flight end first: their rewards are not learned. What
     the decider has read is not read again. Refused while a decider runs.
     """
-    require_stopped(
-        settings, Topics(settings).app_id("decider")
-    )  # first: what it writes meanwhile is not read
-    log = _Log(settings)
+    log = _Log.of_stopped(settings)
     if not yes:
-        click.confirm(
-            f"delete {len(log.rows)} records of {log.changelog} and all snapshots?", abort=True, err=True
-        )
-        require_stopped(settings, log.group)
+        log.confirm(f"delete {len(log.rows)} records of {log.changelog} and all snapshots?")
     read = {log.topics.context: -1, log.topics.reward: -1}
     for manifest in manifests(log.snapshots).values():
         read[log.topics.context] = max(read[log.topics.context], manifest.context_offset)

@@ -1,7 +1,8 @@
 """The command line: help an operator can work from, refusals with exit code 1."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -210,29 +211,30 @@ def test_a_key_whose_queries_every_process_would_refuse_is_not_added(
     assert topic.sent == []
 
 
-@pytest.mark.parametrize("command", ["repair", "reset"])
-def test_a_decider_that_started_while_the_question_stood_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, command: str
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_decider_that_ran_while_the_question_stood_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
-    done: list[str] = []
-
-    class Log:
-        def __init__(self, settings: Settings) -> None:
-            done.append("read")
-            self.topics, self.group, self.changelog = Topics(settings), "decider", "log"
-            self.rows: dict[bytes, bytes] = {b"q": b"row"}
-
-        def refused(self) -> list[str]:
-            return []
+    """Whether it still runs, or has written and stopped."""
+    log = [SimpleNamespace(offset=0, key=b"q", value=b"row")]
+    asked: list[str] = []
 
     def require_stopped(settings: Settings, group: str) -> None:
-        done.append("asked")
-        if done.count("asked") == 2:
-            raise StillRunning("running")
+        asked.append(group)
+        if len(asked) == 2:
+            log.append(SimpleNamespace(offset=1, key=b"p", value=b"row"))
+            if runs:
+                raise StillRunning("running")
 
-    monkeypatch.setattr(learner, "_Log", Log)
+    def read_all(settings: Settings, topics: Sequence[str], **_: Any) -> list[Any]:
+        return log if topics == [Topics(settings).changelog("decider", "pending")] else []
+
     monkeypatch.setattr(learner, "require_stopped", require_stopped)
-    words = [command, *(["--without", "q"] if command == "repair" else [])]
-    result = CliRunner().invoke(learner.learner, words, obj=Settings(), input="y\n")
-    assert isinstance(result.exception, StillRunning), result.output
-    assert done == ["asked", "read", "asked"]
+    monkeypatch.setattr(kafka_clients, "require_topics", lambda *_: None)
+    monkeypatch.setattr(kafka_clients, "read_all", read_all)
+    result = CliRunner().invoke(learner.learner, ["reset"], obj=Settings(), input="y\n")
+    assert result.exit_code == 1
+    assert (
+        isinstance(result.exception, StillRunning) if runs else "a decider has run meanwhile" in result.output
+    )
+    assert asked == ["uniscale.decider"] * 2
