@@ -23,7 +23,7 @@ from schemas.query import Origin, Query, QueryContext
 # UniscaleError
 # └── EncoderError
 #     ├── EncoderFilesError     a model or tokenizer file that is missing or not the pinned one
-#     ├── EncoderRefused        the server will not take this text (4xx; 500 each time), but others: do not repeat it
+#     ├── EncoderRefused        the server will not take this text (4xx, or 500 each time) but takes others: final
 #     ├── EncoderUnavailable    it embeds no text at present: the same request may pass later
 #     └── BadEmbedding          for this text, an answer that is no embedding: count, dimension, NaN, zero length
 
@@ -231,14 +231,14 @@ class HttpEncoder:
             return self._rows(cut)
         except _Failing as error:
             self._blame(error)
-            return self._rows(cut)  # once more: the server may have come back in between
+            return self._rows(cut, attempts=1)  # the server may have come back in between
         except (EncoderRefused, BadEmbedding) as error:
             self._blame(error)
             raise
 
-    def _rows(self, texts: list[str]) -> Vectors:
+    def _rows(self, texts: list[str], attempts: int | None = None) -> Vectors:
         rows = [
-            self._read(self._request(some), len(some))
+            self._read(self._request(some, attempts or self._attempts), len(some))
             for some in (texts[at : at + self._batch] for at in range(0, len(texts), self._batch))
         ]
         return np.concatenate([np.zeros((0, self.dimension), np.float32), *rows])
@@ -252,7 +252,7 @@ class HttpEncoder:
             EncoderUnavailable: it embeds no text.
         """
         try:
-            self._read(self._request([EMPTY_TEXT]), 1)
+            self._read(self._request([EMPTY_TEXT], self._attempts), 1)
         except EncoderError:
             raise EncoderUnavailable(f"{error}; it embeds no other text either") from error
 
@@ -268,11 +268,11 @@ class HttpEncoder:
         """Close the encoder."""
         self.close()
 
-    def _request(self, texts: list[str]) -> bytes:
+    def _request(self, texts: list[str], attempts: int) -> bytes:
         body = {"model": self.name, "input": texts, "encoding_format": "float"}
         policy = Retrying(
             retry=retry_if_exception_type(_Trouble),
-            stop=stop_after_attempt(self._attempts),
+            stop=stop_after_attempt(attempts),
             wait=wait_exponential(multiplier=self._backoff_s, max=MOST_WAIT_S),
             sleep=self._sleep,
             reraise=True,
@@ -282,7 +282,7 @@ class HttpEncoder:
         except _Trouble as trouble:
             kind = _Failing if isinstance(trouble, _ServerError) else EncoderUnavailable
             raise kind(
-                f"{self._path}: {self._attempts} attempts failed, the last with {trouble}; "
+                f"{self._path}: {attempts} attempts failed, the last with {trouble}; "
                 "check that the server is up and takes texts as long as this one"
             ) from trouble
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from agents.catalogue.models import Sampling
 from agents.serving.errors import PromptTooLongError
-from agents.serving.prompts import CACHED_BYTES, ChatPrompts, RecentTokens
+from agents.serving.prompts import CACHED_BYTES, ChatPrompts, RecentTokens, digest
 from schemas.forest import Finish
 from schemas.query import Message
 from schemas.search import Served
@@ -115,12 +115,14 @@ class Continuation(Struct, frozen=True):
 
     Attributes:
         prefix: The prefix.
+        question: Digest of its conversation.
         prompt_ids: The whole prompt.
         answer_ids: The end of the prompt: the tokens of the path's steps so far.
         max_tokens: The least of what the step, the path and the context allow; 0 if the context is full.
     """
 
     prefix: Prefix
+    question: bytes
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
     max_tokens: int
@@ -151,6 +153,7 @@ class Continuer:
         self._context_tokens = context_tokens
         self._instruction = instruction
         self._paths = RecentTokens(remembered_bytes)
+        self._last: tuple[tuple[Message, ...], tuple[int, ...], bytes] = ((), (), b"")
 
     def plan(self, prefix: Prefix, sampling: Sampling) -> Continuation:
         """Return what the engine has to continue.
@@ -159,7 +162,7 @@ class Continuer:
             PromptTooLongError: The question alone fills the context. If a path fills it later, nothing is raised; its
                 continuation has `max_tokens` 0.
         """
-        question = self._prompts.prompt(self._dialogue(prefix.messages))
+        question, key = self._question(prefix.messages)
         answer = self._answer_ids(prefix)
         left = self._context_tokens - len(question) - len(answer)
         if left < 1 and not prefix.steps:
@@ -169,7 +172,7 @@ class Continuer:
             if prefix.max_tokens is None
             else min(sampling.step_tokens, prefix.max_tokens)
         )
-        return Continuation(prefix, question + answer, answer, max(0, min(left, most)))
+        return Continuation(prefix, key, question + answer, answer, max(0, min(left, most)))
 
     def full(self, continuation: Continuation) -> Drafted:
         """Return the empty draft of a path whose context is full."""
@@ -201,6 +204,12 @@ class Continuer:
             self._remember(continuation, text, ids)
         return Drafted(text=text, finish=finish, tokens=len(ids), prompt_tokens=prompt_tokens, token_ids=ids)
 
+    def _question(self, messages: tuple[Message, ...]) -> tuple[tuple[int, ...], bytes]:
+        """Return prompt and digest of a conversation, made once for all the prefixes of a step: it may be long."""
+        if messages is not self._last[0]:
+            self._last = messages, self._prompts.prompt(self._dialogue(messages)), digest(messages)
+        return self._last[1:]
+
     def _dialogue(self, messages: Sequence[Message]) -> list[tuple[str, str]]:
         dialogue = [(message.role, message.text) for message in messages]
         if self._instruction and all(role != "system" for role, _ in dialogue):
@@ -210,7 +219,7 @@ class Continuer:
     def _answer_ids(self, prefix: Prefix) -> tuple[int, ...]:
         if not prefix.steps:
             return ()
-        known = self._paths.get((prefix.messages, prefix.steps))
+        known = self._paths.get(digest((self._question(prefix.messages)[1], prefix.steps)))
         return known if known is not None else self._prompts.encode("".join(prefix.steps))
 
     def _whole(self, text: str, ids: tuple[int, ...]) -> bool:
@@ -219,7 +228,8 @@ class Continuer:
 
     def _remember(self, continuation: Continuation, text: str, ids: tuple[int, ...]) -> None:
         prefix = continuation.prefix
-        self._paths.put((prefix.messages, (*prefix.steps, text)), continuation.answer_ids + ids)
+        path = digest((continuation.question, (*prefix.steps, text)))
+        self._paths.put(path, continuation.answer_ids + ids)
 
 
 def finish_of(finish_reason: str, stop: str | int | None, delimiter: str) -> Finish:

@@ -267,6 +267,7 @@ class Breaker:
 
 SHOWN_CHARACTERS = 300  # of a server's complaint, in our error
 MOST_REPLY_BYTES = 32 << 20  # decompressed: the scores of a verifier's whole batch, many times over
+PATIENT = 0.2  # of `silent_s`: what a request must have waited itself
 PROBE_S = 5.0  # a server that is back says so at once
 _REQUEST_AT_FAULT = (
     httpx.codes.BAD_REQUEST,
@@ -284,8 +285,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         api_key: Sent as a bearer token when not empty; never shown in an error.
         connect_timeout_s: Longest wait for a connection.
         read_timeout_s: Longest wait for a reply; a busy server queues.
-        silent_s: Once requests have waited for so long in all, and none was answered, each that is cancelled counts
-            against the endpoint: a server that hangs must not be asked forever because queries run out of time first.
+        silent_s: Once requests have waited for so long in all, and none was answered, each that is cancelled after a
+            fifth of that counts against the endpoint: a server that hangs must not be asked forever because queries run
+            out of time first.
         retries: How often a request is tried.
         connections: Most requests in flight at once.
     """
@@ -401,13 +403,15 @@ class JsonServer:
                 raise EndpointSuspendedError(
                     f"{where}: no requests for another {self.breaker.wait_s:.0f} s, because {self.breaker.why}"
                 )
-            self._silence.asked(time.monotonic())
+            self._silence.asked(began := time.monotonic())
             answered = True
             try:
                 found = read(await self._once(where, "POST", path, content))
             except asyncio.CancelledError:
-                answered = False
-                if (silent_s := self._silence.seconds(time.monotonic())) >= self.settings.silent_s:
+                answered, now = False, time.monotonic()
+                # Its own wait counts too: whoever gives a search half a second says nothing of the endpoint.
+                waited = now - began >= self.settings.silent_s * PATIENT
+                if waited and (silent_s := self._silence.seconds(now)) >= self.settings.silent_s:
                     self.breaker.failed(f"{where}: no reply in {silent_s:.0f} s")
                 raise
             except ServingError as error:

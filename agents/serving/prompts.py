@@ -28,12 +28,12 @@ Messages = Sequence[tuple[str, str]]  # (role, content)
 
 
 class RecentTokens:
-    """Token ids by what they encode; beyond a number of bytes, the least recently used are forgotten.
+    """Token ids by the digest of what they encode; beyond a number of bytes, the least recently used are forgotten.
 
     >>> tokens = RecentTokens(most_bytes=2 * (RecentTokens.ENTRY_BYTES + 4))
     >>> for text in ("a", "b", "c"):
-    ...     tokens.put(text, (ord(text),))
-    >>> tokens.get("a"), tokens.get("c")
+    ...     tokens.put(digest(text), (ord(text),))
+    >>> tokens.get(digest("a")), tokens.get(digest("c"))
     (None, (99,))
     """
 
@@ -45,17 +45,17 @@ class RecentTokens:
         self._bytes = 0
         self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
 
-    def get(self, what: object) -> tuple[int, ...] | None:
-        """Return the token ids of something whose `repr` tells it from others; None if they are not remembered."""
-        found = self._ids.get(key := _digest(what))
+    def get(self, key: bytes) -> tuple[int, ...] | None:
+        """Return the token ids of a digest; None if they are not remembered."""
+        found = self._ids.get(key)
         if found is None:
             return None
         self._ids.move_to_end(key)
         return tuple(found)
 
-    def put(self, what: object, ids: Sequence[int]) -> None:
+    def put(self, key: bytes, ids: Sequence[int]) -> None:
         """Remember token ids, each below 2**32."""
-        self._forget(key := _digest(what))
+        self._forget(key)
         self._ids[key] = array("I", ids)
         self._bytes += self.ENTRY_BYTES + 4 * len(ids)
         while self._bytes > self._most_bytes:
@@ -66,7 +66,8 @@ class RecentTokens:
             self._bytes -= self.ENTRY_BYTES + 4 * len(ids)
 
 
-def _digest(what: object) -> bytes:
+def digest(what: object) -> bytes:
+    """Return 16 bytes that stand for something whose `repr` tells it from others."""
     return hashlib.blake2b(repr(what).encode(), digest_size=16).digest()
 
 
@@ -128,11 +129,10 @@ class ChatPrompts:
 
     def prompt(self, messages: Messages) -> tuple[int, ...]:
         """Return the token ids of a dialogue that the assistant is to answer."""
-        asked = tuple(messages)
-        if (known := self._prompt_ids.get(asked)) is not None:
+        if (known := self._prompt_ids.get(key := digest(tuple(messages)))) is not None:
             return known
-        ids = self.encode(self._render(asked, add_generation_prompt=True))
-        self._prompt_ids.put(asked, ids)
+        ids = self.encode(self._render(messages, add_generation_prompt=True))
+        self._prompt_ids.put(key, ids)
         return ids
 
     def dialogue(self, messages: Messages) -> str:

@@ -82,7 +82,7 @@ class Fleet:
         self._again_s = again_s
         self._places: dict[str, _Place] = {}
         self._one = asyncio.Lock()
-        self._replaced: set[asyncio.Task[None]] = set()
+        self._replaced: dict[Loaded, asyncio.Task[None]] = {}
 
     def want(self, models: Iterable[Model]) -> None:
         """Start to load what is new, what changed, and what failed long enough ago. Returns at once."""
@@ -126,20 +126,19 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop loading, and close what is loaded."""
-        tasks = [*(place.task for place in self._places.values()), *self._replaced]
+        tasks = [*(place.task for place in self._places.values()), *self._replaced.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for loaded in self._ready():
+        for loaded in (*self._ready(), *self._replaced):
             await loaded.engine.close()
 
     async def _loaded(self, place: _Place, before: _Place | None) -> Loaded:
         model = place.entry
         async with self._one:
             if before is not None and _is_ready(before.task):
-                task = asyncio.create_task(_close_idle(before.task.result()))
-                self._replaced.add(task)
-                task.add_done_callback(self._replaced.discard)
+                loaded = before.task.result()
+                self._replaced[loaded] = asyncio.create_task(self._close_idle(loaded))
             try:
                 return await self._load(model)
             except Exception as error:
@@ -148,6 +147,13 @@ class Fleet:
                 if isinstance(error, ServingError):
                     raise
                 raise EngineStartError(f"{model.name}: {type(error).__name__}: {error}") from error
+
+    async def _close_idle(self, loaded: Loaded) -> None:
+        """Close an engine whose place another has taken, once what it was asked is answered."""
+        if loaded.server is not None:
+            await loaded.server.idle()
+        await loaded.engine.close()
+        del self._replaced[loaded]
 
     def _is_due(self, place: _Place) -> bool:
         return place.ended_s is not None and self._clock() - place.ended_s >= self._again_s
@@ -164,15 +170,6 @@ class Fleet:
         if breaker is not None and breaker.state == "open":
             return ModelHealth(model=name, state="suspended", why=breaker.why[:MAX_WHY])
         return ModelHealth(model=name, state="ready")
-
-
-async def _close_idle(loaded: Loaded) -> None:
-    """Close an engine whose place another has taken, once what it was asked is answered."""
-    try:
-        if loaded.server is not None:
-            await loaded.server.idle()
-    finally:
-        await loaded.engine.close()
 
 
 def _is_ready(task: "asyncio.Task[Loaded]") -> bool:

@@ -145,13 +145,13 @@ def test_a_text_at_which_the_server_fails_each_time_is_refused(
 ) -> None:
     """Servers answer 500 to a text that is too long for them, too."""
     fails: list[Reply] = [lambda _: (500, {"error": "input is too large to process"})] * 3
-    server.replies = [*fails, good, *(fails if again else [])]
+    server.replies = [*fails, good, *(fails[:1] if again else [])]
     if again:
         with pytest.raises(EncoderRefused, match="too large to process"):
             encoder.encode(["a"])
     else:
         assert encoder.encode(["a"]).shape == (1, DIMENSION), "it was away, and came back"
-    assert [body["input"] for body in server.bodies[3:5]] == [[EMPTY_TEXT], ["a"]]
+    assert [body["input"] for body in server.bodies[3:]] == [[EMPTY_TEXT], ["a"]]
 
 
 def test_waits_grow_to_a_limit(server: Embeddings, waits: list[float]) -> None:

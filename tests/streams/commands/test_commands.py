@@ -216,25 +216,25 @@ def test_a_decider_that_ran_while_the_question_stood_is_noticed(
     monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
     """Whether it still runs, or has written and stopped."""
-    log = [SimpleNamespace(offset=0, key=b"q", value=b"row")]
+    changelog = Topics(Settings()).changelog("decider", "pending")
+    log = [SimpleNamespace(topic=changelog, offset=0, key=b"q", value=b"row")]
     asked: list[str] = []
 
     def require_stopped(settings: Settings, group: str) -> None:
         asked.append(group)
         if len(asked) == 2:
-            log.append(SimpleNamespace(offset=1, key=b"p", value=b"row"))
+            log.append(SimpleNamespace(topic=changelog, offset=1, key=b"p", value=b"row"))
             if runs:
                 raise StillRunning("running")
 
     def read_all(settings: Settings, topics: Sequence[str], **_: Any) -> list[Any]:
-        return log if topics == [Topics(settings).changelog("decider", "pending")] else []
+        return log if topics == [changelog] else []
 
     monkeypatch.setattr(learner, "require_stopped", require_stopped)
     monkeypatch.setattr(kafka_clients, "require_topics", lambda *_: None)
     monkeypatch.setattr(kafka_clients, "read_all", read_all)
     result = CliRunner().invoke(learner.learner, ["reset"], obj=Settings(), input="y\n")
     assert result.exit_code == 1
-    assert (
-        isinstance(result.exception, StillRunning) if runs else "a decider has run meanwhile" in result.output
-    )
-    assert asked == ["uniscale.decider"] * 2
+    said = "running" if runs else "a decider has run meanwhile"
+    assert said in f"{result.output} {result.exception}"
+    assert len(asked) == 2
