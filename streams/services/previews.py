@@ -78,7 +78,7 @@ class Previews:
         self._encoding = asyncio.Lock()
         self._vectors: OrderedDict[bytes, bytes] = OrderedDict()  # by a digest of the text, which may be long
         self._changed: Changed | None = None
-        self._copy: tuple[Decider, int, ActionSpace, Decider] | None = None
+        self._copy: tuple[Decider, int, int, ActionSpace, Decider] | None = None
 
     async def preview(self, query: Query) -> Preview:
         """Return what would be chosen for a query now.
@@ -142,12 +142,17 @@ class Previews:
     async def _offering(self, changed: Changed) -> Decider:
         """Return a copy of the learner with a changed catalogue: its own offer is a row in its log."""
         decider, kept = changed.decider, self._copy
-        if kept is not None and kept[0] is decider and kept[1:3] == (decider.seq, changed.space):
-            return kept[3]
+        # Of one version, more actions may have been embedded; of one space, the price of a model may have changed.
+        if (
+            kept is not None
+            and kept[0] is decider
+            and kept[1:4] == (decider.seq, changed.version, changed.space)
+        ):
+            return kept[4]
         made = await self.service.runtime.in_thread(
             lambda: offering(decider, changed.vectors, changed.price_factors)
         )
-        self._copy = (decider, decider.seq, changed.space, made)
+        self._copy = (decider, decider.seq, changed.version, changed.space, made)
         return made
 
     async def _context(self, query: Query) -> QueryContext:

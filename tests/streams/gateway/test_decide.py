@@ -1,6 +1,7 @@
 """`/v1/decide` over HTTP: what would run and why, without running, learning or changing anything."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from agents.catalogue.models import ActionError
 from agents.decider.preview import Preview
 from agents.embedding import Vectors
-from schemas.control import CatalogueEntry
+from schemas.control import CatalogueEntry, PriceEntry
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
@@ -211,6 +212,26 @@ async def test_previews_of_a_changed_catalogue_ask_a_dead_encoder_once_and_never
         assert (previews._copy, previews._changed) == (None, None), "no copy of the learner is kept"
 
 
+async def test_previews_of_a_changed_catalogue_have_its_latest_prices(in_memory: InMemory, ask: Ask) -> None:
+    async with running(in_memory(policy="contextual"), seed=3) as cluster:
+        await served(cluster, ask(0))
+        previews = Previews(worker_of(cluster, "decider").built)
+
+        async def cost() -> float:
+            """Return the log cost that is predicted for a configuration of `small`."""
+            found = await previews.preview(ask(5))
+            (of_small,) = (each for each in found.configurations if each.action == "small/1/1/1")
+            assert of_small.predicted is not None
+            return of_small.predicted.log_cost
+
+        at_one = await cost()
+        for factor in (2.0, 9.0):
+            entry = PriceEntry(name="small", factor=factor)
+            cluster.produce(cluster.topics.control, entry.key.encode(), encode(entry))
+            await asyncio.sleep(1.0)
+            assert await cost() == pytest.approx(at_one + math.log(factor))
+
+
 async def test_without_any_action_embedded_previews_say_not_now(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,5 +246,5 @@ async def test_without_any_action_embedded_previews_say_not_now(
             cluster, added("mid"), *(CatalogueEntry(name=name, op="remove") for name in ("small", "large"))
         )
         await asyncio.sleep(1.0)
-        with pytest.raises(NotNow, match="the encoder: http://encoder: no connection"):
+        with pytest.raises(NotNow, match="the encoder: mid: http://encoder: no connection"):
             await previews.preview(ask(5))
