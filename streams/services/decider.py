@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
+import numpy as np
 
 from agents.bandit.errors import CorruptState, DuplicateQuery, PolicyRefused, PriorRefused
 from agents.bandit.exploration import Explored
@@ -263,6 +264,13 @@ class Pacing:
 _AGAIN_S: Final = 30.0
 """Seconds until an encoder that did not embed the actions of a model is asked again: decisions wait meanwhile."""
 
+_REFUSALS: Final = (EncoderRefused, BadEmbedding)
+"""What an encoder has against one text; any other error it would give for every text."""
+
+
+class NotEmbedded(Unavailable):
+    """None of the models can be on offer until the encoder embeds their actions; the message says why it does not."""
+
 
 class Offered(NamedTuple):
     """What is on offer of a catalogue.
@@ -310,6 +318,7 @@ class ShardLearner:
         self.decider: Decider | None = None
         self.offered: Offered | None = None
         self._pending = pending
+        self._waiting = frozenset[str]()
         self._ask_encoder_s = 0.0
 
     async def ready(self) -> Decider:
@@ -317,7 +326,7 @@ class ShardLearner:
 
         Raises:
             CorruptState: It is not recovered yet, and its log is not whole.
-            Unavailable: None of the models can be on offer yet.
+            NotEmbedded: None of the models can be on offer yet.
         """
         decider = self.decider or await self.rebuild()
         while not self._is_current():  # the catalogue may change while this one goes on offer
@@ -367,27 +376,40 @@ class ShardLearner:
     async def vectors(
         self, decider: Decider, catalogue: Catalogue
     ) -> tuple[ActionSpace, Sequence[ActionVector]]:
-        """Return the actions of a catalogue that can be on offer: all, or those of the log while the rest waits.
+        """Return the actions of a catalogue that can be on offer: all, or those that are embedded while the rest waits.
 
-        If the encoder does not embed the rest, whatever the reason, it is not asked again for 30 s.
+        Each new model is embedded by itself, so that one that the encoder refuses keeps no other waiting. Models that
+        wait are asked for again after 30 s. While the encoder is away, nothing is offered first of all: the centre of
+        the first offer stays.
 
         Raises:
-            Unavailable: None can be on offer.
+            NotEmbedded: None can be on offer.
         """
         known, space = decider.actions, self.runtime.control.space(catalogue)
         new = {action.model for action in space if action.id not in known}
         found = {action.id: known[action.id].vector() for action in space if action.id in known}
-        if new and (not found or self.runtime.monotonic() >= self._ask_encoder_s):
-            models = tuple(model for model in catalogue.models if model.name in new)
+        if found and self.runtime.monotonic() < self._ask_encoder_s:
+            new -= self._waiting
+        asked = [model for model in catalogue.models if model.name in new]
+        failed, away = list[str](), False
+        for at, model in enumerate(asked):
             try:
-                embedded = await self.embedded(msgspec.structs.replace(catalogue, models=models))
+                embedded = await self.embedded(msgspec.structs.replace(catalogue, models=(model,)))
                 found = {each.action_id: each for each in embedded} | found
             except EncoderError as error:
                 self.runtime.metrics.engine_faults.labels("decider").inc()
-                if not found:
-                    raise Unavailable(f"the encoder: {error}") from error
-                self._ask_encoder_s = self.runtime.monotonic() + _AGAIN_S
-                log.warning("not on offer until the encoder embeds it: %s: %s", ", ".join(sorted(new)), error)
+                away = not isinstance(error, _REFUSALS)
+                names = ", ".join(sorted(each.name for each in (asked[at:] if away else [model])))
+                failed.append(f"{names}: {error}")
+                if away:
+                    break
+        if failed:
+            why = "; ".join(failed)
+            if not found or (away and not known):
+                raise NotEmbedded(f"the encoder: {why}")
+            self._ask_encoder_s = self.runtime.monotonic() + _AGAIN_S
+            log.warning("not on offer until the encoder embeds it: %s", why)
+        self._waiting = frozenset(action.model for action in space if action.id not in found)
         left = tuple(action for action in space if action.id in found)
         return ActionSpace(left), [found[action.id] for action in left]
 
@@ -431,11 +453,11 @@ class ShardLearner:
             return
         prior, control = await self.runtime.in_thread(lambda: read_prior(path)), self.runtime.control
         try:
-            records = await self._begun(decider, prior, control.catalogue)
+            records = self._begun(decider, prior, control.catalogue)
         except PriorRefused as error:
             # Models may have come and gone before a learner could begin: a prior is for those of the file, too.
             try:
-                records = await self._begun(decider, prior, control.base)
+                records = self._begun(decider, prior, control.base)
             except PriorRefused:
                 if asked:
                     raise error from None
@@ -448,18 +470,18 @@ class ShardLearner:
             self.runtime.crash("the prior could not be written", error)
         log.info("the learner begins from prior %s", decider.prior)
 
-    async def _begun(self, decider: Decider, prior: bytes, catalogue: Catalogue) -> list[tuple[bytes, bytes]]:
+    def _begun(self, decider: Decider, prior: bytes, catalogue: Catalogue) -> list[tuple[bytes, bytes]]:
         """Let the learner begin from a prior for the models of a catalogue; return what must be written.
 
         Raises:
             PriorRefused: it does not fit; nothing has changed.
-            Unavailable: the actions are not embedded.
         """
-        try:
-            vectors = await self.embedded(catalogue)
-        except EncoderError as error:
-            raise Unavailable(f"the encoder: {error}") from error
-        return decider.begin(prior, vectors, self.log.chunk_bytes, catalogue.pricing)
+        # The prior brings the vectors of its actions and is held to models and sizes alone: the encoder is not needed.
+        models = [
+            ActionVector(each.name, each.name, np.zeros(0), float(each.architecture.parameters))
+            for each in catalogue.models
+        ]
+        return decider.begin(prior, models, self.log.chunk_bytes, catalogue.pricing)
 
     async def embedded(self, catalogue: Catalogue) -> Sequence[ActionVector]:
         """Return the actions of a catalogue as the policy sees them. Slow for those that are not in the cache.
@@ -473,7 +495,7 @@ class ShardLearner:
         )
 
     def _is_current(self) -> bool:
-        """Return whether nothing of the catalogue of now can go on offer that is not."""
+        """Return whether what is on offer is all that can be of the catalogue of now."""
         offered = self.offered
         if offered is None or offered.version != self.runtime.control.catalogue_version:
             return False
@@ -483,7 +505,7 @@ class ShardLearner:
         """Offer the catalogue of now.
 
         Raises:
-            Unavailable: None of its models can be on offer yet.
+            NotEmbedded: None of its models can be on offer yet.
         """
         control = self.runtime.control
         catalogue, version = control.catalogue, control.catalogue_version
@@ -685,7 +707,11 @@ class DeciderService(Ordered):
         async with self.lock:
             self.learner.decider = None
             if self.learner.log.assigned:
-                await self.learner.ready()
+                try:
+                    await self.learner.ready()
+                except NotEmbedded as error:
+                    # It is recovered: the first question waits, and asks again.
+                    log.warning("no model is on offer: %s", error)
             else:
                 self.pending.recovered(0)
             self.pending.show()

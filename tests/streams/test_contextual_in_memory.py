@@ -1,5 +1,6 @@
 """The contextual policy in the running loop: prices, a prior, a control group, n answers; exact after a restart."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,7 @@ from tests.support.cluster import (
     successor,
     worker_of,
 )
+from tests.support.encoders import Refusing
 
 
 def decisions(cluster: Cluster) -> list[Decision]:
@@ -139,6 +141,25 @@ async def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
     decider = recovered(cluster)
     assert decider.prior == digest(prior.read_bytes())
     assert decider.policy.state() == state
+    reproduced(cluster)
+
+
+async def test_a_learner_begins_from_a_prior_without_a_model_of_it_that_the_encoder_refuses(
+    in_memory: InMemory, ask: Ask, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Refusing("large")
+    monkeypatch.setattr("streams.services.decider.encoder_of", lambda settings: encoder)
+    settings = in_memory(policy="contextual", warm_up=0, prior=str(prior), state_dir=str(tmp_path))
+    async with running(settings) as cluster:
+        await served(cluster, *(ask(n, mean_cost=3e9) for n in range(6)))
+        assert {each.action.model for each in decisions(cluster)} == {"small"}
+        encoder.models = ()
+        await asyncio.sleep(31.0)
+        await served(cluster, ask(6, pin_action="large/1/1/1"), *(ask(n) for n in range(7, 12)))
+        assert cluster.deaths == []
+        state = decider_of(cluster).policy.state()
+    found = recovered(cluster)
+    assert (found.prior, found.policy.state()) == (digest(prior.read_bytes()), state)
     reproduced(cluster)
 
 

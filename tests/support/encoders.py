@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agents.embedding import EncoderRefused, EncoderUnavailable, Vectors
+from agents.embedding import EncoderError, EncoderRefused, EncoderUnavailable, Vectors
 from streams.services.embedder import HashedEncoder
 
 
@@ -21,9 +21,14 @@ class DownFor(HashedEncoder):
 
 
 class Refusing(HashedEncoder):
-    """An encoder whose server does not take the descriptions of the model `mid`."""
+    """An encoder whose server does not take the descriptions of some models."""
+
+    def __init__(self, *models: str) -> None:
+        super().__init__(8)
+        self.models = models
+        self.error: EncoderError = EncoderRefused("http://encoder: HTTP 413: the batch is too large")
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        if any("Model: mid" in text for text in texts):
-            raise EncoderRefused("http://encoder: HTTP 413: the batch is too large")
+        if any(f"Model: {model}" in text for text in texts for model in self.models):
+            raise self.error
         return super().encode(texts)

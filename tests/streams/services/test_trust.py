@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import Counter
 
 from agents.answers import GraderFailed, GradingPool, Verdict
+from agents.decider.decider import Decider
+from agents.embedding import EncoderUnavailable
 from agents.reward.join import JoinRow, Opened, encode_row
 from schemas.action import Action
 from schemas.answer import Answer
@@ -33,7 +36,9 @@ from tests.support.cluster import (
     answered,
     change,
     closing,
+    decider_of,
     read,
+    recovered,
     reproduced,
     running,
     send,
@@ -387,7 +392,7 @@ async def test_a_model_that_is_added_while_the_encoder_is_away_waits_and_nothing
 async def test_a_model_whose_descriptions_the_encoder_refuses_is_not_on_offer_and_costs_no_record(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(decider, "encoder_of", lambda settings: Refusing(8))
+    monkeypatch.setattr(decider, "encoder_of", lambda settings: Refusing("mid"))
     async with running(in_memory(), seed=3) as cluster:
         topics = cluster.topics
         send(cluster, *(ask(n, feedback_wait_s=600.0, reference=None) for n in range(2)))
@@ -410,10 +415,100 @@ async def test_a_model_whose_descriptions_the_encoder_refuses_is_not_on_offer_an
         assert len(cluster.deaths) == 1
 
 
+async def pinned(cluster: Cluster, query: Query, model: str) -> str:
+    """Return why a query that pins a model is rejected; empty if it is decided."""
+    send(cluster, msgspec.structs.replace(query, pin_action=f"{model}/1/1/1"))
+    await cluster.until(lambda: query.query_id in closing(cluster) or query.query_id in answered(cluster), 60)
+    if any(each.query_id == query.query_id for each in read(cluster, cluster.topics.decision, Decision)):
+        return ""
+    (answer,) = (a for a in read(cluster, cluster.topics.answer, Answer) if a.query_id == query.query_id)
+    return answer.error or ""
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 1.0])
+async def test_a_new_model_that_the_encoder_refuses_keeps_no_other_new_one_waiting(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, apart_s: float, tmp_path: Path
+) -> None:
+    encoder = Refusing("mid")
+    monkeypatch.setattr(decider, "encoder_of", lambda settings: encoder)
+    async with running(in_memory(state_dir=str(tmp_path)), seed=3) as cluster:
+        await served(cluster, ask(0))
+        change(cluster, added("mid"))
+        if apart_s:
+            await asyncio.sleep(apart_s)
+            await served(cluster, ask(1))
+        change(cluster, added("other"))
+        await asyncio.sleep(1.0)
+        assert await pinned(cluster, ask(2), "other") == ""
+        assert "not on offer yet" in await pinned(cluster, ask(3), "mid")
+        encoder.models = ()
+        await asyncio.sleep(31.0)
+        assert await pinned(cluster, ask(4), "mid") == ""
+        assert cluster.deaths == []
+        reproduced(cluster)
+
+
+async def test_a_fresh_log_begins_without_a_model_that_the_encoder_refuses(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The centre of its features is that of the first models on offer, and a replay finds the same."""
+    encoder = Refusing("large")
+    monkeypatch.setattr(decider, "encoder_of", lambda settings: encoder)
+    async with running(
+        in_memory(policy="linucb", policy_options='{"action_features": "centred"}', state_dir=str(tmp_path)),
+        seed=3,
+    ) as cluster:
+        await served(cluster, *(ask(n) for n in range(6)))
+        assert {each.action.model for each in read(cluster, cluster.topics.decision, Decision)} == {"small"}
+        encoder.models = ()
+        await asyncio.sleep(31.0)
+        assert await pinned(cluster, ask(6), "large") == ""
+        await served(cluster, *(ask(n) for n in range(7, 12)))
+        assert cluster.deaths == []
+        live: Any = decider_of(cluster).policy
+        again: Any = recovered(cluster).policy
+        assert again.inner.features.anchor.centre.tolist() == live.inner.features.anchor.centre.tolist()
+        reproduced(cluster)
+
+
+async def test_a_fresh_log_with_nothing_to_offer_waits_and_ends_no_worker(
+    in_memory: InMemory,
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    encoder = Refusing("small", "large")
+    monkeypatch.setattr(decider, "encoder_of", lambda settings: encoder)
+    async with running(in_memory(state_dir=str(tmp_path)), seed=3) as cluster:
+        assert "no model is on offer: the encoder: small: http://encoder: HTTP 413" in caplog.text
+        send(cluster, ask(0))
+        await asyncio.sleep(60.0)
+        assert answered(cluster) == set()
+        encoder.models = ()
+        await cluster.until(lambda: answered(cluster) == {"q0"}, 120)
+        assert {answer.status for answer in read(cluster, cluster.topics.answer, Answer)} == {"ok"}
+        assert cluster.deaths == []
+
+
+async def test_the_first_offer_of_a_log_waits_whole_for_an_encoder_that_is_away(
+    in_memory: InMemory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    encoder = Refusing("large")
+    monkeypatch.setattr(decider, "encoder_of", lambda settings: encoder)
+    async with running(in_memory(state_dir=str(tmp_path)), seed=3) as cluster:
+        learner = worker_of(cluster, "decider").built.learner
+        catalogue = learner.runtime.control.catalogue
+        encoder.error = EncoderUnavailable("http://encoder: no connection")
+        fresh = Decider(decider.policy_of(cluster.settings, encoder))
+        with pytest.raises(decider.NotEmbedded, match="large: http://encoder: no connection"):
+            await learner.vectors(fresh, catalogue)
+
+
 async def test_while_a_model_waits_for_the_encoder_the_rest_of_the_catalogue_is_in_force(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decider, "encoder_of", lambda settings: Refusing(8))
+    monkeypatch.setattr(decider, "encoder_of", lambda settings: Refusing("mid"))
     async with running(in_memory(), seed=3) as cluster:
         topics = cluster.topics
         send(cluster, ask(0))
