@@ -1,6 +1,7 @@
 """The Runtime: records in, records out, tables, time and control: all a service knows of the world."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -506,6 +507,10 @@ class Runtime(ABC):
             NotAllowed: this process may not read or write that topic.
             SendFailed: the broker did not take it.
         """
+
+    @abstractmethod
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """Let the worker handle another record while the handler that calls this waits, beyond its concurrency."""
 
     @abstractmethod
     def is_ours(self, record: ConsumerRecord) -> bool:

@@ -45,6 +45,7 @@ from streams.runtime.kafka_consumer import SETTLE_S, Consumer, wait_while
 from streams.runtime.kafka_fencing import Fence, FencedTable
 from streams.runtime.kafka_reading import assign, connected, to_ends
 from streams.runtime.kafka_writer import Changelogged, Sender
+from streams.runtime.queues import WINDOW
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -371,9 +372,6 @@ class TopicFollower:
 
 T = TypeVar("T")
 
-# Those of the service with the most.
-_TOPICS = 4
-
 
 class KafkaRuntime(Runtime):
     """One worker of one service on Kafka; see the base for what each method promises."""
@@ -387,7 +385,8 @@ class KafkaRuntime(Runtime):
         name = self.topics.app_id(service, group)
         self.in_flight = InFlightFile(
             settings.state_path("crashes", f"{name}.{instance}.in-hand"),
-            slots=2 * _TOPICS * settings.kafka.concurrency,
+            # All that the embedder is handed: its calls wait for other queries. No other service has as many calls.
+            slots=WINDOW * settings.kafka.concurrency * settings.kafka.query_partitions,
         )
         self.guard = HandlerGuard(
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
@@ -578,6 +577,10 @@ class KafkaRuntime(Runtime):
             raise NotAllowed(f"{origin}: {error}") from error
         except (ClientError, kafka_clients.BrokerUnreachable) as error:
             raise SendFailed(f"{origin}: {error}") from error
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """Leave a place in the queues; see the base."""
+        return consumer_of(self.app).queues.aside()
 
     def is_ours(self, record: ConsumerRecord) -> bool:
         """Compare the record's assignment with the present one; see the base."""

@@ -533,6 +533,10 @@ class MemoryRuntime(Runtime):
         await self.effect("send", origin.topic, (found[1].key, found[1].value, None))
         return True
 
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """Leave a place in the queues; see the base."""
+        return self.queues.aside()
+
     def is_ours(self, record: ConsumerRecord) -> bool:
         """Compare the record's assignment with the present one; see the base."""
         return record.epoch == self.epoch and not self.dead

@@ -12,8 +12,9 @@ Both runtimes use this module, and it knows neither of them.
 """
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Final, Protocol
 
 from schemas.record import quick_id
@@ -122,7 +123,8 @@ class _Open:
 class Queues:
     """All queues of one worker, and the tasks that handle their records: at most `concurrency` at a time.
 
-    A service whose handlers wait for other queries has `WINDOW` times as many for each partition: all it is handed.
+    A service whose handlers wait for other queries has `WINDOW` times as many for each partition: all it is handed. A
+    call that steps aside is not counted.
 
     Args:
         watch: Is notified.
@@ -133,6 +135,7 @@ class Queues:
         self._watch = watch
         self._concurrency = concurrency
         self._most = concurrency
+        self._aside = 0
         self._waits = set[tuple[str, int]]()  # partitions whose handlers wait for other queries
         # A key is in `_waiting` while its queue has records waiting or a call in progress, and in `_ready` while it has
         # the first without the second.
@@ -174,6 +177,16 @@ class Queues:
             return each.records[0], asyncio.get_running_loop().time() - each.began_s
         return None
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let another call begin while this one waits."""
+        self._aside += 1
+        self._start()
+        try:
+            yield
+        finally:
+            self._aside -= 1
+
     def forget(self) -> None:
         """Drop the waiting records, which will be redelivered. Calls in progress continue."""
         self._ready.clear()
@@ -199,7 +212,7 @@ class Queues:
         return set(self._runners)
 
     def _start(self) -> None:
-        if self._ready and len(self._runners) < self._most:
+        if self._ready and len(self._runners) < self._most + self._aside:
             task = asyncio.get_running_loop().create_task(self._run())
             self._runners.add(task)
             task.add_done_callback(self._ended)
@@ -235,6 +248,8 @@ class Queues:
                 self._ready.append(key)
             else:
                 del self._waiting[key]
+            if len(self._runners) > self._most + self._aside:
+                return  # another began while this one stood aside
             if now.moved:
                 return  # this task is cancelled, whether its handler noticed or not
 

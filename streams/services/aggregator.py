@@ -62,6 +62,10 @@ _AGAIN_MS = 15_000
 # How often the broker is asked, at most, where the topics end that deadlines wait for.
 _ASK_MS = 2_000
 
+# Times the concurrency: answers that wait for a grader at most. The offset of their partition waits with them, and
+# where it stands `WINDOW` times the concurrency behind, the partition is read no further.
+_AT_GRADERS = 2
+
 # Provisional Rewards with a term that could not be worked out, which are remembered until their query is closed.
 _UNGRADED = 10_000
 
@@ -101,7 +105,9 @@ class AggregatorService(Keyed[JoinRow]):
         )
         self.closed = ClosedQueries()
         self.pool = GradingPool()
-        self.turns = GraderTurns(self.pool.workers, settings.kafka.concurrency, runtime.monotonic)
+        self.turns = GraderTurns(
+            self.pool.workers, _AT_GRADERS * settings.kafka.concurrency, runtime.monotonic
+        )
         # What the provisional Rewards of queries say is missing, by query: handled again, their Answers get no grade.
         self._ungraded: OrderedDict[str, str] = OrderedDict()
         self.uplift = Uplift()
@@ -225,8 +231,11 @@ class AggregatorService(Keyed[JoinRow]):
         try:
             if missing is not None:  # its Reward was sent, and a worker ended before its row was written
                 raise GradersBusy(missing)
-            async with self.turns.turn(tenant):
-                return await self.runtime.in_thread(partial(work, judge=self.pool.judge, run=self.pool.run))
+            with self.runtime.aside():
+                async with self.turns.turn(tenant):
+                    return await self.runtime.in_thread(
+                        partial(work, judge=self.pool.judge, run=self.pool.run)
+                    )
         except GradersBusy as busy:
             valued = work(judge=_fails(busy), run=_fails(busy))
             return valued if missing is None else replace(valued, missing=missing)

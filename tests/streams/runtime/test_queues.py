@@ -161,6 +161,21 @@ async def test_no_more_calls_than_the_concurrency_and_queries_take_turns() -> No
     assert worker.running() == [1, 3]
 
 
+async def test_a_call_that_stands_aside_lets_another_begin_in_its_place() -> None:
+    worker = Worker(concurrency=2)
+    worker.seek(0)
+    await worker.hand_over(*(Fetched(n, of(f"q{n}")) for n in range(5)))
+    with worker.consumer.queues.aside():
+        await asyncio.sleep(0.01)
+        assert worker.running() == [0, 1, 2]
+        await worker.end(0)
+        assert worker.running() == [1, 2, 3]
+    await worker.end(1)
+    assert worker.running() == [2, 3], "it is back: the next waits"
+    await worker.end(2)
+    assert worker.running() == [3, 4]
+
+
 async def test_a_stuck_query_stops_no_other_until_the_window_is_full_and_is_named() -> None:
     worker = Worker(concurrency=4)
     worker.seek(0)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ from streams.runtime.base import (
 )
 from streams.runtime.kafka import KafkaRuntime
 from streams.runtime.kafka_fencing import Fence, FencedTable
+from streams.runtime.queues import WINDOW
 from tests.support.cluster import InMemory, running
 
 ROWS = [(b"small", b"x", 0), (b"large", b"x" * 70_000, 0)]
@@ -52,6 +54,18 @@ def test_a_row_that_is_too_large_is_refused_before_anything_is_written(
         with pytest.raises(RowTooLarge, match="large"):
             await table.put_all(ROWS)  # no producer was started: nothing could have been sent
         assert table.get(b"small") is None
+
+    asyncio.run(main())
+
+
+def test_all_that_an_embedder_may_have_in_hand_is_noted(in_memory: InMemory, tmp_path: Path) -> None:
+    """Its calls wait for other queries: it has as many as it is handed of all partitions."""
+
+    async def main() -> None:
+        settings = in_memory(concurrency=2, query_partitions=3, state_dir=str(tmp_path))
+        in_flight = KafkaRuntime(settings, Metrics("embedder"), service="embedder").in_flight
+        with in_flight.holding(f"query/{partition}/{n}" for partition in range(3) for n in range(2 * WINDOW)):
+            assert in_flight.held == 3 * 2 * WINDOW
 
     asyncio.run(main())
 
