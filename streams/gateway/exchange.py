@@ -130,7 +130,7 @@ class Admitted(Struct, frozen=True):
     Attributes:
         query_id: Its id.
         created: Seconds since the epoch.
-        timeout_s: How long to wait for its Answer.
+        timeout_s: How long to wait for its Answer, in seconds; negative where its time is over already.
         digest: Of the request's body; empty where any body will do.
         body: What a retry of the request has, which may join its query; None where the Idempotency-Key finds it.
     """
@@ -282,6 +282,7 @@ class Exchange:
         self.rejoin = Rejoin(index.most)
         # Sent from here and not ended, with the digest of the body: another gateway's are its own to cancel.
         self._sent: dict[str, str] = {}
+        self._sending: dict[str, asyncio.Future[None]] = {}  # queries on their way to the topic, by id
         self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
         # Feedback that is being sent, by query and source.
         self._judging: dict[tuple[str, str], asyncio.Future[None]] = {}
@@ -322,6 +323,7 @@ class Exchange:
         Raises:
             ApiError: 422 where the idempotency key came with another body before; 400, 404, 429.
             RecordError: it does not fit into a record.
+            Unavailable: the broker does not take it, or the one that it joins while that is sent.
         """
         now_ms = self.runtime.now_ms()
         query_id, body = new_id(now_ms), (who.key, digest)
@@ -333,8 +335,12 @@ class Exchange:
             if (known := self.index.find(query_id)) is not None:
                 if known.digest != digest:
                     raise other_body()
+                if (first := self._sending.get(query_id)) is not None:
+                    await asyncio.shield(first)
                 return Admitted(query_id, known.created_ms // 1000, timeout_s, digest)
         elif is_retry and (lost := await self.rejoin.take(body, now_ms, self._runs)) is not None:
+            if not self.index.has_answer(lost):
+                self._sent[lost] = digest  # a send that failed had given it up
             return Admitted(lost, (time_of(lost) or now_ms) // 1000, timeout_s, digest, body)
         query = self._query(request, who, query_id, {"key": who.key, "digest": digest})
         if not self.gate.teaches(who, query):
@@ -414,8 +420,10 @@ class Exchange:
         # Known before it is sent, so that a retry that overtakes the topic joins it.
         self.index.query(query, now_ms)
         self._sent[query.query_id] = admitted.digest
+        outgoing = Outgoing(self.runtime.topics.query, key_of(query.query_id), value)
+        self._sending[query.query_id] = asyncio.ensure_future(self.runtime.send(outgoing))
         try:
-            await self.runtime.send(Outgoing(self.runtime.topics.query, key_of(query.query_id), value))
+            await self._sending[query.query_id]
         except BaseException:
             # No retry may wait for a query that nobody has. If the topic has it after all, the index learns it there.
             self.index.withdraw(query.query_id)
@@ -423,6 +431,8 @@ class Exchange:
             if admitted.body is not None:
                 self.rejoin.lose(query.query_id, admitted.body, now_ms)
             raise
+        finally:
+            self._sending.pop(query.query_id, None)
 
     @contextmanager
     def open(
@@ -508,7 +518,8 @@ class Exchange:
                 looked_s = now_s
                 if await gone():
                     raise ClientGone
-            if now_s > until:
+            # What is known already is told first: who watches may come when its time is over.
+            if now_s > until and not isinstance(what, Answer) and queue.empty():
                 raise ApiError(
                     504,
                     f"no answer came within {admitted.timeout_s:.0f} s",

@@ -110,7 +110,8 @@ class IndexedQuery(Struct, frozen=True):
         tenant: Who asked.
         digest: Of the request's body; empty where the query did not come through a gateway.
         created_ms: When it was asked, ms since the epoch.
-        until_ms: When it will have an Answer, MARGIN_S after its deadline.
+        until_ms: When it will have an Answer, MARGIN_S after its deadline, in ms since the epoch; 0 where none came by
+            then.
     """
 
     query_id: str

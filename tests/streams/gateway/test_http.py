@@ -8,20 +8,25 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
+from schemas.answer import Answer
 from schemas.control import KeyEntry
 from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
 from schemas.query import Origin, Query
 from schemas.record import encode
+from schemas.reward import Reward
 from streams.gateway import exchange, index, routes
 from streams.gateway.app import AddressTaken, OpenGateway, listen
 from streams.local.broker import free_port
@@ -198,6 +203,36 @@ def test_events_are_waited_for_as_long_as_their_query_may_take(
         assert set(client.get(f"/v1/queries/{ids[0.2]}/events").text) <= {":", "\n"}, "it ends"
 
 
+def test_the_events_of_a_query_are_told_after_its_deadline_too(
+    house: Callable[..., House], site: House, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (exchange, index, routes):
+        monkeypatch.setattr(module, "MARGIN_S", 0.1)
+    made = client.post(ASK, json={**PLAIN, "uniscale": {"reference": "5"}}).json()["id"]
+    site.closing(made)
+    held = house(("gateway",))
+    [query] = [each for each in site.read(site.topics.query, Query) if each.query_id == made]
+    held.produce(held.topics.query, made.encode(), encode(msgspec.structs.replace(query, timeout_s=0.1)))
+    told: list[tuple[str, type[Decision] | type[Answer] | type[Reward]]] = [
+        (held.topics.decision, Decision),
+        (held.topics.answer, Answer),
+        (held.topics.reward, Reward),
+    ]
+    for topic, kind in told:
+        for record in site.read(topic, kind):
+            if record.query_id == made:
+                held.produce(topic, made.encode(), encode(record))
+    with held.http() as late:
+        held.until(lambda: "reward" in late.get(f"/v1/queries/{made}").json(), timeout_s=10)
+        time.sleep(0.3)
+        lines = late.get(f"/v1/queries/{made}/events").text.splitlines()
+    assert [line for line in lines if line.startswith("event: ")] == [
+        "event: decision",
+        "event: answer",
+        "event: reward",
+    ]
+
+
 def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: House, client: httpx.Client) -> None:
     def refuse(why: str) -> Callable[[Any], None]:
         def set_(cluster: Any) -> None:
@@ -214,14 +249,12 @@ def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: House, client: 
     assert client.post(ASK, json=body, headers={"x-stainless-retry-count": "1"}).status_code == 200
 
 
-def test_feedback_that_is_repeated_while_it_is_sent_ends_as_the_first(
-    site: House, client: httpx.Client
-) -> None:
-    body = {**PLAIN, "model": "large/1/1/1", "uniscale": {"feedback_wait_s": 600}}
-    told = {"id": client.post(ASK, json=body).json()["id"], "value": True}
+def twice_while_it_is_sent(site: House, post: Callable[[], httpx.Response]) -> None:
+    """Demand that a request fails with an earlier one like it, whose record the broker refuses at last."""
+    answered = threading.Event()
 
     def refuse_late(cluster: Any) -> None:
-        """Let the next Feedback wait, until the test says so, for a broker that then refuses it."""
+        """Let the next record wait, until the test says so, for a broker that then refuses it."""
         [runtime] = [each for each in cluster.workers if each.spec.name == "gateway"]
 
         async def send(*outgoing: Any) -> None:
@@ -231,14 +264,30 @@ def test_feedback_that_is_repeated_while_it_is_sent_ends_as_the_first(
 
         runtime.send = send
 
-    answered = threading.Event()
     site.call(refuse_late)
     with ThreadPoolExecutor(2) as sends:
-        given = [sends.submit(client.post, "/v1/feedback", json=told) for _ in range(2)]
+        given = [sends.submit(post) for _ in range(2)]
         confirmed = wait(given, 0.5).done
         answered.set()
     assert confirmed == set(), "before the first is stored"
     assert [code(each.result(), 503) for each in given] == ["broker_unavailable"] * 2
+
+
+def test_a_request_that_joins_one_that_is_sent_ends_as_that_one(site: House, client: httpx.Client) -> None:
+    def post() -> httpx.Response:
+        body = {**PLAIN, "uniscale": {"timeout_s": 5}}
+        return client.post(ASK, json=body, headers={"idempotency-key": "twice"})
+
+    twice_while_it_is_sent(site, post)
+    assert post().status_code == 200
+
+
+def test_feedback_that_is_repeated_while_it_is_sent_ends_as_the_first(
+    site: House, client: httpx.Client
+) -> None:
+    body = {**PLAIN, "model": "large/1/1/1", "uniscale": {"feedback_wait_s": 600}}
+    told = {"id": client.post(ASK, json=body).json()["id"], "value": True}
+    twice_while_it_is_sent(site, lambda: client.post("/v1/feedback", json=told))
     assert client.post("/v1/feedback", json=told).json()["duplicate"] is False
     assert client.post("/v1/feedback", json=told).json()["duplicate"] is True
 

@@ -124,9 +124,8 @@ def test_an_answer_that_came_after_the_client_timed_out_is_its_retry_s(
     assert post(held, x_stainless_retry_count="1").json()["id"] != query_id
 
 
-def test_a_query_that_the_topic_has_although_its_send_failed_is_joined(house: Callable[..., House]) -> None:
-    held = house()
-    topics = held.topics
+def stored_and_refused(house: House) -> str:
+    """Ask, have the Query stored although its send fails, and return its id."""
 
     def store_and_refuse(cluster: Any) -> None:
         def append(*record: Any) -> Any:
@@ -136,13 +135,30 @@ def test_a_query_that_the_topic_has_although_its_send_failed_is_joined(house: Ca
 
         cluster.broker.append = append
 
-    held.call(store_and_refuse)
-    assert post(held).status_code == 503
-    [stored] = held.read(topics.query, Query)
-    with held.http() as client:
-        held.until(lambda: client.get(f"/v1/queries/{stored.query_id}").is_success)
-    assert post(held, x_stainless_retry_count="1").json()["id"] == stored.query_id
-    assert len(held.read(topics.query, Query)) == 1
+    house.call(store_and_refuse)
+    assert post(house).status_code == 503
+    [stored] = house.read(house.topics.query, Query)
+    with house.http() as client:
+        house.until(lambda: client.get(f"/v1/queries/{stored.query_id}").is_success)
+    return stored.query_id
+
+
+def test_a_query_that_the_topic_has_although_its_send_failed_is_joined(house: Callable[..., House]) -> None:
+    held = house()
+    query_id = stored_and_refused(held)
+    assert post(held, x_stainless_retry_count="1").json()["id"] == query_id
+    assert len(held.read(held.topics.query, Query)) == 1
+
+
+def test_a_retry_that_joins_a_query_whose_send_failed_and_leaves_cancels_it(
+    house: Callable[..., House],
+) -> None:
+    held = house(WITHOUT_EXECUTOR)
+    query_id = stored_and_refused(held)
+    assert gone(held, 0.5, x_stainless_retry_count="1", x_stainless_read_timeout="600") == query_id
+    time.sleep(LOOKED_S)
+    held.start("executor", "mini")
+    held.until(lambda: cancelled(held) == [query_id], timeout_s=10)
 
 
 def test_who_watches_a_query_does_not_hold_its_search(house: Callable[..., House]) -> None:
