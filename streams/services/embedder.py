@@ -78,9 +78,9 @@ def encoder_of(settings: Settings) -> Encoder:
 # A search that nothing serves can last for hours, and takes nothing from the others meanwhile: those queries share
 # places of their own. Beyond these they are refused: a query that waits keeps its partition from moving far past it.
 
-# Seconds for which the living executors have been the same before a query is refused because of them: after a start,
-# and after one has stopped, it is soon known which ones there are.
-_SETTLED_S = 30.0
+# Seconds for which the living executors have been the same before a query is refused because of them: one that is
+# started, or started again, loads its models before its first heartbeat, for a minute or more.
+_SETTLED_S = 300.0
 
 
 class PlacesTaken(UniscaleError):
@@ -108,6 +108,7 @@ class Admission:
         most: Queries in flight.
         clock: Seconds, monotonic.
         serving: Returns the models with a living executor; None takes all to be served.
+        coming: Returns those that a living executor cannot serve yet: what asks for them is not refused.
         remembered: Queries that have ended and are recognised.
     """
 
@@ -116,12 +117,14 @@ class Admission:
         most: int,
         clock: Callable[[], float],
         serving: Callable[[], frozenset[str]] | None = None,
+        coming: Callable[[], frozenset[str]] = frozenset,
         remembered: int = 4096,
     ) -> None:
         self.most = most
         self._remembered = remembered
         self._clock = clock
         self._serving = serving
+        self._coming = coming
         self._living: frozenset[str] | None = None
         self._living_since_s = clock()
         self._open: OrderedDict[str, _Seat] = OrderedDict()
@@ -194,7 +197,7 @@ class Admission:
         self._ended[query_id] = None
         while len(self._ended) > self._remembered:
             self._ended.popitem(last=False)
-        if (turn := self._unqueue(query_id)) is not None:
+        if (turn := self._unqueue(query_id)) is not None and not turn.done():
             turn.set_result(None)
         self.leave(query_id)
 
@@ -215,9 +218,12 @@ class Admission:
             self._refuse()
 
     def _refuse(self) -> None:
-        """Let no query wait that nothing serves."""
+        """Let no query wait that nothing serves, nor will soon."""
+        coming = self._coming()
         for (served, _), queue in list(self._waiting.items()):
             for query_id, (place, turn) in [] if served else list(queue.items()):
+                if turn.done() or (place.models or frozenset()) & coming:
+                    continue
                 self._unqueue(query_id)
                 models = ", ".join(sorted(place.models or ()))
                 turn.set_exception(
@@ -251,6 +257,8 @@ class Admission:
             while (tenant := self._next(served)) is not None:
                 query_id, (place, turn) = next(iter(self._waiting[served, tenant].items()))
                 self._unqueue(query_id)
+                if turn.done():
+                    continue  # whoever waited was cancelled, and is yet to run
                 self._open[query_id] = place
                 self._held[served, tenant] += 1
                 turn.set_result(None)
@@ -283,7 +291,7 @@ class EmbedderService(Keyed[None]):
         # So many queries may be read again after a restart.
         self._again = max(4 * most, WINDOW * kafka.concurrency * kafka.query_partitions)
         self.admission = Admission(
-            most, runtime.monotonic, runtime.control.serving, remembered=4 * self._again
+            most, runtime.monotonic, runtime.control.serving, self._coming, remembered=4 * self._again
         )
         # One text at a time: the encoder is the busiest code of this process and must not starve the heartbeats.
         self._encoding = asyncio.Lock()
@@ -333,6 +341,10 @@ class EmbedderService(Keyed[None]):
         Answer is coming, and a broken second one must not answer it.
         """
         return self.admission.origin(query_id) in (None, origin)
+
+    def _coming(self) -> frozenset[str]:
+        health = self.runtime.control.health()
+        return frozenset(model for model, (state, _) in health.items() if state in ("loading", "suspended"))
 
     async def _look(self) -> None:
         while True:

@@ -126,15 +126,25 @@ async def test_a_query_that_nothing_serves_is_refused_where_its_places_are_taken
 ):
     now_s = 0.0
     living = {"small"}
-    admission = Admission(1, clock=lambda: now_s, serving=lambda: frozenset(living))
+    coming = {"large"}
+    admission = Admission(
+        1, clock=lambda: now_s, serving=lambda: frozenset(living), coming=lambda: frozenset(coming)
+    )
     large = frozenset({"large"})
-    await admission.enter("a", 600.0, models=large)
-    second = asyncio.create_task(admission.enter("b", 600.0, models=large))
-    now_s = 29.0
+    await admission.enter("a", 6000.0, models=large)
+    second = asyncio.create_task(admission.enter("b", 6000.0, models=large))
+    now_s = 301.0
     admission.look()
     await asyncio.sleep(0.01)
-    assert not second.done(), "which executors live is known soon"
-    now_s = 30.0
+    assert not second.done(), "its model is loading"
+    coming.clear()
+    living.add("mid")
+    admission.look()
+    now_s = 600.0
+    admission.look()
+    await asyncio.sleep(0.01)
+    assert not second.done(), "whatever has been started may be loading"
+    now_s = 601.0
     admission.look()
     with pytest.raises(PlacesTaken, match="no executor serves large, and the 1 places"):
         await second
@@ -143,6 +153,31 @@ async def test_a_query_that_nothing_serves_is_refused_where_its_places_are_taken
     admission.leave("a")
     await asyncio.wait_for(admission.enter("d", 600.0, models=large), 1.0)
     assert ("a" in admission, "d" in admission, len(admission)) == (False, True, 1)
+
+
+@pytest.mark.parametrize("what", ["leave", "look", "ended"])
+async def test_a_query_whose_call_was_cancelled_a_moment_ago_takes_no_place(what: str) -> None:
+    """A partition that moves cancels the calls that hold its records; their tasks run later."""
+    now_s = 0.0
+    admission = Admission(1, clock=lambda: now_s, serving=lambda: frozenset({"small"}))
+    models = frozenset({"large"})
+    await admission.enter("a", 6000.0, models=models)
+    second, third = (asyncio.create_task(admission.enter(name, 6000.0, models=models)) for name in "bc")
+    await asyncio.sleep(0.01)
+    second.cancel()
+    now_s = 1000.0
+    {
+        "leave": lambda: admission.leave("a"),
+        "look": admission.look,
+        "ended": lambda: admission.ended("b"),
+    }[what]()
+    await asyncio.wait([second], timeout=1.0)
+    assert second.cancelled()
+    assert "b" not in admission
+    if what == "leave":
+        await asyncio.wait_for(third, 1.0)
+    third.cancel()
+    await asyncio.wait([third])
 
 
 async def test_a_query_that_ends_while_it_waits_takes_no_place() -> None:
