@@ -181,9 +181,16 @@ class GatewayService:
         """Read the topics to their current ends, and keep reading."""
         topics = self.runtime.topics
         await self.runtime.follow([topics.control], self._on_control, begin="beginning")
-        index, exchange = self.index, self.exchange
+        index, exchange, begun = self.index, self.exchange, set[int]()
+
+        def on_query(query: Query, raw: ConsumerRecord) -> None:
+            # Those before the first of a partition are not read, or no longer there.
+            index.moves |= raw.partition not in begun and raw.offset > 0
+            begun.add(raw.partition)
+            index.query(query, raw.timestamp_ms)
+
         followed: tuple[tuple[str, type[Record], Callable[[Any, ConsumerRecord], object]], ...] = (
-            (topics.query, Query, lambda query, raw: index.query(query, raw.timestamp_ms)),
+            (topics.query, Query, on_query),
             (topics.decision, Decision, exchange.on_decision),
             (topics.answer, Answer, exchange.on_answer),
             (topics.reward, Reward, exchange.on_reward),

@@ -594,8 +594,8 @@ class Exchange:
         known = self.index.find(query_id)
         if known is not None and who.may_see(known.tenant):
             return known
-        oldest_ms, asked_ms = self.index.oldest_ms, time_of(query_id)
-        if oldest_ms is not None and asked_ms is not None and asked_ms < oldest_ms:
+        complete_ms, asked_ms = self.index.complete_ms, time_of(query_id)
+        if complete_ms is not None and asked_ms is not None and asked_ms < complete_ms:
             raise ApiError(
                 410,
                 f"id {query_id!r} is older than the {self.index.most} queries that this gateway keeps; its "

@@ -85,7 +85,6 @@ create table if not exists feedback (
 create table if not exists letters (
     origin text primary key, created_ms integer not null, letter blob not null, retried integer not null default 0
 ) without rowid;
-create index if not exists by_key on queries (key, created_ms);
 create index if not exists by_age on queries (created_ms);
 create index if not exists open_by_time on queries (until_ms) where status is null and until_ms > 0;
 create index if not exists ended_by_age on queries (created_ms, size, status, until_ms)
@@ -202,15 +201,16 @@ class Index:
     """The most recent queries.
 
     Args:
-        most: How many are kept, open ones of API keys aside, which their limits bound. Older ones are forgotten,
-            oldest first.
+        most: How many are kept, open ones of API keys aside, which their limits bound once the topics are read: until
+            then one whose Answer is still to be read is open too. Older ones are forgotten, oldest first.
         most_bytes: How many bytes of their records are kept, those of open queries aside: others bound these.
         timeout_s: When a query expires that does not say so itself.
         group_by: Metadata keys whose values are kept, to group queries by.
 
     Attributes:
         changes: How often anything changed that lists or statistics show.
-        moves: Whether older queries have been forgotten, so that what is kept is a window that moves.
+        moves: Whether older queries have been forgotten, or were never read, so that what is kept is a window that
+            moves.
         usage: What API keys have used of their limits.
     """
 
@@ -230,6 +230,7 @@ class Index:
         self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._db.executescript(SCHEMA)
         self.usage = Usage(self._db)
+        self._forgotten_ms = 0  # when the newest was asked that is kept no more
         self._strange: list[str] = []  # what feedback came for without its query being known
         self._since_trim = 0
         self._bytes_since_trim = 0
@@ -276,8 +277,7 @@ class Index:
             self.usage.charge(key, created_ms, done[0])  # its Answer was read first
         self.changes += 1
         self._since_trim += 1
-        if self._since_trim > max(1, self.most // 100) or self._bytes_since_trim > self.most_bytes // 100:
-            self._trim()
+        self._trim_if_due()
 
     def decision(self, decision: Decision, value: bytes, at_ms: int) -> bool:
         """Add a Decision, with the Query it carries, and return whether it is the first, which counts.
@@ -360,10 +360,13 @@ class Index:
         return done.rowcount == 1
 
     @property
-    def oldest_ms(self) -> int | None:
-        """Return when the oldest query was asked that is kept; None while there is none."""
+    def complete_ms(self) -> int | None:
+        """Return since when all queries are kept, in ms since the epoch; None while there is none.
+
+        Open ones of API keys may be older: they outlast newer ones that have ended.
+        """
         found = self._db.execute("select min(created_ms) from queries").fetchone()
-        return None if found[0] is None else int(found[0])
+        return None if found[0] is None else max(int(found[0]), self._forgotten_ms + 1)
 
     def note_feedback(self, given: Feedback) -> bool:
         """Add feedback and return whether its source had already given some."""
@@ -493,6 +496,7 @@ class Index:
         )
         self.changes += done.rowcount
         self._bytes_since_trim += len(value)
+        self._trim_if_due()
         return done.rowcount == 1
 
     def _set(self, query_id: str, **columns: object) -> None:
@@ -502,6 +506,10 @@ class Index:
     def _part(self, part: Part, query_id: str) -> bytes | None:
         row = self._db.execute(f"select {part} from queries where query_id = ?", (query_id,)).fetchone()
         return row[0] if row else None
+
+    def _trim_if_due(self) -> None:
+        if self._since_trim > max(1, self.most // 100) or self._bytes_since_trim > self.most_bytes // 100:
+            self._trim()
 
     def _trim(self) -> None:
         self._since_trim = self._bytes_since_trim = 0
@@ -519,29 +527,34 @@ class Index:
         self._strange.clear()
         self.usage.trim(newest)
 
-    def _surplus(self) -> list[tuple[str]]:
-        """Return the oldest queries that are too many."""
+    def _surplus(self) -> list[tuple[str, int]]:
+        """Return the oldest queries that are too many, and when they were asked."""
+        (count,) = self._db.execute(f"select count(*) from queries where {_SPARE}").fetchone()
         return self._db.execute(
-            f"select query_id from queries where {_SPARE} order by created_ms limit ?",
-            (max(0, len(self) - self.most),),
+            f"select query_id, created_ms from queries where {_SPARE} order by created_ms limit ?",
+            (max(0, count - self.most),),
         ).fetchall()
 
-    def _excess(self) -> list[tuple[str]]:
-        """Return the oldest queries of those that have ended whose records are too many bytes."""
+    def _excess(self) -> list[tuple[str, int]]:
+        """Return the oldest queries of those that have ended whose records are too many bytes; see `_surplus`."""
         (size,) = self._db.execute(f"select total(size) from queries where {_ENDED}").fetchone()
-        oldest = self._db.execute(f"select query_id, size from queries where {_ENDED} order by created_ms")
+        oldest = self._db.execute(
+            f"select query_id, created_ms, size from queries where {_ENDED} order by created_ms"
+        )
         found = []
         while size > self.most_bytes:
-            query_id, its = oldest.fetchone()
+            query_id, created_ms, its = oldest.fetchone()
             size -= its
-            found.append((query_id,))
+            found.append((query_id, created_ms))
         oldest.close()
         return found
 
-    def _drop(self, queries: list[tuple[str]]) -> None:
+    def _drop(self, queries: list[tuple[str, int]]) -> None:
         self.moves = self.moves or bool(queries)
-        self._db.executemany("delete from queries where query_id = ?", queries)
-        self._db.executemany("delete from feedback where query_id = ?", queries)
+        self._forgotten_ms = max([self._forgotten_ms, *(created_ms for _, created_ms in queries)])
+        ids = [(query_id,) for query_id, _ in queries]
+        self._db.executemany("delete from queries where query_id = ?", ids)
+        self._db.executemany("delete from feedback where query_id = ?", ids)
 
 
 def _of(tenants: Tenants) -> str:

@@ -28,11 +28,12 @@ from schemas.query import Origin, Query
 from schemas.record import encode
 from schemas.reward import Reward
 from streams.gateway import exchange, index, routes
-from streams.gateway.app import AddressTaken, OpenGateway, listen
+from streams.gateway.app import AddressTaken, GatewayService, OpenGateway, listen
 from streams.local.broker import free_port
 from streams.runtime.base import SendFailed
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
+from streams.settings import Settings
 from tests.support.cluster import worker_of
 from tests.support.house import ASK, PLAIN, QUESTION, House
 
@@ -131,6 +132,25 @@ def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
     for at_ms in (0, 1_000_000):
         told = {"id": exchange.new_id(at_ms), "value": True}
         assert code(client.post("/v1/feedback", json=told), 410) == "gone"
+
+
+def test_a_gateway_that_did_not_read_all_queries_has_a_window_that_moves(
+    in_memory: Callable[..., Settings],
+) -> None:
+    async def moves(recent: int) -> bool:
+        cluster = Cluster(in_memory(gateway_port=free_port()), SERVICES)
+        for at in range(30):
+            cluster.produce(
+                cluster.topics.query, b"one partition", encode(Query(query_id=f"q-{at}", text="?"))
+            )
+        await cluster.start("gateway")
+        [runtime] = [each for each in cluster.workers if each.spec.name == "gateway"]
+        service = GatewayService(runtime, recent)
+        await service.follow()
+        await cluster.close()
+        return service.index.moves
+
+    assert [asyncio.run(moves(recent)) for recent in (30, 29)] == [False, True]
 
 
 def test_feedback_reaches_a_query_that_has_left_the_index_for_its_own_tenant_alone(

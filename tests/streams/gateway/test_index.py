@@ -193,10 +193,36 @@ def test_open_queries_of_keys_stay_for_as_long_as_an_answer_may_come() -> None:
         index.query(query(f"q{at}"), at)
     assert index.find("kept") is not None
     assert index.find("nobody's") is None
-    assert len(index) <= 12
+    assert len(index) <= 13
     for at in range(20):
         index.query(query(f"later{at}"), 640_000 + at)
     assert index.find("kept") is None
+
+
+def test_an_open_query_that_stays_hides_no_gap_behind_it() -> None:
+    index = Index(10)
+    assert index.complete_ms is None
+    index.query(query("kept", key="k"), 5)
+    assert index.complete_ms == 5
+    for at in range(100, 200):
+        index.query(query(f"q{at}"), at)
+    assert index.find("kept") is not None
+    assert 185 < (index.complete_ms or 0) <= 190
+    assert all(index.find(f"q{at}") is not None for at in range(index.complete_ms or 0, 200))
+
+
+def test_what_is_kept_does_not_follow_from_the_order_of_partitions() -> None:
+    """At the start all Queries are read before the first Answer, and seem to be open."""
+    index = Index(10, most_bytes=5_000)
+    partitions = [range(first, 100, 4) for first in range(4)]
+    for partition in partitions:
+        for at in partition:
+            index.query(query(f"q{at}", key="k"), at)
+    for partition in partitions:
+        for at in partition:
+            index.answer(told(f"q{at}"), bytes(100), at)
+    assert len(index) <= 12, "although no query came since"
+    assert {each.query_id for each in index.latest(10)} >= {f"q{at}" for at in range(91, 100)}
 
 
 def test_forgetting_takes_a_few_steps_for_each_query_that_is_kept() -> None:
