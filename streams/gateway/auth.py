@@ -43,7 +43,7 @@ SCHEMA: Final = """
 create table if not exists spending (
     key text, hour integer, eflops real not null, answers integer not null, primary key (key, hour)
 ) without rowid;
-create index if not exists open_by_key on queries (key, until_ms, reserved, status) where status is null;
+create index if not exists open_by_key on queries (key, until_ms, budget, status) where status is null;
 """
 
 
@@ -56,7 +56,7 @@ class Used(Struct, frozen=True):
         bytes: Of the queries of the last minute, as their topic has them.
         in_flight: Queries without an Answer.
         eflops: What its answers of the last 24 hours cost, by whole hours.
-        reserved: What is reserved for its queries in flight.
+        reserved: What is reserved for its queries in flight, each at `mean` or its own budget.
         mean: Mean cost of an answer: what one more query reserves.
     """
 
@@ -141,9 +141,12 @@ class Usage:
     def used(self, key: str, now_ms: int) -> Used:
         """Return what a key has used."""
         sent = self._lately(key, now_ms - MINUTE_MS)
-        in_flight, reserved = self._db.execute(
-            "select count(*), total(reserved) from queries where key = ? and until_ms > ? and status is null",
-            (key, now_ms),
+        mean = self.mean(key)
+        # As `reserved` has it.
+        in_flight, in_use = self._db.execute(
+            "select count(*), total(min(coalesce(budget, ?), ?)) from queries"
+            " where key = ? and until_ms > ? and status is null",
+            (mean, mean or math.inf, key, now_ms),
         ).fetchone()
         (eflops,) = self._db.execute(
             "select total(eflops) from spending where key = ? and hour > ?",
@@ -154,16 +157,10 @@ class Usage:
             bytes=sent.bytes,
             in_flight=in_flight,
             eflops=eflops,
-            reserved=reserved,
-            mean=self._mean(key),
+            reserved=in_use,
+            mean=mean,
             reset_s=max(1, math.ceil((sent.oldest_ms + MINUTE_MS - now_ms) / 1000)) if sent else 0,
         )
-
-    def reservation(self, key: str, query: Query) -> float:
-        """Return what a query reserves: the mean cost of its key's answers, its own budget at most."""
-        if not key:
-            return 0.0
-        return reserved(self._mean(key), query)
 
     def charge(self, key: str, created_ms: int, eflops: float) -> None:
         """Settle one Answer."""
@@ -181,8 +178,8 @@ class Usage:
                 del self._sent[key]
         self._db.execute("delete from spending where hour < ?", (now_ms // HOUR_MS - _DAY_HOURS,))
 
-    def _mean(self, key: str) -> float:
-        """Return the mean cost of a key's answers; of everybody's while it has none."""
+    def mean(self, key: str) -> float:
+        """Return the mean cost of a key's answers in eFLOPs; of everybody's while it has none."""
         found = self._db.execute(
             "select total(eflops), total(answers) from spending where key = ?", (key,)
         ).fetchone()
@@ -191,17 +188,13 @@ class Usage:
         return float(found[0] / found[1]) if found[1] else 0.0
 
 
-def reserved(mean: float, query: Query) -> float:
-    """Return what a query reserves where an answer costs `mean` on average.
+def reserved(mean: float, budget: float | None) -> float:
+    """Return what a query reserves, in eFLOPs: its key's mean cost of an answer, its own budget at most.
 
-    >>> from schemas.query import Budget
-    >>> reserved(5.0, Query(query_id="q", text="?", budget=Budget(eflops=2.0)))
-    2.0
+    >>> reserved(5.0, 2.0), reserved(5.0, None), reserved(0.0, 2.0)
+    (2.0, 5.0, 2.0)
     """
-    budget = query.budget.eflops if query.budget else None
-    if budget is None:
-        return mean
-    return min(mean, budget) if mean else budget
+    return min(mean if budget is None else budget, mean or math.inf)
 
 
 # Who may ask, and how much: API keys from `control`, requests a minute, requests in flight, eFLOPs a day.
@@ -406,12 +399,13 @@ class Gate:
             return
         if entry.eflops_per_day is not None:
             taken = used.eflops + used.reserved
-            if taken >= entry.eflops_per_day or taken + reserved(used.mean, query) > entry.eflops_per_day:
+            its = reserved(used.mean, query.budget.eflops if query.budget else None)
+            if taken >= entry.eflops_per_day or taken + its > entry.eflops_per_day:
                 raise ApiError(
                     429,
                     f"this key may spend {entry.eflops_per_day:.3g} eFLOPs in 24 hours: {used.eflops:.3g} are "
                     f"spent, {used.reserved:.3g} reserved for queries in flight, and this one takes about "
-                    f"{reserved(used.mean, query):.3g}; give it a smaller uniscale.budget.eflops, or wait",
+                    f"{its:.3g}; give it a smaller uniscale.budget.eflops, or wait",
                     type="insufficient_quota",
                     code="insufficient_quota",
                     headers=dict(NO_RETRY),

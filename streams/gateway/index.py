@@ -15,7 +15,7 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from streams.gateway.auth import Tenants, Usage
+from streams.gateway.auth import Tenants, Usage, reserved
 from streams.gateway.request import BASELINE_OF, kept_of
 from streams.timeline import Timeline
 
@@ -70,7 +70,7 @@ create table if not exists queries (
     digest text not null default '',
     created_ms integer not null,
     until_ms integer not null default 0,
-    reserved real not null default 0,
+    budget real,
     asked integer not null default 0,
     groups text not null default '[]', baseline_of text,
     question text, action text, objective text, cohort text, randomised integer,
@@ -92,7 +92,7 @@ create index if not exists ended_by_age on queries (created_ms, size, status, un
 create index if not exists spare_by_age on queries (created_ms)
     where key = '' or status is not null or until_ms = 0;
 """
-"""`until_ms` is 0 where no Answer is awaited any more; `size` is the bytes of the records."""
+"""`until_ms` is 0 where no Answer is awaited any more; `size` is the bytes of the records; `budget` is in eFLOPs."""
 
 # What the partial indexes hold, word for word.
 _ENDED: Final = "status is not null or until_ms = 0"
@@ -258,7 +258,7 @@ class Index:
             "digest": kept.get("digest", ""),
             "created_ms": created_ms,
             "until_ms": created_ms + int(1000 * ((query.timeout_s or self._timeout_s) + MARGIN_S)),
-            "reserved": self.usage.reservation(key, query),
+            "budget": query.budget.eflops if query.budget else None,
             "groups": self._groups(query),
             "baseline_of": baseline_of(query),
             "asked": 1,
@@ -339,12 +339,13 @@ class Index:
             self.usage.charge(key, created_ms, price["total"])
 
     def cut(self, query_id: str) -> None:
-        """Charge what was reserved for a query that ran and has no price; once, at its Answer."""
+        """Charge what is reserved for a query that ran and has no price; once, at its Answer."""
         found = self._db.execute(
-            "select key, created_ms, reserved from queries where query_id = ? and eflops is null", (query_id,)
+            "select key, created_ms, budget from queries where query_id = ? and eflops is null", (query_id,)
         ).fetchone()
         if found is not None:
-            self.usage.charge(*found)
+            key, created_ms, budget = found
+            self.usage.charge(key, created_ms, reserved(self.usage.mean(key), budget))
 
     def withdraw(self, query_id: str) -> None:
         """Take back a query that could not be sent: it does not count against its key's limits."""

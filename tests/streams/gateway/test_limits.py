@@ -168,15 +168,34 @@ def test_gateways_that_read_one_log_count_the_same() -> None:
     for _ in range(2):
         first.priced("q-0", {"total": 8.0})
     assert first.usage.used("k", now_ms) == Used(
-        minute=3, reset_s=50, bytes=sent_bytes, in_flight=2, eflops=8.0, mean=8.0
+        minute=3, reset_s=50, bytes=sent_bytes, in_flight=2, eflops=8.0, reserved=16.0, mean=8.0
     )
     first.query(sent("q-3"), now_ms)
-    assert first.usage.used("k", now_ms).reserved == 8.0
+    assert first.usage.used("k", now_ms).reserved == 24.0
     assert first.usage.used("other", now_ms) == Used(mean=8.0)
     # Without an Answer a query stops to count when it must have expired.
     later = first.usage.used("k", now_ms + 3_600_000)
     assert (later.minute, later.in_flight, later.reserved, later.eflops) == (0, 0, 0.0, 8.0)
     assert first.usage.used("k", now_ms + 26 * 3_600_000).eflops == 0.0
+
+
+def test_what_is_reserved_does_not_depend_on_what_was_read_first() -> None:
+    """After a restart all Queries are read before the first price."""
+    found = []
+    for order in ("answer first", "queries first"):
+        index = Index(100)
+        index.query(sent("priced"), 1_000_000)
+        for at in range(2):
+            if (order == "answer first") == (at == 0):
+                index.answer(ended("priced"), b"", 1_000_001)
+                index.priced("priced", {"total": 5.0})
+            else:
+                index.query(sent("open"), 1_000_002)
+                cheap = msgspec.structs.replace(sent("cheap"), budget=Budget(eflops=2.0))
+                index.query(cheap, 1_000_002)
+        found.append(index.usage.used("k", 1_000_003))
+    assert found[0] == found[1]
+    assert found[0].reserved == 7.0
 
 
 def test_what_a_key_spent_outlasts_the_queries_that_are_kept() -> None:
