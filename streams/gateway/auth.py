@@ -34,7 +34,7 @@ TARGETS: Final = 8
 """Mean costs and accuracies a minute that a key may state itself: the decider solves for the price of each."""
 
 LOOKUPS: Final = 8
-"""Requests of a key that may wait for old ids at once: each reads two minutes of a topic."""
+"""Requests of a key for old ids at once, the one that is looked up among them: each reads two minutes of a topic."""
 
 MINUTE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of queries that a key may send a minute: every one of them travels through all topics of its search."""
@@ -318,6 +318,10 @@ class Gate:
         """Return whether a credential is still good: its key may have been revoked or replaced."""
         return self._by_digest.get(who.key) == who.entry if who.entry else not self.has_keys
 
+    def has_key(self, digest: str) -> bool:
+        """Return whether a key with this digest may come in; an empty one while no key exists."""
+        return digest in self._by_digest if digest else not self.has_keys
+
     @contextmanager
     def stream(self, who: Credential) -> Iterator[None]:
         """Count one stream of a key for as long as it is open. Raises ApiError 429 where the key has too many."""
@@ -332,9 +336,13 @@ class Gate:
 
     @asynccontextmanager
     async def lookup(self, who: Credential) -> AsyncIterator[None]:
-        """Look up one old id of a key at a time. Raises ApiError 429 where too many of its requests wait for that."""
+        """Wait for one's turn to look up an old id: a key's come one at a time.
+
+        Raises:
+            ApiError: 429 where LOOKUPS requests of the key are here already.
+        """
         if who.entry is not None and self._looking_up[who.key] >= LOOKUPS:
-            raise _rate(f"{LOOKUPS} old ids looked up at once", 1, {})
+            raise _rate(f"{LOOKUPS} requests for old ids at once", 1, {})
         self._looking_up[who.key] += 1
         try:
             async with self._lookups[who.key]:
@@ -362,12 +370,14 @@ class Gate:
         if entry.allowed_models is not None:
             if model not in entry.allowed_models:
                 raise no_model(model)
-            for name in query.allowed_models or ():
-                if name not in entry.allowed_models:
-                    raise not_found("uniscale.allowed_models", name, "model_not_found")
             # A virtual name leaves the choice to the policy; it is no way to other models.
-            if query.pinned is None and query.allowed_models is None:
-                query = structs.replace(query, allowed_models=_own(model, entry.allowed_models, models))
+            if _is_virtual(model):
+                own = _own(model, entry.allowed_models, models)
+                for name in query.allowed_models or ():
+                    if name not in (own or ()):
+                        raise not_found("uniscale.allowed_models", name, "model_not_found")
+                if query.allowed_models is None:
+                    query = structs.replace(query, allowed_models=own)
         if entry.allowed_objectives is not None:
             if query.objective is not None and query.objective not in entry.allowed_objectives:
                 raise not_found("objective", query.objective)
@@ -509,6 +519,10 @@ def _name(value: str) -> str:
     return value.rpartition(":")[0] if value.count(":") == 1 else value
 
 
+def _is_virtual(model: str) -> bool:
+    return model == AUTO or model.startswith(f"{AUTO}:")
+
+
 def _own(model: str, allowed: tuple[str, ...], models: Sequence[str]) -> tuple[str, ...] | None:
     """Return the models of the catalogue that a key names, by themselves or in a configuration.
 
@@ -517,7 +531,7 @@ def _own(model: str, allowed: tuple[str, ...], models: Sequence[str]) -> tuple[s
     Raises:
         ApiError: 404 where the catalogue has none of them any more.
     """
-    named = [name for name in allowed if name != AUTO and not name.startswith(f"{AUTO}:")]
+    named = [name for name in allowed if not _is_virtual(name)]
     if not named:
         return None
     bare = {name if name in models else name.rsplit("/", 3)[0] for name in named}

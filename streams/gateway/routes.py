@@ -342,6 +342,10 @@ class Page:
         if not isinstance(key, str):
             raise ApiError(400, 'give an API key: {"key": …}', param="key")
         who = self.gate.credential(key)  # refuses a wrong one
+        # Those of keys that are no longer good stand for nothing.
+        self._sessions = {
+            token: session for token, session in self._sessions.items() if self.gate.has_key(session[0])
+        }
         # One key's sessions end none of another's.
         same = [token for token, (whose, _) in self._sessions.items() if whose == who.key]
         if len(same) >= _MOST_SESSIONS:

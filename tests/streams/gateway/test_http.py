@@ -34,7 +34,7 @@ from streams.runtime.base import SendFailed
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
 from streams.settings import Settings
-from tests.support.cluster import worker_of
+from tests.support.cluster import WITH_GATEWAY, worker_of
 from tests.support.house import ASK, PLAIN, QUESTION, House
 
 
@@ -138,7 +138,7 @@ def test_a_gateway_that_did_not_read_all_queries_has_a_window_that_moves(
     in_memory: Callable[..., Settings],
 ) -> None:
     async def moves(recent: int) -> bool:
-        cluster = Cluster(in_memory(gateway_port=free_port()), SERVICES)
+        cluster = Cluster(in_memory(), WITH_GATEWAY)
         for at in range(30):
             cluster.produce(
                 cluster.topics.query, b"one partition", encode(Query(query_id=f"q-{at}", text="?"))

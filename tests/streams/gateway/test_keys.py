@@ -1,14 +1,19 @@
 """Keys over HTTP: what each may see, ask and change, its streams and sessions, and what it teaches."""
 
+import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
+from schemas.control import KeyEntry
 from schemas.query import Query
 from schemas.reward import Feedback
 from streams.gateway import routes
+from streams.gateway.auth import Gate
 from tests.support.house import ASK, PLAIN, House, refused
 
 
@@ -99,6 +104,26 @@ def test_sessions_of_one_key_end_none_of_another_s(
     assert [page.get("/session").json()["logged_in"] for page in pages] == [True, False, True, True]
     for page in pages:
         page.close()
+
+
+def test_sessions_of_keys_that_are_gone_are_forgotten_at_the_next_login() -> None:
+    gate = Gate()
+    page = routes.Page(gate, frozenset({"testserver"}))
+    client = TestClient(Starlette(routes=page.routes()))
+
+    def login(name: str, **more: Any) -> None:
+        secret = name.encode()
+        entry = KeyEntry(name=name, op="add", sha256=hashlib.sha256(secret).hexdigest(), tenant=name, **more)
+        gate.change(entry)
+        assert client.post("/session", json={"key": name}).is_success
+
+    assert client.post("/session", json={"key": "before there was one"}).is_success
+    for name in ("shop", "bank"):
+        login(name)
+    assert sorted(key for _, key in page._sessions.values()) == ["bank", "shop"]
+    gate.change(KeyEntry(name="shop", op="revoke"))
+    login("bank", scopes=("read",))
+    assert [key for _, key in page._sessions.values()] == ["bank", "bank"], "a key's other scopes end none"
 
 
 def test_streams_of_a_key_are_counted_and_end_with_it(house: Callable[..., House]) -> None:

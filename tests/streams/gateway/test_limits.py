@@ -135,6 +135,8 @@ def test_auto_runs_the_models_that_a_key_names(
     gate = Gate()
     who = shop(gate, allowed_models=allowed)
     assert gate.permitted(who, "auto", query(), MODELS).allowed_models == own
+    if own is not None:
+        assert gate.permitted(who, "auto", query(allowed_models=own), MODELS).allowed_models == own
     pinned = query(pin_action="mini-2/1/1/1")
     if allowed is None or "mini-2/1/1/1" in allowed:
         assert gate.permitted(who, "mini-2/1/1/1", pinned, MODELS) == pinned
