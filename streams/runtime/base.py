@@ -529,10 +529,11 @@ class Runtime(ABC):
         """Return, by topic and partition, the offset that the next record gets."""
 
     @abstractmethod
-    async def handed_over(self, topics: Sequence[str]) -> frozenset[tuple[str, int]]:
-        """Return the partitions of which all that is on the broker was handed over; of topics that this worker handles.
+    async def handed_over(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Return, by topic and partition, up to which append time all records were handed over, ms since the epoch.
 
-        What is appended to another topic from now on is handled after what these hold of the same query.
+        Only of topics that this worker handles and partitions that it owns; one of which that is not known is left out.
+        What is appended to another topic from now on is handled after those records of the same query.
 
         Raises:
             Unavailable: the broker does not say.

@@ -392,6 +392,8 @@ class KafkaRuntime(Runtime):
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        # By topic and partition, when the broker was asked for an end that has not been reached yet, and that end.
+        self._ends: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._counters = functools.cache(
             lambda topic, stage: (metrics.records.labels(service, topic), metrics.stage.labels(stage))
         )
@@ -504,13 +506,26 @@ class KafkaRuntime(Runtime):
         """Ask the broker; see the base."""
         return await self.in_thread(lambda: self._offsets(topics, KafkaConsumer.end_offsets))
 
-    async def handed_over(self, topics: Sequence[str]) -> frozenset[tuple[str, int]]:
-        """Ask the broker; see the base."""
+    async def handed_over(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Go by the newest record, and by the ends that the broker says now and said before; see the base.
+
+        A partition into which records come all the time need never be read to the end of this moment, and one into
+        which none come has no newer record.
+        """
+        asked_ms = self.now_ms()
         ends = await self._asked(
             "the ends of topics", lambda: self._offsets(topics, KafkaConsumer.end_offsets)
         )
-        due = consumer_of(self.app).due
-        return frozenset(part for part, end in ends.items() if (at := due(*part)) is not None and at >= end)
+        found = {}
+        for part, end in ends.items():
+            if (handed := consumer_of(self.app).handed_over(*part)) is None:
+                continue
+            offset, newest_ms = handed
+            known = [*self._ends.pop(part, ()), (asked_ms, end)]
+            self._ends[part] = [each for each in known if each[1] > offset][:1]
+            # Another record may have come in the same millisecond as the newest.
+            found[part] = max([newest_ms - 1, *(at_ms for at_ms, end in known if end <= offset)])
+        return found
 
     def _offsets(
         self,

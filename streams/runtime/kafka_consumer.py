@@ -376,6 +376,8 @@ class Course:
 
     def __init__(self, due: int) -> None:
         self.due = due
+        self.newest_ms = -1
+        """Append time of the newest record handed over to a handler."""
         self._asked_again: tuple[int, int] | None = None
 
     def follows(self, offset: int, after: int | None) -> bool:
@@ -452,10 +454,27 @@ class Consumer(aiokafka.Consumer):
         """Return whether a record handed over in this epoch still belongs to this worker; if not, it is redelivered."""
         return epoch == self._epoch
 
-    def due(self, topic: str, partition: int) -> int | None:
-        """Return the offset that is handed over next; None while that is unknown, or another worker's."""
-        course = self._courses.get(TopicPartition(topic, partition))
-        return None if course is None else course.due
+    def handed_over(self, topic: str, partition: int) -> tuple[int, int] | None:
+        """Return below which offset all was handed over, and the append time of the newest record, ms, or -1.
+
+        None while that is unknown, or another worker's. What comes after the newest record may be markers of
+        transactions, or have been deleted: the fetcher's position is past it.
+        """
+        tp = TopicPartition(topic, partition)
+        if (course := self._courses.get(tp)) is None:
+            return None
+        position = 0
+        # Where partitions move, what was fetched may be dropped, and is fetched again.
+        if (
+            tp not in self.fetched
+            and self.flow_active
+            and self._may_hand_over.is_set()
+            and not self.app.rebalancing
+        ):
+            with contextlib.suppress(ConsumerNotStarted, AttributeError, KeyError):  # it is being assigned
+                fetcher = self._thread._ensure_consumer()._subscription.subscription.assignment
+                position = fetcher.state_value(tp)._position or 0
+        return max(course.due, position), course.newest_ms
 
     async def settled(self) -> int:
         """Wait while partitions are being reassigned, and return the epoch of the assignment."""
@@ -654,6 +673,7 @@ class Consumer(aiokafka.Consumer):
                     topic, partition, offset, record.timestamp or 0, record.key, record.value, epoch
                 ),
             )
+        course.newest_ms = batch[-1].timestamp or -1
         if offsets.span > self._full_above:
             self._full.add(tp)
             self._thread._ensure_consumer().pause(tp)

@@ -466,16 +466,16 @@ class MemoryRuntime(Runtime):
         """Ask the broker; see the base."""
         return {(t, p): self.broker.end(t, p) for t in topics for p in range(self.broker.partitions(t))}
 
-    async def handed_over(self, topics: Sequence[str]) -> frozenset[tuple[str, int]]:
+    async def handed_over(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Ask the broker; see the base."""
-        read = (
-            (each.topic, p, offsets) for each in self.subscriptions for p, offsets in each.offsets.items()
-        )
-        return frozenset(
-            (topic, p)
-            for topic, p, offsets in read
-            if topic in topics and offsets.next >= self.broker.end(topic, p)
-        )
+        now_ms, found = self.now_ms(), {}
+        for each in self.subscriptions:
+            for p, offsets in each.offsets.items() if each.topic in topics else ():
+                if offsets.next >= self.broker.end(each.topic, p):
+                    found[each.topic, p] = now_ms
+                elif newest := self.broker.at(each.topic, p, offsets.next - 1):
+                    found[each.topic, p] = newest[1].timestamp_ms - 1
+        return found
 
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
         """Ask the broker, which knows no members; see the base."""

@@ -8,9 +8,9 @@ its query, and handled there.
 A closed query has no row: its worker, or the next one, knows it by its Reward. The timer
 writes no row; what it finds overdue takes the ordered way as a Due record.
 
-Nothing orders the topics among each other. An `expired` Answer takes the order of `answer`. Any other deadline counts
-only once everything was handed over that had been appended by then to the topic that it ends the wait for: what came in
-time while no aggregator ran is not late.
+Nothing orders the topics among each other. The deadline of a query sends an `expired` Answer, and whichever Answer is
+first in `answer` counts. Any other deadline counts only once everything was handed over that had been appended by then
+to the topic that it ends the wait for: what came in time while no aggregator ran is not late.
 """
 
 import heapq
@@ -121,6 +121,8 @@ class AggregatorService(Keyed[JoinRow]):
         # By topic and partition, up to when all that was appended has been handed over, ms.
         self._handed_ms: dict[tuple[str, int], int] = {}
         self._asked_ms = 0
+        # By the same, deadlines that have passed before all was handed over that could have come in time, by time.
+        self._held: dict[tuple[str, int], list[tuple[int, str, str, int]]] = {}
         # Deadlines that have passed; their rows may still have them.
         self._passed: dict[tuple[str, str], int] = {}
 
@@ -299,7 +301,7 @@ class AggregatorService(Keyed[JoinRow]):
             heapq.heappush(self._due, (due.deadline_ms, row.query_id, due.kind, due.deadline_ms))
 
     async def _recovered(self) -> None:
-        self._due, self._passed, self._handed_ms = [], {}, {}
+        self._due, self._passed, self._handed_ms, self._held = [], {}, {}, {}
         rows = self.table.items()
         self._rows = len(rows)
         for key, data in rows:
@@ -322,9 +324,10 @@ class AggregatorService(Keyed[JoinRow]):
             )
 
     async def _send_due(self, now_ms: int) -> None:
+        self._release()
         overdue: list[Outgoing] = []
-        held: list[tuple[int, str, str, int]] = []
-        while self._due and self._due[0][0] <= now_ms and len(overdue) < 500:
+        held = 0
+        while self._due and self._due[0][0] <= now_ms and max(len(overdue), held) < 500:
             each = _, query_id, kind, deadline_ms = heapq.heappop(self._due)
             self._passed.pop((query_id, kind), None)
             partition = self._awaits(query_id, kind, deadline_ms)
@@ -332,20 +335,31 @@ class AggregatorService(Keyed[JoinRow]):
                 continue
             self._passed[query_id, kind] = deadline_ms
             if not self._has_all(kind, deadline_ms, partition):
-                held.append(each)
+                heapq.heappush(self._held.setdefault((self._awaited[kind], partition), []), each)
+                held += 1
                 continue
             due = Due(query_id=query_id, kind=kind, deadline_ms=deadline_ms)  # type: ignore[arg-type]
             overdue.append(Outgoing.of(self.runtime.topics.due, due))
             heapq.heappush(self._due, (now_ms + _AGAIN_MS, query_id, kind, deadline_ms))
-        for each in held:
-            heapq.heappush(self._due, each)
         if overdue:
             await self.runtime.send(*overdue)
-        if held and now_ms - self._asked_ms >= _ASK_MS:
+        if self._held and now_ms - self._asked_ms >= _ASK_MS:
             self._asked_ms = now_ms
             handed = self._handed_ms  # that of this assignment
-            for part in await self.runtime.handed_over(tuple(self._awaited.values())):
-                handed[part] = now_ms
+            for part, up_to_ms in (await self.runtime.handed_over(tuple(self._awaited.values()))).items():
+                handed[part] = max(up_to_ms, handed.get(part, -1))
+
+    def _release(self) -> None:
+        """Look again at the deadlines up to which all has been handed over, and at those of partitions that have left.
+
+        The row of such a deadline is not read before that, however many there are.
+        """
+        for (topic, partition), held in list(self._held.items()):
+            ours = partition in self.runtime.assigned(topic)
+            while held and (not ours or self._has_all(held[0][2], held[0][3], partition)):
+                heapq.heappush(self._due, heapq.heappop(held))
+            if not held:
+                del self._held[topic, partition]
 
     def _has_all(self, kind: str, deadline_ms: int, partition: int) -> bool:
         """Return whether all was handed over that could have come before a deadline."""

@@ -28,6 +28,7 @@ from streams.runtime.base import ConsumerRecord
 from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES, decider
+from streams.services.aggregator import AggregatorService
 from tests.support.cluster import (
     Ask,
     Audit,
@@ -621,6 +622,14 @@ async def test_feedback_that_came_in_time_counts_although_no_aggregator_ran_at_i
     def without_feedback(self: Cluster, topics: Any = None) -> Any:
         return [each for each in waiting(self, topics) if not (behind and "feedback" in each[2].topic)]
 
+    looked: list[str] = []
+    awaits = AggregatorService._awaits
+
+    def look(self: AggregatorService, query_id: str, kind: str, deadline_ms: int) -> int | None:
+        looked.append(query_id)
+        return awaits(self, query_id, kind, deadline_ms)
+
+    monkeypatch.setattr(AggregatorService, "_awaits", look)
     monkeypatch.setattr(Cluster, "_waiting", without_feedback)
     async with running(in_memory(), seed=3) as cluster:
         send(cluster, *(ask(n, reference=None, feedback_wait_s=600.0) for n in range(6)))
@@ -637,6 +646,9 @@ async def test_feedback_that_came_in_time_counts_although_no_aggregator_ran_at_i
         assert {each.query_id for each in closing(cluster).values()} <= {"q5"}, (
             "what may have been told is awaited"
         )
+        looked.clear()
+        await asyncio.sleep(20)
+        assert set(looked) <= {"q5"}, "the row of a deadline that is held is not read every time"
         behind = False
         cluster._stir(topics.feedback)
         await cluster.until(lambda: len(closing(cluster)) == 6, 60)
