@@ -665,6 +665,7 @@ class Consumer(aiokafka.Consumer):
             if not course.follows(offset, after):
                 return False
             after = course.due
+            course.newest_ms = record.timestamp or -1
             self.moved += 1
             offsets.handed_over(offset)
             self.queues.put(
@@ -673,7 +674,6 @@ class Consumer(aiokafka.Consumer):
                     topic, partition, offset, record.timestamp or 0, record.key, record.value, epoch
                 ),
             )
-        course.newest_ms = batch[-1].timestamp or -1
         if offsets.span > self._full_above:
             self._full.add(tp)
             self._thread._ensure_consumer().pause(tp)
