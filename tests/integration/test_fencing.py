@@ -7,13 +7,11 @@ import signal
 import subprocess
 import uuid
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import ConcurrentTransactions, KafkaError
-from aiokafka.producer.sender import AddPartitionsToTxnHandler
+from aiokafka.errors import KafkaError
 
 from agents.decider.log import Row
 from schemas.query import Query
@@ -59,14 +57,6 @@ def test_who_takes_the_right_shuts_out_who_had_it(broker: LocalBroker) -> None:
     asyncio.run(main())
     rows = [(r.key, r.value[:6]) for r in kafka_clients.read_all(settings, [name])]
     assert rows == [*((b"%d" % n, b"xxxxxx") for n in range(4)), (b"0", b"valid"), (b"4", b"after")]
-
-
-def test_a_transaction_that_comes_before_the_markers_of_the_one_before_is_tried_again_within_milliseconds() -> (
-    None
-):
-    nothing_added = SimpleNamespace(_txn_manager=SimpleNamespace(txn_partitions=set()), _retry_backoff=0.1)
-    too_early = SimpleNamespace(errors=[("log", [(0, ConcurrentTransactions.errno)])])
-    assert AddPartitionsToTxnHandler(nothing_added, []).handle_response(too_early) == 0.002
 
 
 def log_named(settings: Settings) -> str:

@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from aiokafka.errors import ConcurrentTransactions
+from aiokafka.producer.sender import AddPartitionsToTxnHandler
 
 from schemas.answer import Answer
 from schemas.query import QueryContext
@@ -193,3 +196,11 @@ async def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
         assert len(rows) == 1
         assert len(refused) == (2 if stubborn else 0)
         assert cluster.deaths == []
+
+
+def test_a_transaction_that_comes_before_the_markers_of_the_one_before_is_tried_again_within_milliseconds() -> (
+    None
+):
+    nothing_added = SimpleNamespace(_txn_manager=SimpleNamespace(txn_partitions=set()), _retry_backoff=0.1)
+    too_early = SimpleNamespace(errors=[("log", [(0, ConcurrentTransactions.errno)])])
+    assert AddPartitionsToTxnHandler(nothing_added, []).handle_response(too_early) == 0.002
