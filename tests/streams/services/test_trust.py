@@ -391,10 +391,14 @@ async def test_a_model_that_is_added_while_the_encoder_is_away_waits_and_nothing
 
 
 async def test_a_model_whose_descriptions_the_encoder_refuses_is_not_on_offer_and_costs_no_record(
-    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    in_memory: InMemory,
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(decider, "encoder_of", lambda settings: Refusing("mid"))
-    async with running(in_memory(), seed=3) as cluster:
+    async with running(in_memory(state_dir=str(tmp_path)), seed=3) as cluster:
         topics = cluster.topics
         send(cluster, *(ask(n, feedback_wait_s=600.0, reference=None) for n in range(2)))
         await cluster.until(lambda: len(cluster.broker.records(topics.reward)) == 2)
@@ -507,10 +511,10 @@ async def test_the_first_offer_of_a_log_waits_whole_for_an_encoder_that_is_away(
 
 
 async def test_while_a_model_waits_for_the_encoder_the_rest_of_the_catalogue_is_in_force(
-    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(decider, "encoder_of", lambda settings: Refusing("mid"))
-    async with running(in_memory(), seed=3) as cluster:
+    async with running(in_memory(state_dir=str(tmp_path)), seed=3) as cluster:
         topics = cluster.topics
         send(cluster, ask(0))
         await cluster.until(lambda: len(closing(cluster)) == 1)
