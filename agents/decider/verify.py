@@ -65,7 +65,7 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
     """Return the rows of a log and the sequence number after which they can be replayed.
 
     That number is -1, before everything, unless rows have left the log. In that case a snapshot contains them, and the
-    policy is loaded from the oldest complete one.
+    policy is loaded from the oldest complete one that stays.
 
     Args:
         policy: A fresh policy with the settings of the live run.
@@ -85,7 +85,9 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
         if refused:
             raise refused[0]
         return log, -1
-    later = {k: v for k, v in snapshots.items() if not is_prior(k)}
+    # A decider that ended while it deleted rows has not deleted the older snapshots, which these rows would follow.
+    left = set(snapshot.obsolete(snapshots, snapshot.manifests(snapshots)))
+    later = {k: v for k, v in snapshots.items() if not is_prior(k) and k not in left}
     found, refused = snapshot.read(later, policy.load, oldest=True)
     if found is None:
         raise refused[0] if refused else absent
