@@ -116,9 +116,8 @@ class Usage:
         self._db = db
         self._db.executescript(SCHEMA)
         self._sent: defaultdict[str, _Sent] = defaultdict(_Sent)
-        self._counted: dict[
-            str, tuple[str, int, int]
-        ] = {}  # the key, time and bytes of each query in `_sent`
+        # The key, time and bytes of each query in `_sent`.
+        self._counted: dict[str, tuple[str, int, int]] = {}
 
     def count(self, key: str, query_id: str, created_ms: int, size: int) -> None:
         """Count a query among those of its key's last minute, once."""

@@ -282,10 +282,9 @@ class Exchange:
         self.rejoin = Rejoin(index.most)
         # Sent from here and not ended, with the digest of the body: another gateway's are its own to cancel.
         self._sent: dict[str, str] = {}
-        self._sending: dict[str, asyncio.Future[None]] = {}  # queries on their way to the topic, by id
+        # What is on its way to its topic: queries by id, feedback by query and source.
+        self._sending: dict[str | tuple[str, str], asyncio.Future[None]] = {}
         self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
-        # Feedback that is being sent, by query and source.
-        self._judging: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._space: tuple[Catalogue, Mapping[str, None]] | None = None  # the configurations of a catalogue
 
@@ -421,9 +420,8 @@ class Exchange:
         self.index.query(query, now_ms)
         self._sent[query.query_id] = admitted.digest
         outgoing = Outgoing(self.runtime.topics.query, key_of(query.query_id), value)
-        self._sending[query.query_id] = asyncio.ensure_future(self.runtime.send(outgoing))
         try:
-            await self._sending[query.query_id]
+            await self._joinable(query.query_id, self.runtime.send(outgoing))
         except BaseException:
             # No retry may wait for a query that nobody has. If the topic has it after all, the index learns it there.
             self.index.withdraw(query.query_id)
@@ -431,8 +429,14 @@ class Exchange:
             if admitted.body is not None:
                 self.rejoin.lose(query.query_id, admitted.body, now_ms)
             raise
+
+    async def _joinable(self, what: str | tuple[str, str], send: Coroutine[Any, Any, None]) -> None:
+        """Send a query or feedback; whoever repeats it meanwhile finds it in `_sending`, and ends as this does."""
+        self._sending[what] = asyncio.ensure_future(send)
+        try:
+            await self._sending[what]
         finally:
-            self._sending.pop(query.query_id, None)
+            self._sending.pop(what, None)
 
     @contextmanager
     def open(
@@ -712,19 +716,16 @@ class Exchange:
         )
         outgoing = Outgoing(self.runtime.topics.feedback, key_of(query_id), encode(record))
         given = (query_id, who.name)
-        if (first := self._judging.get(given)) is not None:
+        if (first := self._sending.get(given)) is not None:
             await asyncio.shield(first)
             return True
         if self.index.note_feedback(record):
             return True
-        self._judging[given] = asyncio.ensure_future(self.runtime.send(outgoing))
         try:
-            await self._judging[given]
+            await self._joinable(given, self.runtime.send(outgoing))
         except BaseException:
             self.index.withdraw_feedback(*given)
             raise
-        finally:
-            del self._judging[given]
         return False
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:

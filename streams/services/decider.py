@@ -546,7 +546,7 @@ class DeciderService(Ordered):
         service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
         check_control_group(policy_of(runtime.settings, service.encoder), runtime.control)
         # What the server refuses may be a model that came later: the others start without it.
-        with suppress(EncoderRefused, BadEmbedding):
+        with suppress(*_REFUSALS):
             await service.learner.embedded(runtime.control.catalogue)
         return service
 

@@ -181,6 +181,21 @@ async def test_the_failure_of_an_entry_that_was_corrected_meanwhile_is_not_its_s
     assert await fleet.get(model("a")) is right
 
 
+async def probed(server: Slow) -> Breaker:
+    """Return the breaker of an endpoint after a probe at the end of its first pause."""
+    server.listen()
+    now = [0.0]
+    breaker = Breaker(lambda: now[0], failures=1, pause_s=10.0)
+    connection = JsonServer(ServerSettings(url=server.url), breaker=breaker)
+    breaker.failed("no connection")
+    now[0] = 10.0
+    await connection.probe()
+    server.go.set()
+    await connection.close()
+    server.close()
+    return breaker
+
+
 @pytest.mark.parametrize(
     ("status", "state"), [(500, "open"), *((status, "half-open") for status in (200, 403, 404, 429))]
 )
@@ -189,32 +204,14 @@ async def test_a_probe_asks_whether_the_endpoint_is_back_and_not_whether_it_list
 ) -> None:
     server = Slow(status)
     server.go.set()
-    server.listen()
-    now = [0.0]
-    breaker = Breaker(lambda: now[0], failures=1, pause_s=10.0)
-    connection = JsonServer(ServerSettings(url=server.url), breaker=breaker)
-    breaker.failed("no connection")
-    now[0] = 10.0
-    await connection.probe()
-    assert breaker.state == state
-    await connection.close()
-    server.close()
+    assert (await probed(server)).state == state
 
 
 async def test_a_probe_gives_up_on_a_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "PROBE_S", 0.2)
     server = Slow()
-    server.listen()
-    now = [0.0]
-    breaker = Breaker(lambda: now[0], failures=1, pause_s=10.0)
-    connection = JsonServer(ServerSettings(url=server.url), breaker=breaker)
-    breaker.failed("no connection")
-    now[0] = 10.0
-    await connection.probe()
+    breaker = await probed(server)
     assert (breaker.state, breaker.why) == ("open", f"{server.url}/v1/models: no reply in 0.2 s")
-    server.go.set()
-    await connection.close()
-    server.close()
 
 
 async def test_a_model_whose_endpoint_fails_is_suspended_until_it_is_back() -> None:
