@@ -264,7 +264,13 @@ class Table:
         limit: Most bytes of a record.
         rows: Rows by key; whatever recovers the table fills them.
         places: The partition of each row.
+
+    Attributes:
+        held: The partitions whose rows it was last recovered with. One that has come since is not among them: its rows
+            are still to be read. Only a table of one writer says it.
     """
+
+    held: frozenset[int] = frozenset()
 
     def __init__(
         self,

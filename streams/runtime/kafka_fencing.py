@@ -217,7 +217,7 @@ class FencedTable(Table):
         """
         began_s, writes = time.monotonic(), self._writes
         found: dict[bytes, bytes] = {}
-        if self._owned():
+        if owned := self._owned():
             async for records in kafka_reading.read(self.settings, self.changelog, await self._begins()):
                 self._assignment.moved += 1
                 if not self._assignment.is_ours(epoch):
@@ -228,7 +228,7 @@ class FencedTable(Table):
             return False
         # Another process may have written since the last time. Until now the rows of then are shown: a table that is
         # empty for a while would make every query look new.
-        self._rows, self._places = found, dict.fromkeys(found, 0)
+        self._rows, self._places, self.held = found, dict.fromkeys(found, 0), owned
         return True
 
 

@@ -329,17 +329,19 @@ class MemoryTable(Table):
             await self._recover()
 
     async def _recover(self) -> None:
-        owned, declared = sorted(self._owned()), self.declared
+        owned, declared = self._owned(), self.declared
         late = set[bytes]()
+        self.held = frozenset()
         # Empty until it is read: that nothing is handled meanwhile is for the services to see to.
         self._rows.clear()
         self._places.clear()
         begin = await declared.begins() if declared.begins and owned else 0
         if declared.one_writer:
             await self.runtime.reading()
-        for partition in owned:
+        for partition in sorted(owned):
             rows = self.runtime.broker.changelog(self.changelog, partition, begin, declared.newer, late)
             self.seed((key, value, partition) for key, value in rows.items())
+        self.held = owned
         for key in sorted(late):
             log.warning("%s: row %r was written late: the earlier one is written again", self.changelog, key)
             await self.put(key, self._rows[key], self._places[key])

@@ -38,6 +38,7 @@ from streams.metrics import Metrics
 from streams.runtime.base import (
     ConsumerRecord,
     Crash,
+    Moved,
     Outgoing,
     Runtime,
     SendFailed,
@@ -326,6 +327,7 @@ class ShardLearner:
 
         Raises:
             CorruptState: It is not recovered yet, and its log is not whole.
+            Moved: This worker is not the learner, or not yet.
             NotEmbedded: None of the models can be on offer yet.
         """
         decider = self.decider or await self.rebuild()
@@ -338,6 +340,7 @@ class ShardLearner:
 
         Raises:
             CorruptState: The log is not whole.
+            Moved: This worker is not the learner, or not yet.
         """
         policy = policy_of(self.settings, self.encoder)
         decider = Decider(
@@ -706,13 +709,15 @@ class DeciderService(Ordered):
         """
         async with self.lock:
             self.learner.decider = None
-            if self.learner.log.assigned:
-                try:
+            try:
+                if self.learner.log.assigned:
                     await self.learner.ready()
-                except NotEmbedded as error:
-                    # It is recovered: the first question waits, and asks again.
-                    log.warning("no model is on offer: %s", error)
-            else:
+                else:
+                    self.pending.recovered(0)
+            except NotEmbedded as error:
+                # It is recovered: the first question waits, and asks again.
+                log.warning("no model is on offer: %s", error)
+            except Moved:
                 self.pending.recovered(0)
             self.pending.show()
 

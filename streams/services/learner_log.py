@@ -16,7 +16,7 @@ from agents.decider.decider import Decider
 from agents.decider.log import Recovered, decode_row
 from agents.decider.repair import shown
 from agents.decider.snapshot import BEGINNING, START_KEY, Manifest, manifests, start_of
-from streams.runtime.base import Runtime, SendFailed
+from streams.runtime.base import Moved, Runtime, SendFailed
 
 log = logging.getLogger("streams.decider")
 
@@ -52,8 +52,8 @@ class LearnerLog:
 
     @property
     def assigned(self) -> bool:
-        """Return whether this worker is the learner: another one may hold the partition."""
-        return bool(self.runtime.assigned(self.runtime.topics.context))
+        """Return whether this worker is the learner: another one may hold the partition, or its rows are to be read."""
+        return bool(self.table.held & self.runtime.assigned(self.runtime.topics.context))
 
     @property
     def chunk_bytes(self) -> int:
@@ -65,8 +65,11 @@ class LearnerLog:
 
         Raises:
             CorruptState: The log is not whole.
+            Moved: This worker is not the learner, or not yet: a learner without these rows would begin anew.
         """
         snapshots = await self.runtime.latest(self.topic) if self._read is None else self._read
+        if not self.assigned:
+            raise Moved(f"{self.changelog}: another worker has it, or it is still to be read")
         records = self.table.items()
         began_s = self.runtime.monotonic()
         found = await self.runtime.in_thread(lambda: decider.recover(records, snapshots.items()))

@@ -111,9 +111,12 @@ async def test_the_rows_of_a_call_are_written_whole_or_not_at_all_where_a_table_
 async def test_a_fenced_table_that_is_read_anew_shows_its_rows_until_it_has_all(
     in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A handler that looked for its row meanwhile would take the query for a new one."""
+    """A handler that looked for its row meanwhile would take the query for a new one.
+
+    And a service that recovered when its partition had just come would take the log for empty.
+    """
     log = [ConsumerRecord("t", 0, 0, 1, b"q", b"first")]
-    epoch, shown = 0, []
+    epoch, shown, owned = 0, [], frozenset[int]()
 
     async def reading(*args: object) -> AsyncIterator[list[ConsumerRecord]]:
         await asyncio.sleep(1.0)
@@ -136,13 +139,16 @@ async def test_a_fenced_table_that_is_read_anew_shows_its_rows_until_it_has_all(
 
     monkeypatch.setattr(kafka_reading, "read", reading)
     fence = Fence("t", lambda name: None)
-    table = FencedTable(
-        in_memory(), fence, Assignment(), lambda: frozenset({0}), begins=begins, recovered=recovered
-    )
+    table = FencedTable(in_memory(), fence, Assignment(), lambda: owned, begins=begins, recovered=recovered)
     await table.recover()
+    owned = frozenset({0})
+    assert (table.held, table.items()) == (frozenset(), [])
+    epoch = 1
+    await table.recover()
+    assert table.held == owned
     log.append(ConsumerRecord("t", 0, 1, 1, b"q", b"another process's"))
     log.append(ConsumerRecord("t", 0, 2, 1, b"r", b"another process's"))
-    epoch = 1
+    epoch = 2
     await table.recover()
     assert shown == [None, b"first"]
     assert dict(table.items()) == dict.fromkeys((b"q", b"r"), b"another process's")
