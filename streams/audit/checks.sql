@@ -174,9 +174,8 @@ FROM Reward r JOIN Timeline t USING (query_id)
 WHERE r.early AND r.error IS NULL AND t.since_ms > :kept_feedback
 AND r.graded_by NOT IN ('', 'score') AND NOT (r.graded_by = 'reference' AND r.graded)
 AND NOT EXISTS (
-    -- One that was given up as too early is applied all the same where its row was not written before the Answer came.
-    SELECT 1 FROM Feedback f WHERE f.query_id = r.query_id
-    AND (f.error IS NULL OR f.error = 'OrphanFeedback') AND f.grade = r.correct AND f.graded_by = r.graded_by
+    -- One that was given up may have been applied all the same.
+    SELECT 1 FROM Feedback f WHERE f.query_id = r.query_id AND f.grade = r.correct AND f.graded_by = r.graded_by
 );
 
 -- name: reward_known

@@ -37,10 +37,13 @@ WITH Id AS (
 ), Found AS (
     SELECT
         query_id,
-        (SELECT d.rowid FROM Decision d WHERE d.query_id = Id.query_id AND d.error IS NULL
-            ORDER BY d.part, d.off LIMIT 1) AS decision,
         -- One that was given up may have been handled all the same: who sent its dead letter died before it had
-        -- committed, and the next one read it again. Then it counts, unless another came before its Reward.
+        -- committed, and the next one read it again. Then it counts.
+        (SELECT d.rowid FROM Decision d WHERE d.query_id = Id.query_id AND (
+            d.error IS NULL OR EXISTS (
+                SELECT 1 FROM Reward r WHERE r.query_id = d.query_id AND r.error IS NULL AND r.seq = d.seq))
+            ORDER BY d.error IS NOT NULL, d.part, d.off LIMIT 1) AS decision,
+        -- Likewise, unless another came before its Reward.
         (SELECT a.rowid FROM Answer a WHERE a.query_id = Id.query_id AND (
             a.error IS NULL OR a.status <> 'expired' AND EXISTS (
                 SELECT 1 FROM Reward r WHERE r.query_id = a.query_id AND r.error IS NULL AND r.status = a.status))
@@ -183,7 +186,7 @@ WITH Own AS (
         r.learn AND (r.score IS NOT NULL OR r.cost_only) AND r.log_cost IS NOT NULL AS learnable
     FROM Row l JOIN Reward r ON r.query_id = l.query_id AND r.seq = l.seq AND r.action = l.action
     -- A Reward that was given up is read again where its process ended before the commit, and then it may be applied.
-    WHERE r.error IS NULL OR r.off = l.r_off
+    WHERE r.error IS NULL OR instr(l.kinds, r.kind)
 ), One AS (
     SELECT query_id, min(off) AS off, id, kind, correct, CASE
         -- A tenant that has taught enough teaches nothing.
