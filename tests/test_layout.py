@@ -69,14 +69,10 @@ NO_EFFECTS = {
     "streams/services/aggregator.py": {
         "_send_due": "the timer: what is overdue takes the ordered way as a Due record"
     },
-    "streams/services/decider.py": {
-        "write": "how the rows of a batch are written, and the catalogue on offer"
-    },
     "streams/services/executor.py": {"_beat": "a heartbeat", "_last_beat": "the last heartbeat"},
     "streams/services/learner_log.py": {
-        "_post": "a snapshot, or the prior of an empty log",
-        "_remove_foreign": "recovery",
-        "_write": "rows that two snapshots hold leave the log",
+        "write": "the rows of a batch, the catalogue on offer; rows that two snapshots hold leave the log",
+        "_write_snapshots": "a snapshot, or the prior of an empty log",
     },
     "streams/gateway/exchange.py": {
         "_send_query": "a client's request",

@@ -264,13 +264,7 @@ class Table:
         limit: Most bytes of a record.
         rows: Rows by key; whatever recovers the table fills them.
         places: The partition of each row.
-
-    Attributes:
-        held: The partitions whose rows it was last recovered with. One that has come since is not among them: its rows
-            are still to be read. Only a table of one writer says it.
     """
-
-    held: frozenset[int] = frozenset()
 
     def __init__(
         self,
@@ -287,6 +281,14 @@ class Table:
         self._limit = limit
         self._rows = {} if rows is None else rows
         self._places = {} if places is None else places
+
+    @property
+    def reading(self) -> int:
+        """Return the number, from 1, of the reading that its rows are from; 0 where partitions have moved since.
+
+        What follows from the rows of one reading must not be written under another. Only a table of one writer counts.
+        """
+        return 0
 
     def get(self, key: bytes) -> bytes | None:
         """Return a row, or None if the key has none."""

@@ -203,8 +203,6 @@ async def _handle_batch(
         if not all(map(runtime.is_ours, records)):
             return  # the group has rebalanced while this waited: another worker may handle them by now
         await service.ready(each.kind)
-        if not all(map(runtime.is_ours, records)):
-            return  # likewise; and where the partition has stayed, its rows may be being read anew
         batch, refused = list[tuple[Record, ConsumerRecord]](), list[Refusal]()
         for at in records:
             try:
@@ -216,4 +214,9 @@ async def _handle_batch(
             await service.write(effects.rows)
             effects.then()  # once for each row: where sending fails, the records find their rows
         await send_refused(runtime, effects.send, [*refused, *effects.refused])
-        await service.settled()
+        try:
+            await service.settled()
+        except (Unavailable, Crash):
+            raise
+        except Exception as error:
+            raise Crash("what is due between two batches failed") from error  # not the fault of any record

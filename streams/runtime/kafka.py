@@ -46,7 +46,7 @@ from streams.runtime.kafka_fencing import Fence, FencedTable
 from streams.runtime.kafka_reading import assign, connected, to_ends
 from streams.runtime.kafka_writer import Changelogged, Sender
 from streams.runtime.queues import WINDOW
-from streams.settings import Settings
+from streams.settings import Settings, SettingsError
 from streams.topics import Topics
 
 # faust's app and transport, with our consumer and a single sender.
@@ -141,6 +141,7 @@ def consumer_of(app: Any) -> Consumer:
 log = logging.getLogger("streams")
 
 _MAX_BATCH_BYTES = 65_536
+_NEVER_S = 1e9
 
 on_crash: list[Callable[[str, BaseException | None], NoReturn]] = []
 """Functions that end this process; `streams.worker` adds its own. Without one, `crash` only raises."""
@@ -224,6 +225,8 @@ def create_app(settings: Settings, service: str, group: str = "", instance: str 
         broker_session_timeout=settings.kafka.session_timeout_s,
         broker_heartbeat_interval=min(3.0, settings.kafka.session_timeout_s / 3),
         broker_rebalance_timeout=settings.kafka.rebalance_timeout_s,
+        # Who stands by fetches nothing, and would leave the group as idle; see `kafka_watchdog` for who is stuck.
+        broker_max_poll_interval=_NEVER_S,
         broker_request_timeout=max(60.0, settings.kafka.session_timeout_s + 5),
         producer_request_timeout=60.0,
         producer_acks=-1,
@@ -429,11 +432,14 @@ class KafkaRuntime(Runtime):
         async def on_recover() -> None:
             self.metrics.recovery_seconds.labels("read").set(time.monotonic() - began_s)
             with consumer_of(self.app).at_work():
-                for key in [key for key in sorted(rows.late) if rows.places[key] in self.assigned(source)]:
+                for key in sorted(rows.late):
+                    # A handler that began before may close its query meanwhile.
+                    if (place := table.partition_of(key)) is None:
+                        continue
                     log.warning(
                         "%s: row %r was written late: the earlier one is written again", changelog, key
                     )
-                    await table.put(key, bytes(rows.data[key]), rows.places[key])
+                    await table.put(key, bytes(rows.data[key]), place)
                 rows.late.clear()
                 await declared.recovered()
 
@@ -500,11 +506,13 @@ class KafkaRuntime(Runtime):
 
     async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Ask the broker; see the base."""
-        return await self.in_thread(lambda: self._offsets(topics, KafkaConsumer.beginning_offsets))
+        return await self._asked(
+            "the first offsets", lambda: self._offsets(topics, KafkaConsumer.beginning_offsets)
+        )
 
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Ask the broker; see the base."""
-        return await self.in_thread(lambda: self._offsets(topics, KafkaConsumer.end_offsets))
+        return await self._asked("the end offsets", lambda: self._offsets(topics, KafkaConsumer.end_offsets))
 
     async def handed_over(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Go by the newest record, and by the ends that the broker says now and said before; see the base.
@@ -513,9 +521,7 @@ class KafkaRuntime(Runtime):
         which none come has no newer record.
         """
         asked_ms = self.now_ms()
-        ends = await self._asked(
-            "the ends of topics", lambda: self._offsets(topics, KafkaConsumer.end_offsets)
-        )
+        ends = await self.end_offsets(topics)
         found = {}
         for part, end in ends.items():
             if (handed := consumer_of(self.app).handed_over(*part)) is None:
@@ -564,8 +570,8 @@ class KafkaRuntime(Runtime):
         """Return what the broker says, asked in a thread. Raises Unavailable where it does not say."""
         try:
             return await self.in_thread(ask)
-        except (ClientError, kafka_clients.BrokerUnreachable) as error:
-            raise Unavailable(f"{what}: {error}") from error
+        except (ClientError, kafka_clients.BrokerUnreachable, SettingsError) as error:
+            raise Unavailable(f"{what}: {error}") from error  # a certificate may be being replaced
 
     async def _send(self, records: Sequence[Outgoing]) -> None:
         await self._deliver([(each.topic, each.partition, each.key, each.value) for each in records])

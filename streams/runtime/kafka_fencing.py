@@ -192,7 +192,13 @@ class FencedTable(Table):
         self._recovered = recovered
         self._recovered_epoch = -1
         self._writes = 0
+        self._readings, self._read_in = 0, -1
         self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def reading(self) -> int:
+        """Count a reading while the assignment that it was made in lasts; see the base."""
+        return self._readings if self._owned() and self._assignment.is_ours(self._read_in) else 0
 
     async def recover(self) -> None:
         """Read the rows and let the service recover, once per assignment; return when the present one is recovered.
@@ -217,7 +223,7 @@ class FencedTable(Table):
         """
         began_s, writes = time.monotonic(), self._writes
         found: dict[bytes, bytes] = {}
-        if owned := self._owned():
+        if self._owned():
             async for records in kafka_reading.read(self.settings, self.changelog, await self._begins()):
                 self._assignment.moved += 1
                 if not self._assignment.is_ours(epoch):
@@ -228,7 +234,8 @@ class FencedTable(Table):
             return False
         # Another process may have written since the last time. Until now the rows of then are shown: a table that is
         # empty for a while would make every query look new.
-        self._rows, self._places, self.held = found, dict.fromkeys(found, 0), owned
+        self._rows, self._places = found, dict.fromkeys(found, 0)
+        self._readings, self._read_in = self._readings + 1, epoch
         return True
 
 

@@ -321,7 +321,13 @@ class MemoryTable(Table):
         super().__init__(changelog, runtime.write, lambda: runtime.assigned(declared.source), limit)
         self.runtime = runtime
         self.declared = declared
+        self._readings, self._read_in = 0, -1
         self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def reading(self) -> int:
+        """Count a reading while the assignment that it was made in lasts; see the base."""
+        return self._readings if self._owned() and self.runtime.epoch == self._read_in else 0
 
     async def recover(self) -> None:
         """Read the changelog of the partitions that are owned now, once another recovery has ended."""
@@ -329,19 +335,19 @@ class MemoryTable(Table):
             await self._recover()
 
     async def _recover(self) -> None:
-        owned, declared = self._owned(), self.declared
+        owned, epoch, declared = sorted(self._owned()), self.runtime.epoch, self.declared
         late = set[bytes]()
-        self.held = frozenset()
+        self._read_in = -1
         # Empty until it is read: that nothing is handled meanwhile is for the services to see to.
         self._rows.clear()
         self._places.clear()
         begin = await declared.begins() if declared.begins and owned else 0
         if declared.one_writer:
             await self.runtime.reading()
-        for partition in sorted(owned):
+        for partition in owned:
             rows = self.runtime.broker.changelog(self.changelog, partition, begin, declared.newer, late)
             self.seed((key, value, partition) for key, value in rows.items())
-        self.held = owned
+        self._readings, self._read_in = self._readings + 1, epoch
         for key in sorted(late):
             log.warning("%s: row %r was written late: the earlier one is written again", self.changelog, key)
             await self.put(key, self._rows[key], self._places[key])

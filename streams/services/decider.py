@@ -425,20 +425,25 @@ class ShardLearner:
         """Hold what changes the learner and the write of its rows; if that fails, this learner is not used again.
 
         Raises:
-            Torn: whatever failed in here, the learner may be ahead of its log.
+            Moved: The log is another worker's, or is read anew; nothing was written.
+            Torn: Whatever else failed in here, the learner may be ahead of its log.
         """
         try:
             yield
         except BaseException as error:
             self.decider = None
-            if isinstance(error, Exception) and not isinstance(error, Crash):
+            if isinstance(error, Exception) and not isinstance(error, Crash | Moved):
                 raise Torn("the learner may be ahead of its log") from error
             raise
 
     async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write rows and wait until they are durable; end the service if the broker does not take them."""
+        """Write rows and wait until they are durable; end the service if the broker does not take them.
+
+        Raises:
+            Moved: The log is another worker's, or is read anew; nothing was written.
+        """
         try:
-            await self.log.table.put_all((*row, 0) for row in rows)
+            await self.log.write(rows)
         except SendFailed as error:
             # The learner in memory is ahead of its log, which alone says what of this was written.
             self.runtime.crash("the learner's rows could not be written", error)
@@ -710,10 +715,7 @@ class DeciderService(Ordered):
         async with self.lock:
             self.learner.decider = None
             try:
-                if self.learner.log.assigned:
-                    await self.learner.ready()
-                else:
-                    self.pending.recovered(0)
+                await self.learner.ready()
             except NotEmbedded as error:
                 # It is recovered: the first question waits, and asks again.
                 log.warning("no model is on offer: %s", error)

@@ -7,7 +7,7 @@ if it is ahead, it is moved back, so that the skipped records are read.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from agents.bandit.errors import CorruptState
@@ -16,7 +16,7 @@ from agents.decider.decider import Decider
 from agents.decider.log import Recovered, decode_row
 from agents.decider.repair import shown
 from agents.decider.snapshot import BEGINNING, START_KEY, Manifest, manifests, start_of
-from streams.runtime.base import Moved, Runtime, SendFailed
+from streams.runtime.base import Moved, Runtime, Unavailable
 
 log = logging.getLogger("streams.decider")
 
@@ -45,6 +45,7 @@ class LearnerLog:
             begins=self._begins,
         )
         self.snapshot_at = -1
+        self._reading = 0  # of the table: what the learner was recovered from
         # Snapshot records as they were read, until they have been folded.
         self._read: dict[bytes, bytes] | None = None
         self._present: set[bytes] = set()
@@ -52,8 +53,8 @@ class LearnerLog:
 
     @property
     def assigned(self) -> bool:
-        """Return whether this worker is the learner: another one may hold the partition, or its rows are to be read."""
-        return bool(self.table.held & self.runtime.assigned(self.runtime.topics.context))
+        """Return whether this worker is the learner: another one may be, or the rows are still to be read."""
+        return bool(self.table.reading)
 
     @property
     def chunk_bytes(self) -> int:
@@ -65,14 +66,16 @@ class LearnerLog:
 
         Raises:
             CorruptState: The log is not whole.
-            Moved: This worker is not the learner, or not yet: a learner without these rows would begin anew.
+            Moved: This worker is not the learner, or not yet: a learner without the rows would begin anew.
         """
+        self._reading = self.table.reading
+        self._require_current()
         snapshots = await self.runtime.latest(self.topic) if self._read is None else self._read
-        if not self.assigned:
-            raise Moved(f"{self.changelog}: another worker has it, or it is still to be read")
+        self._require_current()
         records = self.table.items()
         began_s = self.runtime.monotonic()
         found = await self.runtime.in_thread(lambda: decider.recover(records, snapshots.items()))
+        self._require_current()
         fold_s = self.runtime.monotonic() - began_s
         self.table.seed((key, value, 0) for key, value in found.carried.items())
         self._read, self._present = None, set(snapshots)
@@ -106,6 +109,7 @@ class LearnerLog:
         )
         await self._remove_foreign(found, {**dict(records), **snapshots})
         if decider.seq:
+            self._require_current()
             await self._hold_back(found)
             await self._report_expired(found)
         self.runtime.metrics.recovery_seconds.labels("fold").set(fold_s)
@@ -113,8 +117,27 @@ class LearnerLog:
         return found
 
     async def begin(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write the prior that an empty log begins from."""
+        """Write the prior that an empty log begins from; raises as `write` does."""
         await self._post(records)
+
+    async def write(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write rows that follow from those that the learner was recovered from, all or none; None deletes a key.
+
+        Raises:
+            Moved: The table has been read anew since, or is about to be; nothing was written.
+            SendFailed: The broker did not take them.
+        """
+        self._require_current()
+        await self.table.put_all((*row, 0) for row in rows)
+
+    async def _write_snapshots(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write records of snapshots, all or none; raises as `write` does."""
+        self._require_current()
+        await self.table.post(self.topic, records)
+
+    def _require_current(self) -> None:
+        if not self._reading or self.table.reading != self._reading:
+            raise Moved(f"{self.changelog}: another worker has it, or it is still to be read")
 
     async def snapshot_when_due(self, decider: Decider) -> None:
         """Write a snapshot once enough has been learned since the last, then drop rows that two of them hold."""
@@ -123,7 +146,7 @@ class LearnerLog:
             return
         try:
             dropped = await self._write(decider)
-        except SendFailed as error:
+        except Unavailable as error:
             # The rows hold everything, so the next attempt writes a complete snapshot.
             log.warning("no snapshot: %s", error)
             return
@@ -166,11 +189,11 @@ class LearnerLog:
             return 0
         old = [key for key, last in ended.items() if last <= floor.version]
         for keys in _slices(old):
-            await self.table.put_all((key, None, 0) for key in keys)
+            await self.write((key, None) for key in keys)
         await self._post([(START_KEY, str(floor.log_offset).encode())])
         gone = sorted(snapshot.obsolete(self._present, self._manifests))
         for keys in _slices(gone):
-            await self.table.post(self.topic, ((key, None) for key in keys))
+            await self._write_snapshots((key, None) for key in keys)
         self._present.difference_update(gone)
         self._manifests = {v: m for v, m in self._manifests.items() if v == BEGINNING or v >= floor.version}
         return len(old) + len(gone)
@@ -178,7 +201,7 @@ class LearnerLog:
     async def _post(self, records: Sequence[tuple[bytes, bytes]]) -> None:
         """Write records of snapshots one by one: each may be as large as a request can be."""
         for key, value in records:
-            await self.table.post(self.topic, [(key, value)])
+            await self._write_snapshots([(key, value)])
             self._present.add(key)
         self._read = None  # a recovery that has begun meanwhile, after a rebalance, has read less
 
@@ -207,8 +230,8 @@ class LearnerLog:
                     values[key][:80],
                 )
         rows, records = found.foreign
-        await self.table.put_all((key, found.carried.get(key), 0) for key in rows)
-        await self.table.post(self.topic, ((key, None) for key in records))
+        await self.write((key, found.carried.get(key)) for key in rows)
+        await self._write_snapshots((key, None) for key in records)
         self._present.difference_update(records)
 
     async def _hold_back(self, found: Recovered) -> None:

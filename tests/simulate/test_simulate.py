@@ -32,7 +32,10 @@ def test_seeds_pass_and_every_kind_of_fault_strikes() -> None:
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     "seed",
-    [301033, 301304, 301495, 301859, 301899, 310791, 343109, 425575, 427380, 450808, 475814, 500679],
+    [
+        *(301033, 301304, 301495, 301859, 301899, 310791, 343109, 425575, 427380, 450808, 475814, 500679),
+        *(509012, 510252, 510670, 533100),
+    ],
 )
 def test_a_seed_that_failed_once_passes(seed: int) -> None:
     """What was wrong with each is in docs/simulation.md."""

@@ -21,11 +21,11 @@ from agents.bandit.pacing import Pacer
 from agents.decider import decider
 from agents.decider.shares import TeachingShares
 from agents.embedding import HttpEncoder
-from streams.runtime import effects
 from streams.runtime.base import BrokerClock
 from streams.services import aggregator
 from streams.services.decider import ShardLearner
 from streams.services.embedder import Admission, EmbedderService
+from streams.services.learner_log import LearnerLog
 from streams.simulate.history import lived
 from streams.simulate.run import seeds_of
 
@@ -107,15 +107,8 @@ FIXES = {
     "a row written late undoes nothing": Fix(
         aggregator, "newer", {"return before is None or (": "return True or ("}, (68,)
     ),
-    "a batch that waited looks again whose it is": Fix(
-        effects,  # where it is called from
-        "_handle_batch",
-        {
-            "        await service.ready(each.kind)\n        if not all(map(runtime.is_ours, records)):\n": (
-                "        await service.ready(each.kind)\n        if False:\n"
-            )
-        },
-        (117, 562),
+    "nothing is written that follows from another reading": Fix(
+        LearnerLog, "_require_current", {"if not self._reading or ": "if False and "}, (117, 562)
     ),
     "deadlines go by the broker's clock": Fix(
         BrokerClock,

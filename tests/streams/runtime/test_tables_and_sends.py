@@ -141,15 +141,16 @@ async def test_a_fenced_table_that_is_read_anew_shows_its_rows_until_it_has_all(
     fence = Fence("t", lambda name: None)
     table = FencedTable(in_memory(), fence, Assignment(), lambda: owned, begins=begins, recovered=recovered)
     await table.recover()
-    owned = frozenset({0})
-    assert (table.held, table.items()) == (frozenset(), [])
-    epoch = 1
+    owned, epoch = frozenset({0}), 1
+    assert (table.reading, table.items()) == (0, [])
     await table.recover()
-    assert table.held == owned
+    assert table.reading == 2
     log.append(ConsumerRecord("t", 0, 1, 1, b"q", b"another process's"))
     log.append(ConsumerRecord("t", 0, 2, 1, b"r", b"another process's"))
     epoch = 2
+    assert table.reading == 0  # whatever was computed from these rows is not written any more
     await table.recover()
+    assert table.reading == 3
     assert shown == [None, b"first"]
     assert dict(table.items()) == dict.fromkeys((b"q", b"r"), b"another process's")
 

@@ -3,16 +3,21 @@
 import click
 import pytest
 
+from schemas.answer import Answer
+from schemas.dead_letter import DeadLetter
 from schemas.query import Query
 from streams import services
 from streams.cli.running import worker
 from streams.local.deployment import service_commands
-from streams.runtime.base import ConsumerRecord, Input, Outgoing, Runtime, ServiceSpec
+from streams.runtime.base import ConsumerRecord, Crash, Input, Outgoing, Runtime, ServiceSpec, Unavailable
 from streams.runtime.effects import Effects, Keyed
+from streams.runtime.kafka import create_app
+from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
+from streams.settings import SettingsError
 from streams.topics import Topics
-from tests.support.cluster import Ask, InMemory, answered, running, send
+from tests.support.cluster import Ask, InMemory, answered, read, running, send
 
 
 def test_every_topic_is_written_and_read_by_a_service_or_a_client(in_memory: InMemory) -> None:
@@ -91,3 +96,35 @@ async def test_a_service_that_goes_beyond_its_spec_is_refused(in_memory: InMemor
     spec = ServiceSpec(name="echo", inputs=inputs, outputs=("echo",), build=bind_query)
     with pytest.raises(ValueError, match="not among the inputs"):
         await Cluster(in_memory(), {"echo": spec}).up()
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"), [(Unavailable("no broker answers"), 0), (SettingsError("ssl_cafile: not there"), 2)]
+)
+async def test_no_record_is_refused_for_a_snapshot_that_could_not_be_written(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, error: Exception, ends: int
+) -> None:
+    """What the broker does not say is asked again later; after any other error the worker is restarted."""
+    asked, first_offsets = 0, MemoryRuntime.first_offsets
+
+    async def failing(self: MemoryRuntime, topics: object) -> object:
+        nonlocal asked
+        asked += 1
+        if asked <= 2:
+            raise error
+        return await first_offsets(self, topics)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryRuntime, "first_offsets", failing)
+    async with running(in_memory(policy="contextual", snapshot_every=1)) as cluster:
+        send(cluster, *(ask(n) for n in range(3)))
+        await cluster.until(lambda: asked > 2 and not cluster.busy)
+        assert [(each.query_id, each.status) for each in read(cluster, cluster.topics.answer, Answer)] == [
+            (f"q{n}", "ok") for n in range(3)
+        ]
+        assert read(cluster, cluster.topics.dead_letter, DeadLetter) == []
+        assert [type(death) for death in cluster.deaths] == [Crash] * ends
+
+
+def test_a_worker_without_partitions_never_leaves_its_group_as_idle(in_memory: InMemory) -> None:
+    """It fetches nothing. By default it would leave after 1,000 s, not come back, and be ended by its watchdog."""
+    assert create_app(in_memory(), "decider").conf.broker_max_poll_interval > 365 * 86_400
