@@ -1,6 +1,8 @@
 """Servers of tests that speak HTTP from threads of this process."""
 
+import contextlib
 import json
+import socket
 import sys
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +20,20 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
+    def __init__(self, *how: Any) -> None:
+        self._connections = set[socket.socket]()
+        super().__init__(*how)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Know the connection, so that it can be closed."""
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget the connection."""
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
     def handle_error(self, *about: Any) -> None:
         """Say nothing of a client that hung up."""
         if not isinstance(sys.exception(), ConnectionError):
@@ -28,9 +44,12 @@ class Server(ThreadingHTTPServer):
         Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Listen no longer, and close the connections that clients keep, as the end of a process does."""
         self.shutdown()
         self.server_close()
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def url(self) -> str:
