@@ -119,6 +119,7 @@ class _Writer:
         self.rows: dict[bytes, bytes] = {}
         self.ends = {self.changelog: 0, self.topics.snapshot: 0}
         self.producer = kafka_clients.producer(settings, linger_ms=20, batch_size=1 << 19)
+        self.reading = 1  # of a log that is empty
         self._pending: list[Any] = []
 
     def table(self, *_: Any, **__: Any) -> "_Writer":
@@ -158,6 +159,9 @@ class _Writer:
 
     def now_ms(self) -> int:
         return int(time.time() * 1000)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
 
 
 async def _recovered() -> None:

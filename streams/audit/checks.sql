@@ -176,6 +176,7 @@ AND r.graded_by NOT IN ('', 'score') AND NOT (r.graded_by = 'reference' AND r.gr
 AND NOT EXISTS (
     -- One that was given up may have been applied all the same.
     SELECT 1 FROM Feedback f WHERE f.query_id = r.query_id AND f.grade = r.correct AND f.graded_by = r.graded_by
+    AND coalesce(f.error, '') <> 'OversizedFeedback'
 );
 
 -- name: reward_known

@@ -1,8 +1,8 @@
 -- From the records of a deployment to one line a query, its one state, and what its Rewards make of the learner's row.
 --
 -- Each statement is named by the comment above it; `checks.py` runs them in this order. Records that were given up have
--- an `error` and do not count, except Queries: those are the question, whoever could read it. Of repeated records, the
--- first counts. Columns of Timeline such as `decision` are rowids.
+-- an `error` and do not count, except Queries: those are the question, whoever could read it; and except those that were
+-- handled all the same, as what came of them shows. Of repeated records, the first counts. Columns of Timeline such as `decision` are rowids.
 
 -- name: by_query
 CREATE INDEX by_id_Query ON Query (query_id, part, off);
@@ -40,7 +40,7 @@ WITH Id AS (
         -- One that was given up may have been handled all the same: who sent its dead letter died before it had
         -- committed, and the next one read it again. Then it counts.
         (SELECT d.rowid FROM Decision d WHERE d.query_id = Id.query_id AND (
-            d.error IS NULL OR EXISTS (
+            d.error IS NULL OR d.error <> 'MisplacedRecord' AND EXISTS (
                 SELECT 1 FROM Reward r WHERE r.query_id = d.query_id AND r.error IS NULL AND r.seq = d.seq))
             ORDER BY d.error IS NOT NULL, d.part, d.off LIMIT 1) AS decision,
         -- Likewise, unless another came before its Reward.
@@ -185,8 +185,11 @@ WITH Own AS (
         r.kind IN ('final', 'correction', 'default') AS closes,
         r.learn AND (r.score IS NOT NULL OR r.cost_only) AND r.log_cost IS NOT NULL AS learnable
     FROM Row l JOIN Reward r ON r.query_id = l.query_id AND r.seq = l.seq AND r.action = l.action
-    -- A Reward that was given up is read again where its process ended before the commit, and then it may be applied.
-    WHERE r.error IS NULL OR instr(l.kinds, r.kind)
+    -- A Reward that was given up is read again where its process ended before the commit, and then it may be applied:
+    -- the row says so, unless it can mean another.
+    WHERE r.error IS NULL OR instr(l.kinds, r.kind) AND NOT EXISTS (
+        SELECT 1 FROM Reward x WHERE x.query_id = r.query_id AND x.kind = r.kind AND x.seq = r.seq
+        AND x.action = r.action AND x.error IS NULL AND x.off <= l.r_off)
 ), One AS (
     SELECT query_id, min(off) AS off, id, kind, correct, CASE
         -- A tenant that has taught enough teaches nothing.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # ├── Unavailable         a dependency of a record is unavailable; the guard waits and tries again
 # │   ├── SendFailed      the broker did not accept a record
 # │   │   └── NotAllowed  its access control lists do not say that this process may
-# │   └── Moved           the record's partition has moved to another worker
+# │   └── Moved           what is handled or written is another worker's by now, or is read anew
 # ├── Torn                what the service knows is ahead of what it has written: counted, and its process ends
 # └── Crash               the service cannot continue, and its process ends
 #
@@ -58,7 +58,10 @@ class NotAllowed(SendFailed):
 
 
 class Moved(Unavailable):
-    """The partition of the record being handled has moved: nothing more of this call takes effect here."""
+    """The partition of the record being handled has moved: nothing more of this call takes effect here.
+
+    Or that of the rows that this follows from, or they are being read anew.
+    """
 
 
 class RowTooLarge(UniscaleError, ValueError):
@@ -286,7 +289,8 @@ class Table:
     def reading(self) -> int:
         """Return the number, from 1, of the reading that its rows are from; 0 where partitions have moved since.
 
-        What follows from the rows of one reading must not be written under another. Only a table of one writer counts.
+        What follows from the rows of one reading must not be written under another. Only of a table of one writer does
+        every runtime count them.
         """
         return 0
 
@@ -530,11 +534,11 @@ class Runtime(ABC):
 
     @abstractmethod
     async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Return, by topic and partition, the oldest offset still on the broker."""
+        """Return, by topic and partition, the oldest offset still on the broker. Raises Unavailable."""
 
     @abstractmethod
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Return, by topic and partition, the offset that the next record gets."""
+        """Return, by topic and partition, the offset that the next record gets. Raises Unavailable."""
 
     @abstractmethod
     async def handed_over(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:

@@ -18,7 +18,8 @@ has done half of what it said.
 An ordered service handles batches, and what it decides depends on more than a row, so it could not say the same again.
 `_handle_batch` has the opposite order: the rows of the batch are written first, all or none of them, and then what they
 hold is sent. A record that is handled again finds its row, and the same is sent again. If the rows cannot be written,
-the service is ahead of its log: it is not used any more, and its process ends.
+the service is ahead of its log: it is not used any more, and its process ends. Where the log is another worker's by
+now, or is read anew (`Moved`), the service recovers instead.
 """
 
 import asyncio
@@ -216,7 +217,7 @@ async def _handle_batch(
         await send_refused(runtime, effects.send, [*refused, *effects.refused])
         try:
             await service.settled()
-        except (Unavailable, Crash):
+        except (Unavailable, Crash, MemoryError):
             raise
         except Exception as error:
             raise Crash("what is due between two batches failed") from error  # not the fault of any record

@@ -21,6 +21,7 @@ from streams.runtime.base import Moved, Runtime, Unavailable
 log = logging.getLogger("streams.decider")
 
 _DROPPED_AT_ONCE: Final = 1000
+_AGAIN_S: Final = 30.0
 
 
 class LearnerLog:
@@ -45,7 +46,8 @@ class LearnerLog:
             begins=self._begins,
         )
         self.snapshot_at = -1
-        self._reading = 0  # of the table: what the learner was recovered from
+        self._reading = self.table.reading  # what the learner was recovered from
+        self._again_s = 0.0  # no snapshot is tried before
         # Snapshot records as they were read, until they have been folded.
         self._read: dict[bytes, bytes] | None = None
         self._present: set[bytes] = set()
@@ -140,15 +142,26 @@ class LearnerLog:
             raise Moved(f"{self.changelog}: another worker has it, or it is still to be read")
 
     async def snapshot_when_due(self, decider: Decider) -> None:
-        """Write a snapshot once enough has been learned since the last, then drop rows that two of them hold."""
+        """Write a snapshot once enough has been learned since the last, then drop rows that two of them hold.
+
+        Raises:
+            Moved: Another worker is the learner, or the log is read anew.
+        """
         every = self.settings.policy.snapshot_every
-        if not every or decider.seq - 1 - self.snapshot_at < every:
+        if (
+            not every
+            or decider.seq - 1 - self.snapshot_at < every
+            or self.runtime.monotonic() < self._again_s
+        ):
             return
         try:
             dropped = await self._write(decider)
+        except Moved:
+            raise
         except Unavailable as error:
-            # The rows hold everything, so the next attempt writes a complete snapshot.
-            log.warning("no snapshot: %s", error)
+            # The rows hold everything, so the next attempt writes a complete snapshot. Decisions wait for each.
+            self._again_s = self.runtime.monotonic() + _AGAIN_S
+            log.warning("no snapshot, and none is tried for %.0f s: %s", _AGAIN_S, error)
             return
         self._show()
         log.info("snapshot %d written, %d older records dropped", self.snapshot_at, dropped)
