@@ -2,7 +2,8 @@
 --
 -- Each statement is named by the comment above it; `checks.py` runs them in this order. Records that were given up have
 -- an `error` and do not count, except Queries: those are the question, whoever could read it; and except those that were
--- handled all the same, as what came of them shows. Of repeated records, the first counts. Columns of Timeline such as `decision` are rowids.
+-- handled all the same, as what came of them shows. Of repeated records, the first counts. Columns of Timeline such as
+-- `decision` are rowids.
 
 -- name: by_query
 CREATE INDEX by_id_Query ON Query (query_id, part, off);

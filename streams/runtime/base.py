@@ -254,6 +254,9 @@ class DeclaredTable(NamedTuple):
     newer: Newer | None
 
 
+_log = logging.getLogger("streams.tables")
+
+
 class Table:
     """Rows as bytes by key, in memory, rebuilt from a changelog at the start. A write is durable when it returns.
 
@@ -329,6 +332,16 @@ class Table:
         if rows:
             await self._write(self.changelog, rows)
             self._show(rows)
+
+    async def put_again(self, late: Iterable[bytes]) -> None:
+        """Write again the rows of partitions that are owned, after which others of their keys were written late."""
+        for key in sorted(late):
+            # A handler that began before may close its query meanwhile.
+            if (place := self.partition_of(key)) is not None:
+                _log.warning(
+                    "%s: row %r was written late: the earlier one is written again", self.changelog, key
+                )
+                await self.put(key, self._rows[key], place)
 
     def check(self, row: PlacedRow) -> None:
         """Refuse a row that cannot be written.

@@ -432,14 +432,7 @@ class KafkaRuntime(Runtime):
         async def on_recover() -> None:
             self.metrics.recovery_seconds.labels("read").set(time.monotonic() - began_s)
             with consumer_of(self.app).at_work():
-                for key in sorted(rows.late):
-                    # A handler that began before may close its query meanwhile.
-                    if (place := table.partition_of(key)) is None:
-                        continue
-                    log.warning(
-                        "%s: row %r was written late: the earlier one is written again", changelog, key
-                    )
-                    await table.put(key, bytes(rows.data[key]), place)
+                await table.put_again(rows.late)
                 rows.late.clear()
                 await declared.recovered()
 

@@ -348,12 +348,7 @@ class MemoryTable(Table):
             rows = self.runtime.broker.changelog(self.changelog, partition, begin, declared.newer, late)
             self.seed((key, value, partition) for key, value in rows.items())
         self._readings, self._read_in = self._readings + 1, epoch
-        for key in sorted(late):
-            # A handler that began before may close its query meanwhile.
-            if (place := self.partition_of(key)) is None:
-                continue
-            log.warning("%s: row %r was written late: the earlier one is written again", self.changelog, key)
-            await self.put(key, self._rows[key], place)
+        await self.put_again(late)
         await declared.recovered()
 
 
