@@ -70,11 +70,13 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
         kind: `timeout`: the Answer did not come; `feedback`: the feedback did not; `parked`: a Feedback that
             was early met no Answer; `forget`: the Decision of what is known of a query never came.
         deadline_ms: The deadline, ms since the epoch on the broker's clock.
+        sent_ms: When its timer first sent it, ms since the epoch on that machine's clock.
     """
 
     query_id: str
     kind: Literal["timeout", "feedback", "parked", "forget"]
     deadline_ms: Millis
+    sent_ms: Millis = 0
 
     def __post_init__(self) -> None:
         """Refuse an id that is no key."""

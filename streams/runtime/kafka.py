@@ -211,6 +211,9 @@ def create_app(settings: Settings, service: str, group: str = "", instance: str 
     app_id = Topics(settings).app_id(service, group)
     app = App(
         app_id,
+        # faust reads its settings from the environment too, under names that are others' as well: Kubernetes sets
+        # WEB_PORT=tcp://… where a service is called "web".
+        env={},
         broker=kafka_clients.faust_brokers(settings),
         broker_credentials=kafka_clients.faust_credentials(settings),
         processing_guarantee="at_least_once",

@@ -10,7 +10,8 @@ writes no row; what it finds overdue takes the ordered way as a Due record.
 
 Nothing orders the topics among each other. The deadline of a query sends an `expired` Answer, and whichever Answer is
 first in `answer` counts. Any other deadline counts only once everything was handed over that had been appended by then
-to the topic that it ends the wait for: what came in time while no aggregator ran is not late.
+to the topic that it ends the wait for: what came in time while no aggregator ran is not late. So a worker acts only
+on a Due that its own timer has sent in this assignment: another's may stand before those records in its query's queue.
 """
 
 import heapq
@@ -123,6 +124,8 @@ class AggregatorService(Keyed[JoinRow]):
         self._asked_ms = 0
         # By the same, deadlines that have passed before all was handed over that could have come in time, by time.
         self._held: dict[tuple[str, int], list[tuple[int, str, str, int]]] = {}
+        # When the timer first sent a Due in this assignment, ms since the epoch, by query, kind and deadline.
+        self._sent: dict[tuple[str, str, int], int] = {}
         # Deadlines that have passed; their rows may still have them.
         self._passed: dict[tuple[str, str], int] = {}
 
@@ -154,8 +157,10 @@ class AggregatorService(Keyed[JoinRow]):
         partition = self.runtime.partition_for(key_of(query_id), self.runtime.settings.kafka.join_partitions)
         if at.partition != partition:
             return self._misplaced(message, at, partition)
-        if isinstance(message, Due) and not self._has_all(message.kind, message.deadline_ms, partition):
-            return Effects()  # a worker before this one sent it; the timer does again
+        if isinstance(message, Due) and message.sent_ms != self._sent.get(
+            (query_id, message.kind, message.deadline_ms)
+        ):
+            return Effects()  # sent before this assignment; the timer sends another
         if query_id in self.closed:
             # One that still has a row: its Reward was sent, and the worker ended; or a row was written late.
             return Effects(row=None, then=partial(self._seen, row, message, at))
@@ -301,7 +306,7 @@ class AggregatorService(Keyed[JoinRow]):
             heapq.heappush(self._due, (due.deadline_ms, row.query_id, due.kind, due.deadline_ms))
 
     async def _recovered(self) -> None:
-        self._due, self._passed, self._handed_ms, self._held = [], {}, {}, {}
+        self._due, self._sent, self._passed, self._handed_ms, self._held = [], {}, {}, {}, {}
         rows = self.table.items()
         self._rows = len(rows)
         for key, data in rows:
@@ -332,13 +337,15 @@ class AggregatorService(Keyed[JoinRow]):
             self._passed.pop((query_id, kind), None)
             partition = self._awaits(query_id, kind, deadline_ms)
             if partition is None:
+                self._sent.pop((query_id, kind, deadline_ms), None)
                 continue
             self._passed[query_id, kind] = deadline_ms
             if not self._has_all(kind, deadline_ms, partition):
                 heapq.heappush(self._held.setdefault((self._awaited[kind], partition), []), each)
                 held += 1
                 continue
-            due = Due(query_id=query_id, kind=kind, deadline_ms=deadline_ms)  # type: ignore[arg-type]
+            sent_ms = self._sent.setdefault((query_id, kind, deadline_ms), now_ms)
+            due = Due(query_id=query_id, kind=kind, deadline_ms=deadline_ms, sent_ms=sent_ms)  # type: ignore[arg-type]
             overdue.append(Outgoing.of(self.runtime.topics.due, due))
             heapq.heappush(self._due, (now_ms + _AGAIN_MS, query_id, kind, deadline_ms))
         if overdue:

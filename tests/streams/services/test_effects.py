@@ -330,13 +330,16 @@ async def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_m
         told, record = at_home("feedback", Feedback(query_id="q0", correct=True), offset=7)
         parked = await service.on(None, told, record)
         ((kind, deadline_ms),) = dues(kept(parked))
-        due, later = at_home(
-            "due", Due(query_id="q0", kind=kind, deadline_ms=deadline_ms), timestamp_ms=deadline_ms
-        )
+        theirs = Due(query_id="q0", kind=kind, deadline_ms=deadline_ms, sent_ms=deadline_ms + 1)
+        due, later = at_home("due", theirs, timestamp_ms=deadline_ms)
         assert (await service.on(kept(parked), due, later)) == Effects(), (
             "its Answer may be there, and unread"
         )
+        # The timer has seen it handed over and sent a Due, but in the query's queue the Answer waits behind theirs.
         service._handed_ms["m.answer", record.partition] = deadline_ms
+        service._sent["q0", kind, deadline_ms] = deadline_ms + 2
+        assert (await service.on(kept(parked), due, later)) == Effects()
+        due, later = at_home("due", replace(theirs, sent_ms=deadline_ms + 2), timestamp_ms=deadline_ms)
         effects = await service.on(kept(parked), due, later)
         (refused,) = effects.refused
         assert isinstance(refused.error, OrphanFeedback)

@@ -133,3 +133,16 @@ async def test_no_record_is_refused_for_a_snapshot_that_could_not_be_written(
 def test_a_worker_without_partitions_never_leaves_its_group_as_idle(in_memory: InMemory) -> None:
     """It fetches nothing. By default it would leave after 1,000 s, not come back, and be ended by its watchdog."""
     assert create_app(in_memory(), "decider").conf.broker_max_poll_interval > 365 * 86_400
+
+
+def test_what_faust_would_read_from_the_environment_is_left_alone(
+    in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = create_app(in_memory(), "decider").conf
+    monkeypatch.setenv("WEB_PORT", "tcp://10.0.0.1:80")
+    monkeypatch.setenv("STREAM_PROCESSING_TIMEOUT", "1")
+    conf = create_app(in_memory(), "decider").conf
+    assert (conf.web_port, conf.stream_processing_timeout) == (
+        before.web_port,
+        before.stream_processing_timeout,
+    )
