@@ -1,14 +1,17 @@
 """The verifier protocol, and process reward models behind it: in this process, at a server, or recorded (§3.3)."""
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
 from agents.catalogue.models import VerifierModel
-from agents.serving.errors import EngineReplyError, PromptTooLongError, ServingError
+from agents.serving.errors import DeadlinePassedError, EngineReplyError, PromptTooLongError, ServingError
 from agents.serving.http import USUAL, JsonServer, Retries, retrying, within
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import Recording
@@ -166,6 +169,8 @@ class ProcessRewardModel:
         good_label: Which class is `right`.
         context_tokens: The model's longest prompt. Of a longer path the leading steps are dropped, and its Scored says
             so (`shortened`).
+        tokenizing: Where prompts are made, path by path: one thread, because tokenizers are not thread-safe. None
+            makes them on the event loop, for a source that fills its batches from whatever waits there.
     """
 
     def __init__(
@@ -176,16 +181,19 @@ class ProcessRewardModel:
         *,
         good_label: int,
         context_tokens: int,
+        tokenizing: Executor | None = None,
     ) -> None:
         self.served = served
         self._source = source
+        self._tokenizing = tokenizing
         self._format = format
         self._good_label = good_label
         self._context_tokens = context_tokens
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
         """Return a score for the last step of each path; see `Verifier.score`."""
-        fitted = [self._fitted(question, path) for path in paths]
+        # One after another: the paths of other steps get their turn in between, and a deadline takes effect there.
+        fitted = [await self._fit(question, path) for path in paths]
         replies = await self._source.rows([rendered.token_ids for rendered, _ in fitted])
         return [
             Scored(
@@ -200,14 +208,25 @@ class ProcessRewardModel:
         """Close the source of rows."""
         await self._source.close()
 
+    async def _fit(self, question: str, path: Sequence[str]) -> tuple[Rendered, int]:
+        if self._tokenizing is None:
+            return self._fitted(question, path)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._tokenizing, self._fitted, question, path)
+
     def _fitted(self, question: str, path: Sequence[str]) -> tuple[Rendered, int]:
         """Return the prompt of a path and how many leading steps were dropped to make it fit."""
-        rendered = self._format.render(question, path)
-        dropped = 0
-        while len(rendered.token_ids) > self._context_tokens and dropped < len(path) - 1:
-            # Long paths are rare and a step has tens of tokens, so one render a dropped step is cheap enough.
-            dropped += 1
-            rendered = self._format.render(question, path[dropped:])
+
+        @cache
+        def without(dropped: int) -> Rendered:
+            return self._format.render(question, path[dropped:])
+
+        def fits(dropped: int) -> bool:
+            return len(without(dropped).token_ids) <= self._context_tokens
+
+        # The fewest that do, by bisection: each step dropped takes its tokens with it. The last step always stays.
+        dropped = 0 if fits(0) else bisect_left(range(len(path) - 1), True, key=fits)
+        rendered = without(dropped)
         if len(rendered.positions) != len(path) - dropped:
             raise ScoreCountError(
                 f"{self.served.model}: {len(rendered.positions)} step tags in a prompt of "
@@ -360,6 +379,7 @@ async def start_verifier(
         format_for(entry, prompts, options.verifier_system),
         good_label=entry.step_tags.good_label if entry.step_tags else SKYWORK_LABEL,
         context_tokens=entry.engine.context_tokens,
+        tokenizing=ThreadPoolExecutor(1, "tokenizing"),
     )
 
 
@@ -400,6 +420,8 @@ async def verify(
     until_ms = search.forest.limits.expires_ms
     left_s = None if now_ms is None or until_ms is None else (until_ms - now_ms) / 1000
     what = f"{search.query_id}/{search.step}"
+    if left_s is not None and left_s <= 0:
+        raise DeadlinePassedError(f"{what}: the query's deadline passed before its step was scored")
     scores = await within(left_s, verifier.score(search.question, paths), what)
     return Verification(
         search=search, scores=tuple(scores), verifier=verifier.served, verify_s=max(0.0, clock() - began)

@@ -92,3 +92,18 @@ def test_a_verifier_that_hangs_is_given_up_when_the_query_expires() -> None:
     hanging = HangingVerifier(RECORDING)
     with pytest.raises(DeadlinePassedError, match="q-1/2"):
         asyncio.run(verify(step, verifier=hanging, clock=lambda: 0.0, now_ms=950))
+
+
+class UnaskedVerifier(RecordedVerifier):
+    """Must not be asked."""
+
+    async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
+        raise AssertionError("the query has expired")
+
+
+def test_a_step_of_an_expired_query_is_not_scored() -> None:
+    step = second_step((0, "b"))
+    step = replace(step, forest=replace(step.forest, limits=replace(step.forest.limits, expires_ms=1_000)))
+    unasked = UnaskedVerifier(RECORDING)
+    with pytest.raises(DeadlinePassedError, match="q-1/2"):
+        asyncio.run(verify(step, verifier=unasked, clock=lambda: 0.0, now_ms=1_000))
