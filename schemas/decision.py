@@ -77,6 +77,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         runners_up: The best others, best first.
         candidates: How many actions could be chosen, after masks.
         masked_models: Models left out for want of a living executor.
+        short_models: Models left out because their context may not hold the question and an answer.
         reason: What drew the action: the policy, the warm-up, the exploration floor, the client's pin or the
             control group.
         cohort: `control` for a query of the control group. (`group` is the executor group.)
@@ -106,6 +107,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     runners_up: tuple[ScoredAction, ...] = ()
     candidates: Count = 0
     masked_models: tuple[str, ...] = ()
+    short_models: tuple[str, ...] = ()
     reason: Reason = "policy"
     cohort: Cohort = "policy"
     randomised: bool = False

@@ -239,14 +239,20 @@ class CostDrift:
 
 
 class AccuracyDrift:
-    """Whether the latest answers of a model are right as often as predicted.
+    """Whether the latest answers of a model are right as often as predicted, as far as that is known.
+
+    A score that stands in for Correct says nothing of it: scores that are not calibrated would look like drift.
 
     Attributes:
         sums: For each model the faded sum of (correct - predicted), and of its variance.
+        clock: Of the newest decision with an outcome.
+        changed: For each model that was not what was learned, `clock` at that time.
     """
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float, float]] = {}
+        self.clock = 0
+        self.changed: dict[str, int] = {}
 
     def learn(self, model: str, correct: float, predicted: float) -> bool:
         """Add an outcome; return whether the model is not what was learned, and then begin anew.
@@ -261,7 +267,13 @@ class AccuracyDrift:
         variance = FADING**2 * variance + chance * (1.0 - chance)
         changed = abs(total) > SURPRISE * math.sqrt(variance)
         self.sums[model] = (0.0, 0.0) if changed else (total, variance)
+        if changed:
+            self.changed[model] = self.clock
         return changed
+
+    def is_past(self, model: str, clock: int) -> bool:
+        """Return whether an outcome may have been learned before its model changed: A holds less of it now."""
+        return clock <= self.changed.get(model, -1)
 
 
 @dataclass(frozen=True)
@@ -364,30 +376,44 @@ class Estimates:
         """Return what the regression of costs learns of a cost without its price."""
         return log_cost - math.log(self.features.anchors[action])
 
-    def add(self, z: Vector, action: int, correct: float, score: float, log_cost: float) -> None:
+    def add(self, z: Vector, action: int, o: Observation) -> None:
         """Learn one outcome."""
         x, model = self.features.row(z, action), self.features.models[action]
-        paid = self._paid(log_cost, action)
-        told = float(self.right.centre[0] + x @ self.right.theta[:, 0])
+        paid = self._paid(_unpriced(o), action)
         expected = float(self.paid.centre[0] + x @ self.paid.theta[:, 0])
         if self.paid.outcomes >= SETTLED and self.costs.learn(model, paid - expected):
             self._refactor()
-        if self.accuracy.learn(model, correct, told):
-            self.right.loosen(self.features.names.index(f"model {model}") * self.features.rank, STEP**2)
-        self.right.add(x, np.array([correct, score]))
+        self.accuracy.clock = max(self.accuracy.clock, o.clock)
+        if o.correct is not None:
+            self._compare(x, model, o.correct)
+        self.right.add(x, np.array([o.entered, o.score]))
         self.paid.add(x, np.array([paid]))
         self.tried[model] = self.tried.get(model, 0) + 1
 
-    def add_cost(self, z: Vector, action: int, log_cost: float) -> None:
+    def _compare(self, x: Vector, model: str, correct: float) -> None:
+        """Compare what turned out to be right with what is predicted, and let the model have changed if need be."""
+        told = float(self.right.centre[0] + x @ self.right.theta[:, 0])
+        if self.accuracy.learn(model, correct, told):
+            self.right.loosen(self.features.names.index(f"model {model}") * self.features.rank, STEP**2)
+
+    def add_cost(self, z: Vector, action: int, o: Observation) -> None:
         """Learn the cost of one outcome of which nothing else is known.
 
         It says nothing about drift: the client ended the search early, which is no property of the model.
         """
-        self.paid.add(self.features.row(z, action), np.array([self._paid(log_cost, action)]))
+        self.paid.add(self.features.row(z, action), np.array([self._paid(_unpriced(o), action)]))
 
-    def amend(self, z: Vector, action: int, before: float, after: float) -> None:
-        """Replace Correct of an outcome that was learned."""
-        self.right.amend(self.features.row(z, action), before, after)
+    def amend(self, z: Vector, action: int, o: Observation) -> None:
+        """Replace Correct of an outcome that was learned.
+
+        Where its model has changed since, A holds less of the outcome than B would get: it is learned once more then.
+        """
+        x, model = self.features.row(z, action), self.features.models[action]
+        self._compare(x, model, o.entered)
+        if self.accuracy.is_past(model, o.clock):
+            self.right.add(x, np.array([o.entered, o.score]))
+        else:
+            self.right.amend(x, o.imputed, o.entered)
 
     def replace(self, history: History, cap: float, known: Refit | None) -> Refit:
         """Forget everything and learn a history; the features have been refitted already where a refit is known."""
@@ -418,6 +444,7 @@ class Estimates:
             "price_factors": self.price_factors,
             "cost_drift": self.costs.sums,
             "accuracy_drift": self.accuracy.sums,
+            "accuracy_changed": [self.accuracy.clock, self.accuracy.changed],
         }
         return meta, of_right | of_paid
 
@@ -428,6 +455,7 @@ class Estimates:
         self.tried = dict(meta["tried"])
         for drift, key in ((self.costs, "cost_drift"), (self.accuracy, "accuracy_drift")):
             drift.sums = {model: (first, second) for model, (first, second) in meta[key].items()}
+        self.accuracy.clock, self.accuracy.changed = meta.get("accuracy_changed", (0, {}))
         self.reprice(meta["price_factors"])
 
     def _spread(self) -> float:
@@ -443,6 +471,11 @@ class Estimates:
             for m in dict.fromkeys(self.features.models)
         }
         self.factors = np.array([of[model] for model in self.features.models])
+
+
+def _unpriced(o: Observation) -> float:
+    """Return the logarithm of an outcome's cost in eFLOPs at the price of 1."""
+    return o.log_cost - math.log(o.price_factor)
 
 
 SOME: Final = 5
@@ -609,21 +642,22 @@ class Contextual(Learner):
         for o, query in zip(outcomes, queries, strict=True):
             # z is of now: what is learned of the outcome before may have changed the directions.
             z, at = self.features.short(query), self._place(o)
-            unpriced = o.log_cost - math.log(o.price_factor)
             match o.kind:
                 case "reward":
-                    self.estimates.add(z, at, o.entered, o.score, unpriced)
-                    self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.entered)
-                    if (history := self.memory.take(o, query, at, unpriced)) is not None:
+                    self.estimates.add(z, at, o)
+                    self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.correct)
+                    if (history := self.memory.take(o, query, at, _unpriced(o))) is not None:
                         rows = len(history.question)
                         self.refits[rows] = self.relearn(history, known=self.refits.get(rows, b""))
                     self._updates += 1
                 case "correction":
-                    self.estimates.amend(z, at, o.imputed, o.entered)
+                    self.estimates.amend(z, at, o)
+                    if o.aim is not None and o.predicted is not None:
+                        self.pacer.judged(o.aim, float(np.clip(o.predicted, 0.0, 1.0)), o.entered)
                     self.memory.correct(o)
                     self._corrections += 1
                 case "cost":
-                    self.estimates.add_cost(z, at, unpriced)
+                    self.estimates.add_cost(z, at, o)
                     self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
 
     def relearn(self, history: History, cap: float = math.inf, known: bytes = b"") -> bytes:

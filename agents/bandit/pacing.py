@@ -240,7 +240,7 @@ class Pace:
         price: λ in force.
         decisions: Made since the target was set, without the control group's.
         spent: What they cost: realised where it is known, predicted where it is not yet.
-        rewarded: Decisions whose outcome is known, and the sums
+        rewarded: Decisions whose correctness is known, and the sums
         predicted: of their predicted accuracy and
         correct: of their true one: the calibration.
         told, paid: Predicted and realised cost, recent outcomes weighing most: where searches come to cost more than
@@ -267,6 +267,12 @@ class Pace:
     def optimism(self) -> float:
         """Return true divided by predicted accuracy of the choices: the best of many predictions is often too high."""
         return min(1.0, (self.correct + TRUST) / (self.predicted + TRUST))
+
+    def judged(self, predicted: float, correct: float) -> None:
+        """Add the correctness of one decision to the calibration."""
+        self.rewarded += 1
+        self.predicted += predicted
+        self.correct += correct
 
     def momentary(self, target: float) -> float:
         """Return the predicted mean cost to aim at now, given what was spent and how costs compare with predictions."""
@@ -369,7 +375,7 @@ class Pacer:
         Args:
             query_id: Its query; a query that was not paced changes nothing.
             cost: Its cost; None if nothing was run.
-            correct: Its correctness, or the imputed value.
+            correct: Its correctness; None where it is not known, or not yet (`judged`).
         """
         entry = self.open.pop(query_id, None)
         if entry is None:
@@ -381,9 +387,18 @@ class Pacer:
             pace.told = FADING * pace.told + expected
             pace.paid = FADING * pace.paid + cost
         if correct is not None:
-            pace.rewarded += 1
-            pace.predicted += accuracy
-            pace.correct += correct
+            pace.judged(accuracy, correct)
+
+    def judged(self, aim: Aim, accuracy: float, correct: float) -> None:
+        """Record the correctness of a decision whose outcome was recorded without it.
+
+        Args:
+            aim: The aim of its objective.
+            accuracy: Its predicted accuracy.
+            correct: Its correctness.
+        """
+        if (pace := self.paces.get(aim.account_id)) is not None:
+            pace.judged(accuracy, correct)
 
     def account(self, aim: Aim) -> Account | None:
         """Return what all tenants' decisions under an objective came to, in means; None before the tenant's first."""

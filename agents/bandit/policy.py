@@ -241,6 +241,8 @@ class Observation:
         tenant: Who asked.
         kind: What is learned: the first reward; in a correction the true Correct, which replaces the imputed one; or
             the cost alone, because the client's own bounds cut the answer.
+        aim, predicted: With a correction, the target that the decision counts against, None where it counts against
+            none, and the accuracy that was predicted of it.
     """
 
     observation_id: str
@@ -255,6 +257,8 @@ class Observation:
     price_factor: float = 1.0
     tenant: str = ""
     kind: OutcomeKind = "reward"
+    aim: Aim | None = None
+    predicted: float | None = None
 
     @property
     def entered(self) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -121,12 +122,31 @@ class Surroundings:
                 f"{field}: {', '.join(sorted(asked))}: not on offer yet, because its descriptions are not embedded "
                 "(the decider's log says why); try again later, or allow another model"
             )
+        living, short = self.living, self.short_models(query)
+        if short:
+            living = (frozenset(self.space.models) if living is None else living) - short
         return self.space.choices(
             pinned=pinned,
             allowed_models=None if allowed is None else [m for m in allowed if m not in self.waiting],
-            available_models=self.living,
+            available_models=living,
             answers=query.n,
         )
+
+    def masked_models(self) -> tuple[str, ...]:
+        """Return the models left out for want of a living executor."""
+        return () if self.living is None else tuple(m for m in self.space.models if m not in self.living)
+
+    def short_models(self, query: Query) -> frozenset[str]:
+        """Return the models whose context may not hold a question and its answer; none where no other can run it."""
+        models = [self.steering.catalogue.model(name) for name in self.space.models]
+        least = min((model.engine.context_tokens for model in models), default=0)
+        if query.pinned is not None or len(query.question) * _MOST_BYTES <= least * _TOKEN_BYTES:
+            return frozenset()
+        size = len(query.question.encode())
+        short = {m.name for m in models if size > m.engine.context_tokens * _TOKEN_BYTES}
+        asked = set(self.space.models if query.allowed_models is None else query.allowed_models)
+        able = asked & (set(self.space.models) if self.living is None else self.living)
+        return frozenset(short) if able - short else frozenset()
 
     def serves(self, query: Query) -> bool:
         """Return whether there is an action that a query may choose."""
@@ -134,6 +154,13 @@ class Surroundings:
             return bool(self.choices(query))
         except ActionError:
             return False
+
+
+_TOKEN_BYTES: Final = 3
+"""Bytes of a question for each token of a context: prose has four or five a token, code and most other scripts three,
+and the rest is room for an answer."""
+
+_MOST_BYTES: Final = 4  # of a character
 
 
 def decisions(
@@ -278,7 +305,7 @@ def decision_of(
         price_factors: What an eFLOP costs on each model where that is not 1, as the policy knew it.
     """
     action = Action.parse(choice.action_id)
-    catalogue, living = around.steering.catalogue, around.living
+    catalogue = around.steering.catalogue
     pinned = record.query.pinned is not None
     by_policy = not pinned and choice.reason not in ("warm-up", "control")
     predicted = None
@@ -304,7 +331,8 @@ def decision_of(
             for c in choice.runners_up
         ),
         candidates=choice.candidates,
-        masked_models=() if living is None else tuple(m for m in around.space.models if m not in living),
+        masked_models=around.masked_models(),
+        short_models=tuple(sorted(around.short_models(record.query))),
         reason="pinned" if pinned else choice.reason,
         cohort=choice.cohort,
         randomised=choice.randomised,

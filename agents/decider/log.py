@@ -25,6 +25,7 @@ from agents.bandit.policy import (
     Pending,
     Policy,
     Vector,
+    check_log_cost,
     check_outcome,
     check_share,
 )
@@ -248,7 +249,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         tenant: Among whose outcomes it counts (`Query.account`).
         weight: 0 where its tenant had taught enough: nothing is learned of it then.
         paid: What an outcome of which nothing is learned cost, for the account of its own tenant; 0 if nobody knows.
-        entered: Correct as it entered A, or that account; None when the imputed value did.
+        entered: Correct as it entered A, or that account; None where it was not known, and the imputed value entered A.
         correct, score, log_cost, imputed: The present values of the raw terms.
         price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
     """
@@ -301,15 +302,22 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
     def pending(self, *, abandoned: bool = False) -> Pending:
         """Return the decision in the form that the policy takes, as it was made or abandoned."""
-        aim = aim_of(self.objective, self.tenant) if self.paced else None
+        paid = self.paid or None
         correct = self.entered if self.paid else None
         return Pending(
-            self.query_id, self.vector(), self.action, aim, self.tenant, abandoned, self.paid or None, correct
+            self.query_id, self.vector(), self.action, self._aim, self.tenant, abandoned, paid, correct
         )
+
+    @property
+    def _aim(self) -> Aim | None:
+        return aim_of(self.objective, self.tenant) if self.paced else None
 
     def observation(self, kind: OutcomeKind) -> Observation:
         """Return the outcome in the form that the policy takes, with Correct as it was known at the time."""
         correct = {"reward": self.entered, "correction": self.correct, "cost": None}[kind]
+        aim, told = None, None
+        if kind == "correction" and (aim := self._aim) is not None:
+            told = decode(bytes(self.decision), Decision).predicted
         return Observation(
             observation_id=self.query_id,
             embedding=self.vector(),
@@ -323,6 +331,8 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             price_factor=self.price_factor,
             tenant=self.tenant,
             kind=kind,
+            aim=aim,
+            predicted=None if told is None else told.correct,
         )
 
 
@@ -508,12 +518,16 @@ def applied(
     log_cost = reward.log_cost if reward.objective.cost_range.unit == "eflops" else None
     if not (reward.learn or reward.closes):
         return "unlearnable", None
+    if log_cost is not None:
+        check_log_cost(row.query_id, log_cost)
+    # The account is its own tenant's: what a search cost counts there, whatever is learned of it.
+    paid = {} if log_cost is None else {"paid": math.exp(log_cost)}
     if reward.closes and reward.cost_only and score is None:
         score = 0.0  # of which nothing is learned
     if score is None or log_cost is None:
-        return _abandoned(row, seq, change) if reward.closes else ("unlearnable", None)
+        return _abandoned(row, seq, change | paid) if reward.closes else ("unlearnable", None)
     if reward.kind == "default" and rules.default == "drop" and not reward.cost_only:
-        return _abandoned(row, seq, change)
+        return _abandoned(row, seq, change | paid)
     imputed = score if rules.impute == "score" else float(rules.impute)
     ungraded = reward.kind == "default" and rules.default == "wrong" and not reward.cost_only
     correct = 0.0 if ungraded else reward.correct
@@ -523,9 +537,7 @@ def applied(
         shares.add(row.tenant, weight := shares.weight(row.tenant))
         change["weight"] = weight
     if not weight:
-        # The account is its own tenant's, so that it counts there.
-        known = correct if reward.cost_only or correct is not None else imputed
-        return _abandoned(row, seq, {**change, "paid": math.exp(log_cost), "entered": known})
+        return _abandoned(row, seq, change | paid | {"entered": correct})
     change |= {
         "score": score,
         "log_cost": log_cost,

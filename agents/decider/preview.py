@@ -62,6 +62,7 @@ class Preview(Struct, frozen=True, kw_only=True):
         policy: Name and version of the policy.
         catalogue_version: Offset in `control` of the last change of the catalogue.
         masked_models: Models left out for want of a living executor.
+        short_models: Models left out because their context may not hold the question and an answer.
         served: Whether a living executor serves a model that the query allows; otherwise it waits for one.
         configurations: All that could be chosen, the highest score first.
         grounds: What the action's predicted accuracy rests on, in the model's terms; empty where that has no parts.
@@ -75,6 +76,7 @@ class Preview(Struct, frozen=True, kw_only=True):
     policy: PolicyState
     catalogue_version: int
     masked_models: tuple[str, ...]
+    short_models: tuple[str, ...]
     served: bool
     configurations: tuple[Configuration, ...]
     shortfall: float | None = None
@@ -127,7 +129,8 @@ def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Pre
         objective=objective,
         policy=PolicyState(name=policy.name, version=policy.version),
         catalogue_version=catalogue.version,
-        masked_models=() if living is None else tuple(m for m in around.space.models if m not in living),
+        masked_models=around.masked_models(),
+        short_models=tuple(sorted(around.short_models(record.query))),
         served=living is not None,
         configurations=tuple(sorted(found, key=lambda each: (-each.score, each.action != action))),
         shortfall=None if aim is None or policy.pacer is None else policy.pacer.shortfall(aim),

@@ -156,7 +156,7 @@ def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
         pinned=query.pinned,
         # One that was not on offer yet was left out.
         allowed_models=None if allowed is None else [m for m in allowed if m in space.models],
-        available_models=set(space.models) - set(decision.masked_models),
+        available_models=set(space.models) - {*decision.masked_models, *decision.short_models},
         answers=query.n,
     )
     return Context(row.query_id, row.vector(), frozenset(space[i].id for i in left))

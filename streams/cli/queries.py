@@ -325,6 +325,11 @@ def _decision(console: Console, decision: Decision) -> None:
         f"cost {w.cost:.3g}; "
         f"catalogue version {decision.catalogue_version}"
         + (f"; without an executor: {', '.join(decision.masked_models)}" if decision.masked_models else "")
+        + (
+            f"; too short for the question: {', '.join(decision.short_models)}"
+            if decision.short_models
+            else ""
+        )
     )
     rows = [(str(decision.action), decision.mean, decision.width, decision.score)]
     rows += [(c.action, c.mean, c.width, c.score) for c in decision.runners_up]

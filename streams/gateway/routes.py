@@ -58,6 +58,7 @@ def preview(found: Preview) -> dict[str, Any]:
         "policy": picked(found.policy, "name", "version"),
         "candidates": len(configurations),
         "masked_models": list(found.masked_models),
+        "short_models": list(found.short_models),
         "choice": configurations[found.action],
         "grounds": [picked(each, "part", "mean", "variance") for each in found.grounds],
         "runner_up": next(others, None),

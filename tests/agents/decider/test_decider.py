@@ -19,7 +19,8 @@ from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError, Catalogue
-from agents.decider.log import RewardRules, Row, decode_row, without_question
+from agents.catalogue.objectives import Steering
+from agents.decider.log import RewardRules, Row, aim_of, decode_row, without_question
 from agents.decider.verify import mismatches
 from schemas.action import Action
 from schemas.decision import Decision
@@ -155,6 +156,75 @@ def test_every_decision_is_reproduced_from_the_log(shard: Any) -> None:
     )
     rows = [decode_row(key, value) for key, value in shard.table.items()]
     assert list(mismatches(shard.policy(), rows, seed=7)) == []
+
+
+def test_a_model_too_short_for_a_question_is_left_out_where_another_can_run_it(
+    make_shard: Any,
+) -> None:
+    shard = make_shard(MAKERS["contextual"], models=3, pairs=((1, 1),))
+    first, second, _ = shard.space.models
+    models = [
+        msgspec.structs.replace(
+            model,
+            engine=msgspec.structs.replace(
+                model.engine, context_tokens={first: 100, second: 200}.get(model.name, 4096)
+            ),
+        )
+        for model in shard.catalogue.models
+    ]
+    catalogue = msgspec.structs.replace(shard.catalogue, models=tuple(models))
+    shard.around = replace(shard.around, steering=Steering.of(catalogue))
+
+    def left_out(size: int, **query: Any) -> tuple[str, ...]:
+        [made] = shard.ask(shard.context(text="é" * (size // 2), **query))
+        decision = decode(made.value, Decision)
+        assert decision.candidates == 1 if decision.query.pinned else 3 - len(decision.short_models)
+        return decision.short_models
+
+    assert left_out(300) == ()
+    assert left_out(302) == (first,)
+    assert left_out(602) == (first, second)
+    assert left_out(302, allowed_models=(first,)) == (), "better tried than refused"
+    assert left_out(302, pin_action=f"{first}/1/1/1") == ()
+    rows = [decode_row(key, value) for key, value in shard.table.items()]
+    assert list(mismatches(shard.policy(), rows, seed=7)) == []
+    shard.around = replace(shard.around, living=frozenset({first}))
+    assert left_out(302) == ()
+
+
+def test_an_account_takes_the_correctness_that_is_told_later_and_not_what_stood_in_for_it(
+    make_shard: Any,
+) -> None:
+    shard = make_shard(MAKERS["contextual"], models=2, pairs=((1, 1),))
+    for _ in range(30):
+        [made] = shard.ask(shard.context(accuracy=0.9))
+        shard.tell(shard.reward(made, "provisional", score=0.2))
+        shard.tell(shard.reward(made, "correction", correct=1.0))
+    [made] = shard.ask(shard.context(accuracy=0.9))
+    shard.tell(shard.reward(made, "provisional", score=0.2))
+    aim = aim_of(shard.entry(decode(made.value, Decision).query_id).objective, "")
+    assert aim is not None
+    account = shard.decider.policy.pacer.account(aim)
+    assert (account.correct, shard.decider.policy.pacer.paces[aim.account_id].rewarded) == (1.0, 30)
+    shard.crash()
+    assert shard.decider.policy.pacer.account(aim) == account
+
+
+def test_what_a_cancelled_search_cost_counts_in_the_account_of_its_tenant(
+    make_shard: Any,
+) -> None:
+    shard = make_shard(MAKERS["contextual"], models=2, pairs=((1, 1),))
+    for _ in range(10):
+        [made] = shard.ask(shard.context(mean_cost=1e13))
+        [one] = shard.tell(shard.reward(made, "default", score=None, log_cost=31.0, status="cancelled"))
+        assert one.verdict == "abandoned"
+    aim = aim_of(shard.entry(one.query_id).objective, "")
+    assert aim is not None
+    account = shard.decider.policy.pacer.account(aim)
+    assert account.mean_cost == pytest.approx(np.exp(31.0))
+    assert account.correct is None
+    shard.crash()
+    assert shard.decider.policy.pacer.account(aim) == account
 
 
 def test_a_forged_decision_is_found(plain_shard: Any) -> None:

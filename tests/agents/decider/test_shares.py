@@ -51,10 +51,11 @@ def test_none_of_several_tenants_gets_beyond_half_of_the_window(prior: int, taug
 
 OUTCOMES: list[tuple[Any, dict[str, Any], float | None]] = [
     ("final", {"correct": 1.0}, 1.0),
-    ("default", {}, 0.25),
+    ("default", {}, None),
     ("default", {"bounded": True}, None),
+    ("default", {"score": None, "status": "cancelled"}, None),
 ]
-"""Rewards, and what its own tenant's account takes for correctness: where nobody graded it, the score."""
+"""Rewards, and what its own tenant's account takes for correctness: nothing where nobody graded it."""
 
 
 def taught(shard: Shard, tenants: str, **reward: Any) -> list[str]:
@@ -97,7 +98,9 @@ def test_what_may_not_teach_teaches_nothing_and_settles_the_account_of_its_own_t
     before, aims = known(shard), {"accuracy": 0.9} if policy is contextual else {}
     for at, (kind, told, entered) in enumerate(OUTCOMES):
         [decided] = shard.ask(shard.context(f"e{at}", tenant="e", learn=False, **aims))
-        [one] = shard.tell(shard.reward(decided, kind, learn=False, score=0.25, log_cost=20.0, **told))
+        [one] = shard.tell(
+            shard.reward(decided, kind, learn=False, **{"score": 0.25, "log_cost": 20.0, **told})
+        )
         assert one.verdict == "abandoned"
         assert known(shard) == before
         row = shard.entry(f"e{at}")
@@ -110,7 +113,7 @@ def test_what_may_not_teach_teaches_nothing_and_settles_the_account_of_its_own_t
         account = live.policy.pacer.account(aim)
         assert account is not None
         assert account.mean_cost == pytest.approx(np.exp(20.0))
-        assert account.correct == pytest.approx((1.0 + 0.25) / 2), "of what was cut, nobody knows"
+        assert account.correct == 1.0, "of the others, nobody knows"
     shard.crash()
     shard.same_as(live)
     assert shard.decider.policy.pacer.account(aim) == account if policy is contextual else True

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agents.bandit.contextual import COST, LEAST, AccuracyDrift, Contextual, CostDrift
+from agents.bandit.contextual import CORRECT, COST, LEAST, AccuracyDrift, Contextual, CostDrift
 from agents.bandit.policy import ActionVector, Aim, Context, Observation, Pending
 from tests.support.traffic import PLAIN, Traffic, actions, contextual, decide, learn, single, teach
 
@@ -70,6 +70,69 @@ def test_a_model_that_is_itself_again_has_no_factor() -> None:
     assert drift.factor("m") == pytest.approx(1 / 2.4, rel=0.05)
     assert any([drift.learn("m", 0.0) for _ in range(50)])
     assert drift.factor("m") == 1.0
+
+
+def told_later(
+    policy: Contextual, traffic: Traffic, rounds: int, score: float, *, worse: bool = False
+) -> None:
+    """Learn outcomes whose correctness is told 50 outcomes later; each has the same score until then."""
+    waiting: list[Observation] = []
+    for at in range(rounds):
+        query_id, query, hard = traffic.question()
+        action = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
+        correct, log_cost = traffic.outcome(action, hard)
+        correct = 0.0 if worse and action.startswith("middle") else correct
+        made = Observation(query_id, query, action, None, score, log_cost, score, PLAIN, clock=policy.version)
+        policy.learn([made])
+        waiting.append(replace(made, correct=correct, kind="correction"))
+        if at >= 50:
+            policy.learn([waiting.pop(0)])
+    policy.learn(waiting)
+
+
+def predicted(policy: Contextual, model: str) -> np.ndarray:
+    """Return the accuracies that are predicted of a model."""
+    traffic = Traffic(99)
+    rows = [
+        policy.estimates.predicted(policy.features.short(traffic.question()[1]))[:, CORRECT]
+        for _ in range(50)
+    ]
+    return np.array(rows)[:, [action.startswith(model) for action in policy.features.ids]]
+
+
+@pytest.mark.parametrize("score", [0.1, 0.9])
+def test_scores_that_are_not_calibrated_are_no_drift(score: float) -> None:
+    """What stands in for Correct was compared with what is predicted: accuracies of seven came of it."""
+    policy, traffic = contextual(refits=()), Traffic(11)
+    policy.offer(actions())
+    learn_paced(policy, traffic, 1_000)
+    policy.estimates.accuracy = AccuracyDrift()
+    told_later(policy, traffic, 300, score)
+    assert policy.estimates.accuracy.changed == {}
+    assert -0.1 < predicted(policy, "").min() < predicted(policy, "").max() < 1.1
+
+
+def test_a_model_that_is_wrong_by_later_feedback_is_noticed_and_what_was_learned_before_is_learned_again() -> (
+    None
+):
+    policy, other, traffic = contextual(refits=()), contextual(refits=()), Traffic(12)
+    policy.offer(actions())
+    learn_paced(policy, traffic, 1_000)
+    policy.estimates.accuracy = AccuracyDrift()
+    before = predicted(policy, "middle").mean()
+    told_later(policy, traffic, 200, 0.5, worse=True)
+    assert list(policy.estimates.accuracy.changed) == ["middle"]
+    assert predicted(policy, "middle").mean() < before - 0.2
+    assert -0.2 < predicted(policy, "").min() < predicted(policy, "").max() < 1.2
+    other.load(policy.state())
+    query_id, query, _ = traffic.question()
+    for action, again in (("middle/1/1/1", 1), ("small/1/1/1", 0)):
+        late = Observation(query_id, query, action, 1.0, 0.5, 15.0, 0.5, PLAIN, clock=10, kind="correction")
+        for each in (policy, other):
+            rows = each.estimates.right.ridge.rows
+            each.learn([late])
+            assert each.estimates.right.ridge.rows == rows + again
+    assert other.state() == policy.state()
 
 
 def learn_paced(policy: Contextual, traffic: Traffic, rounds: int, longer: float = 1.0) -> None:
