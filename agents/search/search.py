@@ -109,8 +109,8 @@ class Job:
 class Progress:
     """The last step of each query that this process has done, for the most recent queries.
 
-    It is bounded, and lost with the process. A step it no longer knows is done again, which wastes time but does not
-    change the result.
+    It is bounded, and lost with the process. A step it no longer knows is done again, which wastes time and changes the
+    result only where the repeat fails (its engine is away, its time is over): that Answer is then the first.
 
     >>> progress = Progress(most=2)
     >>> progress.done("q", 1)

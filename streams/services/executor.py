@@ -12,6 +12,7 @@ from functools import partial
 from typing import Self
 
 from agents.catalogue.models import Model
+from agents.reward.outcome import UnpricedAnswer
 from agents.search.search import (
     Job,
     Progress,
@@ -21,6 +22,7 @@ from agents.search.search import (
     draft,
     failed,
     overdue,
+    ran_out,
     resume,
     time_left_s,
 )
@@ -50,7 +52,12 @@ CANCELS = 32_000
 
 
 class ExecutorService(Keyed[None]):
-    """The searches of one group; keeps nothing that a restart would miss."""
+    """The searches of one group; keeps nothing that a restart would miss.
+
+    Attributes:
+        since_ms: When it was ready for records, ms since the epoch. A Decision of before may be a repeat of what
+            another process has handled.
+    """
 
     def __init__(self, runtime: Runtime, engines: GroupEngines) -> None:
         self.runtime = runtime
@@ -63,6 +70,7 @@ class ExecutorService(Keyed[None]):
         )
         self.progress = Progress(most=max(10_000, 16 * settings.queries.max_in_flight))
         self.busy: set[str] = set()
+        self.since_ms = runtime.now_ms()
         self._cancelled: OrderedDict[str, str] = OrderedDict()
 
     @classmethod
@@ -79,6 +87,7 @@ class ExecutorService(Keyed[None]):
         await service.engines.settled()
         begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
         await runtime.follow([runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=begin)
+        service.since_ms = runtime.now_ms()  # loading takes minutes
         runtime.background("the heartbeat", service._beat)
         runtime.background("the probes of endpoints", service._probe)
         return service
@@ -89,7 +98,21 @@ class ExecutorService(Keyed[None]):
         if self.progress.behind(message.query_id, step):
             return Effects(then=self.runtime.metrics.duplicates.labels(at.topic).inc)
         next_ = self._begin(message, at) if isinstance(message, Decision) else self._resume(message)
-        return self._answer(next_) if isinstance(next_, Answer) else await self._go(next_)
+        done = await self._go(next_) if isinstance(next_, Job) else next_
+        if isinstance(done, SearchStep):
+            try:
+                out = Outgoing.of(self.runtime.topics.search_step, done)
+            except RecordTooLarge as error:
+                self.runtime.metrics.engine_faults.labels("executor").inc()
+                done = failed(done, error, done.engine)
+            else:
+                return Effects(send=[out], then=partial(self._drafted, done))
+        if done.error == ran_out("deadline") and not done.trace and at.timestamp_ms < self.since_ms:
+            # Another process may have taken the search further: a step that is on its way then ends it, with the best
+            # path. Where none is, the aggregator ends it when the query expires.
+            return Effects()
+        out = Outgoing.of(self.runtime.topics.answer, done)
+        return Effects(send=[out], then=partial(self.progress.done, done.query_id, _ENDED))
 
     def _begin(self, decision: Decision, at: ConsumerRecord) -> Job | Answer:
         model = self.runtime.control.models.get(decision.action.model)
@@ -112,9 +135,11 @@ class ExecutorService(Keyed[None]):
         self.runtime.metrics.scored.labels(verification.verifier.model or verification.verifier.name).inc(
             len(verification.scores)
         )
-        job = resume(
-            verification, now_ms=self.runtime.now_ms(), price=self.runtime.control.pricing.forest_eflops
-        )
+        price = self.runtime.control.pricing.forest_eflops
+        try:
+            job = resume(verification, now_ms=self.runtime.now_ms(), price=price)
+        except UnpricedAnswer as error:  # removed, and this process has not known it
+            return failed(verification.search, error, verification.search.engine)
         if isinstance(job, Job) and (why := self._cancelled.get(job.query_id)) is not None:
             return cancelled(job, why)
         return job
@@ -130,23 +155,19 @@ class ExecutorService(Keyed[None]):
         while len(self._cancelled) > CANCELS:
             self._cancelled.popitem(last=False)
 
-    async def _go(self, job: Job) -> Effects[None]:
+    async def _go(self, job: Job) -> SearchStep | Answer:
         self.busy.add(job.query_id)
         try:
-            step = await self._draft(job)
-            if isinstance(step, Answer):
-                return self._answer(step)
-            out = Outgoing.of(self.runtime.topics.search_step, step)
+            return await self._draft(job)
         except DeadlinePassedError:  # its model was not loaded in time
-            return self._answer(overdue(job))
-        except (ServingError, RecordTooLarge) as error:
+            return overdue(job)
+        except ServingError as error:
             self.runtime.metrics.engine_faults.labels("executor").inc()
-            if isinstance(error, ServingError) and error.fatal:
+            if error.fatal:
                 raise Crash(f"{job.query_id}/{job.step}: {error}") from error
-            return self._answer(failed(job, error))
+            return failed(job, error)
         finally:
             self.busy.discard(job.query_id)
-        return Effects(send=[out], then=partial(self._drafted, step))
 
     def _drafted(self, step: SearchStep) -> None:
         self.progress.done(step.query_id, step.step)
@@ -166,10 +187,6 @@ class ExecutorService(Keyed[None]):
 
     def _models(self) -> list[Model]:
         return [m for m in self.runtime.control.catalogue.models if m.group == self.runtime.group]
-
-    def _answer(self, answer: Answer) -> Effects[None]:
-        out = Outgoing.of(self.runtime.topics.answer, answer)
-        return Effects(send=[out], then=partial(self.progress.done, answer.query_id, _ENDED))
 
     async def _beat(self) -> None:
         runtime = self.runtime

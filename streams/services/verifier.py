@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from agents.search.search import failed
 from agents.serving.errors import ServingError
 from agents.verifier.prm import Verifier, verify
-from schemas.errors import UniscaleError
+from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.search import SearchStep
 from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime
 from streams.runtime.effects import Effects, Keyed
@@ -42,14 +42,15 @@ class VerifierService(Keyed[None]):
             verification = await verify(
                 step, verifier=self.verifier, clock=runtime.monotonic, now_ms=runtime.now_ms()
             )
-        except ServingError as error:
+            out = Outgoing.of(topic, verification)
+        except (ServingError, RecordTooLarge) as error:
             runtime.metrics.engine_faults.labels("verifier").inc()
-            if error.fatal:
+            if isinstance(error, ServingError) and error.fatal:
                 raise Crash(f"{step.query_id}/{step.step}: {error}") from error
             # With its trace: what was drafted was worked for, and its key pays for it.
             answer = replace(failed(step, error, step.engine), by="verifier")
             return Effects(send=[Outgoing.of(runtime.topics.answer, answer)])
-        return Effects(send=[Outgoing.of(topic, verification)])
+        return Effects(send=[out])
 
     async def _require_group(self, step: SearchStep, topic: str) -> None:
         """Refuse a group without a topic: a producer would wait for that topic, and hold up the steps behind this one.

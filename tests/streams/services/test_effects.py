@@ -19,6 +19,7 @@ from agents.verifier.prm import RecordedVerifier
 from schemas.answer import Answer
 from schemas.control import Cancel
 from schemas.decision import Decision
+from schemas.errors import RecordTooLarge
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
@@ -170,6 +171,67 @@ async def test_a_cancelled_search_ends_with_the_record_that_comes_next(
         ):
             (answer,) = sent(await service.on(None, message, record), Answer)
             assert (answer.status, answer.error) == ("cancelled", "cancelled by client: hung up")
+
+
+async def test_a_decision_of_before_the_process_does_not_end_a_search_that_went_further(
+    in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (begun,) = lived["action-decision.mini"]
+    scored = lived["verification.mini"][0]
+    decision, verification = decode(begun.value, Decision), decode(scored.value, Verification)
+    deadline_ms = verification.search.forest.limits.deadline_ms
+    assert deadline_ms is not None
+    async with alone(in_memory(), ExecutorService) as service:
+        monkeypatch.setattr(service.runtime, "now_ms", lambda: deadline_ms + 1000)
+        before = at(begun, timestamp_ms=service.since_ms - 1)
+        assert await service.on(None, decision, before) == Effects(), "nothing to say, nothing remembered"
+        (answer,) = sent(await service.on(None, verification, scored), Answer)
+        assert (answer.status, answer.error) == ("budget", "the budget of deadline ran out")
+        assert answer.text, "the best path so far"
+    async with alone(in_memory(), ExecutorService) as service:
+        monkeypatch.setattr(service.runtime, "now_ms", lambda: deadline_ms + 1000)
+        (answer,) = sent(await service.on(None, decision, at(begun, timestamp_ms=service.since_ms)), Answer)
+        assert (answer.status, answer.text) == ("budget", None), "no repeat: its client waits no longer"
+
+
+async def test_a_step_whose_record_is_too_large_ends_a_search_that_keeps_its_price(
+    in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(topic: str, record: Any) -> Outgoing:
+        if not isinstance(record, Answer):
+            raise RecordTooLarge(topic, "", "exceeds the limit")
+        return Outgoing(topic, record.query_id.encode(), encode(record))
+
+    monkeypatch.setattr(Outgoing, "of", of)
+    (begun,) = lived["action-decision.mini"]
+    first = decode(lived["search-step"][0].value, SearchStep)
+    async with alone(in_memory(), ExecutorService) as service:
+        (answer,) = sent(await service.on(None, decode(begun.value, Decision), begun), Answer)
+        assert (answer.status, answer.by) == ("failed", "executor")
+        assert [draft.tokens for draft in answer.trace] == [draft.tokens for draft in first.forest.drafts]
+    async with alone(in_memory(), VerifierService) as verifier:
+        (answer,) = sent(await verifier.on(None, first, lived["search-step"][0]), Answer)
+        assert (answer.status, answer.by) == ("failed", "verifier")
+        assert "exceeds the limit" in answer.error
+        assert [draft.tokens for draft in answer.trace] == [draft.tokens for draft in first.forest.drafts]
+
+
+async def test_a_budget_of_a_model_nobody_can_price_any_more_ends_the_search_with_its_trace(
+    in_memory: InMemory, lived: Lived
+) -> None:
+    scored = lived["verification.mini"][0]
+    verification = decode(scored.value, Verification)
+    forest = verification.search.forest
+    forest = replace(
+        forest,
+        action=replace(forest.action, model="gone"),
+        limits=replace(forest.limits, budget_eflops=1.0),
+    )
+    verification = replace(verification, search=replace(verification.search, forest=forest))
+    async with alone(in_memory(), ExecutorService) as service:
+        (answer,) = sent(await service.on(None, verification, scored), Answer)
+        assert (answer.status, len(answer.trace)) == ("failed", len(forest.drafts))
+        assert "UnpricedAnswer" in answer.error
 
 
 async def test_a_model_that_has_left_the_catalogue_is_an_answer(in_memory: InMemory, lived: Lived) -> None:
