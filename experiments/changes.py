@@ -95,7 +95,9 @@ class Changed:
 class _Unwatched(AccuracyDrift):
     """No model is ever found to have become worse."""
 
-    def learn(self, model: str, correct: float, predicted: float) -> bool:
+    def learn(
+        self, model: str, correct: float, predicted: float, *, share: float = 0.0, seq: int = 0
+    ) -> bool:
         """Find nothing."""
         return False
 

@@ -244,36 +244,45 @@ class AccuracyDrift:
     A score that stands in for Correct says nothing of it: scores that are not calibrated would look like drift.
 
     Attributes:
-        sums: For each model the faded sum of (correct - predicted), and of its variance.
-        clock: Of the newest decision with an outcome.
-        changed: For each model that was not what was learned, `clock` at that time.
+        sums: For each model the faded sum of (correct - predicted), that of its variance, and that of what scores which
+            stand in may account for.
+        changed: For each model that was not what was learned, the sequence number of the outcome that showed it.
     """
 
     def __init__(self) -> None:
-        self.sums: dict[str, tuple[float, float]] = {}
-        self.clock = 0
+        self.sums: dict[str, tuple[float, float, float]] = {}
         self.changed: dict[str, int] = {}
 
-    def learn(self, model: str, correct: float, predicted: float) -> bool:
+    def learn(
+        self, model: str, correct: float, predicted: float, *, share: float = 0.0, seq: int = 0
+    ) -> bool:
         """Add an outcome; return whether the model is not what was learned, and then begin anew.
+
+        Args:
+            model: Its model.
+            correct: Its correctness, as somebody has told it.
+            predicted: What is predicted of it.
+            share: Of the model's outcomes, those of which a score stands in for Correct: predictions may be off by it.
+            seq: Sequence number of the outcome.
 
         >>> drift = AccuracyDrift()
         >>> [drift.learn("mini-1m", 0.0, 0.8) for _ in range(6)]
         [False, False, False, False, True, False]
         """
         chance = min(max(predicted, 0.05), 0.95)
-        total, variance = self.sums.get(model, (0.0, 0.0))
+        total, variance, slack = self.sums.get(model, (0.0, 0.0, 0.0))
         total = FADING * total + correct - predicted
         variance = FADING**2 * variance + chance * (1.0 - chance)
-        changed = abs(total) > SURPRISE * math.sqrt(variance)
-        self.sums[model] = (0.0, 0.0) if changed else (total, variance)
+        slack = FADING * slack + share
+        changed = abs(total) - slack > SURPRISE * math.sqrt(variance)
+        self.sums[model] = (0.0, 0.0, 0.0) if changed else (total, variance, slack)
         if changed:
-            self.changed[model] = self.clock
+            self.changed[model] = seq
         return changed
 
-    def is_past(self, model: str, clock: int) -> bool:
-        """Return whether an outcome may have been learned before its model changed: A holds less of it now."""
-        return clock <= self.changed.get(model, -1)
+    def is_past(self, model: str, seq: int) -> bool:
+        """Return whether an outcome was learned before its model changed: A holds less of it now."""
+        return seq < self.changed.get(model, 0)
 
 
 @dataclass(frozen=True)
@@ -311,6 +320,7 @@ class Estimates:
         right: The regression of Correct and Score.
         paid: That of ln(cost), in units of the anchor.
         tried: Outcomes of each model, a prior's among them.
+        standing: Those of them of which a score stands in for Correct.
         price_factors: Price of an eFLOP on each model; models left out have 1.
         factors: Price times drift of each action, shape (n,).
     """
@@ -320,6 +330,7 @@ class Estimates:
         self.right = Regression(features, 0, np.array([0.5, 0.5]), 0.2)
         self.paid = Regression(features, 1, np.array([0.0]), 1.0)
         self.tried: dict[str, int] = {}
+        self.standing: dict[str, int] = {}
         self.price_factors: dict[str, float] = {}
         self.costs, self.accuracy = CostDrift(), AccuracyDrift()
         self.factors: Vector = np.ones(0)
@@ -383,17 +394,19 @@ class Estimates:
         expected = float(self.paid.centre[0] + x @ self.paid.theta[:, 0])
         if self.paid.outcomes >= SETTLED and self.costs.learn(model, paid - expected):
             self._refactor()
-        self.accuracy.clock = max(self.accuracy.clock, o.clock)
-        if o.correct is not None:
-            self._compare(x, model, o.correct)
+        if o.correct is None:
+            self.standing[model] = self.standing.get(model, 0) + 1
+        else:
+            self._compare(x, model, o.correct, o.seq)
         self.right.add(x, np.array([o.entered, o.score]))
         self.paid.add(x, np.array([paid]))
         self.tried[model] = self.tried.get(model, 0) + 1
 
-    def _compare(self, x: Vector, model: str, correct: float) -> None:
+    def _compare(self, x: Vector, model: str, correct: float, seq: int) -> None:
         """Compare what turned out to be right with what is predicted, and let the model have changed if need be."""
         told = float(self.right.centre[0] + x @ self.right.theta[:, 0])
-        if self.accuracy.learn(model, correct, told):
+        share = min(1.0, self.standing.get(model, 0) / max(self.tried.get(model, 0), 1))
+        if self.accuracy.learn(model, correct, told, share=share, seq=seq):
             self.right.loosen(self.features.names.index(f"model {model}") * self.features.rank, STEP**2)
 
     def add_cost(self, z: Vector, action: int, o: Observation) -> None:
@@ -409,11 +422,12 @@ class Estimates:
         Where its model has changed since, A holds less of the outcome than B would get: it is learned once more then.
         """
         x, model = self.features.row(z, action), self.features.models[action]
-        self._compare(x, model, o.entered)
-        if self.accuracy.is_past(model, o.clock):
+        self._compare(x, model, o.entered, o.seq)
+        if self.accuracy.is_past(model, o.learned_seq):
             self.right.add(x, np.array([o.entered, o.score]))
         else:
             self.right.amend(x, o.imputed, o.entered)
+            self.standing[model] = max(0, self.standing.get(model, 0) - 1)
 
     def replace(self, history: History, cap: float, known: Refit | None) -> Refit:
         """Forget everything and learn a history; the features have been refitted already where a refit is known."""
@@ -444,7 +458,8 @@ class Estimates:
             "price_factors": self.price_factors,
             "cost_drift": self.costs.sums,
             "accuracy_drift": self.accuracy.sums,
-            "accuracy_changed": [self.accuracy.clock, self.accuracy.changed],
+            "accuracy_changed": self.accuracy.changed,
+            "standing": self.standing,
         }
         return meta, of_right | of_paid
 
@@ -453,9 +468,11 @@ class Estimates:
         self.right.restore("right", meta["right"], arrays)
         self.paid.restore("paid", meta["paid"], arrays)
         self.tried = dict(meta["tried"])
-        for drift, key in ((self.costs, "cost_drift"), (self.accuracy, "accuracy_drift")):
-            drift.sums = {model: (first, second) for model, (first, second) in meta[key].items()}
-        self.accuracy.clock, self.accuracy.changed = meta.get("accuracy_changed", (0, {}))
+        self.costs.sums = {model: (first, second) for model, (first, second) in meta["cost_drift"].items()}
+        # Two numbers, and no more of it, in what an earlier release wrote.
+        self.accuracy.sums = {model: (*sums, 0.0)[:3] for model, sums in meta["accuracy_drift"].items()}
+        self.accuracy.changed = dict(meta.get("accuracy_changed", {}))
+        self.standing = dict(meta.get("standing", {}))
         self.reprice(meta["price_factors"])
 
     def _spread(self) -> float:
@@ -651,9 +668,13 @@ class Contextual(Learner):
                         self.refits[rows] = self.relearn(history, known=self.refits.get(rows, b""))
                     self._updates += 1
                 case "correction":
+                    if o.aim is not None:
+                        # Of a draw by the floor nothing was said.
+                        told = (
+                            self.estimates.predicted(z)[at, CORRECT] if o.predicted is None else o.predicted
+                        )
+                        self.pacer.judged(o.aim, float(np.clip(told, 0.0, 1.0)), o.entered)
                     self.estimates.amend(z, at, o)
-                    if o.aim is not None and o.predicted is not None:
-                        self.pacer.judged(o.aim, float(np.clip(o.predicted, 0.0, 1.0)), o.entered)
                     self.memory.correct(o)
                     self._corrections += 1
                 case "cost":

@@ -240,7 +240,7 @@ class Pace:
         price: λ in force.
         decisions: Made since the target was set, without the control group's.
         spent: What they cost: realised where it is known, predicted where it is not yet.
-        rewarded: Decisions whose correctness is known, and the sums
+        known: Decisions whose correctness is known, and the sums
         predicted: of their predicted accuracy and
         correct: of their true one: the calibration.
         told, paid: Predicted and realised cost, recent outcomes weighing most: where searches come to cost more than
@@ -251,7 +251,7 @@ class Pace:
     price: float = 0.0
     decisions: int = 0
     spent: float = 0.0
-    rewarded: int = 0
+    known: int = 0
     predicted: float = 0.0
     correct: float = 0.0
     told: float = 0.0
@@ -270,7 +270,7 @@ class Pace:
 
     def judged(self, predicted: float, correct: float) -> None:
         """Add the correctness of one decision to the calibration."""
-        self.rewarded += 1
+        self.known += 1
         self.predicted += predicted
         self.correct += correct
 
@@ -406,7 +406,7 @@ class Pacer:
         if own is None or not own.decisions:
             return None
         paces = [pace for (_, key), pace in self.paces.items() if key == aim.key]
-        known = sum(pace.rewarded for pace in paces) or None
+        known = sum(pace.known for pace in paces) or None
         return Account(
             price=own.price,
             mean_cost=sum(pace.spent for pace in paces) / sum(pace.decisions for pace in paces),
@@ -427,7 +427,7 @@ class Pacer:
         """Become what `snapshot` returned."""
         self.recent.restore(meta["windows"], arrays)
         accounts = meta["pacer"]
-        self.paces = {(tenant, key): Pace(**pace) for tenant, key, pace in accounts["paces"]}
+        self.paces = {(tenant, key): _paced(pace) for tenant, key, pace in accounts["paces"]}
         self.open = {i: ((e[0], e[1]), e[2], e[3]) for i, e in accounts["open"].items()}
 
     def _pace(self, aim: Aim) -> Pace:
@@ -447,3 +447,12 @@ def spare(accounts: Mapping[tuple[str, str], object]) -> tuple[str, str]:
 def _plain(pace: Pace) -> dict[str, Any]:
     """Return an account as plain values, without `factors` if no model has a price."""
     return {name: value for name, value in asdict(pace).items() if value != {}}
+
+
+def _paced(plain: dict[str, Any]) -> Pace:
+    """Return an account from plain values: from those of earlier releases without what was true, or stood in for it."""
+    if "rewarded" in plain:
+        plain = {
+            name: value for name, value in plain.items() if name not in ("rewarded", "predicted", "correct")
+        }
+    return Pace(**plain)

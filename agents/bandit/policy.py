@@ -241,6 +241,7 @@ class Observation:
         tenant: Who asked.
         kind: What is learned: the first reward; in a correction the true Correct, which replaces the imputed one; or
             the cost alone, because the client's own bounds cut the answer.
+        seq, learned_seq: Sequence numbers of this outcome, and of the first of its decision that was learned.
         aim, predicted: With a correction, the target that the decision counts against, None where it counts against
             none, and the accuracy that was predicted of it.
     """
@@ -257,6 +258,8 @@ class Observation:
     price_factor: float = 1.0
     tenant: str = ""
     kind: OutcomeKind = "reward"
+    seq: int = 0
+    learned_seq: int = 0
     aim: Aim | None = None
     predicted: float | None = None
 

@@ -144,8 +144,9 @@ class Surroundings:
             return frozenset()
         size = len(query.question.encode())
         short = {m.name for m in models if size > m.engine.context_tokens * _TOKEN_BYTES}
-        asked = set(self.space.models if query.allowed_models is None else query.allowed_models)
-        able = asked & (set(self.space.models) if self.living is None else self.living)
+        able = set(self.space.models) if self.living is None else self.living & set(self.space.models)
+        if query.allowed_models is not None:
+            able = able & set(query.allowed_models)
         return frozenset(short) if able - short else frozenset()
 
     def serves(self, query: Query) -> bool:

@@ -30,7 +30,7 @@ from agents.bandit.policy import (
     check_share,
 )
 from agents.decider.shares import TeachingShares
-from schemas.decision import Decision
+from schemas.decision import Decision, Predicted
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Query
@@ -317,7 +317,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         correct = {"reward": self.entered, "correction": self.correct, "cost": None}[kind]
         aim, told = None, None
         if kind == "correction" and (aim := self._aim) is not None:
-            told = decode(bytes(self.decision), Decision).predicted
+            told = _PREDICTED.decode(self.decision).predicted
         return Observation(
             observation_id=self.query_id,
             embedding=self.vector(),
@@ -331,10 +331,18 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             price_factor=self.price_factor,
             tenant=self.tenant,
             kind=kind,
+            seq={"reward": self.learned_seq, "correction": self.corrected_seq, "cost": self.ended_seq}[kind],
+            learned_seq=self.learned_seq,
             aim=aim,
             predicted=None if told is None else told.correct,
         )
 
+
+class _Told(Struct):
+    predicted: Predicted | None = None
+
+
+_PREDICTED: Final = msgspec.json.Decoder(_Told)
 
 AnyRow = Row | ActionRow | OfferRow | RefitRow
 

@@ -206,6 +206,8 @@ class ProcessRewardModel:
 
     async def close(self) -> None:
         """Close the source of rows."""
+        if self._tokenizing is not None:
+            self._tokenizing.shutdown(wait=False, cancel_futures=True)
         await self._source.close()
 
     async def _fit(self, question: str, path: Sequence[str]) -> tuple[Rendered, int]:

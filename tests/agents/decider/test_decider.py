@@ -205,7 +205,7 @@ def test_an_account_takes_the_correctness_that_is_told_later_and_not_what_stood_
     aim = aim_of(shard.entry(decode(made.value, Decision).query_id).objective, "")
     assert aim is not None
     account = shard.decider.policy.pacer.account(aim)
-    assert (account.correct, shard.decider.policy.pacer.paces[aim.account_id].rewarded) == (1.0, 30)
+    assert (account.correct, shard.decider.policy.pacer.paces[aim.account_id].known) == (1.0, 30)
     shard.crash()
     assert shard.decider.policy.pacer.account(aim) == account
 

@@ -53,7 +53,7 @@ def test_weights_have_no_target_and_an_accuracy_is_said_as_one(
     said, aimed = Pacing(Metrics("decider")), objective(accuracy=0.99)
     aim = aim_of(aimed, "")
     assert aim is not None
-    policy.pacer.paces["", aim.key] = Pace(rewarded=500, predicted=450.0, correct=150.0)
+    policy.pacer.paces["", aim.key] = Pace(known=500, predicted=450.0, correct=150.0)
     said.decided(objective(), policy)
     said.decided(aimed, policy)
     (record,) = caplog.records
@@ -65,7 +65,7 @@ def test_the_account_of_a_named_objective_is_shown(policy: Contextual) -> None:
     aim = aim_of(aimed, "")
     assert aim is not None
     policy.pacer.paces["", aim.key] = Pace(
-        price=2e-12, decisions=4, spent=3e10, rewarded=2, predicted=1.5, correct=1
+        price=2e-12, decisions=4, spent=3e10, known=2, predicted=1.5, correct=1
     )
     pacing = Pacing(metrics)
     pacing.decided(aimed, policy)

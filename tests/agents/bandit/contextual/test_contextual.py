@@ -88,7 +88,7 @@ def test_a_target_that_cannot_be_met_is_known_with_what_can() -> None:
     assert spent == pytest.approx(least, rel=0.25)
     assert policy.pacer.shortfall(enough) is None
     assert policy.pacer.shortfall(Aim("most", accuracy=0.9)) is None
-    policy.pacer.paces["", "much"] = Pace(rewarded=500, predicted=400.0, correct=200.0)
+    policy.pacer.paces["", "much"] = Pace(known=500, predicted=400.0, correct=200.0)
     most = policy.pacer.shortfall(Aim("much", accuracy=0.99))
     assert most is not None
     assert 0.5 < most < 0.99, "predictions that are too high leave less than they promise"
@@ -470,3 +470,17 @@ def test_the_targets_of_one_tenant_put_out_nobody_elses_accounts() -> None:
     other = Pacer(lambda window: None, reachable=True)
     other.restore(*pacer.snapshot())
     assert other.snapshot()[0] == pacer.snapshot()[0]
+
+
+def test_an_account_of_an_earlier_release_begins_its_calibration_anew() -> None:
+    """It counted scores that stood in for correctness."""
+    policy, other, aim = contextual(), contextual(), Aim("a", accuracy=0.9)
+    policy.offer(actions())
+    policy.pacer.paces[aim.account_id] = Pace(decisions=9, spent=5.0, known=4, predicted=3.0, correct=1.0)
+    meta, arrays = policy.saved()
+    other.restored(meta, arrays)
+    assert other.pacer.paces == policy.pacer.paces
+    (account,) = meta["pacer"]["paces"]
+    account[2]["rewarded"] = account[2].pop("known")
+    other.restored(meta, arrays)
+    assert other.pacer.paces == {aim.account_id: Pace(decisions=9, spent=5.0)}

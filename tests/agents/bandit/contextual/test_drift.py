@@ -73,21 +73,37 @@ def test_a_model_that_is_itself_again_has_no_factor() -> None:
 
 
 def told_later(
-    policy: Contextual, traffic: Traffic, rounds: int, score: float, *, worse: bool = False
+    policy: Contextual,
+    traffic: Traffic,
+    rounds: int,
+    score: float,
+    *,
+    after: int = 50,
+    share: float = 1.0,
+    worse: bool = False,
 ) -> None:
-    """Learn outcomes whose correctness is told 50 outcomes later; each has the same score until then."""
+    """Learn outcomes; the correctness of a share of them is told later, and all have the same score until then."""
     waiting: list[Observation] = []
-    for at in range(rounds):
+    for _ in range(rounds):
         query_id, query, hard = traffic.question()
         action = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
         correct, log_cost = traffic.outcome(action, hard)
         correct = 0.0 if worse and action.startswith("middle") else correct
-        made = Observation(query_id, query, action, None, score, log_cost, score, PLAIN, clock=policy.version)
+        seq = policy.version
+        made = Observation(
+            query_id, query, action, None, score, log_cost, score, PLAIN, seq=seq, learned_seq=seq
+        )
         policy.learn([made])
-        waiting.append(replace(made, correct=correct, kind="correction"))
-        if at >= 50:
-            policy.learn([waiting.pop(0)])
-    policy.learn(waiting)
+        if traffic.rng.random() < share:
+            waiting.append(replace(made, correct=correct, kind="correction"))
+        if len(waiting) > after:
+            tell(policy, waiting.pop(0))
+    for late in waiting:
+        tell(policy, late)
+
+
+def tell(policy: Contextual, late: Observation) -> None:
+    policy.learn([replace(late, seq=policy.version)])
 
 
 def predicted(policy: Contextual, model: str) -> np.ndarray:
@@ -101,13 +117,17 @@ def predicted(policy: Contextual, model: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("score", [0.1, 0.9])
-def test_scores_that_are_not_calibrated_are_no_drift(score: float) -> None:
+@pytest.mark.parametrize(("after", "share"), [(50, 1.0), (400, 1.0), (50, 0.1)])
+@pytest.mark.parametrize("known", [0, 1_000])
+def test_scores_that_are_not_calibrated_are_no_drift(
+    score: float, after: int, share: float, known: int
+) -> None:
     """What stands in for Correct was compared with what is predicted: accuracies of seven came of it."""
     policy, traffic = contextual(refits=()), Traffic(11)
     policy.offer(actions())
-    learn_paced(policy, traffic, 1_000)
+    learn_paced(policy, traffic, known)
     policy.estimates.accuracy = AccuracyDrift()
-    told_later(policy, traffic, 300, score)
+    told_later(policy, traffic, 600, score, after=after, share=share)
     assert policy.estimates.accuracy.changed == {}
     assert -0.1 < predicted(policy, "").min() < predicted(policy, "").max() < 1.1
 
@@ -127,12 +147,22 @@ def test_a_model_that_is_wrong_by_later_feedback_is_noticed_and_what_was_learned
     other.load(policy.state())
     query_id, query, _ = traffic.question()
     for action, again in (("middle/1/1/1", 1), ("small/1/1/1", 0)):
-        late = Observation(query_id, query, action, 1.0, 0.5, 15.0, 0.5, PLAIN, clock=10, kind="correction")
+        late = Observation(query_id, query, action, 1.0, 0.5, 15.0, 0.5, PLAIN, seq=9_999, kind="correction")
         for each in (policy, other):
             rows = each.estimates.right.ridge.rows
             each.learn([late])
             assert each.estimates.right.ridge.rows == rows + again
     assert other.state() == policy.state()
+
+
+def test_what_is_told_after_a_refit_replaces_what_stood_in_for_it() -> None:
+    found = []
+    for score in (0.1, 0.9):
+        policy, traffic = contextual(refits=(400,)), Traffic(13)
+        policy.offer(actions())
+        told_later(policy, traffic, 400, score, after=400)
+        found.append(predicted(policy, ""))
+    assert np.abs(found[0] - found[1]).max() < 0.05
 
 
 def learn_paced(policy: Contextual, traffic: Traffic, rounds: int, longer: float = 1.0) -> None:
