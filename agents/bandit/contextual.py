@@ -383,14 +383,14 @@ class Estimates:
         )
         return Forecast(accuracy, cost, float(doubt.mean()))
 
-    def _paid(self, log_cost: float, action: int) -> float:
-        """Return what the regression of costs learns of a cost without its price."""
-        return log_cost - math.log(self.features.anchors[action])
+    def _paid(self, o: Observation, action: int) -> float:
+        """Return what the regression of costs learns of an outcome."""
+        return _unpriced(o) - math.log(self.features.anchors[action])
 
     def add(self, z: Vector, action: int, o: Observation) -> None:
         """Learn one outcome."""
         x, model = self.features.row(z, action), self.features.models[action]
-        paid = self._paid(_unpriced(o), action)
+        paid = self._paid(o, action)
         expected = float(self.paid.centre[0] + x @ self.paid.theta[:, 0])
         if self.paid.outcomes >= SETTLED and self.costs.learn(model, paid - expected):
             self._refactor()
@@ -414,7 +414,7 @@ class Estimates:
 
         It says nothing about drift: the client ended the search early, which is no property of the model.
         """
-        self.paid.add(self.features.row(z, action), np.array([self._paid(_unpriced(o), action)]))
+        self.paid.add(self.features.row(z, action), np.array([self._paid(o, action)]))
 
     def amend(self, z: Vector, action: int, o: Observation) -> None:
         """Replace Correct of an outcome that was learned.

@@ -138,16 +138,20 @@ class Surroundings:
 
     def short_models(self, query: Query) -> frozenset[str]:
         """Return the models whose context may not hold a question and its answer; none where no other can run it."""
-        models = [self.steering.catalogue.model(name) for name in self.space.models]
-        least = min((model.engine.context_tokens for model in models), default=0)
-        if query.pinned is not None or len(query.question) * _MOST_BYTES <= least * _TOKEN_BYTES:
+        if query.pinned is not None:
             return frozenset()
-        size = len(query.question.encode())
-        short = {m.name for m in models if size > m.engine.context_tokens * _TOKEN_BYTES}
-        able = set(self.space.models) if self.living is None else self.living & set(self.space.models)
+        size, catalogue = len(query.question.encode()), self.steering.catalogue
+        short = frozenset(
+            name
+            for name in self.space.models
+            if size > catalogue.model(name).engine.context_tokens * _TOKEN_BYTES
+        )
+        able = set(self.space.models)
+        if self.living is not None:
+            able &= self.living
         if query.allowed_models is not None:
-            able = able & set(query.allowed_models)
-        return frozenset(short) if able - short else frozenset()
+            able &= set(query.allowed_models)
+        return short if able - short else frozenset()
 
     def serves(self, query: Query) -> bool:
         """Return whether there is an action that a query may choose."""
@@ -160,8 +164,6 @@ class Surroundings:
 _TOKEN_BYTES: Final = 3
 """Bytes of a question for each token of a context: prose has four or five a token, code and most other scripts three,
 and the rest is room for an answer."""
-
-_MOST_BYTES: Final = 4  # of a character
 
 
 def decisions(

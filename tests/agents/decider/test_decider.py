@@ -158,9 +158,7 @@ def test_every_decision_is_reproduced_from_the_log(shard: Any) -> None:
     assert list(mismatches(shard.policy(), rows, seed=7)) == []
 
 
-def test_a_model_too_short_for_a_question_is_left_out_where_another_can_run_it(
-    make_shard: Any,
-) -> None:
+def test_a_model_too_short_for_a_question_is_left_out_where_another_can_run_it(make_shard: Any) -> None:
     shard = make_shard(MAKERS["contextual"], models=3, pairs=((1, 1),))
     first, second, _ = shard.space.models
     models = [
@@ -175,21 +173,28 @@ def test_a_model_too_short_for_a_question_is_left_out_where_another_can_run_it(
     catalogue = msgspec.structs.replace(shard.catalogue, models=tuple(models))
     shard.around = replace(shard.around, steering=Steering.of(catalogue))
 
-    def left_out(size: int, **query: Any) -> tuple[str, ...]:
+    def left_out(size: int, **query: Any) -> tuple[tuple[str, ...], int]:
+        """Return the models left out, and how many actions are left."""
         [made] = shard.ask(shard.context(text="é" * (size // 2), **query))
         decision = decode(made.value, Decision)
-        assert decision.candidates == 1 if decision.query.pinned else 3 - len(decision.short_models)
-        return decision.short_models
+        return decision.short_models, decision.candidates
 
-    assert left_out(300) == ()
-    assert left_out(302) == (first,)
-    assert left_out(602) == (first, second)
-    assert left_out(302, allowed_models=(first,)) == (), "better tried than refused"
-    assert left_out(302, pin_action=f"{first}/1/1/1") == ()
+    assert left_out(300) == ((), 3)
+    assert left_out(302) == ((first,), 2)
+    assert left_out(602) == ((first, second), 1)
+    assert left_out(302, allowed_models=(first,)) == ((), 1), "better tried than refused"
+    assert left_out(302, pin_action=f"{first}/1/1/1") == ((), 1)
     rows = [decode_row(key, value) for key, value in shard.table.items()]
     assert list(mismatches(shard.policy(), rows, seed=7)) == []
     shard.around = replace(shard.around, living=frozenset({first}))
-    assert left_out(302) == ()
+    assert left_out(302) == ((), 1)
+
+
+def account_of(shard: Any, decided: Any) -> Any:
+    """Return the account that a decision counts in."""
+    aim = aim_of(shard.entry(decided.query_id).objective, "")
+    assert aim is not None
+    return shard.decider.policy.pacer.account(aim)
 
 
 def test_an_account_takes_the_correctness_that_is_told_later_and_not_what_stood_in_for_it(
@@ -202,29 +207,24 @@ def test_an_account_takes_the_correctness_that_is_told_later_and_not_what_stood_
         shard.tell(shard.reward(made, "correction", correct=1.0))
     [made] = shard.ask(shard.context(accuracy=0.9))
     shard.tell(shard.reward(made, "provisional", score=0.2))
-    aim = aim_of(shard.entry(decode(made.value, Decision).query_id).objective, "")
-    assert aim is not None
-    account = shard.decider.policy.pacer.account(aim)
-    assert (account.correct, shard.decider.policy.pacer.paces[aim.account_id].known) == (1.0, 30)
+    account = account_of(shard, made)
+    (pace,) = shard.decider.policy.pacer.paces.values()
+    assert (account.correct, pace.known) == (1.0, 30)
     shard.crash()
-    assert shard.decider.policy.pacer.account(aim) == account
+    assert account_of(shard, made) == account
 
 
-def test_what_a_cancelled_search_cost_counts_in_the_account_of_its_tenant(
-    make_shard: Any,
-) -> None:
+def test_what_a_cancelled_search_cost_counts_in_the_account_of_its_tenant(make_shard: Any) -> None:
     shard = make_shard(MAKERS["contextual"], models=2, pairs=((1, 1),))
     for _ in range(10):
         [made] = shard.ask(shard.context(mean_cost=1e13))
         [one] = shard.tell(shard.reward(made, "default", score=None, log_cost=31.0, status="cancelled"))
         assert one.verdict == "abandoned"
-    aim = aim_of(shard.entry(one.query_id).objective, "")
-    assert aim is not None
-    account = shard.decider.policy.pacer.account(aim)
+    account = account_of(shard, made)
     assert account.mean_cost == pytest.approx(np.exp(31.0))
     assert account.correct is None
     shard.crash()
-    assert shard.decider.policy.pacer.account(aim) == account
+    assert account_of(shard, made) == account
 
 
 def test_a_forged_decision_is_found(plain_shard: Any) -> None:

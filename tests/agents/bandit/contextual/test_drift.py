@@ -132,9 +132,7 @@ def test_scores_that_are_not_calibrated_are_no_drift(
     assert -0.1 < predicted(policy, "").min() < predicted(policy, "").max() < 1.1
 
 
-def test_a_model_that_is_wrong_by_later_feedback_is_noticed_and_what_was_learned_before_is_learned_again() -> (
-    None
-):
+def test_a_model_that_is_wrong_by_later_feedback_is_noticed_and_learned_again() -> None:
     policy, other, traffic = contextual(refits=()), contextual(refits=()), Traffic(12)
     policy.offer(actions())
     learn_paced(policy, traffic, 1_000)
