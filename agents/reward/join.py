@@ -245,9 +245,8 @@ def _scalar(
 #                   the row closes with what it has
 #
 # Each kind is made at most once, and exactly one of the last three closes the query: its row goes. A record seen before
-# changes nothing; whoever runs the fold keeps records of closed queries from it (`ClosedQueries`), and sends what it
-# returns *before* the row is stored: after a crash in between, the same record makes the same rewards again, under the
-# same identity.
+# changes nothing; whoever runs the fold keeps records of closed queries from it, and sends what it returns *before* the
+# row is stored: after a crash in between, the same record makes the same rewards again, under the same identity.
 #
 # A row always fits a record: what would make it too large is left out, and the turn says so (`oversized`). All
 # times are append times of the broker. Which deadline comes next is read from the row (`dues`); the clock
@@ -508,7 +507,7 @@ def _close(
     graded_by: GradedBy,
     counts: tuple[Count, ...] = (),
 ) -> Turn:
-    """Close a query: its row goes, and `ClosedQueries` knows its id."""
+    """Close a query: its row goes, and whoever runs the fold remembers its id."""
     assert row.opened is not None
     return Turn(None, (_reward(row, kind, correct, graded_by),), counts, row.opened.cohort)
 
@@ -540,34 +539,3 @@ def _expired(row: JoinRow, opened: Opened) -> Answer:
         seq=opened.seq,
         error=f"no answer within {opened.timeout_ms / 1000:g} s; is an executor of this model running?",
     )
-
-
-# The queries that are closed: their rows are gone, and what is delivered again must not open another.
-
-
-class ClosedQueries:
-    """The latest closed queries, by the hashes of their ids.
-
-    Of `most` queries, a new one is mistaken for one of them with probability most/2⁶⁴.
-
-    >>> closed = ClosedQueries(most=2)
-    >>> for name in ("a", "b", "c"):
-    ...     closed.add(name)
-    >>> "a" in closed, "c" in closed
-    (False, True)
-    """
-
-    def __init__(self, most: int = 200_000) -> None:
-        """Remember at most so many: a hundred bytes each."""
-        self.most = most
-        self._hashes: dict[int, None] = {}
-
-    def __contains__(self, query_id: object) -> bool:
-        """Return whether a query is known to be closed."""
-        return hash(query_id) in self._hashes
-
-    def add(self, query_id: str) -> None:
-        """Remember a query, and forget the oldest one beyond `most`."""
-        self._hashes[hash(query_id)] = None
-        while len(self._hashes) > self.most:
-            del self._hashes[next(iter(self._hashes))]

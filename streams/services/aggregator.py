@@ -28,7 +28,6 @@ from agents.answers import GradingPool, Undecided, ask_later
 from agents.reward.comparison import Uplift
 from agents.reward.join import (
     Arrival,
-    ClosedQueries,
     JoinRow,
     Orphan,
     Turn,
@@ -51,6 +50,7 @@ from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable,
 from streams.runtime.effects import Effects, Keyed, Rows
 from streams.runtime.handler_guard import Refusal
 from streams.services.grading import GradersBusy, GraderTurns
+from streams.services.recent import RecentIds
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
@@ -66,6 +66,9 @@ _ASK_MS = 2_000
 # Times the concurrency: answers that wait for a grader at most. The offset of their partition waits with them, and
 # where it stands `WINDOW` times the concurrency behind, the partition is read no further.
 _AT_GRADERS = 2
+
+# Closed queries, whose records must not open them again: remembered at most, and read again at the start.
+_CLOSED = 200_000
 
 # Provisional Rewards with a term that could not be worked out, which are remembered until their query is closed.
 _UNGRADED = 10_000
@@ -104,7 +107,7 @@ class AggregatorService(Keyed[JoinRow]):
             feedback_ms=int(settings.queries.feedback_wait_s * 1000),
             row_bytes=settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE),
         )
-        self.closed = ClosedQueries()
+        self.closed = RecentIds(_CLOSED)
         self.pool = GradingPool()
         self.turns = GraderTurns(
             self.pool.workers, _AT_GRADERS * settings.kafka.concurrency, runtime.monotonic
@@ -133,7 +136,7 @@ class AggregatorService(Keyed[JoinRow]):
     async def build(cls, runtime: Runtime) -> Self:
         """Make the service, read which queries are closed, and start its timer."""
         service = cls(runtime)
-        await runtime.follow([runtime.topics.reward], service._on_reward, begin=service.closed.most)
+        await runtime.follow([runtime.topics.reward], service._on_reward, begin=_CLOSED)
         runtime.background("the aggregator's timer", service._tick)
         return service
 

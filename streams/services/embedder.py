@@ -16,6 +16,7 @@ from schemas.record import decode, encode
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable
 from streams.runtime.effects import Effects, Keyed
 from streams.runtime.queues import WINDOW
+from streams.services.recent import RecentIds
 from streams.settings import Settings
 from streams.topics import SHARD
 
@@ -109,7 +110,7 @@ class Admission:
         clock: Seconds, monotonic.
         serving: Returns the models with a living executor; None takes all to be served.
         coming: Returns those that a living executor cannot serve yet: what asks for them is not refused.
-        remembered: Queries that have ended and are recognised.
+        remembered: Queries that have ended and are recognised, at most; the latest half of them always.
     """
 
     def __init__(
@@ -121,7 +122,6 @@ class Admission:
         remembered: int = 4096,
     ) -> None:
         self.most = most
-        self._remembered = remembered
         self._clock = clock
         self._serving = serving
         self._coming = coming
@@ -129,7 +129,7 @@ class Admission:
         self._living_since_s = clock()
         self._open: OrderedDict[str, _Seat] = OrderedDict()
         # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended = RecentIds(remembered)
         self._held: Counter[tuple[bool, str]] = Counter()  # places by whether they are served, and tenant
         # The queries that wait, in order, by the same.
         self._waiting: dict[tuple[bool, str], dict[str, tuple[_Seat, asyncio.Future[None]]]] = {}
@@ -194,9 +194,7 @@ class Admission:
 
     def ended(self, query_id: str) -> None:
         """Record that a query has its Answer: its slot is free, and it takes none when it is redelivered."""
-        self._ended[query_id] = None
-        while len(self._ended) > self._remembered:
-            self._ended.popitem(last=False)
+        self._ended.add(query_id)
         if (turn := self._unqueue(query_id)) is not None and not turn.done():
             turn.set_result(None)
         self.leave(query_id)

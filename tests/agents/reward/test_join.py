@@ -12,7 +12,6 @@ from agents.answers import Verdict
 from agents.catalogue.models import Architecture
 from agents.reward.join import (
     Arrival,
-    ClosedQueries,
     JoinRow,
     Orphan,
     Turn,
@@ -32,6 +31,7 @@ from schemas.errors import UnreadableRecord
 from schemas.forest import Draft
 from schemas.query import Origin
 from schemas.reward import CLOSING, Due, Feedback, Grader, Reward
+from streams.services.recent import RecentIds
 from tests.support.records import ACTION, ORIGIN, PRICE, answer, decision
 
 WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
@@ -61,7 +61,7 @@ class Join:
         self.row: JoinRow | None = None
         self.correct = correct
         self.waits = waits
-        self.closed = ClosedQueries()
+        self.closed = RecentIds(200_000)
         self.rewards: list[Reward] = []
         self.counts: list[str] = []
 
@@ -473,7 +473,7 @@ def test_a_row_always_fits(sizes: tuple[int, int, int], order: list[int], most: 
         Feedback(query_id="q", correct=1.0, metadata={"note": "n" * sizes[2]}),
     )
     for at, index in enumerate(order):
-        join.closed = ClosedQueries()  # nobody tells the join which queries are closed
+        join.closed = RecentIds(200_000)  # nobody tells the join which queries are closed
         join.take(records[index], 1_000 + at)
         assert join.row is None or len(encode_row(join.row)) <= most
     for _ in range(3):
