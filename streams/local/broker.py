@@ -43,6 +43,18 @@ ROOM_MB = 64
 """Megabytes that Apache Kafka's disk must have free: each partition begins with two index files of 10 MB."""
 
 
+# What a broker is started with: `kill -9` of this process must not leave it running, and on its port.
+#
+# A pipe's other end, which only this process holds, closes when it ends, however it ends. A helper in the broker's
+# process group waits for that and signals the group; `exec` makes the shell itself the broker.
+_ENDS_WITH_US = """
+end=$1; shift
+exec 3<&0 </dev/null
+(read -r _; kill -"$end" 0) <&3 3<&- >/dev/null 2>&1 &
+exec "$@" 3<&-
+"""
+
+
 class BrokerError(UniscaleError):
     """The broker cannot be started; the message says what is missing and what to do."""
 
@@ -162,7 +174,8 @@ class LocalBroker:
         """
         if listening(self.port):
             raise BrokerError(
-                f"port {self.port} is taken: stop the process that listens there, or choose another port with --port"
+                f"port {self.port} is taken, perhaps by a broker that was left running: `lsof -i :{self.port}` names "
+                "the process that listens there; stop it, or choose another port with --port"
             )
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.no_room:
@@ -171,10 +184,10 @@ class LocalBroker:
         self._started_s = time.monotonic()
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                self._command(),
+                ["/bin/sh", "-c", _ENDS_WITH_US, "sh", str(self._stopped_with.value), *self._command()],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # open for as long as this process lives
                 start_new_session=True,
                 env=self._environ(),
             )
@@ -219,6 +232,7 @@ class LocalBroker:
         if self._ends >= MOST_ENDS:
             raise BrokerError(f"{ended}, {self._ends} times in a row: {_tail(self._output)}")
         say(f"{ended}; starting it again on its log in {self.directory}")
+        self.stop()
         try:
             self.start()
         except BrokerError as error:
@@ -228,11 +242,11 @@ class LocalBroker:
         say(f"the broker runs again on {self.bootstrap}")
 
     def stop(self) -> None:
-        """Stop cleanly, or kill after 20 s. The log is kept unless its directory is temporary.
+        """Stop cleanly, or kill after 20 s or Ctrl-C. The log is kept unless its directory is temporary.
 
         The embedded broker is killed: its log ends with it, and it would wait 5 s for clients that stay connected.
         """
-        self._end(signal.SIGKILL if self.kind == "embedded" else signal.SIGTERM)
+        self._end(self._stopped_with)
 
     def kill(self) -> None:
         """Kill at once, as a crash would."""
@@ -251,14 +265,23 @@ class LocalBroker:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _end(self, number: signal.Signals) -> None:
-        if self.process is None or self.process.poll() is not None:
+        if self.process is None:
             return
-        os.killpg(self.process.pid, number)
-        try:
-            self.process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+            try:
+                self.process.wait(_STOP_S)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt) as impatient:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+                if isinstance(impatient, KeyboardInterrupt):
+                    raise
+        assert self.process.stdin is not None
+        self.process.stdin.close()  # of a broker that ended by itself the helper is left
+
+    @property
+    def _stopped_with(self) -> signal.Signals:
+        return signal.SIGKILL if self.kind == "embedded" else signal.SIGTERM
 
     @property
     def _output(self) -> Path:

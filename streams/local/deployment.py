@@ -24,29 +24,35 @@ from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topics
 
-# SIGINT and SIGTERM for the commands that start processes: both unwind the stack, so that everything is stopped.
+# Signals for the commands that start processes: each unwinds the stack, so that everything is stopped.
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the block through its context managers and `finally` clauses.
+    """Let Ctrl-C, SIGTERM and a closed terminal end the block through its context managers and `finally` clauses.
 
     A shell starts the background jobs of a script with SIGINT ignored, and Python then leaves it ignored: `up &`
     could not be interrupted. So the handler is set here whatever was inherited. SIGINT raises KeyboardInterrupt.
-    The first SIGTERM raises SystemExit(0); later ones are ignored, because what was started is being stopped.
+    The first SIGTERM or SIGHUP raises SystemExit(0); later ones are ignored, because what was started is being
+    stopped. SIGHUP stays ignored where it was inherited so: `nohup` means to outlive the terminal.
     """
-    before = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _terminate)
+    handlers: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: _terminate,
+    }
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = _terminate
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGTERM, before[1])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise SystemExit(0)
 
 
@@ -311,27 +317,33 @@ class Supervisor:
         self._spawn(service)
 
     def stop(self, grace_s: float = 20.0) -> None:
-        """Ask every service to stop, kill those that have not after `grace_s`, and close the log."""
+        """Ask every service to stop, kill those that have not after `grace_s`, and close the log.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, which ends the waiting: all were killed at once.
+        """
         with self._starting:
             self._stopping.set()  # nothing is started from here on
-        if self._watcher.is_alive():
-            self._watcher.join()
         running = [(r, p) for r in self.services.values() if (p := r.process) and p.poll() is None]
-        for _, process in running:
-            _signal(process, signal.SIGTERM)
-        deadline = time.monotonic() + grace_s
-        for service, process in running:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                self._write("supervisor", f"{service.name} did not stop within {grace_s:.0f} s: killed")
-                _signal(process, signal.SIGKILL)
+        try:
+            if self._watcher.is_alive():
+                self._watcher.join()
+            for _, process in running:
+                _signal(process, signal.SIGTERM)
+            deadline = time.monotonic() + grace_s
+            for service, process in running:
+                try:
+                    process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    self._write("supervisor", f"{service.name} did not stop within {grace_s:.0f} s: killed")
+        finally:
+            for _, process in running:
+                _signal(process, signal.SIGKILL)  # whatever its group left behind, too
+            for _, process in running:
                 process.wait()
-        for _, process in running:
-            _signal(process, signal.SIGKILL)  # whatever its group left behind
-        if self._log:
-            self._log.close()
-            self._log = None
+            if self._log:
+                self._log.close()
+                self._log = None
 
     def __enter__(self) -> Self:
         return self.start()

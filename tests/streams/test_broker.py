@@ -67,7 +67,7 @@ def test_a_taken_port_is_said() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(BrokerError, match="is taken"):
+        with pytest.raises(BrokerError, match="is taken, perhaps by a broker"):
             LocalBroker("embedded", port=taken.getsockname()[1]).start()
 
 

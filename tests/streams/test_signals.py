@@ -1,17 +1,19 @@
-"""What a script starts with `&` can be interrupted: its shell leaves SIGINT ignored."""
+"""Whatever ends a command that starts processes, Ctrl-C, a signal or `kill -9`, leaves none of them running."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from streams.local.broker import free_port, listening
-from streams.local.deployment import stopped_by_signals
+from streams.local.deployment import Supervisor, stopped_by_signals
 from streams.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +60,7 @@ def all_started(pid: int, said: Path) -> list[psutil.Process]:
 
 @pytest.mark.broker
 @pytest.mark.embedded
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_broker_in_the_background_of_a_script_stops(tmp_path: Path, number: signal.Signals) -> None:
     port = free_port()
     words = ("broker", "--kind", "embedded", "--port", str(port), "--data", str(tmp_path / "data"))
@@ -66,7 +68,11 @@ def test_a_broker_in_the_background_of_a_script_stops(tmp_path: Path, number: si
     wait_for(said, "Ctrl-C stops it")
     os.kill(pid, number)
     wait_gone(pid)
-    assert not listening(port)
+    deadline = time.monotonic() + 60
+    while listening(port):  # after SIGKILL nobody has waited for it
+        assert number == signal.SIGKILL
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert "Traceback" not in said.read_text()
 
 
@@ -100,22 +106,61 @@ def test_up_ends_and_says_why_when_a_broker_that_keeps_its_log_in_memory_ends(tm
     assert "error: the broker ended by itself" in said.read_text().splitlines()[-1]
 
 
-def test_the_second_sigterm_does_not_interrupt_the_stopping() -> None:
+@pytest.fixture
+def sighup(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the test inherit a SIGHUP that ends a process, or one that `nohup` has had ignored."""
+    before = signal.signal(signal.SIGHUP, getattr(request, "param", signal.SIG_DFL))
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("sighup")
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_later_signals_do_not_interrupt_the_stopping(first: signal.Signals) -> None:
     stopped: list[str] = []
 
     def work() -> None:
         with stopped_by_signals():
             try:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), first)
                 time.sleep(5)
             finally:
                 os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGHUP)
                 time.sleep(0.1)
                 stopped.append("all")
 
-    before = signal.getsignal(signal.SIGTERM)
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     with pytest.raises(SystemExit) as ended:
         work()
     assert ended.value.code == 0
     assert stopped == ["all"]
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.mark.usefixtures("sighup")
+@pytest.mark.parametrize("sighup", [signal.SIG_IGN], indirect=True)
+def test_what_nohup_started_outlives_its_terminal() -> None:
+    with stopped_by_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.1)
+
+
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('uniscale: ready', flush=True)"
+)
+
+
+def test_ctrl_c_while_it_stops_kills_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    deaf = [sys.executable, "-c", f"{DEAF}; time.sleep(300)"]
+    services = Supervisor({"a": deaf, "b": deaf}, environ=os.environ, log_path=tmp_path / "log").start()
+    services.wait_ready()
+    pids = [service.pid for service in services.services.values()]
+    began_s = time.monotonic()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
+        services.stop(grace_s=200)
+    assert time.monotonic() - began_s < 100
+    for pid in pids:
+        wait_gone(pid, 10)
