@@ -22,6 +22,7 @@ from agents.decider.log import Row, decode_row, without_question
 from agents.decider.snapshot import (
     BEGINNING,
     IDS_KEY,
+    RESET_KEY,
     START_KEY,
     is_prior,
     is_record,
@@ -137,7 +138,7 @@ def repaired(
     parsed = ((key, value, decode_row(key, value)) for key, value in rows.items())
     carried, ended = snapshot.carry(parsed, log_offset, decider.ended)
     made = decider.snapshot(chunk_bytes, carried=carried, present=snapshots)
-    needed = {key for key, _ in made} | {START_KEY}
+    needed = {key for key, _ in made} | {START_KEY, RESET_KEY}
     needed |= {IDS_KEY + part.sha256.encode() for part, _ in decider.ended.parts()}
     gone = [key for key in snapshots if key not in needed and not is_prior(key)]
     start = (START_KEY, str(log_offset).encode())

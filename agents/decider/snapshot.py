@@ -33,6 +33,9 @@ IDS_KEY: Final = b"\x00ended/"
 START_KEY: Final = b"\x00start"
 """Key of the offset at which startup begins to read the log."""
 
+RESET_KEY: Final = b"\x00reset"
+"""Key of where the Decisions ended when an operator deleted the log: an object, offset by partition. For the audit."""
+
 BEGINNING: Final = -1
 """Version of a prior: the state before the first decision."""
 
@@ -101,7 +104,7 @@ def prior_of(records: Mapping[bytes, bytes]) -> str:
 
 def is_record(key: bytes) -> bool:
     """Return whether a record belongs to a snapshot; if not, it is a row of the log, or foreign."""
-    return key == START_KEY or bool(_RECORD.fullmatch(key) or _IDS.fullmatch(key))
+    return key in (START_KEY, RESET_KEY) or bool(_RECORD.fullmatch(key) or _IDS.fullmatch(key))
 
 
 def manifest_key(version: int) -> bytes:

@@ -1,5 +1,6 @@
 """`learner`: check the learner's log, repair it, export it to files, or start over; `verify-decisions` replays it."""
 
+import contextlib
 import math
 import sys
 from collections.abc import Collection, Iterator
@@ -14,7 +15,7 @@ from agents.decider import snapshot
 from agents.decider.decider import Decider
 from agents.decider.log import Row, decode_row
 from agents.decider.repair import Refused, refused, repaired, shown
-from agents.decider.snapshot import EndedIds, kernel, manifests, other_kernels, start_of
+from agents.decider.snapshot import RESET_KEY, EndedIds, kernel, manifests, other_kernels, start_of
 from agents.decider.verify import mismatches, opened
 from agents.embedding import embedded_text, encoder_id
 from schemas.decision import Decision
@@ -258,7 +259,8 @@ def reset(settings: Settings, yes: bool) -> None:
     """Forget everything that was learned: the next decider begins from nothing, or from UNISCALE_PRIOR.
 
     Deletes the learner's log and snapshots. Let the queries in flight end first: their rewards are not learned. What
-    the decider has read is not read again. Refused while a decider runs.
+    the decider has read is not read again. The audit misses no row of what was decided before. Refused while a decider
+    runs.
     """
     log = _Log.of_stopped(settings)
     if not yes:
@@ -276,13 +278,21 @@ def reset(settings: Settings, yes: bool) -> None:
         settings,
         log.changelog,
         [
+            (log.topics.snapshot, [(RESET_KEY, _ends(settings, log.topics.decision))]),
             (log.changelog, [(key, None) for key in every]),
-            (log.topics.snapshot, [(key, None) for key in log.snapshots]),
+            (log.topics.snapshot, [(key, None) for key in log.snapshots if key != RESET_KEY]),
         ],
     )
     prior = prior_of(settings)
     begins = f"the prior {prior}" if prior else "nothing"
     click.echo(f"{len(every)} records deleted; the next decider begins from {begins}")
+
+
+def _ends(settings: Settings, topic: str) -> bytes:
+    """Return where each partition of a topic ends, as a JSON object."""
+    with contextlib.closing(kafka_clients.consumer(settings)) as reader:
+        ends = reader.end_offsets(kafka_clients.partitions(reader, [topic]))
+    return orjson.dumps({str(tp.partition): end for tp, end in ends.items()})
 
 
 def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:

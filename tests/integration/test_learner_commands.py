@@ -82,3 +82,4 @@ def test_check_export_repair_and_reset(deploy: Deploy, ask: Ask, tmp_path: Path)
     loop.supervisor.unpark("decider")
     last = loop.serve(*(ask(n) for n in range(40, 45)))
     assert {r.query_id for r in loop.learner_rows(gone=False) if isinstance(r, Row)} == last
+    assert "row_missing" not in loop.audited().checks

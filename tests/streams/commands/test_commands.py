@@ -8,9 +8,11 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from kafka import TopicPartition
 
 from agents.bandit.errors import DuplicateQuery
 from agents.catalogue.models import CatalogueError, ObjectiveError
+from agents.decider.snapshot import RESET_KEY, START_KEY
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import ControlRecord
@@ -238,3 +240,43 @@ def test_a_decider_that_ran_while_the_question_stood_is_noticed(
     said = "running" if runs else "a decider has run meanwhile"
     assert said in f"{result.output} {result.exception}"
     assert len(asked) == 2
+
+
+def test_reset_first_leaves_where_the_decisions_ended_and_then_deletes_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics = Topics(Settings())
+    changelog = topics.changelog("decider", "pending")
+    start = SimpleNamespace(topic=topics.snapshot, offset=0, key=START_KEY, value=b"0")
+    before = SimpleNamespace(topic=topics.snapshot, offset=1, key=RESET_KEY, value=b'{"0":3}')
+
+    class Reader:
+        def end_offsets(self, parts: list[TopicPartition]) -> dict[TopicPartition, int]:
+            return {tp: 10 + tp.partition for tp in parts}
+
+        def close(self) -> None:
+            pass
+
+    def read_all(settings: Settings, read: Sequence[str], **_: Any) -> list[Any]:
+        return [start, before] if read == [topics.snapshot] else []
+
+    written: list[tuple[str, list[tuple[bytes, bytes | None]]]] = []
+    monkeypatch.setattr(learner, "require_stopped", lambda *_: None)
+    monkeypatch.setattr(learner, "commit", lambda *_: None)
+    monkeypatch.setattr(learner, "rewrite", lambda settings, log, writes: written.extend(writes))
+    monkeypatch.setattr(kafka_clients, "require_topics", lambda *_: None)
+    monkeypatch.setattr(kafka_clients, "read_all", read_all)
+    monkeypatch.setattr(kafka_clients, "latest", lambda *_: {b"q": b"row"})
+    monkeypatch.setattr(kafka_clients, "consumer", lambda settings: Reader())
+    monkeypatch.setattr(
+        kafka_clients, "partitions", lambda reader, read: [TopicPartition(*read, at) for at in (0, 1)]
+    )
+    settings = Settings().replace(prior="none")
+    result = CliRunner().invoke(learner.learner, ["reset", "--yes"], obj=settings)
+    assert result.exit_code == 0, result.output
+    assert topics.decision.endswith("action-decision")
+    assert written == [
+        (topics.snapshot, [(RESET_KEY, b'{"0":10,"1":11}')]),
+        (changelog, [(b"q", None)]),
+        (topics.snapshot, [(START_KEY, None)]),
+    ]

@@ -11,7 +11,7 @@ from agents.bandit.errors import CorruptState, DuplicateQuery
 from agents.bandit.linucb import LinUCB
 from agents.decider.log import Row, decode_row, encode_row
 from agents.decider.repair import refused, repaired
-from agents.decider.snapshot import is_record
+from agents.decider.snapshot import RESET_KEY, is_record
 
 SMALL = 4096
 
@@ -89,6 +89,16 @@ def test_what_is_refused_is_named_and_without_it_the_learner_starts(shard: Any, 
         shard.crash()
         shard.same_as(before)
         shard.apply(shard.snapshot(SMALL))
+
+
+def test_what_a_reset_has_left_is_no_foreign_record_and_stays(shard: Any) -> None:
+    shard.apply([(RESET_KEY, b'{"0":7}')])
+    assert refused(*parts(shard)) == []
+    records, gone = repaired(shard.fresh(), *parts(shard), [], shard.table.end, SMALL)
+    assert RESET_KEY not in {key for key, value in records if value is None} | set(gone)
+    assert shard.crash().foreign == ([], [])
+    shard.apply(shard.snapshot(SMALL))
+    assert shard.table[RESET_KEY] == b'{"0":7}'
 
 
 def test_a_whole_log_is_not_named(shard: Any) -> None:
