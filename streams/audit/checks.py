@@ -17,6 +17,7 @@ from streams.audit.reading import TABLES, Ledger, statements
 _PREFIX: Final = b"\x00snapshot/"
 _IDS: Final = b"\x00ended/"
 _START: Final = b"\x00start"
+_RESET: Final = b"\x00reset"
 _KEPT: Final = 2  # older versions are being removed, perhaps at this moment
 
 
@@ -29,12 +30,14 @@ class Snapshots:
     Attributes:
         versions: What is wrong with each, None where nothing is; oldest first. A version is the sequence number up to
             which it holds everything.
+        forgotten: Where the Decisions of each partition ended when `learner reset` deleted the log.
     """
 
     def __init__(self, chunks: Iterable[tuple[bytes, bytes]]) -> None:
         records = dict(chunks)
         whole = sorted(_version(key) for key in records if _is_manifest(key))
         self.versions = {version: _fault(records, version) for version in whole[-_KEPT:]}
+        self.forgotten = _offsets(records.get(_RESET, b""))
         self._ended = np.empty(0, "<u8")
         # A row may leave the log once both of the newest snapshots call its query ended; a repaired log starts from
         # a single snapshot, which then is enough.
@@ -48,6 +51,14 @@ class Snapshots:
         wanted = np.uint64(int.from_bytes(digest, "little"))
         at = int(self._ended.searchsorted(wanted))
         return at < len(self._ended) and bool(self._ended[at] == wanted)
+
+
+def _offsets(value: bytes) -> dict[int, int]:
+    """Return the offsets by partition in the record that `learner reset` leaves; none if it says anything else."""
+    try:
+        return {int(part): int(offset) for part, offset in orjson.loads(value).items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 def _is_manifest(key: bytes) -> bool:
@@ -113,6 +124,9 @@ BATCH: Final = 64
 WINDOW: Final = 8
 """Times the concurrency: the embedder reads no further than this beyond a Query that waits for its place."""
 
+CLOCKS_MS: Final = 5_000
+"""How far the clocks of two brokers may be apart: append times in different partitions may be theirs."""
+
 
 class Discrepancy(NamedTuple):
     """What is wrong: the check that says so, the query_id or another subject, and words."""
@@ -139,9 +153,17 @@ class Checks:
             ledger.add("Version", version, fault)
         self._db.execute("COMMIT")
         # A prior is the snapshot before all rows.
-        self._known = {**known, "batch": BATCH, "after": max(-1, min(snapshots.versions, default=-1))}
+        self._known = {
+            **known,
+            "batch": BATCH,
+            "clocks_ms": CLOCKS_MS,
+            "after": max(-1, min(snapshots.versions, default=-1)),
+        }
         self._db.create_function("close", 2, _close, deterministic=True)
         self._db.create_function("said", 1, _said, deterministic=True)
+        self._db.create_function(
+            "forgotten", 2, lambda part, offset: offset < snapshots.forgotten.get(part, 0), deterministic=True
+        )
         self._db.create_function("ended", 1, snapshots.ended, deterministic=True)
         for kind, table in TABLES.items():
             self._db.execute(f"ALTER TABLE {table} ADD COLUMN error TEXT")

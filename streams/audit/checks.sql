@@ -3,7 +3,7 @@
 --
 -- A record before the first capture of the ends (`early`) must agree with the records before the second. A missing
 -- record is a discrepancy only if a later record of the same service proves that the service has moved past it (`Embedded`,
--- :contexts_done, :decisions_done, :rewards_done): the embedder has finished with whatever lies :window records behind its
+-- :contexts_done, the newest row, :rewards_done): the embedder has finished with whatever lies :window records behind its
 -- newest Context, the decider with whatever lies :batch records behind its newest row. A record that retention has removed does not count as missing: what was appended after :kept_… must be
 -- there.
 
@@ -46,7 +46,8 @@ FROM Timeline t JOIN Row l ON l.rowid = t.learner LEFT JOIN Answer a ON a.rowid 
 WHERE t.decision IS NULL AND l.early AND t.since_ms > :kept_decision
 AND NOT EXISTS (SELECT 1 FROM Decision d WHERE d.query_id = t.query_id)
 AND (
-    l.clock + :batch <= :decisions_done
+    -- Of the rows that are there: after `learner reset` the clock begins anew.
+    l.clock + :batch <= (SELECT max(clock) FROM Row WHERE early)
     OR (a.early AND a.seq IS NOT NULL)
     OR EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = t.query_id AND r.early AND r.error IS NULL)
 );
@@ -57,6 +58,13 @@ SELECT DISTINCT o.query_id, 'two Answers with status ' || a.status || ' that dif
 FROM Answer o JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
 WHERE a.early AND o.rowid <> a.rowid AND o.error IS NULL AND o.early
 AND o.status = a.status AND o.status IN ('ok', 'unfinished') AND o.service = a.service AND o.said <> a.said;
+
+-- name: expired_early
+-- The aggregator writes it after a record that was appended past the deadline. Only the clocks of brokers count.
+SELECT s.query_id, printf('expired %.1f s after it was asked, before its %.1f s were over',
+    (a.ts - s.asked_ms) / 1e3, (s.answer_due_ms - s.asked_ms) / 1e3)
+FROM State s JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
+WHERE a.early AND a.error IS NULL AND a.status = 'expired' AND a.ts + :clocks_ms < s.answer_due_ms;
 
 -- name: answer_score
 SELECT t.query_id, 'the Answer''s score is ' || a.score || ', the mean of its path ' || a.path_score
@@ -110,7 +118,14 @@ SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': ' || CASE
 END
 FROM Reward r JOIN Timeline t USING (query_id) JOIN Decision d ON d.rowid = t.decision
 WHERE r.early AND r.error IS NULL
-AND (r.seq <> d.seq OR r.action <> d.action OR r.learn <> d.learn OR r.objective <> d.objective);
+AND (
+    r.seq <> d.seq OR r.action <> d.action OR r.objective <> d.objective
+    OR r.learn <> (d.learn AND NOT EXISTS (
+        -- The Feedback that it counts may come from a source that may not teach.
+        SELECT 1 FROM Feedback f WHERE f.query_id = r.query_id AND NOT f.learn AND f.grade = r.correct
+        AND f.graded_by = r.graded_by AND NOT r.learn
+    ))
+);
 
 -- name: reward_without_answer
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ' without an Answer'
@@ -166,6 +181,33 @@ FROM (
     WHERE r.early AND r.error IS NULL AND r.graded_by = 'reference' AND r.graded
 )
 WHERE grade IS NOT NULL AND correct IS NOT grade;
+
+-- name: reference_ungraded
+-- Where comparing whole numbers is enough, no grader can be busy or fail; whatever else prevented it is said.
+SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': the Answer was not compared with its reference'
+FROM Reward r JOIN Timeline t USING (query_id)
+JOIN Answer a ON a.rowid = t.answer JOIN Decision d ON d.rowid = t.decision
+WHERE r.early AND r.error IS NULL AND a.error IS NULL AND a.status = r.status AND d.error IS NULL AND d.gold IS NOT NULL
+AND a.text AND NOT a.fault AND a.status <> 'cancelled' AND NOT r.bounded AND NOT r.graded AND NOT r.missing;
+
+-- name: feedback_uncounted
+-- Of the Feedback that comes before the Answer the first is kept, and given up once it has waited for as long as the
+-- feedback itself is waited for. Any that comes meanwhile is a duplicate. One in another partition than the Answer is
+-- sent on, and its time is then that of its copy.
+SELECT query_id, 'Reward ' || query_id || '/default, though its Feedback came in time'
+FROM Untold u
+WHERE EXISTS (
+    SELECT 1 FROM Feedback f WHERE f.query_id = u.query_id AND f.part = u.answer_part AND f.ts <= u.feedback_due_ms
+    AND f.ts > u.answered_ms - min(u.feedback_due_ms - u.answered_ms, :wait_ms)
+)
+AND NOT EXISTS (SELECT 1 FROM Feedback f WHERE f.query_id = u.query_id AND f.error IS NOT NULL)
+AND NOT EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = u.query_id AND r.graded_by NOT IN ('', 'score'));
+
+-- name: default_early
+-- Like the expiry, after a record past the deadline.
+SELECT query_id, printf('Reward %s/default %.1f s after the Answer, before the %.1f s for its feedback were over',
+    query_id, (ts - answered_ms) / 1e3, (feedback_due_ms - answered_ms) / 1e3)
+FROM Untold WHERE ts + :clocks_ms < feedback_due_ms;
 
 -- name: reward_feedback
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': correct is ' || said(r.correct)

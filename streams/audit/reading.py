@@ -195,7 +195,7 @@ def _is_crowded(value: bytes) -> bool:
 # A record that cannot be read leaves no fact. If its service should have given it up, the checks look for its dead
 # letter.
 
-SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00start")
+SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00start", b"\x00reset")
 _ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
 _WRONG: Final = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError),
@@ -209,9 +209,9 @@ class Facts:
     Attributes:
         queries_done: Offset of the newest Query that had become a Context by the first capture, by partition.
         contexts_done: Offset of the newest Context that had been decided by then.
-        decisions_done: Largest number of decisions made by then.
         rewards_done: Offset of the newest Reward that had been applied by then.
         unreadable: Number of records that left no fact, by kind of topic.
+        unpriced: Number of Answers that cannot be priced, by their model: the catalogue does not know it.
     """
 
     def __init__(self, ledger: Ledger, catalogue: PriceList) -> None:
@@ -220,8 +220,9 @@ class Facts:
         self._entered_ms: dict[str, int] = {}
         self._add, self._drop = ledger.add, ledger.drop
         self.queries_done: dict[int, int] = {}
-        self.contexts_done = self.decisions_done = self.rewards_done = -1
+        self.contexts_done = self.rewards_done = -1
         self.unreadable: dict[str, int] = {}
+        self.unpriced: dict[str, int] = {}
 
     def take(self, kind: str, part: int, raw: Raw, early: bool) -> None:
         """Take one record.
@@ -292,13 +293,17 @@ class Facts:
         scores = [trace[at]["score"] for at in path if trace[at].get("score") is not None]
         extracted = r.get("extracted")
         prices = self._catalogue.prices(r)
-        forgotten = where[3] < self._entered_ms.get((r.get("action") or {}).get("model", ""), -1)
+        model = (r.get("action") or {}).get("model", "")
+        unknown = bool(trace) and model not in self._catalogue.models
+        forgotten = unknown or where[3] < self._entered_ms.get(model, -1)
         self._add(
             "Answer", r["query_id"], *where, _same(_without(r, "spent")), r["status"], r["by"],
             _action(r["action"]) if r.get("action") else None, r.get("seq"), r.get("text") is not None,
             extracted is not None, _whole_number(extracted), r.get("score"),
             sum(scores) / len(scores) if scores else None, factor_of(r), bool(r.get("fault")), forgotten,
         )  # fmt: skip
+        if unknown:
+            self.unpriced[model] = self.unpriced.get(model, 0) + 1
         for price in prices:
             self._add("Worked", *where[:2], *price)
 
@@ -312,14 +317,15 @@ class Facts:
         self._add(
             "Reward", r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"],
             r["correct"], score, r["log_cost"], _objective(r), r.get("reward"), _scalar(r, score),
-            r.get("graded_by", ""), bool(r.get("grader")), r.get("learn", True),
+            r.get("graded_by", ""), bool(r.get("grader")), bool(r.get("missing")), r.get("learn", True),
             r.get("bounded", False), unscored, cost_only,
             stated is not None, math.log(paid) if paid > 0 else None,
             *(price.get(name) for name in PriceTerms._fields),
         )  # fmt: skip
 
     def _feedback(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
-        self._add("Feedback", r["query_id"], *where, float(r["correct"]), r.get("graded_by", "person"))
+        source = (r.get("graded_by", "person"), r.get("learn", True))
+        self._add("Feedback", r["query_id"], *where, float(r["correct"]), *source)
 
     def _dead_letter(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         at = r["origin"]
@@ -339,7 +345,6 @@ class Facts:
         )  # fmt: skip
         if where[2]:
             self.contexts_done = max(self.contexts_done, c_off)
-            self.decisions_done = max(self.decisions_done, r["clock"])
             self.rewards_done = max(self.rewards_done, r.get("reward_offset", -1))
 
     def _join(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:

@@ -50,6 +50,7 @@ class Report(Struct, kw_only=True):
         overdue: Number of queries pending past their deadline.
         repeated: Number of harmless repeats, which at-least-once delivery allows.
         unreadable: Number of records that could not be read, by kind of topic.
+        unpriced: Number of Answers whose price was not checked, by their model: the catalogue does not have it.
         learner: Updates counted in the learner's rows, and applied rewards counted in the Rewards.
         records: Number of records read.
         peak_mb: Peak resident memory of this process.
@@ -64,6 +65,7 @@ class Report(Struct, kw_only=True):
     overdue: int = 0
     repeated: int = 0
     unreadable: dict[str, int] = {}
+    unpriced: dict[str, int] = {}
     learner: dict[str, int] = {}
     records: int = 0
     peak_mb: float = 0.0
@@ -94,6 +96,12 @@ class Report(Struct, kw_only=True):
         self.wrong += 1
         if len(self.discrepancies) < MOST_NAMED:
             self.discrepancies.append(each._asdict())
+
+    def settle(self) -> None:
+        """Let each pending query be a discrepancy; those that are listed are named."""
+        for each in self.pending:
+            self.name(Discrepancy("settled", each.query_id, f"is pending: it waits for the {each.waits_for}"))
+        self.wrong += self.states.get("pending", 0) - len(self.pending)
 
 
 def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
@@ -127,7 +135,7 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
                 ledger.add("Held", part, span.begin, span.end)
         known = _known(facts, names, oldest_ms, settings) | {"now_ms": now_ms}
         _account(Checks(ledger, names, known), report)
-        report.unreadable = facts.unreadable
+        report.unreadable, report.unpriced = facts.unreadable, facts.unpriced
     finally:
         ledger.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -190,7 +198,6 @@ def _known(
         "query_topic": names["query"],
         "window": WINDOW * settings.kafka.concurrency,
         "contexts_done": facts.contexts_done,
-        "decisions_done": facts.decisions_done,
         "rewards_done": facts.rewards_done,
         "timeout_ms": int(settings.queries.timeout_s * 1000),
         "wait_ms": int(settings.queries.feedback_wait_s * 1000),

@@ -172,8 +172,22 @@ SELECT
     END AS why,
     waits_for,
     asked_ms,
+    asked_ms + timeout_ms AS answer_due_ms,
+    answered_ms + wait_ms AS feedback_due_ms,
     iif(waits_for = 'feedback', answered_ms + wait_ms, asked_ms + timeout_ms) AS deadline_ms
 FROM Named;
+
+-- name: state_by_id
+CREATE UNIQUE INDEX by_id_State ON State (query_id);
+
+-- name: untold
+-- Rewards that say that nobody told in time whether an Answer is right, though this was waited for.
+CREATE TABLE Untold AS
+SELECT r.query_id, r.ts, a.ts AS answered_ms, a.part AS answer_part, s.feedback_due_ms
+FROM Reward r JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer JOIN State s USING (query_id)
+WHERE r.early AND r.error IS NULL AND r.kind = 'default' AND a.error IS NULL AND a.status = r.status
+-- Otherwise it is closed at once.
+AND a.status <> 'cancelled' AND NOT r.bounded AND (r.score IS NOT NULL OR r.unscored) AND s.feedback_due_ms > a.ts;
 
 -- name: applied
 -- The Rewards of a query, in the order of the log, up to the last that its row says was applied. The first that can be
@@ -234,7 +248,8 @@ UNION ALL SELECT ended, query_id, 'end', NULL FROM Row WHERE ended >= 0;
 CREATE INDEX by_seq_Change ON Change (seq);
 
 -- name: missing_row
--- Queries that were decided and have no row in the learner's log, though none of its snapshots let it go.
+-- Queries that were decided and have no row in the learner's log, though none of its snapshots let it go, and no
+-- operator has deleted the log since.
 CREATE TABLE MissingRow AS
 SELECT t.query_id FROM Timeline t JOIN Decision d ON d.rowid = t.decision
 WHERE d.early AND t.learner IS NULL
@@ -242,4 +257,4 @@ AND (
     EXISTS (SELECT 1 FROM Held h WHERE h.part = d.q_part AND d.q_off >= h.begin AND d.q_off < h."end")
     OR EXISTS (SELECT 1 FROM Context c WHERE c.query_id = t.query_id AND c.error IS NULL)
 )
-AND NOT ended(t.query_id);
+AND NOT ended(t.query_id) AND NOT forgotten(d.part, d.off);

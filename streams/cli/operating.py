@@ -40,12 +40,7 @@ def audit(settings: Settings, as_json: bool, settled: bool) -> None:
     with contextlib.closing(package.BrokerLog(settings)) as log:
         report = package.audit(log, settings)
     if settled:
-        for each in report.pending:
-            report.name(
-                package.Discrepancy(
-                    "settled", each.query_id, f"is pending: it waits for the {each.waits_for}"
-                )
-            )
+        report.settle()
     click.echo(msgspec.json.encode(report).decode() if as_json else _table(report))
     sys.exit(1 if report.wrong else 0)
 
@@ -63,6 +58,8 @@ def _table(report: "package.Report") -> str:  # type: ignore[name-defined]  # no
     if report.unreadable:
         found = ", ".join(f"{count} of {kind}" for kind, count in report.unreadable.items())
         lines.append(f"unreadable records, which should have dead letters: {found}")
+    for model, count in report.unpriced.items():
+        lines.append(f"not checked: the price of {count} answers: {model} is not in the catalogue")
     lines.append(report.line)
     return "\n".join(lines)
 

@@ -53,6 +53,13 @@ def test_what_is_pending_is_wrong_once_the_system_should_be_settled(run: Any, lo
     assert "wrong: new: is pending: it waits for the embedder" in done.output
 
 
+def test_every_pending_query_counts_once_the_system_should_be_settled(run: Any, log: Any) -> None:
+    for at in range(150):
+        log.put(log.topics.query, f"new{at}", Query(query_id=f"new{at}", text="What is 2 + 2?"))
+    found = orjson.loads(run("--json", "--settled").output)
+    assert (found["wrong"], len(found["discrepancies"])) == (150, 100)
+
+
 def test_a_prefix_nobody_uses_is_said() -> None:
     class Nothing:
         def spans(self, topics: Any) -> dict[Any, Any]:

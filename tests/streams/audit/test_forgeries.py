@@ -17,7 +17,7 @@ from schemas.decision import Decision
 from schemas.forest import Limits
 from schemas.query import Query, QueryContext
 from schemas.record import decode, encode
-from schemas.reward import Reward, reward_id
+from schemas.reward import Feedback, Reward, reward_id
 from streams.audit.reading import statements
 from streams.runtime.queues import WINDOW
 
@@ -42,6 +42,7 @@ def test_answers_without_a_score_are_accounted_for(log: Any) -> None:
     log.change(log.topics.reward, Reward, "h21", score=None, unscored=True, reward=scalar)
     learned(log, "h21", score=real.correct)
     unknown = {"kind": "default", "reward_id": reward_id("h22", "default"), "graded_by": "", "grader": ""}
+    unknown["missing"] = "correct: no grader was free"
     log.change(
         log.topics.reward, Reward, "h22", **unknown, correct=None, score=None, unscored=True, reward=None
     )
@@ -149,6 +150,13 @@ def another_answer(log: Any) -> set[str]:
     real = log.find(log.topics.answer, Answer, "h28")
     log.put(log.topics.answer, "h28", replace(real, text="It is \\boxed{0}", extracted="0"))
     return {"h28"}
+
+
+@names("expired_early")
+def expired_at_once(log: Any) -> set[str]:
+    log.change(log.topics.answer, Answer, "h9", status="expired")
+    log.change(log.topics.reward, Reward, "h9", status="expired")
+    return {"h9"}
 
 
 @names("answer_score")
@@ -285,6 +293,30 @@ def changed_grade(log: Any) -> set[str]:
     return {"h21"}
 
 
+@names("reference_ungraded")
+def reference_forgotten(log: Any) -> set[str]:
+    to = {"kind": "default", "reward_id": reward_id("h22", "default"), "graded_by": "", "grader": ""}
+    log.change(log.topics.reward, Reward, "h22", **to, correct=None, reward=None)
+    learned(log, "h22", kinds=("default",), correct=None)
+    return {"h22"}
+
+
+@names("feedback_uncounted")
+def feedback_forgotten(log: Any) -> set[str]:
+    answered_ms = next(raw.timestamp_ms for raw in log.records[log.topics.answer, 0] if raw.key == b"h68")
+    log.put(log.topics.feedback, "h68", Feedback(query_id="h68", correct=True))
+    raws = log.records[log.topics.feedback, 0]
+    raws[-1] = raws[-1]._replace(timestamp_ms=answered_ms + 1000)
+    return {"h68"}
+
+
+@names("default_early")
+def wait_cut_short(log: Any) -> set[str]:
+    query = log.find(log.topics.decision, Decision, "h68").query
+    log.change(log.topics.decision, Decision, "h68", query=replace(query, feedback_wait_s=60.0))
+    return {"h68"}
+
+
 @names("reward_feedback")
 def lost_feedback(log: Any) -> set[str]:
     log.cut(log.topics.feedback, lambda raw: raw.key != b"h67")
@@ -350,6 +382,7 @@ def correction_never_learned(log: Any) -> set[str]:
     """Another row says that the learner has read on, far beyond a Reward that it had to apply."""
     real = log.find(log.topics.reward, Reward, "h65")
     first = {"kind": "provisional", "reward_id": reward_id("h65", "provisional")}
+    first["missing"] = "correct: no grader was free"
     log.change(log.topics.reward, Reward, "h65", **first, correct=None, reward=None, graded_by="", grader="")
     learned(log, "h65", stage="learned", kinds=("provisional",), correct=None)
     log.put(

@@ -9,15 +9,15 @@ import pytest
 import yaml
 
 from agents.decider import snapshot
-from agents.decider.snapshot import IDS_KEY, SNAPSHOT_KEY, EndedIds, versions
+from agents.decider.snapshot import IDS_KEY, RESET_KEY, SNAPSHOT_KEY, EndedIds, versions
 from bench.history import SyntheticHistory
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Origin, Query, QueryContext
-from schemas.record import encode
-from schemas.reward import Reward
+from schemas.record import decode, encode
+from schemas.reward import Feedback, Reward
 from streams.audit.reading import Raw
 from streams.audit.run import Report, audit
 from streams.runtime.queues import WINDOW
@@ -164,8 +164,74 @@ def test_an_expired_query_is_a_state_of_its_own(log: Any) -> None:
     for query_id in ("h9", "h19"):
         log.change(log.topics.answer, Answer, query_id, status="expired")
         log.change(log.topics.reward, Reward, query_id, status="expired")
-    report = sound(log)
+    report = log.audit(timeout_s=1.0)
+    assert report.wrong == 0, report.discrepancies
     assert report.states["expired"] == 2
+
+
+@pytest.mark.parametrize("why", ["late", "given up", "in another partition", "cancelled", "not waited for"])
+def test_feedback_that_need_not_count_raises_no_alarm(log: Any, why: str) -> None:
+    answered_ms = next(r.timestamp_ms for r in log.records[log.topics.answer, 0] if r.key == b"h68")
+    log.put(log.topics.feedback, "h68", Feedback(query_id="h68", correct=True))
+    raws = log.records[log.topics.feedback, 0]
+    raws[-1] = raws[-1]._replace(timestamp_ms=answered_ms + (1001 if why == "late" else 1000))
+    assert log.audit().checks == (set() if why == "late" else {"feedback_uncounted"})
+    match why:
+        case "given up":
+            origin = Origin(topic=log.topics.feedback, partition=0, offset=raws[-1].offset)
+            letter = DeadLetter.of(b"{}", ValueError("no"), service="aggregator", origin=origin)
+            log.append(log.topics.dead_letter, letter.key.encode(), encode(letter))
+        case "in another partition":
+            log.records[log.topics.feedback, 1] = [raws.pop()]
+        case "cancelled":
+            for topic, kind in ((log.topics.answer, Answer), (log.topics.reward, Reward)):
+                log.change(topic, kind, "h68", status="cancelled")
+            log.change(log.topics.reward, Reward, "h68", score=None, reward=None)
+            assert "feedback_uncounted" not in log.audit().checks
+            return
+        case "not waited for":
+            query = log.find(log.topics.decision, Decision, "h68").query
+            query = msgspec.structs.replace(query, feedback_wait_s=0.0)
+            log.change(log.topics.decision, Decision, "h68", query=query)
+    sound(log)
+
+
+def test_feedback_whose_source_may_not_teach_raises_no_alarm(log: Any) -> None:
+    log.change(log.topics.feedback, Feedback, "h67", learn=False)
+    raws = log.records[log.topics.reward, 0]
+    for at, raw in enumerate(raws):
+        reward = decode(raw.value, Reward)
+        if reward.query_id == "h67" and reward.kind == "correction":
+            raws[at] = raw._replace(value=encode(msgspec.structs.replace(reward, learn=False)))
+    assert log.audit().checks <= {"row_updates", "row_terms"}, "the row here has learned from it"
+
+
+def test_what_was_decided_before_the_learner_was_reset_has_no_row(log: Any) -> None:
+    """`learner reset` leaves where the Decisions ended; those that come later need their rows again."""
+    for topic in (log.learner, log.topics.snapshot):
+        for key in {raw.key for raw in log.records[topic, 0]}:
+            log.append(topic, key, None)
+    assert log.audit().checks == {"row_missing"}
+    log.append(log.topics.snapshot, RESET_KEY, b"{")
+    assert log.audit().checks == {"row_missing"}
+    end = log.records[log.topics.decision, 0][-1].offset + 1
+    log.append(log.topics.snapshot, RESET_KEY, b'{"0":%d}' % end)
+    sound(log)
+    log.append(log.topics.snapshot, RESET_KEY, b'{"0":%d}' % (end - 1))
+    assert log.audit().ids == ["h199"]
+
+
+def test_a_model_that_has_left_the_catalogue_file_is_said_and_raises_no_alarm(
+    log: Any, tmp_path: Path
+) -> None:
+    catalogue = yaml.safe_load(CATALOGUE)
+    gone = catalogue["models"].pop()["name"]
+    path = tmp_path / "catalogue.yaml"
+    path.write_text(yaml.safe_dump(catalogue))
+    report = log.audit(catalogue=str(path))
+    assert report.wrong == 0, report.discrepancies[:3]
+    answers = log.all(log.topics.answer, Answer)
+    assert report.unpriced == {gone: sum(bool(a.trace) and a.action.model == gone for a in answers)}
 
 
 def test_what_retention_has_removed_is_not_missing(log: Any) -> None:
