@@ -13,8 +13,8 @@ from schemas.query import MAX_METADATA
 from schemas.record import Millis, Record, check_finite, check_id, check_json, check_name
 
 Kind = Literal["provisional", "final", "correction", "default"]
-"""provisional: score and cost are known, correctness is awaited. final: all is known at once. correction:
-correctness arrived after a provisional. default: it never did; the row closes with what it has."""
+"""provisional: score and cost are known, correctness is awaited. final: all is known at once, by the reference.
+correction: feedback told correctness, after a provisional. default: nobody did; the row closes with what it has."""
 
 Grader = Literal["reference", "person", "judge"]
 """Who knows whether an answer was right: a known answer that it is compared with, a person, or a model that judges."""
@@ -67,8 +67,8 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
 
     Attributes:
         query_id: The query's id.
-        kind: `timeout`: the Answer did not come; `feedback`: the feedback did not; `parked`: a Feedback that
-            was early met no Answer; `forget`: the Decision of what is known of a query never came.
+        kind: `timeout`: the Answer did not come; `feedback`: the feedback did not; `parked`: a Feedback that was
+            early met no Answer, or no Decision; `forget`: the Decision of what is known of a query never came.
         deadline_ms: The deadline, ms since the epoch on the broker's clock.
         sent_ms: When its timer first sent it, ms since the epoch on that machine's clock.
     """

@@ -45,6 +45,7 @@ class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
     action: Action
     objective: ObjectiveInForce
     appended_ms: int  # of the Query
+    decided_ms: int = 0  # append time of the Decision; 0 in a row that was written before it was kept
     timeout_ms: int  # from there to expiry
     feedback_ms: int  # from the Answer to the default
     reference: Reference | None = None
@@ -69,9 +70,15 @@ class Valued(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A Feedback that came before its Answer."""
+    """A Feedback that was read before its Answer, or before its Decision.
+
+    `until_ms` is the deployment's own wait after `at_ms`, its append time: by then the Decision must come, which
+    knows the query's. A row of before `at_ms` was kept has none: its Feedback waits until `until_ms`, whatever the
+    query says, and is never late.
+    """
 
     feedback: Feedback
+    at_ms: int | None = None
     until_ms: int
     origin: Origin | None = None
 
@@ -91,8 +98,8 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
         answer: An Answer that came before the Decision, whole.
         answered_ms: Append time of the Answer that counts.
         valued: That Answer in the terms of the reward.
-        parked: A Feedback that came before the Answer.
-        orphaned: Where a Feedback lies whose wait for the Answer was over: it stays a dead letter.
+        parked: A Feedback that was read before the Answer or the Decision.
+        orphaned: Where a Feedback lies that became a dead letter: it stays one.
         provisional: Whether a provisional reward waits for its correction.
         expiry_sent: Whether the `expired` Answer was written.
         forget_ms: When a row may go that knows no Decision.
@@ -118,6 +125,14 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
         assert self.answered_ms is not None
         return self.answered_ms + self.opened.feedback_ms
 
+    @property
+    def parked_deadline_ms(self) -> int:
+        """Return by when the Answer of a parked Feedback must come, or its Decision where that is not known yet."""
+        assert self.parked is not None
+        if self.opened is None or self.parked.at_ms is None:
+            return self.parked.until_ms
+        return self.parked.at_ms + self.opened.feedback_ms
+
 
 def dues(row: JoinRow) -> tuple[Deadline, ...]:
     """Return the deadlines a row waits for. The timer sends each back as a Due once it has passed."""
@@ -127,7 +142,7 @@ def dues(row: JoinRow) -> tuple[Deadline, ...]:
     if row.provisional:
         found.append(Deadline("feedback", row.feedback_deadline_ms))
     if row.parked is not None:
-        found.append(Deadline("parked", row.parked.until_ms))
+        found.append(Deadline("parked", row.parked_deadline_ms))
     if row.forget_ms is not None:
         found.append(Deadline("forget", row.forget_ms))
     return tuple(found)
@@ -240,9 +255,17 @@ def _scalar(
 # The reward join: one row a query, a fold over Decision, Answer, Feedback and Due in whatever order.
 #
 #     provisional   score and cost are known, correctness is awaited
-#     final         all is known at once; correction: correctness came after a provisional
+#     correction    feedback told correctness in time: always after a provisional, also where it was there already
+#     final         the reference told correctness, so that all is known at once
 #     default       correctness did not come in time, nothing could be run, or the client's own bounds cut the answer;
 #                   the row closes with what it has
+#
+# Feedback counts if no more than the query's feedback wait lies between it and the Answer, whichever was appended
+# first, and if the Decision, which knows that wait, was appended before the deployment's own was over. If not, it is
+# late, or a dead letter where Answer or Decision came too long after it. Append times say which, never the order in
+# which topics are read or when the timer looks. Three corners are left, because no row keeps what would tell: a
+# Feedback that is read after its query was closed is late, whatever it was; one that does not fit its row is a dead
+# letter; and a second one, read while the first still waits, is a duplicate, even if the first becomes a dead letter.
 #
 # Each kind is made at most once, and exactly one of the last three closes the query: its row goes. A record seen before
 # changes nothing; whoever runs the fold keeps records of closed queries from it, and sends what it returns *before* the
@@ -416,6 +439,7 @@ def _on_decision(
         action=decision.action,
         objective=decision.objective,
         appended_ms=decision.appended_ms or at_ms,
+        decided_ms=at_ms,
         timeout_ms=timeout_ms,
         feedback_ms=feedback_ms,
         reference=query.reference,
@@ -424,9 +448,8 @@ def _on_decision(
         cohort=decision.cohort if decision.randomised else "",
         generator=generator,
     )
-    if row.answered_ms is None:
-        return Turn(replace(row, opened=opened, forget_ms=None))
-    return _settle(replace(row, opened=opened), at_ms, waits, value or row.valued)
+    row = replace(row, opened=opened, forget_ms=None)
+    return _judged(row, Turn(row) if row.answered_ms is None else _settle(row, value or row.valued))
 
 
 def _on_answer(row: JoinRow, answer: Answer, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
@@ -436,29 +459,26 @@ def _on_answer(row: JoinRow, answer: Answer, at_ms: int, waits: Waits, value: Va
     row = replace(row, answered_ms=at_ms)
     if row.opened is None:
         return Turn(replace(row, answer=answer, forget_ms=at_ms + waits.keep_ms))
-    return _settle(row, at_ms, waits, value)
+    return _judged(row, _settle(row, value))
 
 
-def _settle(row: JoinRow, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
-    """Make the first reward of a query whose Decision and Answer have met."""
+def _settle(row: JoinRow, value: Valued | None) -> Turn:
+    """Make the first reward of a query whose Decision and Answer have met. What is parked is for `_judged`."""
     if value is None:
         raise ValueError(f"{row.query_id}: the Answer is not priced and graded; ask `to_value` first")
     assert row.opened is not None
     wait_ms = row.opened.feedback_ms
     # Neither text is needed any more, nor what the price was worked out from.
     opened = replace(row.opened, reference=None, tenant="", generator=None)
-    row = replace(row, opened=opened, answer=None, valued=value, forget_ms=None)
+    row = replace(row, opened=opened, answer=None, valued=value, parked=None)
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:
         # Cancelled: priced, but without score and correctness, so the decider abandons the row. To learn from it would
         # make the searches that people give up on look cheap. Bounded: whoever judges an answer that the client's own
-        # bounds cut judges these, not the configuration, so no feedback is awaited and a parked one does not count.
+        # bounds cut judges these, not the configuration, so no feedback is awaited.
         return _close(row, "default", None, "", counts)
     if value.correct is not None:
         return _close(row, "final", value.correct, "reference", counts)
-    if row.parked is not None:
-        judged = _judged(row, row.parked.feedback)
-        return _close(judged, "final", row.parked.feedback.grade, row.parked.feedback.graded_by, counts)
     if (value.score is None and not value.unscored) or wait_ms == 0:
         return _close(row, "default", None, _stands_in(value), counts)
     return Turn(replace(row, provisional=True), (_reward(row, "provisional", None, ""),), counts)
@@ -467,15 +487,46 @@ def _settle(row: JoinRow, at_ms: int, waits: Waits, value: Valued | None) -> Tur
 def _on_feedback(row: JoinRow, feedback: Feedback, arrival: Arrival, waits: Waits) -> Turn:
     if arrival.origin is not None and arrival.origin == row.orphaned:
         return Turn(row, counts=("duplicate_feedback",))
-    if row.provisional:
-        if arrival.at_ms > row.feedback_deadline_ms:
-            return Turn(row, counts=("late_feedback",))
-        return _close(_judged(row, feedback), "correction", feedback.grade, feedback.graded_by)
     if row.parked is not None:
         return Turn(row, counts=("duplicate_feedback",))
-    wait_ms = waits.feedback_ms if row.opened is None else row.opened.feedback_ms
-    parked = Parked(feedback=feedback, origin=arrival.origin, until_ms=arrival.at_ms + wait_ms)
-    return Turn(replace(row, parked=parked))
+    at_ms, origin = arrival.at_ms, arrival.origin
+    parked = Parked(feedback=feedback, at_ms=at_ms, until_ms=at_ms + waits.feedback_ms, origin=origin)
+    row = replace(row, parked=parked)
+    return _judged(row, Turn(replace(row, parked=None) if row.provisional else row))
+
+
+def _judged(row: JoinRow, turn: Turn) -> Turn:
+    """Return a turn with what becomes of the Feedback that is parked in a row.
+
+    Args:
+        row: All that is known of the query.
+        turn: What that leads to without the Feedback, which stays in its row where there is no Answer.
+    """
+    parked, opened = row.parked, row.opened
+    if parked is None or opened is None:
+        return turn
+    answered_ms = row.answered_ms
+    unmet = answered_ms is not None and answered_ms > row.parked_deadline_ms
+    if unmet or opened.decided_ms > parked.until_ms:
+        return _orphaned(turn, parked)
+    if answered_ms is None:
+        return turn
+    late = parked.at_ms is not None and parked.at_ms > row.feedback_deadline_ms
+    if turn.row is None or late:
+        return dataclasses.replace(turn, counts=(*turn.counts, "late_feedback"))
+    # The next Reward teaches only if the feedback may.
+    opened = replace(opened, learn=opened.learn and parked.feedback.learn)
+    judged, feedback = replace(turn.row, opened=opened), parked.feedback
+    closed = _close(judged, "correction", feedback.grade, feedback.graded_by, turn.counts)
+    return dataclasses.replace(closed, out=(*turn.out, *closed.out))
+
+
+def _orphaned(turn: Turn, parked: Parked) -> Turn:
+    """Return a turn with a Feedback as a dead letter."""
+    row = turn.row and replace(turn.row, parked=None, orphaned=parked.origin)
+    orphan = Orphan(parked.feedback, parked.origin)
+    counts: tuple[Count, ...] = (*turn.counts, "orphan_feedback")
+    return dataclasses.replace(turn, row=row, out=(*turn.out, orphan), counts=counts)
 
 
 def _on_due(row: JoinRow | None, due: Due, at_ms: int, waits: Waits) -> Turn:
@@ -493,11 +544,9 @@ def _on_due(row: JoinRow | None, due: Due, at_ms: int, waits: Waits) -> Turn:
     if due.kind == "forget":
         return Turn(None)
     assert row.parked is not None
-    orphan = Orphan(row.parked.feedback, row.parked.origin)
     # Of an unknown query only this is kept: delivered again, the Feedback stays what it was.
     forget_ms = row.forget_ms if row.opened or row.answer else at_ms + waits.keep_ms
-    left = replace(row, parked=None, orphaned=orphan.origin, forget_ms=forget_ms)
-    return Turn(left, (orphan,), ("orphan_feedback",))
+    return _orphaned(Turn(replace(row, forget_ms=forget_ms)), row.parked)
 
 
 def _close(
@@ -515,12 +564,6 @@ def _close(
 def _stands_in(value: Valued) -> GradedBy:
     """Return what stands in for a correctness that nobody told."""
     return "" if value.score is None else "score"
-
-
-def _judged(row: JoinRow, feedback: Feedback) -> JoinRow:
-    """Return a row whose next Reward the learner takes only if the feedback may teach."""
-    assert row.opened is not None
-    return replace(row, opened=replace(row.opened, learn=row.opened.learn and feedback.learn))
 
 
 def _reward(row: JoinRow, kind: Kind, correct: float | None, graded_by: GradedBy) -> Reward:

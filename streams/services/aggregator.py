@@ -10,7 +10,7 @@ writes no row; what it finds overdue takes the ordered way as a Due record.
 
 Nothing orders the topics among each other. The deadline of a query sends an `expired` Answer, and whichever Answer is
 first in `answer` counts. Any other deadline counts only once everything was handed over that had been appended by then
-to the topic that it ends the wait for: what came in time while no aggregator ran is not late. So a worker acts only
+to the topics that it ends the wait for: what came in time while no aggregator ran is not late. So a worker acts only
 on a Due that its own timer has sent in this assignment: another's may stand before those records in its query's queue.
 """
 
@@ -117,10 +117,12 @@ class AggregatorService(Keyed[JoinRow]):
         self.uplift = Uplift()
         self._rows = 0
         self._due: list[tuple[int, str, str, int]] = []
+        topics = runtime.topics
         self._awaited = {
-            "feedback": runtime.topics.feedback,
-            "parked": runtime.topics.answer,
-            "forget": runtime.topics.decision,
+            "feedback": (topics.feedback,),
+            # The Decision says how long a Feedback waits for its Answer.
+            "parked": (topics.answer, topics.decision),
+            "forget": (topics.decision,),
         }
         # By topic and partition, up to when all that was appended has been handed over, ms.
         self._handed_ms: dict[tuple[str, int], int] = {}
@@ -258,7 +260,9 @@ class AggregatorService(Keyed[JoinRow]):
         for count in turn.counts:
             if count.startswith("duplicate"):
                 metrics.duplicates.labels(record.topic).inc()
-            elif count.startswith("late") or count == "expired":
+            elif count == "late_feedback":  # of a parked one the Decision or the Answer says so
+                metrics.late.labels(self.runtime.topics.feedback).inc()
+            elif count == "expired":
                 metrics.late.labels(record.topic).inc()
         if valued is not None:
             metrics.answers.labels(valued.status).inc()
@@ -343,8 +347,8 @@ class AggregatorService(Keyed[JoinRow]):
                 self._sent.pop((query_id, kind, deadline_ms), None)
                 continue
             self._passed[query_id, kind] = deadline_ms
-            if not self._has_all(kind, deadline_ms, partition):
-                heapq.heappush(self._held.setdefault((self._awaited[kind], partition), []), each)
+            if (part := self._unread(kind, deadline_ms, partition)) is not None:
+                heapq.heappush(self._held.setdefault(part, []), each)
                 held += 1
                 continue
             sent_ms = self._sent.setdefault((query_id, kind, deadline_ms), now_ms)
@@ -356,7 +360,8 @@ class AggregatorService(Keyed[JoinRow]):
         if self._held and now_ms - self._asked_ms >= _ASK_MS:
             self._asked_ms = now_ms
             handed = self._handed_ms  # that of this assignment
-            for part, up_to_ms in (await self.runtime.handed_over(tuple(self._awaited.values()))).items():
+            topics = sorted({topic for each in self._awaited.values() for topic in each})
+            for part, up_to_ms in (await self.runtime.handed_over(topics)).items():
                 handed[part] = max(up_to_ms, handed.get(part, -1))
 
     def _release(self) -> None:
@@ -364,17 +369,18 @@ class AggregatorService(Keyed[JoinRow]):
 
         The row of such a deadline is not read before that, however many there are.
         """
-        for (topic, partition), held in list(self._held.items()):
+        for part, held in list(self._held.items()):
+            topic, partition = part
             ours = partition in self.runtime.assigned(topic)
-            while held and (not ours or self._has_all(held[0][2], held[0][3], partition)):
+            while held and (not ours or self._handed_ms.get(part, -1) >= held[0][0]):
                 heapq.heappush(self._due, heapq.heappop(held))
             if not held:
-                del self._held[topic, partition]
+                del self._held[part]
 
-    def _has_all(self, kind: str, deadline_ms: int, partition: int) -> bool:
-        """Return whether all was handed over that could have come before a deadline."""
-        topic = self._awaited.get(kind)
-        return topic is None or self._handed_ms.get((topic, partition), -1) >= deadline_ms
+    def _unread(self, kind: str, deadline_ms: int, partition: int) -> tuple[str, int] | None:
+        """Return the topic and partition where something unread could have come before a deadline; None if none."""
+        parts = ((topic, partition) for topic in self._awaited.get(kind, ()))
+        return next((part for part in parts if self._handed_ms.get(part, -1) < deadline_ms), None)
 
     def _awaits(self, query_id: str, kind: str, deadline_ms: int) -> int | None:
         """Return the partition of a row of ours that still has this deadline.

@@ -1,5 +1,6 @@
 """The join: what each order of arrival leads to; no order, repetition or crash makes a reward twice."""
 
+from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
@@ -12,6 +13,7 @@ from agents.answers import Verdict
 from agents.catalogue.models import Architecture
 from agents.reward.join import (
     Arrival,
+    Deadline,
     JoinRow,
     Orphan,
     Turn,
@@ -220,8 +222,7 @@ def test_early_feedback_is_parked_and_used() -> None:
         join = Join()
         for record, at_ms in first:
             join.take(record, at_ms)
-        # A provisional comes first exactly when the feedback comes last.
-        assert join.kinds() == (["provisional", "correction"] if first[2][0] == feedback() else ["final"])
+        assert join.kinds() == ["provisional", "correction"]
         assert (join.rewards[-1].correct, join.rewards[-1].graded_by) == (1.0, "person")
 
 
@@ -403,6 +404,113 @@ def test_any_order_any_repetition_any_crash_makes_each_reward_once(
     assert not join.rewards or join.rewards[-1] is closing[0]
 
 
+# What counts, and what becomes of feedback, by append times alone.
+
+AWAITED: dict[str, Sequence[type]] = {
+    "feedback": [Feedback],
+    "parked": [Answer, Decision],
+    "forget": [Decision],
+}
+"""The topics of which the timer has seen all, up to a deadline, before it sends its Due (`AggregatorService`)."""
+
+Appended = tuple[Decision | Answer | Feedback, int]
+
+
+def read(
+    records: Sequence[Appended], fires: Sequence[bool], waits: Waits, correct: float | None
+) -> tuple[Join, str]:
+    """Return the join that read records in this order, and what became of their Feedback.
+
+    Args:
+        records: With their append times.
+        fires: After which of them the timer sends each Due that it may; it does so after the last in any case.
+        waits: Of the deployment.
+        correct: What a reference says.
+    """
+    join, unread = Join(correct, waits), list(records)
+    fates: list[str] = []
+
+    def take(record: Decision | Answer | Feedback | Due, at_ms: int) -> None:
+        closed = "q" in join.closed
+        turn = join.take(record, at_ms)
+        fates.extend("dead letter" for out in turn.out if isinstance(out, Orphan))
+        if "late_feedback" in turn.counts or (closed and isinstance(record, Feedback)):
+            fates.append("late")
+        fates.extend("counts" for out in turn.out if isinstance(out, Reward) and out.kind == "correction")
+
+    for record, at_ms, fire in [(*each, fire) for each, fire in zip(records, fires, strict=True)]:
+        take(record, at_ms)
+        unread.pop(0)
+        while (fire or not unread) and join.row is not None:
+            ready = [
+                due
+                for due in dues(join.row)
+                # An Answer at the deadline of a query is a record like any other.
+                if due.kind != "timeout"
+                and not any(ms <= due.deadline_ms and type(each) in AWAITED[due.kind] for each, ms in unread)
+            ]
+            if not ready:
+                break
+            kind, deadline_ms = ready[0]
+            take(Due(query_id="q", kind=kind, deadline_ms=deadline_ms), deadline_ms)
+    (fate,) = fates
+    return join, fate
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    times_s=st.tuples(*[st.integers(1, 70)] * 3),
+    wait_s=st.sampled_from([0, 3, 30, 60]),
+    deployment_s=st.sampled_from([0, 3, 30, 60]),
+    end=st.sampled_from(["ok", "ok", "ok", "graded", "failed", "cancelled"]),
+    learn=st.booleans(),
+    fires=st.tuples(*[st.booleans()] * 3),
+)
+# The Decision read last: feedback in time, and too late. Feedback that the Answer comes too late for.
+@example(times_s=(1, 3, 4), wait_s=60, deployment_s=0, end="ok", learn=True, fires=(True, True, True))
+@example(times_s=(1, 3, 50), wait_s=30, deployment_s=30, end="ok", learn=True, fires=(True, True, True))
+@example(times_s=(1, 40, 2), wait_s=3, deployment_s=30, end="ok", learn=True, fires=(False, False, False))
+# The Decision comes too long after the feedback, and the query's wait is the shorter one.
+@example(times_s=(10, 20, 2), wait_s=60, deployment_s=3, end="ok", learn=True, fires=(False, False, False))
+@example(times_s=(1, 20, 2), wait_s=3, deployment_s=60, end="ok", learn=True, fires=(False, False, False))
+def test_rewards_and_what_becomes_of_feedback_follow_from_append_times_alone(
+    times_s: tuple[int, int, int],
+    wait_s: int,
+    deployment_s: int,
+    end: str,
+    learn: bool,
+    fires: tuple[bool, ...],
+) -> None:
+    """One corner is left for a single Feedback, and changes no Reward.
+
+    Where Answer or Decision came too long after it, and it is read once its query is closed, no row is left to say so:
+    it counts as late, and is no dead letter. Of two, the second may count only where the first is a dead letter before
+    the second is read: a row keeps one. That may change the Reward, and is not drawn here.
+    """
+    waits = Waits(timeout_ms=60_000, feedback_ms=1000 * deployment_s, keep_ms=1_000_000)
+    decided_ms, answered_ms, told_ms = (1000 * time_s for time_s in times_s)
+    told = replace(feedback(), learn=learn)
+    ended = CANCELLED if end == "cancelled" else answer("failed" if end == "failed" else "ok")
+    records: list[Appended] = [
+        (decision(feedback_wait_s=wait_s), decided_ms), (ended, answered_ms), (told, told_ms),
+    ]  # fmt: skip
+    correct = 1.0 if end == "graded" else None
+    unmet = answered_ms > told_ms + 1000 * wait_s or decided_ms > told_ms + 1000 * deployment_s
+    closes = end != "ok" or wait_s == 0
+    late = closes or told_ms > answered_ms + 1000 * wait_s
+    fate = "dead letter" if unmet else "late" if late else "counts"
+
+    in_order, _ = read(sorted(records, key=lambda each: each[1]), (True, True, True), waits, correct)
+    for order in permutations(records):
+        for each in ((True, True, True), (False, False, False), fires):
+            join, became = read(order, each, waits, correct)
+            assert join.rewards == in_order.rewards
+            assert became == fate or (fate, became, order[-1]) == ("dead letter", "late", records[2])
+    first = ["final"] if end == "graded" else ["default"] if closes else ["provisional"]
+    last = [] if closes else ["correction" if fate == "counts" else "default"]
+    assert in_order.kinds() == first + last
+
+
 GOLDEN_ROW = (
     b'{"schema":"join-row.v1","query_id":"q","opened":{"seq":5,"action":{"model":"m","qp":1,"cp":1,"bs":1},'
     b'"objective":{"weights":{"correct":0.4,"score":0.4,"cost":0.2},"cost_range":{"low":1.0,'
@@ -416,7 +524,23 @@ GOLDEN_ROW = (
 def test_a_row_of_the_first_version_is_read_for_ever() -> None:
     join = Join().answered()
     assert join.row is not None
-    assert decode_row(GOLDEN_ROW) == replace(join.row, seen=(-1, -1, -1, -1))
+    assert join.row.opened is not None
+    opened = replace(join.row.opened, decided_ms=0)  # which it did not keep
+    assert decode_row(GOLDEN_ROW) == replace(join.row, opened=opened, seen=(-1, -1, -1, -1))
+
+
+def test_feedback_parked_without_its_append_time_waits_as_long_as_its_row_says() -> None:
+    for answered_ms, kinds in ((2_000, ["provisional", "correction"]), (5_001, ["provisional"])):
+        join = Join()
+        join.row = decode_row(
+            b'{"schema":"join-row.v1","query_id":"q","parked":{"feedback":{"schema":"feedback.v1",'
+            b'"query_id":"q","correct":true},"until_ms":5000}}'
+        )
+        join.take(decision(feedback_wait_s=1), 1_100)
+        assert join.row is not None
+        assert Deadline("parked", 5_000) in dues(join.row)
+        join.take(answer(), answered_ms)
+        assert join.kinds() == kinds
 
 
 # Rows that would be too large, and what a row keeps for the price.
