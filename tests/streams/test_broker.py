@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -43,6 +44,106 @@ def test_missing_java_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BrokerError, match="Java 17"):
         LocalBroker("kafka", directory=tmp_path / "data", home=tmp_path).start()
+
+
+def test_auto_leaves_apache_kafka_where_java_is_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "libs").mkdir()
+    (tmp_path / "libs" / "kafka_2.13.jar").touch()
+    java = tmp_path / "java"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    home = {"KAFKA_HOME": str(tmp_path)}
+    for version, kind in (
+        ("1.8.0_452", "embedded"),
+        ("11.0.2", "embedded"),
+        ("17.0.1", "kafka"),
+        ("25", "kafka"),
+    ):
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
+        java.chmod(0o755)
+        assert LocalBroker.choose("auto", home, directory=tmp_path / "data").kind == kind
+        if kind == "embedded":
+            with pytest.raises(
+                BrokerError, match=r"Java 17 or later, and the `java` on the PATH is Java (8|11):"
+            ):
+                LocalBroker.choose("kafka", home, directory=tmp_path / "data").start()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A folder of Apache Kafka, which needs no format."""
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "meta.properties").touch()
+    return tmp_path
+
+
+def test_a_folder_of_any_name_is_written_as_java_reads_it(kept: Path) -> None:
+    folder = kept / "Zoë's \\ 😀"
+    (folder / "log").mkdir(parents=True)
+    (folder / "log" / "meta.properties").touch()
+    broker = LocalBroker("kafka", directory=folder, home=kept)
+    written = broker._format().read_bytes()
+    assert b"log.dirs=%s/Zo\\u00eb's \\\\ \\ud83d\\ude00/log\n" % bytes(kept) in written
+    logs = broker._environ()["LOG_DIR"]
+    assert " " not in logs
+    assert Path(logs).is_dir()
+    assert broker._environ()["LC_ALL"] == "C.UTF-8"
+    broker.__exit__()
+    assert not Path(logs).exists()
+    assert LocalBroker("kafka", directory=kept, home=kept)._environ()["LOG_DIR"] == str(kept)
+    with pytest.raises(BrokerError, match="comma"):
+        LocalBroker("kafka", directory=kept / "a,b", home=kept)._format()
+
+
+def test_another_port_changes_nothing_else_of_the_properties(kept: Path) -> None:
+    properties = LocalBroker("kafka", port=9092, directory=kept, home=kept)._format()
+    with properties.open("a") as more:
+        more.write("advertised.listeners=SASL_SSL://127.0.0.1:9092\nowner=127.0.0.1:9092\n")
+    before = properties.read_text().splitlines()
+    LocalBroker("kafka", port=9093, directory=kept, home=kept)._format()
+    changed = [line for line in properties.read_text().splitlines() if line not in before]
+    assert [line.partition(",")[0] for line in changed] == [
+        "listeners=PLAINTEXT://127.0.0.1:9093", "advertised.listeners=PLAINTEXT://127.0.0.1:9093",
+        "advertised.listeners=SASL_SSL://127.0.0.1:9093",
+    ]  # fmt: skip
+
+
+def test_a_controller_port_that_is_taken_is_replaced(kept: Path) -> None:
+    broker = LocalBroker("kafka", port=9092, directory=kept, home=kept)
+    before = broker._format().read_text()
+    assert broker._format().read_text() == before
+    (controller,) = re.findall(r"voters=1@127\.0\.0\.1:(\d+)", before)
+    with socket.create_server(("127.0.0.1", int(controller))):
+        after = broker._format().read_text()
+    (other,) = re.findall(r"voters=1@127\.0\.0\.1:(\d+)", after)
+    assert other not in {controller, "9092"}
+    assert after == before.replace(controller, other)
+
+
+HOLDS = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held'); input()"
+
+
+def test_a_log_that_another_broker_holds_is_left_alone(kept: Path) -> None:
+    before = LocalBroker("kafka", port=9092, directory=kept, home=kept)._format().read_text()
+    words = [sys.executable, "-uc", HOLDS, str(kept / "log" / ".lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        second = LocalBroker("kafka", port=9093, directory=kept, home=kept)
+        with pytest.raises(BrokerError, match="another broker runs on the log"):
+            second._format()
+        assert (kept / "server.properties").read_text() == before
+        holder.communicate("\n")
+    assert second._format().read_text() != before
+
+
+def test_a_failed_start_leaves_no_temporary_folder() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        broker = LocalBroker("embedded", port=taken.getsockname()[1])
+        with pytest.raises(BrokerError), broker:
+            pass
+    assert not broker.directory.exists()
 
 
 def test_a_broker_that_is_given_up_while_it_starts_is_stopped(
@@ -134,7 +235,8 @@ def test_a_broker_that_lost_its_log_with_its_process_is_not_started_again(tmp_pa
 @pytest.mark.kafka("it keeps its log")
 def test_apache_kafka_goes_on_with_its_log_after_a_crash_and_on_another_port(tmp_path: Path) -> None:
     said: list[str] = []
-    with LocalBroker.choose("kafka", os.environ, directory=tmp_path / "data") as broker:
+    folder = tmp_path / "Zoë's data"
+    with LocalBroker.choose("kafka", os.environ, directory=folder) as broker:
         settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
         kafka_admin.create(settings, Topics(settings).declared(["a"]))
         with Client(settings) as client:
@@ -143,7 +245,7 @@ def test_apache_kafka_goes_on_with_its_log_after_a_crash_and_on_another_port(tmp
         broker.revive(said.append)
         assert ends(settings, Topics(settings).query) == 1
     assert ["starting it again" in said[0], "runs again" in said[1]] == [True, True]
-    with LocalBroker.choose("kafka", os.environ, directory=tmp_path / "data") as broker:
+    with LocalBroker.choose("kafka", os.environ, directory=folder) as broker:
         assert ends(settings.replace(bootstrap=broker.bootstrap), Topics(settings).query) == 1
         for _ in range(MOST_ENDS - 1):
             broker.kill()
