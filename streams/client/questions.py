@@ -5,7 +5,9 @@ A line may be a Query already (`query_id`, `text` or `messages`, …), or have t
 after the last `####` counts.
 """
 
+import codecs
 import hashlib
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +29,7 @@ class QuestionError(UniscaleError):
 
 
 def read_questions(path: Path) -> Iterator[Query]:
-    """Yield the queries of a file, in order.
+    """Yield the queries of a file, in order. The id of one that has none is the file's name and the line's number.
 
     Args:
         path: A file of JSON lines.
@@ -36,8 +38,13 @@ def read_questions(path: Path) -> Iterator[Query]:
         QuestionError: a line is not an object, or has no question.
         OSError: the file cannot be read.
     """
+    name = re.sub(r"[^!-~]+", "-", path.stem)[
+        :150
+    ]  # what an id may be made of, with room for a number and a run
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if not line.strip():
                 continue
             where = f"{path}, line {number}"
@@ -47,7 +54,7 @@ def read_questions(path: Path) -> Iterator[Query]:
                 raise QuestionError(f"{where}: not JSON ({error}); write one object per line") from None
             if not isinstance(entry, dict):
                 raise QuestionError(f"{where}: a {type(entry).__name__}, not an object")
-            yield query_of(entry, where=where, default_id=f"{path.stem}-{number}")
+            yield query_of(entry, where=where, default_id=f"{name}-{number}")
 
 
 def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:

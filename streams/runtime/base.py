@@ -114,8 +114,13 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
 
     @property
     def coordinates(self) -> str:
-        """Return topic/partition/offset, for logs and failure counts."""
+        """Return topic/partition/offset, for logs."""
         return f"{self.topic}/{self.partition}/{self.offset}"
+
+    @property
+    def identity(self) -> str:
+        """Return coordinates and append time, for failure counts: another log has the same coordinates again."""
+        return f"{self.coordinates}@{self.timestamp_ms}"
 
     @property
     def origin(self) -> Origin:

@@ -45,8 +45,8 @@ log = logging.getLogger("streams.runtime.handler_guard")
 
 LIMIT = 3
 
-# A topic's name has 249 characters at most, partition and offset 31 together.
-_SLOT = 288
+# A topic's name has 249 characters at most, partition, offset and append time 45 together.
+_SLOT = 304
 
 # With two, ten deaths would be needed; with four, each costs more time in which little runs.
 _PARTIES = 3
@@ -75,18 +75,18 @@ class Crashes:
         self._counts = self._read()
         self._parties = self._divided()
 
-    def __contains__(self, coordinates: str) -> bool:
+    def __contains__(self, identity: str) -> bool:
         """Return whether anything is counted against a record."""
-        return coordinates in self._counts
+        return identity in self._counts
 
-    def failed(self, coordinates: str, reason: str = "") -> int:
+    def failed(self, identity: str, reason: str = "") -> int:
         """Count one more failure at a record and return how many there are now.
 
         Args:
-            coordinates: The record's.
+            identity: The record's.
             reason: What failed.
         """
-        count = self._counts.setdefault(coordinates, _Count())
+        count = self._counts.setdefault(identity, _Count())
         count.failures += 1
         count.reason = reason[:_REASON]
         self._write()
@@ -94,47 +94,47 @@ class Crashes:
 
     def died(self, in_flight: Sequence[str]) -> None:
         """Count the death of a process with these records in flight."""
-        for coordinates in in_flight:
-            count = self._counts.setdefault(coordinates, _Count())
+        for identity in in_flight:
+            count = self._counts.setdefault(identity, _Count())
             count.deaths += 1
             count.alone = len(in_flight) == 1
         if in_flight:
             self._write()
         self._parties = self._divided()
 
-    def guilty(self, coordinates: str) -> int:
+    def guilty(self, identity: str) -> int:
         """Return how many processes a record has ended, by dying or because they could not go on; 0 if uncertain."""
-        count = self._counts.get(coordinates)
+        count = self._counts.get(identity)
         if count is None:
             return 0
         if count.failures >= LIMIT:
             return count.failures
         return count.deaths if count.alone and count.deaths >= LIMIT else 0
 
-    def reason(self, coordinates: str) -> str:
+    def reason(self, identity: str) -> str:
         """Return what the last failure at a record was; empty if its process could not say."""
-        count = self._counts.get(coordinates)
+        count = self._counts.get(identity)
         return "" if count is None else count.reason
 
-    def party(self, coordinates: str) -> str:
+    def party(self, identity: str) -> str:
         """Return with whom a record may run: those of the same party. Records under no suspicion are one, ""."""
-        return self._parties.get(coordinates, "")
+        return self._parties.get(identity, "")
 
-    def forget(self, coordinates: str) -> None:
+    def forget(self, identity: str) -> None:
         """Drop the count of a record that was handled or sent to the dead-letter topic."""
-        if self._counts.pop(coordinates, None) is not None:
+        if self._counts.pop(identity, None) is not None:
             self._write()
 
     def _divided(self) -> dict[str, str]:
         """Return the parties of suspects. Each party's members have seen the same number of deaths."""
         witnesses: dict[int, list[str]] = {}
-        for coordinates, count in sorted(self._counts.items()):
+        for identity, count in sorted(self._counts.items()):
             if count.deaths >= LIMIT - 1:
-                witnesses.setdefault(count.deaths, []).append(coordinates)
+                witnesses.setdefault(count.deaths, []).append(identity)
         return {
-            coordinates: f"{deaths} deaths, part {at * _PARTIES // len(each) + 1}"
+            identity: f"{deaths} deaths, part {at * _PARTIES // len(each) + 1}"
             for deaths, each in witnesses.items()
-            for at, coordinates in enumerate(each)
+            for at, identity in enumerate(each)
         }
 
     def _read(self) -> dict[str, _Count]:
@@ -165,10 +165,10 @@ class InFlight(Protocol):
     left: list[str]
 
     @property
-    def coordinates(self) -> list[str]:
-        """Coordinates of the records in flight."""
+    def noted(self) -> list[str]:
+        """Identities of the records in flight."""
 
-    def holding(self, coordinates: Iterable[str]) -> AbstractContextManager[None]:
+    def holding(self, identities: Iterable[str]) -> AbstractContextManager[None]:
         """Keep records noted while they are handled."""
 
 
@@ -205,8 +205,8 @@ class InFlightFile:
             ) from error
         self._free = list(range(slots))
         self._all = slots
-        self.left = self.coordinates
-        """Coordinates of the records in flight when the previous process died; empty after an orderly exit."""
+        self.left = self.noted
+        """Identities of the records in flight when the previous process died; empty after an orderly exit."""
         self.clear()
 
     @property
@@ -215,16 +215,16 @@ class InFlightFile:
         return self._all - len(self._free)
 
     @property
-    def coordinates(self) -> list[str]:
-        """Coordinates of the records in flight."""
+    def noted(self) -> list[str]:
+        """Identities of the records in flight."""
         slots = (self._slots[at : at + _SLOT] for at in range(0, self._size, _SLOT))
         return [slot.rstrip(b"\0").decode(errors="replace") for slot in slots if slot[0]]
 
     @contextlib.contextmanager
-    def holding(self, coordinates: Iterable[str]) -> Iterator[None]:
+    def holding(self, identities: Iterable[str]) -> Iterator[None]:
         """Keep records in the file while they are handled; only the death of the process leaves them there."""
         slots = []
-        for each in coordinates:
+        for each in identities:
             if not self._free:
                 break  # more at once than any service handles; these go uncounted
             slots.append(self._free.pop())
@@ -390,7 +390,7 @@ class HandlerGuard:
         """
         await self._unless_stopping()
         self.runtime.clock.handled(records[-1].timestamp_ms)
-        if len(records) > 1 and any(record.coordinates in self.crashes for record in records):
+        if len(records) > 1 and any(record.identity in self.crashes for record in records):
             # One by one, so that the one at fault is found.
             for record in records:
                 await self.call([record], handle)
@@ -417,7 +417,7 @@ class HandlerGuard:
             raise
         except Exception as unexpected:
             raise Crash(f"{record.coordinates}: what refuses it could not be sent") from unexpected
-        self.crashes.forget(record.coordinates)
+        self.crashes.forget(record.identity)
 
     def _wait(self, record: ConsumerRecord, pause_s: float, error: Unavailable) -> None:
         self.runtime.metrics.waits.labels(record.topic).inc()
@@ -432,8 +432,8 @@ class HandlerGuard:
     async def _attempt(self, records: Sequence[ConsumerRecord], handle: BatchHandler) -> None:
         first = records[0]
         handling.set(records)
-        if deaths := self.crashes.guilty(first.coordinates):
-            reason = self.crashes.reason(first.coordinates)
+        if deaths := self.crashes.guilty(first.identity):
+            reason = self.crashes.reason(first.identity)
             why = KilledProcess(
                 f"{first.coordinates}: the process of the {self.runtime.service} died {deaths} times with this "
                 f"record in flight ({reason or 'a segmentation fault, no memory left, or a kill'}); fix the cause, "
@@ -441,9 +441,9 @@ class HandlerGuard:
             )
             await self._refuse(first, why, deaths)
             return
-        await self._parties.enter(self.crashes.party(first.coordinates))
+        await self._parties.enter(self.crashes.party(first.identity))
         try:
-            with self.in_flight.holding([record.coordinates for record in records]):
+            with self.in_flight.holding([record.identity for record in records]):
                 await self._try(records, handle)
         finally:
             self._parties.leave()
@@ -469,7 +469,7 @@ class HandlerGuard:
                 return
             cause = error.__cause__ or error if isinstance(error, Torn) else error
             reason = f"{type(cause).__name__}: {cause}"
-            counts = [self.crashes.failed(record.coordinates, reason) for record in records]
+            counts = [self.crashes.failed(record.identity, reason) for record in records]
             self.runtime.metrics.crashes.labels(first.topic).inc()
             if counts[0] < LIMIT or len(records) > 1 or isinstance(error, Torn):
                 raise Crash(
@@ -478,15 +478,15 @@ class HandlerGuard:
             await self._refuse(first, error, counts[0])
         else:
             for record in records:
-                self.crashes.forget(record.coordinates)
+                self.crashes.forget(record.identity)
 
     def _out_of_memory(self, record: ConsumerRecord) -> Crash:
         """Count a death against all that is in flight, since each takes memory; return what ends the worker."""
         if not self._stopping:  # else counted: only the first error ends a worker
             self.stop()
-            self.crashes.died(self.in_flight.coordinates)
+            self.crashes.died(self.in_flight.noted)
         return Crash(
             f"{record.coordinates}: no memory left in the {self.runtime.service}, with "
-            f"{len(self.in_flight.coordinates)} records in flight; give its process more, or lower "
+            f"{len(self.in_flight.noted)} records in flight; give its process more, or lower "
             "UNISCALE_CONCURRENCY"
         )

@@ -294,14 +294,14 @@ class InFlightList:
         self._held: list[str] = []
 
     @property
-    def coordinates(self) -> list[str]:
+    def noted(self) -> list[str]:
         """What is in flight."""
         return list(self._held)
 
     @contextlib.contextmanager
-    def holding(self, coordinates: Iterable[str]) -> Iterator[None]:
+    def holding(self, identities: Iterable[str]) -> Iterator[None]:
         """Keep records noted while they are handled."""
-        names = list(coordinates)
+        names = list(identities)
         self._held += names
         try:
             yield
@@ -631,7 +631,7 @@ class MemoryRuntime(Runtime):
         """Do nothing more; what is in flight stays noted for the successor."""
         if not self.dead:
             self.dead = True
-            self.left_in_flight = self.in_flight.coordinates
+            self.left_in_flight = self.in_flight.noted
 
     async def reading(self) -> None:
         """Let the time pass that a table of one writer takes to be read from its log."""

@@ -116,7 +116,7 @@ class Cluster:
         """Stop a worker in order: no record is begun, what is handled is committed, its partitions move on."""
         worker.guard.stop()
         until = asyncio.get_running_loop().time() + _GRACE_S
-        while worker.in_flight.coordinates and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+        while worker.in_flight.noted and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for subscription in worker.subscriptions:
             for partition in list(subscription.offsets):

@@ -24,6 +24,15 @@ def test_the_usual_shapes_become_queries(tmp_path: Path) -> None:
     assert fourth.reference is None
 
 
+def test_any_file_name_gives_ids_and_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    for name, query_id in (("fragen für anna", "fragen-f-r-anna-2"), ("x" * 250, "x" * 150 + "-2")):
+        file = tmp_path / f"{name}.json"
+        file.write_text('\n{"text": "2+2?"}\n', encoding="utf-8-sig")
+        assert [query.query_id for query in read_questions(file)] == [query_id]
+    file.write_text('{"text": "2+2?"}\n', encoding="utf-8-sig")
+    assert [query.question for query in read_questions(file)] == ["2+2?"]
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [("{", "line 1: not JSON"), ("[1]", "line 1: a list"), ('{"answer": "4"}', "no question"),

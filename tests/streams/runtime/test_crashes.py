@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
-from streams.runtime.handler_guard import Crashes, InFlightFile, Parties
+from streams.runtime.base import ConsumerRecord, Crash
+from streams.runtime.handler_guard import Crashes, HandlerGuard, InFlightFile, Parties
 
 SLOTS = 100
 
@@ -232,3 +234,28 @@ def test_who_witnessed_deaths_beside_others_is_not_given_up_for_one_failure_of_i
     assert crashes.failed("t/0/1") == 1
     crashes.died(["t/0/1"])
     assert Crashes(tmp_path / "crashes.json").guilty("t/0/1") == 4
+
+
+def test_what_is_counted_in_one_log_is_not_charged_to_the_same_offset_of_another(tmp_path: Path) -> None:
+    def begun() -> tuple[HandlerGuard, InFlightFile]:
+        in_flight = InFlightFile(tmp_path / "in-hand", SLOTS)
+        guard = HandlerGuard(MagicMock(service="executor"), Crashes(tmp_path / "counts.json"), in_flight)
+        return guard, in_flight
+
+    async def fails(records: Sequence[ConsumerRecord]) -> None:
+        raise ZeroDivisionError
+
+    older, newer = (
+        ConsumerRecord("t" * 249, 2**31 - 1, 2**63 - 1, at_ms, None, None) for at_ms in (10**12, 10**12 + 1)
+    )
+    for number in (1, 2):
+        with pytest.raises(Crash, match=f"failure {number} of 3"):
+            asyncio.run(begun()[0].call([older], fails))
+    kept = []
+    for _ in range(3):
+        kept.append(begun()[1].holding([older.identity]))
+        kept[-1].__enter__()  # and it dies
+    guard, _ = begun()
+    assert (guard.crashes.guilty(older.identity), guard.crashes.guilty(newer.identity)) == (3, 0)
+    with pytest.raises(Crash, match="failure 1 of 3"):
+        asyncio.run(guard.call([newer], fails))
