@@ -550,9 +550,9 @@ def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
         return value
     try:
         return msgspec.json.decode(value, type=field.type)
-    except msgspec.DecodeError:
+    except msgspec.DecodeError as error:  # the value itself may hold a secret
         raise SettingsError(
-            f"""must be a JSON object, e.g. {{"name": 1}}, is {value!r}""", field.encode_name
+            f"""must be a JSON object, e.g. {{"name": 1}}: {error}""", field.encode_name
         ) from None
 
 

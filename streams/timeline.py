@@ -20,6 +20,7 @@ class Timeline:
     """Everything on record about one query. Lists are in offset order; the first of each identity counts.
 
     Attributes:
+        query: The Query that was decided, and before that the first that is on record.
         at_ms: Append times in ms since the epoch, by stage: query, context, decision, step/1, verification/1, …,
             answer, feedback, reward/<kind>.
     """
@@ -45,6 +46,10 @@ class Timeline:
                 self.contexts.append(record)
                 stage = "context"
             case Decision():
+                if not self.decisions:  # of two Queries with this id, the one that was not refused
+                    self.query = record.query
+                    if record.appended_ms:
+                        self.at_ms["query"] = record.appended_ms
                 self.decisions.append(record)
                 stage = "decision"
             case SearchStep():

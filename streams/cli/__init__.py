@@ -3,6 +3,7 @@
 A command's module is imported only when the command runs: importing all of them takes seconds.
 """
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -128,6 +129,10 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
 
     Exit codes: 0 success, 1 refused or failed (the last line says why), 2 usage error, 130 interrupted.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # a terminal that is not UTF-8 lacks letters that models write
     ctx.obj = Settings.from_env(os.environ, **flags)
 
 

@@ -22,11 +22,12 @@ from streams.local.deployment import (
 )
 from streams.runtime import kafka_admin
 from streams.services import SERVICES
-from streams.settings import Settings
+from streams.settings import MAX_PORT, Settings
 from streams.topics import Topic, Topics
 
 # `up`, `worker`, `broker`: start processes.
 
+PORT = click.IntRange(0, MAX_PORT)
 _BROKER = click.Choice(["auto", "kafka", "embedded"])
 _data = click.option(
     "--data",
@@ -43,7 +44,10 @@ _data = click.option(
 )
 @click.option("--instance", default="0", help="Stable name of this worker within its service.")
 @click.option(
-    "--metrics-port", default=0, help="Port for Prometheus metrics and health probes; 0 serves none."
+    "--metrics-port",
+    type=PORT,
+    default=0,
+    help="Port for Prometheus metrics and health probes; 0 serves none.",
 )
 @click.pass_obj
 def worker(settings: Settings, service: str, group: str, instance: str, metrics_port: int) -> None:
@@ -72,7 +76,7 @@ def worker(settings: Settings, service: str, group: str, instance: str, metrics_
     default="none",
     help="Also start a broker: Apache Kafka from KAFKA_HOME, or the embedded one.",
 )
-@click.option("--port", default=9092, help="Port of the broker, if one is started.")
+@click.option("--port", type=PORT, default=9092, help="Port of the broker, if one is started.")
 @_data
 @click.option(
     "--log",
@@ -83,6 +87,7 @@ def worker(settings: Settings, service: str, group: str, instance: str, metrics_
 )
 @click.option(
     "--metrics-port",
+    type=PORT,
     default=0,
     help="First port for metrics and health probes, one per process; 0 serves none.",
 )
@@ -141,7 +146,7 @@ def up(
 
 @click.command("broker")
 @click.option("--kind", type=_BROKER, default="auto", help="Broker to start.")
-@click.option("--port", default=9092, help="The port it listens on.")
+@click.option("--port", type=PORT, default=9092, help="The port it listens on.")
 @_data
 @click.pass_obj
 def broker_command(settings: Settings, kind: str, port: int, data: Path) -> None:

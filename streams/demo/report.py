@@ -92,7 +92,8 @@ def summarise(
         "tokens": sum(a.generated_tokens for a in answers),
         "drafts": sum(len(a.trace) for a in answers),
         "wall_s": round(wall_s, 2),
-        "bytes_per_query": round(timelines.bytes / max(1, len(ids))),
+        # Baselines are queries too, and their records are in the log.
+        "bytes_per_query": round(timelines.bytes / max(1, len(timelines.by_id))),
         "latency_ms": latencies(queries),
     }
 

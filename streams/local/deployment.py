@@ -21,7 +21,7 @@ from streams.local.broker import LocalBroker, free_port
 from streams.local.environment import SERVICE, environment
 from streams.runtime import kafka_admin
 from streams.services import SERVICES
-from streams.settings import Settings
+from streams.settings import MAX_PORT, Settings, SettingsError
 from streams.topics import Topics
 
 # Signals for the commands that start processes: each unwinds the stack, so that everything is stopped.
@@ -145,7 +145,11 @@ def with_previews(settings: Settings) -> Settings:
 def service_commands(
     groups: Iterable[str], *, metrics_port: int = 0, optional: Iterable[str] = ()
 ) -> dict[str, Sequence[str]]:
-    """Return the command of every service, one process each, one executor per group, and of these optional services."""
+    """Return the command of every service, one process each, one executor per group, and of these optional services.
+
+    Raises:
+        SettingsError: there are not as many ports from `metrics_port` on.
+    """
     groups, asked = tuple(groups), set(optional)
     # Against the stream: what a service writes finds its reader started.
     services = [
@@ -154,6 +158,12 @@ def service_commands(
         if not spec.optional or spec.name in asked
         for group in (groups if spec.grouped else ("",))
     ]
+    if metrics_port and metrics_port + len(services) - 1 > MAX_PORT:
+        raise SettingsError(
+            f"is the first port of {len(services)} processes, the last of which would have none: give "
+            f"{MAX_PORT - len(services) + 1} at most, is {metrics_port}",
+            "metrics_port",
+        )
     commands: dict[str, Sequence[str]] = {}
     for at, (service, group) in enumerate(services):
         argv = [*python(), "worker", service]

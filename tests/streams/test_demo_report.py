@@ -14,7 +14,7 @@ from schemas.decision import PolicyState, Reason
 from schemas.query import Query
 from schemas.record import encode
 from streams.cli.demo import show_demo
-from streams.client.events import Timelines
+from streams.client.events import QueryEvent, Timelines
 from streams.demo.paired import NOT_COMPARED, baseline_for, compared, pooled, sentence
 from streams.demo.report import render, summarise
 from streams.settings import Settings
@@ -100,6 +100,13 @@ def test_thirds_follow_the_order_of_decisions_and_repeats_are_counted_once() -> 
     assert found["distinct_actions"] == 2
     assert found["latency_ms"]["query_to_decision"] == {"p50": 7.0, "p95": 7.0}
     assert found["latency_ms"]["query_to_answer"] == {"p50": 100.0, "p95": 100.0}
+
+
+def test_bytes_are_those_of_a_query_with_or_without_a_baseline() -> None:
+    timelines, sent = Timelines(), [Query(query_id=f"q{n}", text="x") for n in range(3)]
+    for query in [*sent, *(baseline_for(query, CONTROL) for query in sent)]:
+        timelines.take(QueryEvent(kind="query", query_id=query.query_id, record=query, at_ms=1, bytes=500))
+    assert summary_of(timelines, 3)["bytes_per_query"] == 500
 
 
 def test_an_empty_run_is_no_error() -> None:

@@ -23,9 +23,10 @@ from schemas.query import Origin, Query
 from streams.cli import control, learner, main, operating, queries
 from streams.cli.queries import show
 from streams.client.client import SendSchedule
+from streams.local.deployment import service_commands
 from streams.runtime import kafka_clients
 from streams.runtime.kafka_fencing import StillRunning
-from streams.settings import Settings
+from streams.settings import MAX_PORT, Settings, SettingsError
 from streams.topics import Topics
 
 COMMANDS = [
@@ -68,6 +69,35 @@ def test_a_refusal_is_one_line_and_exit_code_1(
     result = CliRunner().invoke(main, arguments, env=environ)
     assert result.exit_code == 1
     assert words in result.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["up", "--port", "99999"], "99999 is not in the range"),
+        (["broker", "--port", "-1"], "-1 is not in the range"),
+        (["worker", "embedder", "--metrics-port", "99999"], "99999 is not in the range"),
+        (["up", "--metrics-port", "65536"], "65536 is not in the range"),
+    ],
+)
+def test_a_port_that_does_not_exist_is_wrong_usage(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, words in result.output) == (2, True)
+
+
+def test_the_first_port_for_metrics_leaves_one_to_each_process() -> None:
+    *_, last = service_commands(["a"], metrics_port=MAX_PORT - 4).values()
+    assert last[-1] == str(MAX_PORT)
+    with pytest.raises(
+        SettingsError, match=f"METRICS_PORT: .* give {MAX_PORT - 4} at most, is {MAX_PORT - 3}"
+    ):
+        service_commands(["a"], metrics_port=MAX_PORT - 3)
+
+
+def test_a_letter_that_the_terminal_lacks_is_a_question_mark() -> None:
+    result = CliRunner(charset="latin-1").invoke(main, ["settings"], env={"UNISCALE_STATE_DIR": "3 → ü"})
+    assert result.exit_code == 0
+    assert "UNISCALE_STATE_DIR=3 ? ü" in result.output
 
 
 def test_settings_hide_secrets() -> None:

@@ -1,6 +1,7 @@
 """`explain` shows the proof of every early exit in words."""
 
 import io
+from itertools import permutations
 
 from msgspec.structs import replace
 from rich.console import Console
@@ -8,7 +9,10 @@ from rich.console import Console
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Draft, Limits
+from schemas.query import Query
 from streams.cli.queries import _search
+from streams.timeline import Timeline
+from tests.support.records import decision_for
 
 # Two steps: the second tree finishes at step 1 with 0.9; H_max becomes ceil(1.2 · 1) = 2, and the first tree's
 # 0.5 could reach (0.5 + 1) / 2 = 0.75 at best.
@@ -44,6 +48,18 @@ def test_a_prune_is_proved_with_v_max_and_h_max() -> None:
         "V_max = 0.900"
     ) in text
     assert "so [bold]4[/bold]" in text
+
+
+def test_of_two_queries_with_one_id_the_one_that_was_decided_counts() -> None:
+    taken, decided = (Query(query_id="q", text=text) for text in ("refused", "decided"))
+    decision = decision_for(decided, action=Action(model="m", qp=2, cp=1, bs=1), appended_ms=1_000)
+    records = [(taken, 3_600_000), (decided, 1_000), (decision, 1_007)]
+    for order in permutations(records):
+        timeline = Timeline("q")
+        for record, at_ms in order:
+            timeline.add(record, at_ms)
+        assert timeline.query == decided
+        assert timeline.at_ms == {"query": 1_000, "decision": 1_007}
 
 
 def test_a_trace_that_is_not_a_search_is_said_and_does_not_end_the_command() -> None:
