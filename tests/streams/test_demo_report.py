@@ -48,7 +48,12 @@ def add(
     topics, query_id, at_ms = Topics(Settings()), query.query_id, 1000 * n
     did = Action.parse(query.pin_action or action)
     decision = decision_for(
-        query, action=did, seq=2 * n, policy=PolicyState(name="p", version=n), reason=reason
+        query,
+        action=did,
+        seq=2 * n,
+        policy=PolicyState(name="p", version=n),
+        reason=reason,
+        appended_ms=at_ms,
     )
     terms = {"correct": right, "price": paid(cost) if cost else None, "reward": reward, "learn": query.learn}
     closing = reward_for(decision, "final" if right is not None else "default", **terms)
