@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from functools import cache
 from importlib import metadata
@@ -31,6 +32,8 @@ def extract_boxed(text: str) -> str | None:
     >>> extract_boxed(r"so \boxed{\frac{1}{2}} and \boxed{3")
     '\\frac{1}{2}'
     """
+    if "\\boxed" not in text:
+        return None
     opened: list[int | None] = []  # where the content of each open box starts; None for a plain brace
     last: tuple[int, int] | None = None
     for match in _BRACES.finditer(text):
@@ -361,16 +364,133 @@ def _kill(process: "subprocess.Popen[str] | None") -> None:
                 stream.close()
 
 
+# What can be compared without mathematics: numbers, numbers with a unit, and words.
+#
+# math-verify reads every text as mathematics: `hello` is a product of letters there, equal to `olleh`, and `K-G-V` a
+# difference, equal to `K-V-G`; `1 1/2` and `1e-5` are no numbers. So it gets only what is left.
+
+_ALIKE = str.maketrans(
+    dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-")
+    | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
+    | {"½": " 1/2", "¼": " 1/4", "¾": " 3/4"}
+)
+"""Characters by what they stand for."""
+
+_SPACES = re.compile(r"\\[,!;: ]|\s+|\\left(?![a-z])|\\right(?![a-z])")
+_BETWEEN_WORDS = re.compile(r"(?<=[^\W_]) (?=[^\W_])")
+_TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s*\{([^{}]*)\}")
+
+_AMOUNT = (
+    r"(?P<sign>[+-]?) ?(?:\\?\$)? ?"
+    r"(?:(?P<grouped>[0-9]{1,3}(?P<by>,|\{,\}|\\[,!;: ]| )[0-9]{3}(?:(?P=by)[0-9]{3})*(?:\.[0-9]*)?)"
+    r"|(?P<decimal>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)"
+    r"|(?:(?P<whole>[0-9]+)(?: (?=[0-9])| ?(?=\\)))?"
+    r"(?:(?P<above>[0-9]+)/(?P<below>[0-9]+)|\\[dt]?frac\{(?P<top>[0-9]+)\}\{(?P<bottom>[0-9]+)\}))"
+)
+_QUANTITY = re.compile(rf"{_AMOUNT}(?: (?P<unit>[^\W\d_]{{3,}}(?: [^\W\d_]+)*))?")
+# Words with one of three letters, a path such as K-G-V, or a date. What is shorter may be a product of variables.
+_WORDS = re.compile(
+    r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ ,'’&-]+[^\W\d_]+)*|(?i:no)|[A-Z](?:-[A-Z])+|[0-9]{4}-[0-9]{2}-[0-9]{2}"
+)
+_FUNCTION = re.compile(r"\b(?:pi|tau|sqrt|sin|cos|tan|log|ln|exp|inf|infinity|mod)\b", re.IGNORECASE)
+# What changes the number before it.
+_NO_UNIT = re.compile(
+    r"\b(?:and|or|per ?cent|half|halves|squared|cubed|factorial|(?:dozen|hundred|thousand|million|billion|trillion"
+    r"|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?)\b",
+    re.IGNORECASE,
+)
+_MAX_DIGITS = 1_000  # Python refuses to read more than 4,300
+
+
+def as_number(text: str) -> Fraction | None:
+    r"""Return the number that a text is, exactly, else None.
+
+    Signs, leading zeros, thousands, $, a full stop, decimals, powers of ten, fractions and mixed numbers are read.
+
+    >>> [
+    ...     str(as_number(text))
+    ...     for text in ("033", "-1,234", r"\$18", "70000.", "1e-5", "2 1/3", r"\frac{1}{2}")
+    ... ]
+    ['33', '-1234', '18', '70000', '1/100000', '7/3', '1/2']
+    >>> [as_number(text) for text in ("12,34", "3 4", "1/0", "3 cm")]
+    [None, None, None, None]
+    """
+    found = _quantity(text)
+    return None if found is None or found[1] else found[0]
+
+
+def _quantity(text: str) -> tuple[Fraction, str] | None:
+    """Return the number that a text is, and the words of its unit, if it has one."""
+    found = _QUANTITY.fullmatch(_unwrapped(text)) if len(text) <= _MAX_DIGITS else None
+    if found is None:
+        return None
+    unit = found["unit"] or ""
+    if _FUNCTION.search(unit) or _NO_UNIT.search(unit):
+        return None
+    if found["grouped"]:
+        value = Fraction(found["grouped"].replace(found["by"], ""))
+    elif found["decimal"]:
+        value = Fraction(found["decimal"])
+    else:
+        above, below = int(found["above"] or found["top"]), int(found["below"] or found["bottom"])
+        if not below:
+            return None
+        value = int(found["whole"] or 0) + Fraction(above, below)
+    return (-value if found["sign"] == "-" else value), unit.casefold()
+
+
+def _agree(a: Fraction, b: Fraction) -> bool:
+    """Return whether two numbers are equal, to six decimal places and to six significant digits."""
+    return a == b or (round(a, 6) == round(b, 6) and _six(a) == _six(b))
+
+
+def _six(number: Fraction) -> str:
+    return format(Decimal(number.numerator) / Decimal(number.denominator), ".5e")
+
+
+def _without_mathematics(gold: str, answer: str) -> tuple[bool, Literal["number", "text"]] | None:
+    """Return whether an answer is right and how that is known, None where it takes mathematics.
+
+    A unit of three letters or more must begin like the other's, if that has one; case does not matter in words.
+    """
+    wanted, given = _quantity(gold), _quantity(answer)
+    if wanted is not None and given is not None:
+        same_unit = wanted[1].startswith(given[1]) or given[1].startswith(wanted[1])
+        return same_unit and _agree(wanted[0], given[0]), "number"
+    if wanted is given is None and _plain(answer) == _plain(gold):
+        return True, "text"
+    words = _unwrapped(gold)
+    if _WORDS.fullmatch(words) and not _FUNCTION.search(words):
+        return _unwrapped(answer).casefold() == words.casefold(), "text"
+    return None
+
+
+def _plain(text: str) -> str:
+    """Return a text without the space that means nothing."""
+    spaced = _SPACES.sub(" ", text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
+    return _BETWEEN_WORDS.sub("\0", _alike(spaced)).replace(" ", "").strip("$").removesuffix(".")
+
+
+def _unwrapped(text: str) -> str:
+    r"""Return a text without commands such as `\text{…}`."""
+    return _alike(_TEXT_COMMAND.sub(r" \1 ", text))
+
+
+def _alike(text: str) -> str:
+    """Return a text with one character for those that look alike, without a full stop and double space."""
+    return " ".join(text.translate(_ALIKE).split()).removesuffix("$").removesuffix(".").rstrip()
+
+
 # Is an answer right? The last `\boxed{…}` of its text against the query's reference.
 #
 # Three kinds of reference: a number, a mathematical answer as text (plain, LaTeX, GSM8K's "… #### N", or a
-# solution that boxes it), and `{"tests": [[input, output], …]}` for a program. Integers and identical texts
-# are decided here; other mathematics and programs go to `GradingPool`. The grader alone shifts accuracy, so its
-# name and version go with every result.
+# solution that boxes it), and `{"tests": [[input, output], …]}` for a program. Numbers and words are decided
+# here; other mathematics and programs go to `GradingPool`. The grader alone shifts accuracy, so its name and
+# version go with every result.
 
 GRADER = "boxed"
 # Raise when a change could grade an answer differently.
-GRADER_REVISION = 1
+GRADER_REVISION = 2
 MAX_ANSWER = 4_000  # characters inside the box; longer is no answer
 
 Judge = Callable[[str, str], Verdict]
@@ -379,11 +499,7 @@ Judge = Callable[[str, str], Verdict]
 Runner = Callable[[str, Tests], Verdict]
 """Runs a program on its tests."""
 
-How = Literal["integer", "text", "math-verify", "program", "no-box", "too-long"]
-
-_INTEGER = re.compile(r"[+-]?[0-9]+(?:\.0*)?")
-_GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.0*)?")
-_SPACING = re.compile(r"\\[!,;: ]|\s+|\\left(?![a-z])|\\right(?![a-z])")
+How = Literal["number", "text", "math-verify", "program", "no-box", "too-long"]
 
 
 class BadReference(UniscaleError, ValueError):
@@ -441,7 +557,7 @@ def grade(text: str, reference: object, *, judge: Judge, run: Runner = run_here)
     >>> from agents.answers import Verdict
     >>> no_need = lambda gold, answer: Verdict(False, "math-verify")
     >>> grade(r"12 + 5 = 17, so \boxed{017}", 17, judge=no_need).how
-    'integer'
+    'number'
     """
     reference = read_reference(reference)
     check_reference(reference)
@@ -455,11 +571,8 @@ def grade(text: str, reference: object, *, judge: Judge, run: Runner = run_here)
         ran = run(answer, reference["tests"])
         return Grade(correct=ran.correct, answer=answer, how=ran.how, version=version)
     gold = gold_of(reference)
-    given, wanted = as_integer(answer), as_integer(gold)
-    if given is not None and wanted is not None:
-        return Grade(correct=given == wanted, answer=answer, how="integer", version=version)
-    if _plain(answer) == _plain(gold):
-        return Grade(correct=True, answer=answer, how="text", version=version)
+    if (known := _without_mathematics(gold, answer)) is not None:
+        return Grade(correct=known[0], answer=answer, how=known[1], version=version)
     verdict = judge(gold, answer)
     return Grade(correct=verdict.correct, answer=answer, how=verdict.how, version=version)
 
@@ -490,27 +603,13 @@ def gold_of(reference: object) -> str:
     >>> gold_of("He makes <<9*2=18>>18 dollars.\n#### 1,018"), gold_of(0.5), gold_of("$x+1$")
     ('1,018', '0.5', 'x+1')
     """
-    text = reference if isinstance(reference, str) else repr(reference)
+    # math-verify reads no powers of ten such as 1e-05.
+    text = reference if isinstance(reference, str) else format(Decimal(repr(reference)), "f")
     if "####" in text:
         text = text.rpartition("####")[2]
     elif (boxed := extract_boxed(text)) is not None:
         text = boxed
     return text.strip().strip("$").strip()
-
-
-def as_integer(text: str) -> int | None:
-    r"""Return a plain whole number (signs, leading zeros, thousands, $ and a full stop allowed), else None.
-
-    Fractions and decimals are the judge's: how many digits must agree is its rule, not ours.
-
-    >>> [as_integer(text) for text in ("033", "-1,234", r"\$18", "70000.", "1/2", "12,34")]
-    [33, -1234, 18, 70000, None, None]
-    """
-    plain = _plain(text).removeprefix("\\$")
-    if _GROUPED.fullmatch(plain):
-        plain = plain.replace(",", "")
-    # Python refuses to read more than 4,300 digits; such a number is left to the judge.
-    return int(Fraction(plain.rstrip("."))) if _INTEGER.fullmatch(plain) and len(plain) <= 1_000 else None
 
 
 def check_reference(reference: object) -> None:
@@ -526,8 +625,10 @@ def check_reference(reference: object) -> None:
         raise BadReference(
             f'reference is a {kind}: give a number, a text, or {{"tests": [[input, output], …]}}'
         )
-    elif not gold_of(reference):
+    elif not (gold := gold_of(reference)):
         raise BadReference("reference is an empty text: give the answer, or leave reference out")
+    elif len(gold) > MAX_ANSWER:
+        raise BadReference(f"reference is an answer of {len(gold)} characters: give at most {MAX_ANSWER}")
     elif reference != reference or reference in (float("inf"), float("-inf")):
         raise BadReference(f"reference is {reference}: give a finite number")
 
@@ -548,8 +649,3 @@ def _is_value(value: Value | object) -> bool:
     if isinstance(value, list | tuple):
         return all(isinstance(item, int) and not isinstance(item, bool) for item in value)
     return isinstance(value, str)
-
-
-def _plain(text: str) -> str:
-    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    return _SPACING.sub("", text).strip("$").removesuffix(".")

@@ -34,7 +34,7 @@ import numpy as np
 import orjson
 from scipy import stats
 
-from agents.answers import as_integer
+from agents.answers import as_number
 from agents.decider.decider import Decider
 from agents.embedding import Encoder, Vectors
 from agents.minilm import MiniLM
@@ -106,16 +106,17 @@ def corpus() -> Corpus:
     what sixteen and 64 found once: a search draws among them by its seed.
     """
     table = load_recording(RECORDING)
-    whole = {each.question_id: as_integer(str(each.reference)) for each in questions_in(RECORDING)}
+    numbers = ((each.question_id, as_number(str(each.reference))) for each in questions_in(RECORDING))
+    whole = {name: int(number) for name, number in numbers if number is not None and number.denominator == 1}
     live = [
         at
         for at, each in enumerate(table.questions)
-        if not is_history(each.question_id) and whole[each.question_id] is not None
+        if not is_history(each.question_id) and each.question_id in whole
     ]
     table = table.of_questions(live)
     right = table.correct[0]
     questions = [
-        Answered(each.text, int(whole[each.question_id] or 0), not right[at].any())
+        Answered(each.text, whole[each.question_id], not right[at].any())
         for at, each in enumerate(table.questions)
     ]
     paths = [

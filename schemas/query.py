@@ -28,6 +28,9 @@ MAX_REFERENCE = 256 * 1024
 MAX_TESTS = 256
 """Tests in a reference: each is run against the answer."""
 
+MAX_EXACT = 2.0**53
+"""Whole numbers below are exact as floating-point numbers, which JSON readers make of numbers above 64 bits."""
+
 MAX_MESSAGES = 1000
 """Turns of a conversation."""
 
@@ -229,6 +232,9 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
     def _check_reference(self, reference: Reference) -> None:
         check_json("Query", "reference", reference, MAX_REFERENCE)
+        if isinstance(reference, float) and abs(reference) >= MAX_EXACT:
+            why = f"is {reference:g}: a number of that size has lost digits by now; give it as a text"
+            raise InvalidField("Query", "reference", why)
         tests = reference.get("tests") if isinstance(reference, dict) else None
         if isinstance(tests, list | tuple) and len(tests) > MAX_TESTS:
             why = f"holds {len(tests)} tests; give at most {MAX_TESTS}"
