@@ -24,7 +24,8 @@ from schemas.query import Origin, Query, QueryContext
 # └── EncoderError
 #     ├── EncoderFilesError     a model or tokenizer file that is missing or not the pinned one
 #     ├── EncoderRefused        the server will not take this text (4xx, or 500 each time) but takes others: final
-#     ├── EncoderUnavailable    it embeds no text at present: the same request may pass later
+#     ├── EncoderUnavailable    it embeds no text at present, or limits the rate: the same request may pass later
+#     │   └── TextUnanswered    no usable answer to this text, while it embeds another: final after a few times
 #     └── BadEmbedding          for this text, an answer that is no embedding: count, dimension, NaN, zero length
 
 
@@ -42,6 +43,10 @@ class EncoderRefused(EncoderError):
 
 class EncoderUnavailable(EncoderError):
     """The server gave no usable answer within the attempts allowed."""
+
+
+class TextUnanswered(EncoderUnavailable):
+    """The server gave no usable answer to this text, and embedded another: a load balancer or the text is at fault."""
 
 
 class BadEmbedding(EncoderError):
@@ -141,16 +146,23 @@ MOST_WAIT_S = 5.0
 QUOTED_CHARACTERS = 200  # of a server's complaint
 
 
-class _Trouble(Exception):
-    """An attempt failed in a way that another may not."""
-
-
-class _ServerError(_Trouble):
-    """The server answered with an error of its own (500)."""
-
-
 class _Failing(EncoderRefused):
     """The server answered each attempt with an error of its own (500): it is down, or fails at this text."""
+
+
+class _RateLimited(EncoderUnavailable):
+    """The server takes no more requests for now (429), which no text is to blame for."""
+
+
+class _Trouble(Exception):
+    """An attempt failed in a way that another may not; the last one's `kind` is what the request ends with."""
+
+    def __init__(self, why: str, kind: type[EncoderError] = EncoderUnavailable) -> None:
+        super().__init__(why)
+        self.kind = kind
+
+
+_KINDS: dict[int, type[EncoderError]] = {429: _RateLimited, 500: _Failing}
 
 
 class EmbeddedText(msgspec.Struct):
@@ -223,6 +235,7 @@ class HttpEncoder:
 
         Raises:
             EncoderRefused: the server will not take the texts, but others.
+            TextUnanswered: no usable answer to the texts within the attempts, but to another.
             EncoderUnavailable: no usable answer within the attempts, to any text.
             BadEmbedding: the answer holds no embedding for each text; to others it does.
         """
@@ -235,6 +248,11 @@ class HttpEncoder:
         except (EncoderRefused, BadEmbedding) as error:
             self._blame(error)
             raise
+        except _RateLimited:
+            raise
+        except EncoderUnavailable as error:
+            self._blame(error)
+            raise TextUnanswered(f"{error}; it embeds another text") from error
 
     def _rows(self, texts: list[str], attempts: int | None = None) -> Vectors:
         rows = [
@@ -247,12 +265,13 @@ class HttpEncoder:
         """Return if the server embeds another text: then the one that it did not embed is at fault.
 
         An expired key, an unknown model, a page in place of an answer, another dimension are the same for every text.
+        One attempt: a server that fails now and then is to be seen failing.
 
         Raises:
             EncoderUnavailable: it embeds no text.
         """
         try:
-            self._read(self._request([EMPTY_TEXT], self._attempts), 1)
+            self._read(self._request([EMPTY_TEXT], attempts=1), 1)
         except EncoderError:
             raise EncoderUnavailable(f"{error}; it embeds no other text either") from error
 
@@ -280,8 +299,7 @@ class HttpEncoder:
         try:
             return policy(self._attempt, body)
         except _Trouble as trouble:
-            kind = _Failing if isinstance(trouble, _ServerError) else EncoderUnavailable
-            raise kind(
+            raise trouble.kind(
                 f"{self._path}: {attempts} attempts failed, the last with {trouble}; "
                 "check that the server is up and takes texts as long as this one"
             ) from trouble
@@ -296,8 +314,7 @@ class HttpEncoder:
         said = response.content[: 4 * QUOTED_CHARACTERS].decode("utf-8", "replace")[:QUOTED_CHARACTERS]
         trouble = f"HTTP {response.status_code}: {said}"
         if response.status_code in RETRIED_STATUS:
-            own = response.status_code == httpx.codes.INTERNAL_SERVER_ERROR
-            raise _ServerError(trouble) if own else _Trouble(trouble)
+            raise _Trouble(trouble, _KINDS.get(response.status_code, EncoderUnavailable))
         raise EncoderRefused(
             f"{self._path}: {trouble}; check the model's name, the key and the text's length"
         )

@@ -8,7 +8,16 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from agents.embedding import ArrivedQuery, Encoder, EncoderUnavailable, Vectors, embed, readable, unit_rows
+from agents.embedding import (
+    ArrivedQuery,
+    Encoder,
+    EncoderUnavailable,
+    TextUnanswered,
+    Vectors,
+    embed,
+    readable,
+    unit_rows,
+)
 from schemas.dead_letter import DeadLetter
 from schemas.errors import InvalidField, UniscaleError
 from schemas.query import Origin, Query, QueryContext
@@ -184,7 +193,10 @@ class Admission:
     def leave(self, query_id: str) -> None:
         """Release the slot of a query. An unknown query is not an error: it belongs to another process."""
         if (place := self._open.pop(query_id, None)) is not None:
-            self._held[self._kind(place)] -= 1
+            kind = self._kind(place)
+            self._held[kind] -= 1
+            if not self._held[kind]:
+                del self._held[kind]  # there is no end of tenants
             self._admit()
 
     def refused(self, query_id: str, origin: Origin) -> None:
@@ -266,7 +278,7 @@ class Admission:
         wanting = [tenant for kind, tenant in self._waiting if kind is served]
         if not wanting:
             return None
-        held = {tenant: n for (kind, tenant), n in self._held.items() if kind is served and n}
+        held = {tenant: n for (kind, tenant), n in self._held.items() if kind is served}
         tenant = min(wanting, key=lambda each: held.get(each, 0))
         share = max(1, self.most // len({*wanting, *held}))
         room = self.most if held.get(tenant, 0) >= share else 2 * self.most
@@ -277,6 +289,14 @@ class Admission:
 
 # A query whose Answer is never seen frees its slot this long after the query's deadline.
 _MARGIN_S = 60.0
+# A text that gets no answer while the encoder embeds another is refused after so many rounds, so far apart in seconds:
+# a load balancer may fail for a while at some requests and not at others.
+_ROUNDS = 3
+_BETWEEN_S = 10.0
+
+
+class NotEmbeddedInTime(UniscaleError):
+    """The encoder gave a query no vector until its deadline had passed. Send it again once the encoder is back."""
 
 
 class EmbedderService(Keyed[None]):
@@ -329,7 +349,7 @@ class EmbedderService(Keyed[None]):
         )
         runtime.metrics.admission_wait.observe(runtime.monotonic() - began_s)
         runtime.metrics.in_flight.set(len(self.admission))
-        value = encode(await self._embed(ArrivedQuery(query, at.origin, at.timestamp_ms)))
+        value = encode(await self._embed(ArrivedQuery(query, at.origin, at.timestamp_ms), timeout_s))
         return Effects(send=[Outgoing(runtime.topics.context, SHARD, value)])
 
     def answers_for(self, query_id: str, origin: Origin) -> bool:
@@ -349,15 +369,27 @@ class EmbedderService(Keyed[None]):
             await self.runtime.sleep(1.0)
             self.admission.look()
 
-    async def _embed(self, arrival: ArrivedQuery) -> QueryContext:
-        async with self._encoding:
-            try:
-                contexts = await self.runtime.in_thread(lambda: embed([arrival], encoder=self.encoder))
-            except EncoderUnavailable as error:
-                # The server is down, which no query is to blame for: the backlog waits until it is back.
-                self.runtime.metrics.engine_faults.labels("embedder").inc()
-                raise Unavailable(f"the encoder: {error}") from error
-        return contexts[0]
+    async def _embed(self, arrival: ArrivedQuery, timeout_s: float) -> QueryContext:
+        rounds = 0
+        while True:
+            async with self._encoding:
+                try:
+                    contexts = await self.runtime.in_thread(lambda: embed([arrival], encoder=self.encoder))
+                    return contexts[0]
+                except EncoderUnavailable as error:
+                    self.runtime.metrics.engine_faults.labels("embedder").inc()
+                    if self.runtime.now_ms() > arrival.appended_ms + timeout_s * 1000:
+                        # Nobody waits for it any more, and it may be what ends the server each time.
+                        raise NotEmbeddedInTime(
+                            f"timeout_s: {timeout_s:g} s are over, and {error}"
+                        ) from error
+                    if not isinstance(error, TextUnanswered):
+                        # The server is down, which no query is to blame for: the backlog waits until it is back.
+                        raise Unavailable(f"the encoder: {error}") from error
+                    rounds += 1
+                    if rounds == _ROUNDS:
+                        raise
+            await self.runtime.sleep(_BETWEEN_S)
 
     def _on_answer(self, record: ConsumerRecord) -> None:
         if record.key:

@@ -559,6 +559,7 @@ the broker took the Reward of an aggregator whose successor had sent another."""
 _EXPECTED: Final = {
     "Injected": "raise",
     "KilledProcess": "die raise",
+    "NotEmbeddedInTime": "encoder",
     "DuplicateQuery": "",
     "OrphanFeedback": "",
     "SearchError": "wrong",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agents.embedding import EncoderError, EncoderRefused, EncoderUnavailable, Vectors
+from agents.embedding import EncoderError, EncoderRefused, EncoderUnavailable, TextUnanswered, Vectors
 from streams.services.embedder import HashedEncoder
 
 
@@ -31,4 +31,20 @@ class Refusing(HashedEncoder):
     def encode(self, texts: Sequence[str]) -> Vectors:
         if any(f"Model: {model}" in text for text in texts for model in self.models):
             raise self.error
+        return super().encode(texts)
+
+
+class Mute(HashedEncoder):
+    """An encoder whose server gives some texts no answer, for the first calls with them."""
+
+    def __init__(self, **calls: int) -> None:
+        super().__init__(8)
+        self.left = calls
+        self.error: EncoderError = TextUnanswered("http://encoder: HTTP 503; it embeds another text")
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        for text in texts:
+            if self.left.get(text):
+                self.left[text] -= 1
+                raise self.error
         return super().encode(texts)

@@ -1,11 +1,13 @@
 """The HTTP encoder against a real server, small and ill-behaved on demand."""
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from agents.embedding import (
     EncoderRefused,
     EncoderUnavailable,
     HttpEncoder,
+    TextUnanswered,
     encoder_id,
 )
 from tests.support.http_servers import JsonHandler, Server
@@ -136,7 +139,7 @@ def test_a_lasting_fault_ends_after_the_attempts_allowed(encoder: HttpEncoder, s
         match=r"3 attempts failed, the last with HTTP 500: .*out of memory.*it embeds no other text",
     ):
         encoder.encode(["a"])
-    assert len(server.bodies) == 6
+    assert len(server.bodies) == 4
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -152,6 +155,57 @@ def test_a_text_at_which_the_server_fails_each_time_is_refused(
     else:
         assert encoder.encode(["a"]).shape == (1, DIMENSION), "it was away, and came back"
     assert [body["input"] for body in server.bodies[3:]] == [[EMPTY_TEXT], ["a"]]
+
+
+def at_text(text: str, reply: Reply) -> Reply:
+    """Reply so to one text, and well to others."""
+    return lambda texts: reply(texts) if text in texts else good(texts)
+
+
+@pytest.mark.parametrize("status", [408, 502, 503, 504])
+def test_a_text_that_gets_no_answer_while_another_is_embedded_is_told_from_a_server_that_is_away(
+    encoder: HttpEncoder, server: Embeddings, status: int
+) -> None:
+    server.replies = [at_text("a", lambda _: (status, {"error": "no"}))] * 4
+    with pytest.raises(TextUnanswered, match=f"3 attempts failed, .*HTTP {status}.*; it embeds another text"):
+        encoder.encode(["a"])
+    assert [body["input"] for body in server.bodies] == [["a"]] * 3 + [[EMPTY_TEXT]]
+
+
+def test_a_text_at_which_the_server_closes_the_connection_is_told_from_a_server_that_is_away() -> None:
+    def reply(request: httpx.Request) -> httpx.Response:
+        texts = json.loads(request.content)["input"]
+        if "a" in texts:
+            raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
+        status, answer = good(texts)
+        return httpx.Response(status, json=answer)
+
+    transport = httpx.MockTransport(reply)
+    with HttpEncoder(
+        url="http://x", model="small", dimension=DIMENSION, sleep=lambda _: None, transport=transport
+    ) as client:
+        with pytest.raises(TextUnanswered, match="Server disconnected"):
+            client.encode(["a"])
+        assert client.encode(["b"]).shape == (1, DIMENSION)
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_no_text_is_to_blame_while_the_server_fails_at_another_one_too(
+    encoder: HttpEncoder, server: Embeddings, status: int
+) -> None:
+    """The other one is tried once: behind a load balancer, a server may fail every second time."""
+    server.replies = [lambda _: (status, {"error": "no"})] * 4
+    with pytest.raises(EncoderUnavailable, match="it embeds no other text either") as raised:
+        encoder.encode(["a"])
+    assert raised.type is EncoderUnavailable
+
+
+def test_no_text_is_to_blame_for_a_rate_limit(encoder: HttpEncoder, server: Embeddings) -> None:
+    server.replies = [at_text("a", lambda _: (429, {"error": "slow down"}))] * 3
+    with pytest.raises(EncoderUnavailable, match="HTTP 429") as raised:
+        encoder.encode(["a"])
+    assert not issubclass(raised.type, TextUnanswered)
+    assert [body["input"] for body in server.bodies] == [["a"]] * 3, "a limit is not met with more requests"
 
 
 def test_waits_grow_to_a_limit(server: Embeddings, waits: list[float]) -> None:
@@ -175,12 +229,12 @@ def test_a_slow_server_counts_as_unavailable(server: Embeddings) -> None:
         release.wait(10)
         return good(texts)
 
-    server.replies = [slow, slow]
+    server.replies = [slow] * 3
     slowly = client_of(server, attempts=2, timeout_s=0.1, backoff_s=0, sleep=time.sleep)
     with slowly as client, pytest.raises(EncoderUnavailable, match="ReadTimeout"):
         client.encode(["a"])
     release.set()
-    assert len(server.bodies) == 2
+    assert len(server.bodies) == 3
 
 
 def test_a_server_that_drips_is_given_up(server: Embeddings) -> None:

@@ -53,6 +53,16 @@ async def test_queries_are_admitted_in_the_order_in_which_they_came() -> None:
     assert seen == ["a", "b", "c", "d", "e"]
 
 
+async def test_a_tenant_without_queries_in_flight_is_forgotten() -> None:
+    admission = Admission(2, clock=lambda: 0.0)
+    for tenant in "abc":
+        await entered(admission, tenant, f"{tenant}{tenant.upper()}")
+        assert list(admission._held) == [(True, tenant)]
+        for name in (tenant, tenant.upper()):
+            admission.leave(name)
+    assert not admission._held
+
+
 async def test_a_query_in_flight_takes_no_second_place() -> None:
     admission = Admission(1, clock=lambda: 0.0)
     await admission.enter("a", 60.0)

@@ -46,7 +46,7 @@ from tests.support.cluster import (
     served,
     worker_of,
 )
-from tests.support.encoders import DownFor, Refusing
+from tests.support.encoders import DownFor, Mute, Refusing
 from tests.support.records import decision_for
 
 
@@ -138,6 +138,41 @@ async def test_queries_wait_for_an_encoder_that_is_down_and_none_is_rejected(
         assert cluster.broker.records(cluster.topics.dead_letter) == []
         assert cluster.deaths == []
         assert asyncio.get_running_loop().time() > 10
+
+
+async def test_a_text_that_gets_no_answer_while_others_are_embedded_is_refused_after_some_rounds(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.services.embedder.encoder_of", lambda settings: Mute(poison=1000, unlucky=2))
+    async with running(in_memory(), seed=3) as cluster:
+        texts = {"q0": "poison", "q1": "unlucky"}
+        send(cluster, *(ask(0, query_id=query_id, text=text) for query_id, text in texts.items()))
+        send(cluster, *(ask(n) for n in range(2, 6)))
+        await cluster.until(lambda: len(answered(cluster)) == 4, 10)
+        assert answered(cluster) == {f"q{n}" for n in range(2, 6)}, "between the rounds, others are embedded"
+        await cluster.until(lambda: len(answered(cluster)) == 6, 60)
+        (letter,) = read(cluster, cluster.topics.dead_letter, DeadLetter)
+        assert (letter.query_id, letter.error) == ("q0", "TextUnanswered")
+        answers = {a.query_id: a for a in read(cluster, cluster.topics.answer, Answer)}
+        assert (answers["q0"].status, answers["q0"].error) == ("rejected", letter.reason)
+        assert cluster.deaths == []
+
+
+async def test_a_query_past_its_deadline_is_refused_where_the_encoder_does_not_embed_it(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text may be what the server dies of: then no other text is embedded either."""
+    encoder = DownFor(10**6)
+    monkeypatch.setattr("streams.services.embedder.encoder_of", lambda settings: encoder)
+    async with running(in_memory(), seed=3) as cluster:
+        send(cluster, ask(0, timeout_s=60.0), ask(1, timeout_s=600.0))
+        await cluster.until(lambda: answered(cluster) == {"q0"}, 120)
+        (answer,) = read(cluster, cluster.topics.answer, Answer)
+        assert answer.status == "rejected"
+        assert "timeout_s: 60 s are over, and http://encoder: no connection" in (answer.error or "")
+        encoder.left = 0
+        await cluster.until(lambda: len(answered(cluster)) == 2, 60)
+        assert {a.query_id: a.status for a in read(cluster, cluster.topics.answer, Answer)}["q1"] == "ok"
 
 
 def test_heartbeats_are_judged_without_comparing_two_clocks(in_memory: InMemory) -> None:
