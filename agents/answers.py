@@ -245,7 +245,9 @@ class GradingPool:
         self.started = 0
 
     def judge(self, gold: str, answer: str) -> Verdict:
-        """Return whether `answer` equals `gold`, both LaTeX without delimiters. Blocks at most `timeout_s`.
+        """Return whether `answer` equals `gold`, both LaTeX without delimiters.
+
+        Blocks at most `timeout_s`, and while a process starts.
 
         Raises:
             GraderFailed: it did not say.
@@ -254,7 +256,7 @@ class GradingPool:
         return self._verdict("math-verify", {"gold": gold, "answer": answer})
 
     def run(self, program: str, tests: Tests) -> Verdict:
-        """Return whether `program` passes every test. Blocks at most `timeout_s`.
+        """Return whether `program` passes every test. Blocks at most `timeout_s`, and while a process starts.
 
         Raises:
             GraderFailed: it did not say.
@@ -285,18 +287,23 @@ class GradingPool:
             if kind == "math-verify" and process.pid not in self._mathematicians:
                 self._teach(process)
             reply = self._exchange(process, json.dumps(request))
+            if reply is None:
+                hung = process.poll() is None
+                _kill(process)
+                # Another starts now: this answer waits for it, and not the next one, whose tenant would pay.
+                with contextlib.suppress(GradingPoolError):
+                    process = self._start()
+                    if kind == "math-verify":
+                        self._teach(process)
         except BaseException:
             _kill(process)
             self._idle.put(None)
             raise
+        self._idle.put(process)
         if reply is None:
-            hung = process.poll() is None
-            _kill(process)
-            self._idle.put(None)
             raise GraderFailed(
                 f"{kind}: no result in {self._timeout_s:g} s" if hung else f"{kind}: its process died"
             )
-        self._idle.put(process)
         if "error" in reply:
             raise GraderFailed(f"{kind}: {reply['error']}")
         return Verdict(correct=bool(reply["correct"]), how=kind)
@@ -321,6 +328,7 @@ class GradingPool:
 
     def _teach(self, process: "subprocess.Popen[str]") -> None:
         if self._exchange(process, json.dumps({"math": True}), _START_TIMEOUT_S) is None:
+            _kill(process)
             raise GradingPoolError(
                 f"the grading process ({_WORKER}) cannot import math-verify: "
                 "install math-verify[antlr4_13_2], or free memory"

@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents import answers
 from agents.answers import (
     BadReference,
     Grade,
@@ -262,6 +264,36 @@ def test_a_hanging_comparison_is_killed_and_followed_by_a_working_one() -> None:
         pool.judge("5", r"(10^{10^{10}})!")
     with GradingPool(timeout_s=30.0) as pool:
         assert pool.judge(r"\frac{1}{2}", "0.5").correct
+
+
+@pytest.mark.seconds
+def test_a_process_is_replaced_in_the_turn_of_the_answer_that_it_was_lost_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with GradingPool(workers=1, timeout_s=30.0) as pool:
+        exchange = pool._exchange
+
+        def dies(process: Any, line: str, timeout_s: float | None = None) -> dict[str, object] | None:
+            if "gold" in line:
+                process.kill()
+            return exchange(process, line, timeout_s)
+
+        def lose_one() -> None:
+            with monkeypatch.context() as patched:
+                patched.setattr(pool, "_exchange", dies)
+                with pytest.raises(GraderFailed, match="its process died"):
+                    pool.judge("x+1", "1+x")
+
+        lose_one()
+        assert pool.started == 2
+        with monkeypatch.context() as patched:
+            for name in ("_start", "_teach"):
+                patched.setattr(pool, name, lambda *_: pytest.fail("the next answer waits for a process"))
+            assert pool.judge("x+1", "1+x").correct
+        with monkeypatch.context() as patched:
+            patched.setattr(answers, "_START_TIMEOUT_S", 0.0)
+            lose_one()
+        assert pool.judge("x+1", "1+x").correct, "none could be started: the next answer tries again"
 
 
 @pytest.mark.seconds
