@@ -61,7 +61,7 @@ AND o.status = a.status AND o.status IN ('ok', 'unfinished') AND o.service = a.s
 
 -- name: expired_early
 -- The aggregator writes it after a record that was appended past the deadline. Only the clocks of brokers count.
-SELECT s.query_id, printf('expired %.1f s after it was asked, before its %.1f s were over',
+SELECT s.query_id, printf('expired %.1f s after it was asked, before its %.1f s were over; if the settings had less then, audit with that',
     (a.ts - s.asked_ms) / 1e3, (s.answer_due_ms - s.asked_ms) / 1e3)
 FROM State s JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
 WHERE a.early AND a.error IS NULL AND a.status = 'expired' AND a.ts + :clocks_ms < s.answer_due_ms;
@@ -205,7 +205,7 @@ AND NOT EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = u.query_id AND r.grade
 
 -- name: default_early
 -- Like the expiry, after a record past the deadline.
-SELECT query_id, printf('Reward %s/default %.1f s after the Answer, before the %.1f s for its feedback were over',
+SELECT query_id, printf('Reward %s/default %.1f s after the Answer, before the %.1f s for its feedback were over; if the settings had less then, audit with that',
     query_id, (ts - answered_ms) / 1e3, (feedback_due_ms - answered_ms) / 1e3)
 FROM Untold WHERE ts + :clocks_ms < feedback_due_ms;
 
