@@ -51,7 +51,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {"thompson": {"propensity_draws": 4
 
 
 class KnownQuestion(NamedTuple):
-    """What can be asked, and what is right; a fraction needs the grader, a whole number does not."""
+    """What can be asked, and what is right; a share of x needs the grader, a whole number does not."""
 
     text: str
     reference: str
@@ -104,10 +104,10 @@ class World:
 
 
 def _plain(answer: str) -> str:
-    r"""Return a whole number or a fraction as text, whichever way it is written.
+    r"""Return a whole number or a share of x as text, whichever way it is written.
 
-    >>> _plain(r"\frac{3}{7}"), _plain("3/7"), _plain("12")
-    ('3/7', '3/7', '12')
+    >>> _plain(r"\frac{3x}{7}"), _plain("3x/7"), _plain("12")
+    ('3x/7', '3x/7', '12')
     """
     return answer.replace(r"\frac{", "").replace("}{", "/").replace("}", "")
 
@@ -230,7 +230,7 @@ def _questions(rng: random.Random, count: int, trait: Trait) -> list[KnownQuesti
         if rng.random() < 0.3:
             found.append(
                 KnownQuestion(
-                    f"What is {a} of {b + a}, number {number}?", f"{a}/{a + b}", rf"\frac{{{a}}}{{{a + b}}}"
+                    f"What is {a} of {b + a}, number {number}?", f"{a}x/{a + b}", rf"\frac{{{a}x}}{{{a + b}}}"
                 )
             )
         else:
@@ -254,7 +254,7 @@ def _paths(rng: random.Random, questions: list[KnownQuestion], trait: Trait) -> 
                     )
                     for at in range(rng.randint(0, 2))
                 ]
-                said = question.answer if right else r"\frac{99}{100}" if "/" in question.reference else "99"
+                said = question.answer if right else r"\frac{99x}{100}" if "/" in question.reference else "99"
                 end = RecordedStep(
                     text=f"So {sample}: \\boxed{{{said}}}",
                     tokens=6,

@@ -351,9 +351,9 @@ async def test_an_answer_whose_provisional_reward_was_sent_without_a_grade_gets_
     monkeypatch.setattr(GradingPool, "judge", judge)
     record = lived["action-decision"][0]
     decision = decode(record.value, Decision)
-    query = replace(decision.query, reference="1/2", feedback_wait_s=60.0)
+    query = replace(decision.query, reference="x/2", feedback_wait_s=60.0)
     answered = lived["answer"][0]
-    answer = replace(decode(answered.value, Answer), text=r"\boxed{0.5}")
+    answer = replace(decode(answered.value, Answer), text=r"\boxed{0.5x}")
     async with alone(in_memory(), AggregatorService) as service:
         opened = await service.on(None, replace(decision, query=query), record)
         first = await service.on(kept(opened), answer, answered)

@@ -602,12 +602,12 @@ async def test_a_catalogue_that_changes_while_actions_are_embedded_is_the_one_th
 async def test_references_that_take_a_grader_all_of_its_time_hold_nobody_else_up(
     in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    took = {"hard": 5.0, "1/2": 0.02}
+    took = {"h+1": 5.0, "x/2": 0.02}
     free = asyncio.Semaphore(2)
 
     def judge(self: GradingPool, gold: str, answer: str) -> Verdict:
         golds.append(gold)
-        if gold == "hard":
+        if gold == "h+1":
             raise GraderFailed("math-verify: no result in 5 s")
         return Verdict(correct=True, how="math-verify")
 
@@ -626,7 +626,7 @@ async def test_references_that_take_a_grader_all_of_its_time_hold_nobody_else_up
             query = Query(query_id=f"{name}{number}", text="?", reference=reference, tenant=name)
             action = Action(model="small", qp=1, cp=1, bs=1)
             answer = Answer(
-                query_id=query.query_id, status="ok", by="executor", text=r"\boxed{0.5}", score=0.5
+                query_id=query.query_id, status="ok", by="executor", text=r"\boxed{0.5x}", score=0.5
             )
             key = query.query_id.encode()
             cluster.produce(cluster.topics.decision, key, encode(decision_for(query, action=action)))
@@ -634,14 +634,14 @@ async def test_references_that_take_a_grader_all_of_its_time_hold_nobody_else_up
 
     settings = in_memory(concurrency=32)
     async with running(settings, {"aggregator": SERVICES["aggregator"]}, seed=1, make=Threads) as cluster:
-        ended(cluster, "quick", range(60), "1/2")
+        ended(cluster, "quick", range(60), "x/2")
         await cluster.until(lambda: len(closing(cluster)) == 60, 10)
         assert {each.correct for each in closing(cluster).values()} == {1.0}, "who waits briefly is graded"
-        ended(cluster, "hard", range(100), "hard")
+        ended(cluster, "hard", range(100), "h+1")
         await asyncio.sleep(1.0)
-        ended(cluster, "quick", range(60, 80), "1/2")
+        ended(cluster, "quick", range(60, 80), "x/2")
         await cluster.until(lambda: len(closing(cluster).keys() & {f"quick{n}" for n in range(80)}) == 80, 7)
-        ended(cluster, "quick", range(80, 100), "1/2")
+        ended(cluster, "quick", range(80, 100), "x/2")
         await cluster.until(lambda: "quick99" in closing(cluster), 7)
         found = closing(cluster)
         assert {found[f"quick{n}"].correct for n in range(100)} == {1.0}
