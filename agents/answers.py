@@ -391,7 +391,7 @@ _TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s*\{([^{}]*)\}"
 _AMOUNT = (
     r"(?P<sign>[+-]?) ?(?:\\?\$)? ?"
     r"(?:(?P<grouped>[0-9]{1,3}(?P<by>,|\{,\}|\\[,!;: ]| )[0-9]{3}(?:(?P=by)[0-9]{3})*(?:\.[0-9]*)?)"
-    r"|(?P<decimal>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)"
+    r"|(?P<decimal>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)"
     r"|(?:(?P<whole>[0-9]+)(?: (?=[0-9])| ?(?=\\)))?"
     r"(?:(?P<above>[0-9]+)/(?P<below>[0-9]+)|\\[dt]?frac\{(?P<top>[0-9]+)\}\{(?P<bottom>[0-9]+)\}))"
 )
@@ -400,11 +400,15 @@ _QUANTITY = re.compile(rf"{_AMOUNT}(?: (?P<unit>[^\W\d_]{{3,}}(?: [^\W\d_]+)*))?
 _WORDS = re.compile(
     r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ ,'’&-]+[^\W\d_]+)*|(?i:no)|[A-Z](?:-[A-Z])+|[0-9]{4}-[0-9]{2}-[0-9]{2}"
 )
+_NO_MATHEMATICS = re.compile(r"[\w ,'’&-]+")
 _FUNCTION = re.compile(r"\b(?:pi|tau|sqrt|sin|cos|tan|log|ln|exp|inf|infinity|mod)\b", re.IGNORECASE)
-# What changes the number before it.
+# What makes another number of the one before it.
 _NO_UNIT = re.compile(
-    r"\b(?:and|or|per ?cent|half|halves|squared|cubed|factorial|(?:dozen|hundred|thousand|million|billion|trillion"
-    r"|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?)\b",
+    r"\b(?:and|or|to|plus|minus|times|over|choose|more|less|fewer|than|point|per ?cent|percent(?:age)?s?|basis"
+    r"|half|halves|squared|cubed|twice|double|factorials?|gross"
+    r"|(?:pair|score|dozen|hundred|thousand|million|billion|trillion|lakh|crore)s?"
+    r"|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?"
+    r"|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega)\b",
     re.IGNORECASE,
 )
 _MAX_DIGITS = 1_000  # Python refuses to read more than 4,300
@@ -459,17 +463,20 @@ def _six(number: Fraction) -> str:
 def _without_mathematics(gold: str, answer: str) -> tuple[bool, Literal["number", "text"]] | None:
     """Return whether an answer is right and how that is known, None where it takes mathematics.
 
-    A unit of three letters or more must begin like the other's, if that has one; case does not matter in words.
+    Units are compared where one begins like the other; case does not matter in words.
     """
     wanted, given = _quantity(gold), _quantity(answer)
     if wanted is not None and given is not None:
-        same_unit = wanted[1].startswith(given[1]) or given[1].startswith(wanted[1])
-        return same_unit and _agree(wanted[0], given[0]), "number"
+        if not _agree(wanted[0], given[0]):
+            return False, "number"
+        if wanted[1].startswith(given[1]) or given[1].startswith(wanted[1]):
+            return True, "number"
+        return None
     if wanted is given is None and _plain(answer) == _plain(gold):
         return True, "text"
-    words = _unwrapped(gold)
-    if _WORDS.fullmatch(words) and not _FUNCTION.search(words):
-        return _unwrapped(answer).casefold() == words.casefold(), "text"
+    words, said = _unwrapped(gold), _unwrapped(answer)
+    if _WORDS.fullmatch(words) and _NO_MATHEMATICS.fullmatch(said) and not _FUNCTION.search(words):
+        return said.casefold() == words.casefold(), "text"
     return None
 
 

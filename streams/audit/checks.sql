@@ -23,7 +23,9 @@ WHERE q.query_id IS NULL AND q.early AND q.off + :window <= e.off AND q.error IS
 -- name: context_passed_over
 SELECT c.query_id, 'its Context was passed over: no Decision, no Answer, no dead letter'
 FROM Context c JOIN Timeline t USING (query_id) LEFT JOIN Row l ON l.rowid = t.learner
+LEFT JOIN Decision d ON d.rowid = t.decision
 WHERE c.early AND c.error IS NULL AND c.off + :batch <= :contexts_done AND t.answer IS NULL
+AND (t.decision IS NULL OR NOT forgotten(d.part, d.off))
 AND (l.q_part IS NOT c.q_part OR l.q_off IS NOT c.q_off);
 
 -- name: decisions_differ

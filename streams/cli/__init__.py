@@ -129,10 +129,9 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
 
     Exit codes: 0 success, 1 refused or failed (the last line says why), 2 usage error, 130 interrupted.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(
-            errors="replace"
-        )  # a terminal that is not UTF-8 lacks letters that models write
+    # A terminal that is not UTF-8 lacks letters that models write. In a file or pipe none may be lost.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict" and sys.stdout.isatty():
+        sys.stdout.reconfigure(errors="replace")
     ctx.obj = Settings.from_env(os.environ, **flags)
 
 

@@ -39,8 +39,10 @@ def read_questions(path: Path) -> Iterator[Query]:
         OSError: the file cannot be read.
     """
     name = re.sub(r"[^!-~]+", "-", path.stem)[
-        :150
+        :140
     ]  # what an id may be made of, with room for a number and a run
+    if name != path.stem:  # of another file the same may be left
+        name += "-" + hashlib.sha256(path.stem.encode(errors="surrogateescape")).hexdigest()[:8]
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if number == 1:

@@ -48,6 +48,9 @@ _ADDRESSES = ("controller.quorum.voters", "listeners", "advertised.listeners")
 """Properties of Kafka with a port, which are rewritten when a port changes; the others are written once."""
 
 
+_JAVA_S = 30.0
+
+
 ROOM_MB = 64
 """Megabytes that Apache Kafka's disk must have free: each partition begins with two index files of 10 MB."""
 
@@ -90,14 +93,17 @@ def kafka_home(environ: Mapping[str, str], beside: Path | None = None) -> Path |
     return home if (home / "libs").is_dir() else None
 
 
-def java_version() -> int:
-    """Return the major version of the `java` on the PATH; 0 if there is none that works."""
+def java(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return the Java that Kafka's scripts run, in JAVA_HOME or on the PATH, and its major version; 0 if none works."""
+    command = f"{environ['JAVA_HOME']}/bin/java" if environ.get("JAVA_HOME") else "java"
     try:
-        ran = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
-    except OSError:
-        return 0
+        ran = subprocess.run(
+            [command, "-version"], capture_output=True, text=True, check=False, timeout=_JAVA_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return command, 0
     found = re.search(r'version "(?:1\.)?(\d+)', ran.stderr)  # of Java 8: version "1.8.0_452"
-    return int(found.group(1)) if found else 0
+    return command, int(found.group(1)) if found else 0
 
 
 def free_port() -> int:
@@ -155,7 +161,7 @@ class LocalBroker:
                 "(https://kafka.apache.org/downloads), "
                 "or use the embedded broker"
             )
-        if home is not None and kind == "auto" and java_version() < JAVA:
+        if home is not None and kind == "auto" and java(os.environ)[1] < JAVA:
             home = None
         return cls("kafka" if home else "embedded", port=port, directory=directory, home=home)
 
@@ -336,8 +342,9 @@ class LocalBroker:
     def _command(self) -> list[str]:
         if self.kind == "embedded":
             return self._embedded()
-        if (java := java_version()) < JAVA:
-            found = f"the `java` on the PATH is Java {java}" if java else "no `java` on the PATH works"
+        command, version = java(os.environ)
+        if version < JAVA:
+            found = f"`{command}` is Java {version}" if version else f"`{command}` does not run"
             raise BrokerError(
                 f"Apache Kafka needs Java {JAVA} or later, and {found}: install it "
                 f"(apt install openjdk-{JAVA}-jre-headless), or use the embedded broker (--broker embedded)"
@@ -385,13 +392,17 @@ class LocalBroker:
         lock = self.directory / "log" / ".lock"
         if not lock.exists():
             return
-        with lock.open("r+b") as file:
-            try:
+        try:
+            with lock.open("r+b") as file:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise BrokerError(
-                    f"another broker runs on the log in {self.directory}: stop it, or name another folder with --data"
-                ) from None
+        except BlockingIOError:
+            raise BrokerError(
+                f"another broker runs on the log in {self.directory}: stop it, or name another folder with --data"
+            ) from None
+        except OSError as error:
+            raise BrokerError(
+                f"{lock} cannot be locked ({error.strerror}): name another folder with --data"
+            ) from error
 
     def _controller_port(self) -> int:
         while (port := free_port()) == self.port:
@@ -429,6 +440,10 @@ class LocalBroker:
         broker = _port(properties, "advertised.listeners")
         if controller is None or broker is None:
             return properties  # its owner has rewritten them
+        if (self.directory / "log" / "meta.properties").exists():
+            # A folder that was moved or copied: its log came with it.
+            own = f"log.dirs={_property(str(self.directory / 'log'))}"
+            properties = re.sub(r"^log\.dirs\s*=[^,\n]*$", lambda _: own, properties, flags=re.MULTILINE)
         moved = {broker: str(self.port)}
         if int(controller) == self.port or listening(int(controller)):
             moved[controller] = str(self._controller_port())

@@ -211,6 +211,10 @@ class Admission:
             turn.set_result(None)
         self.leave(query_id)
 
+    def has_ended(self, query_id: str) -> bool:
+        """Return whether a query is known to have its Answer."""
+        return query_id in self._ended
+
     def look(self) -> None:
         """Take note of the time and of the executors that live. Call it every second, if no query comes."""
         living = self._serving() if self._serving is not None else None
@@ -356,9 +360,9 @@ class EmbedderService(Keyed[None]):
         """Return whether a query whose record was refused is to have an Answer.
 
         Its own place does not matter: it ends with the Answer. But where an earlier record of that id has a place, its
-        Answer is coming, and a broken second one must not answer it.
+        Answer is coming, and a broken second one must not answer it. One that has ended has its Answer.
         """
-        return self.admission.origin(query_id) in (None, origin)
+        return self.admission.origin(query_id) in (None, origin) and not self.admission.has_ended(query_id)
 
     def _coming(self) -> frozenset[str]:
         health = self.runtime.control.health()

@@ -42,7 +42,8 @@ def test_kafka_is_looked_for_beside_the_checkout(root: Path) -> None:
 
 def test_missing_java_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BrokerError, match="Java 17"):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(BrokerError, match="Java 17 or later, and `java` does not run"):
         LocalBroker("kafka", directory=tmp_path / "data", home=tmp_path).start()
 
 
@@ -51,8 +52,10 @@ def test_auto_leaves_apache_kafka_where_java_is_too_old(
 ) -> None:
     (tmp_path / "libs").mkdir()
     (tmp_path / "libs" / "kafka_2.13.jar").touch()
-    java = tmp_path / "java"
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{java.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
     home = {"KAFKA_HOME": str(tmp_path)}
     for version, kind in (
         ("1.8.0_452", "embedded"),
@@ -64,10 +67,17 @@ def test_auto_leaves_apache_kafka_where_java_is_too_old(
         java.chmod(0o755)
         assert LocalBroker.choose("auto", home, directory=tmp_path / "data").kind == kind
         if kind == "embedded":
-            with pytest.raises(
-                BrokerError, match=r"Java 17 or later, and the `java` on the PATH is Java (8|11):"
-            ):
+            with pytest.raises(BrokerError, match=r"Java 17 or later, and `java` is Java (8|11):"):
                 LocalBroker.choose("kafka", home, directory=tmp_path / "data").start()
+    # Kafka's scripts run what JAVA_HOME names, whatever the PATH has.
+    java.write_text("#!/bin/sh\nexit 1\n")
+    assert LocalBroker.choose("auto", home, directory=tmp_path / "data").kind == "embedded"
+    other = tmp_path / "jdk"
+    (other / "bin").mkdir(parents=True)
+    (other / "bin" / "java").write_text("#!/bin/sh\necho 'openjdk version \"21.0.1\" 2025-01-01' >&2\n")
+    (other / "bin" / "java").chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(other))
+    assert LocalBroker.choose("auto", home, directory=tmp_path / "data").kind == "kafka"
 
 
 @pytest.fixture
@@ -107,6 +117,17 @@ def test_another_port_changes_nothing_else_of_the_properties(kept: Path) -> None
         "listeners=PLAINTEXT://127.0.0.1:9093", "advertised.listeners=PLAINTEXT://127.0.0.1:9093",
         "advertised.listeners=SASL_SSL://127.0.0.1:9093",
     ]  # fmt: skip
+
+
+def test_a_folder_that_was_moved_keeps_its_log(kept: Path) -> None:
+    LocalBroker("kafka", directory=kept, home=kept)._format()
+    moved = kept.rename(kept.with_name(f"{kept.name} moved"))
+    assert (
+        f"\nlog.dirs={moved}/log\n" in LocalBroker("kafka", directory=moved, home=moved)._format().read_text()
+    )
+    elsewhere = moved / "server.properties"
+    elsewhere.write_text(elsewhere.read_text().replace(f"={moved}/log", "=/one,/two"))
+    assert "\nlog.dirs=/one,/two\n" in LocalBroker("kafka", directory=moved, home=moved)._format().read_text()
 
 
 def test_a_controller_port_that_is_taken_is_replaced(kept: Path) -> None:

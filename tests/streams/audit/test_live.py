@@ -221,6 +221,21 @@ def test_what_was_decided_before_the_learner_was_reset_has_no_row(log: Any) -> N
     assert log.audit().ids == ["h199"]
 
 
+def test_what_is_in_flight_while_the_learner_is_reset_was_not_passed_over(log: Any) -> None:
+    before = log.records[log.topics.decision, 0][:100]
+    ids = {decode(raw.value, Decision).query.query_id.encode() for raw in before}
+    for key in {raw.key for raw in log.records[log.topics.snapshot, 0]}:
+        log.append(log.topics.snapshot, key, None)
+    for key in ids & {raw.key for raw in log.records[log.learner, 0]}:
+        log.append(log.learner, key, None)
+    log.append(log.topics.snapshot, RESET_KEY, b'{"0":%d}' % (before[-1].offset + 1))
+    answers, rewards = log.records[log.topics.answer, 0], log.records[log.topics.reward, 0]
+    answers[:] = [raw for raw in answers if decode(raw.value, Answer).query_id != "h3"]
+    rewards[:] = [raw for raw in rewards if decode(raw.value, Reward).query_id != "h3"]
+    assert "h3" in {each.query_id for each in log.audit().pending}
+    assert "h3" not in log.audit().ids
+
+
 def test_a_model_that_has_left_the_catalogue_file_is_said_and_raises_no_alarm(
     log: Any, tmp_path: Path
 ) -> None:

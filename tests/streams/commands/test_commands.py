@@ -1,5 +1,10 @@
 """The command line: help an operator can work from, refusals with exit code 1."""
 
+import contextlib
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,9 +100,24 @@ def test_the_first_port_for_metrics_leaves_one_to_each_process() -> None:
 
 
 def test_a_letter_that_the_terminal_lacks_is_a_question_mark() -> None:
+    ours, terminal = pty.openpty()
+    environ = os.environ | {"PYTHONIOENCODING": "latin-1", "UNISCALE_STATE_DIR": "3 → ü"}
+    shown = b""
+    with subprocess.Popen(
+        [sys.executable, "-m", "streams", "settings"], stdout=terminal, env=environ
+    ) as process:
+        os.close(terminal)
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while read := os.read(ours, 4096):
+                shown += read
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"UNISCALE_STATE_DIR=3 ? \xfc" in shown
+
+
+def test_a_file_loses_no_letter() -> None:
     result = CliRunner(charset="latin-1").invoke(main, ["settings"], env={"UNISCALE_STATE_DIR": "3 → ü"})
-    assert result.exit_code == 0
-    assert "UNISCALE_STATE_DIR=3 ? ü" in result.output
+    assert isinstance(result.exception, UnicodeEncodeError)
 
 
 def test_settings_hide_secrets() -> None:
