@@ -30,14 +30,14 @@ class Snapshots:
     Attributes:
         versions: What is wrong with each, None where nothing is; oldest first. A version is the sequence number up to
             which it holds everything.
-        forgotten: Where the Decisions of each partition ended when `learner reset` deleted the log.
+        reset_at: Where the Decisions of each partition ended when `learner reset` deleted the log.
     """
 
     def __init__(self, chunks: Iterable[tuple[bytes, bytes]]) -> None:
         records = dict(chunks)
         whole = sorted(_version(key) for key in records if _is_manifest(key))
         self.versions = {version: _fault(records, version) for version in whole[-_KEPT:]}
-        self.forgotten = _offsets(records.get(_RESET, b""))
+        self.reset_at = _offsets(records.get(_RESET, b""))
         self._ended = np.empty(0, "<u8")
         # A row may leave the log once both of the newest snapshots call its query ended; a repaired log starts from
         # a single snapshot, which then is enough.
@@ -162,7 +162,10 @@ class Checks:
         self._db.create_function("close", 2, _close, deterministic=True)
         self._db.create_function("said", 1, _said, deterministic=True)
         self._db.create_function(
-            "forgotten", 2, lambda part, offset: offset < snapshots.forgotten.get(part, 0), deterministic=True
+            "before_reset",
+            2,
+            lambda part, offset: offset < snapshots.reset_at.get(part, 0),
+            deterministic=True,
         )
         self._db.create_function("ended", 1, snapshots.ended, deterministic=True)
         for kind, table in TABLES.items():

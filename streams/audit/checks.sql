@@ -25,7 +25,7 @@ SELECT c.query_id, 'its Context was passed over: no Decision, no Answer, no dead
 FROM Context c JOIN Timeline t USING (query_id) LEFT JOIN Row l ON l.rowid = t.learner
 LEFT JOIN Decision d ON d.rowid = t.decision
 WHERE c.early AND c.error IS NULL AND c.off + :batch <= :contexts_done AND t.answer IS NULL
-AND (t.decision IS NULL OR NOT forgotten(d.part, d.off))
+AND (t.decision IS NULL OR NOT before_reset(d.part, d.off))
 AND (l.q_part IS NOT c.q_part OR l.q_off IS NOT c.q_off);
 
 -- name: decisions_differ
@@ -193,9 +193,9 @@ WHERE r.early AND r.error IS NULL AND a.error IS NULL AND a.status = r.status AN
 AND a.text AND NOT a.fault AND a.status <> 'cancelled' AND NOT r.bounded AND NOT r.graded AND NOT r.missing;
 
 -- name: feedback_uncounted
--- Of the Feedback that comes before the Answer the first is kept, and given up once it has waited for as long as the
--- feedback itself is waited for. Any that comes meanwhile is a duplicate. One in another partition than the Answer is
--- sent on, and its time is then that of its copy.
+-- Feedback before the Answer counts if the Answer comes within the query's feedback wait, and the Decision within the
+-- deployment's; the shorter one is enough for both. One in another partition than the Answer is sent on, and its time
+-- is then that of its copy.
 SELECT query_id, 'Reward ' || query_id || '/default, though its Feedback came in time'
 FROM Untold u
 WHERE EXISTS (

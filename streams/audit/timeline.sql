@@ -257,4 +257,4 @@ AND (
     EXISTS (SELECT 1 FROM Held h WHERE h.part = d.q_part AND d.q_off >= h.begin AND d.q_off < h."end")
     OR EXISTS (SELECT 1 FROM Context c WHERE c.query_id = t.query_id AND c.error IS NULL)
 )
-AND NOT ended(t.query_id) AND NOT forgotten(d.part, d.off);
+AND NOT ended(t.query_id) AND NOT before_reset(d.part, d.off);

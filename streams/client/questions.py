@@ -38,9 +38,8 @@ def read_questions(path: Path) -> Iterator[Query]:
         QuestionError: a line is not an object, or has no question.
         OSError: the file cannot be read.
     """
-    name = re.sub(r"[^!-~]+", "-", path.stem)[
-        :140
-    ]  # what an id may be made of, with room for a number and a run
+    # What an id may be made of, with room for a number and a run.
+    name = re.sub(r"[^!-~]+", "-", path.stem)[:140]
     if name != path.stem:  # of another file the same may be left
         name += "-" + hashlib.sha256(path.stem.encode(errors="surrogateescape")).hexdigest()[:8]
     with path.open("rb") as lines:
