@@ -239,6 +239,12 @@ def _in_words(goal: Goal) -> str:
 
 PREFIX = "uk-"
 
+_NOBODY_TEACHES = (
+    "none of the keys has the scope `teach`: the policy learns from everybody's questions without a reference, so one "
+    "tenant's hard questions cost the others right answers, and references teach it nothing. Give the scope to a key "
+    "that you trust (`keys add NAME --tenant TENANT --scope ask --scope feedback --scope read --scope teach`)"
+)
+
 
 class UnknownKey(UniscaleError):
     """There is no API key of that name. `keys list` shows which there are."""
@@ -319,6 +325,7 @@ def add(
         click.echo(key)
     else:
         click.echo(f"key {name!r} of tenant {tenant!r} added; it is in {path}: save it, and delete the file")
+    _warn_if_nobody_teaches(_known(settings))
 
 
 @keys.command("revoke")
@@ -330,6 +337,7 @@ def revoke(settings: Settings, name: str) -> None:
         raise UnknownKey(f"key {name!r} does not exist; `keys list` shows the names")
     _send(settings, KeyEntry(name=name, op="revoke"))
     click.echo(f"key {name!r} revoked")
+    _warn_if_nobody_teaches(_known(settings))
 
 
 @keys.command("list")
@@ -349,6 +357,12 @@ def list_keys(settings: Settings) -> None:
         }
         said = ", ".join(f"{most:g} {what}" for what, most in limits.items() if most is not None)
         click.echo(f"{entry.name}\t{entry.tenant}\t{','.join(entry.scopes)}\t{said or 'no limits'}")
+    _warn_if_nobody_teaches(known)
+
+
+def _warn_if_nobody_teaches(known: dict[str, KeyEntry]) -> None:
+    if known and not any("teach" in entry.scopes for entry in known.values()):
+        click.echo(_NOBODY_TEACHES, err=True)
 
 
 def _known(settings: Settings) -> dict[str, KeyEntry]:

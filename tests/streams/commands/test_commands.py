@@ -263,6 +263,25 @@ def test_a_key_whose_queries_every_process_would_refuse_is_not_added(
     assert topic.sent == []
 
 
+def test_commands_on_keys_say_where_none_of_them_teaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    ControlTopic(monkeypatch)
+
+    def warned(*words: str) -> bool:
+        done = CliRunner().invoke(control.keys, list(words), obj=Settings())
+        assert done.exit_code == 0, done.output
+        return "none of the keys has the scope `teach`" in done.stderr
+
+    assert not warned("list")  # while no key exists, everything teaches
+    assert warned("add", "shop", "--tenant", "shop")
+    assert not warned("add", "judge", "--tenant", "shop", "--scope", "ask", "--scope", "teach")
+    assert not warned("add", "other", "--tenant", "other")
+    assert not warned("list")
+    assert warned("revoke", "judge")
+    assert warned("list")
+    assert warned("revoke", "other")
+    assert not warned("revoke", "shop")
+
+
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_decider_that_ran_while_the_question_stood_is_noticed(
     monkeypatch: pytest.MonkeyPatch, runs: bool
