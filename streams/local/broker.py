@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -136,7 +137,9 @@ class LocalBroker:
         self.kind = kind
         self.port = port or free_port()
         self._own_directory = directory is None
-        self.directory = (directory or Path(tempfile.mkdtemp(prefix="uniscale-broker-"))).resolve()
+        # A name alone, for `start` to make: a broker that is never started leaves nothing behind.
+        unused = Path(tempfile.gettempdir(), f"uniscale-broker-{secrets.token_hex(8)}")
+        self.directory = (directory or unused).resolve()
         self.home = home
         self.process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
@@ -207,7 +210,7 @@ class LocalBroker:
                 f"port {self.port} is taken, perhaps by a broker that was left running: `lsof -i :{self.port}` names "
                 "the process that listens there; stop it, or choose another port with --port"
             )
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(0o700 if self._own_directory else 0o777, parents=True, exist_ok=True)
         if self.no_room:
             raise BrokerError(self.no_room)
         log = self._output

@@ -238,7 +238,7 @@ def test_the_embedded_broker_is_the_locks_and_is_told_no_secret(
     (copy,) = tmp_path.rglob("tansu-*")
     copy.write_bytes(copy.read_bytes() + b"x")
     with pytest.raises(BrokerError, match="is not the embedded broker of the lock"):
-        LocalBroker.choose("embedded", os.environ).start()
+        LocalBroker.choose("embedded", os.environ, directory=tmp_path / "data").start()
 
 
 @on_embedded
