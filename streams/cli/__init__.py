@@ -50,6 +50,11 @@ class RefusingGroup(click.Group):
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
             sys.exit(130)
+        except EOFError as error:  # of which click would say "Aborted!", and no more
+            raise RuntimeError(
+                "a file ends too early. If an import led here, the module's bytecode is cut off, as by a full disk: "
+                "delete the folder __pycache__ beside it"
+            ) from error
         except (KeyError, IndexError, BrokenPipeError):
             raise  # our own bug, or a reader such as `head` that has seen enough
         except Exception as error:

@@ -182,6 +182,9 @@ def service_commands(
 
 READY = "uniscale: ready"
 
+_LAST_LINES_S = (
+    2.0  # for the output of a service that has ended: a process that left its group may hold the pipe
+)
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0
@@ -205,6 +208,7 @@ class Service:
         self.started_at = 0.0
         self.pause_s = _FIRST_PAUSE_S
         self.last_lines: list[str] = []
+        self.reader: threading.Thread | None = None
         # When it is to be started again, in monotonic seconds; None while it runs.
         self.due_at: float | None = None
         # Set while the service is meant to be down: it is not restarted.
@@ -351,6 +355,9 @@ class Supervisor:
                 _signal(process, signal.SIGKILL)  # whatever its group left behind, too
             for _, process in running:
                 process.wait()
+            for service in self.services.values():
+                if service.reader is not None:
+                    service.reader.join(_LAST_LINES_S)
             if self._log:
                 self._log.close()
                 self._log = None
@@ -377,7 +384,9 @@ class Supervisor:
             )
             service.process, service.due_at = process, None
             try:
-                threading.Thread(target=self._read, args=(service, process), daemon=True).start()
+                reader = threading.Thread(target=self._read, args=(service, process), daemon=True)
+                reader.start()
+                service.reader = reader
             except RuntimeError:
                 _signal(process, signal.SIGKILL)
                 process.wait()

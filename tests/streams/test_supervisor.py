@@ -157,6 +157,18 @@ def test_the_log_is_rotated_by_size(tmp_path: Path) -> None:
     assert all(file.stat().st_size <= 50_000 for file in files)
 
 
+def test_what_a_service_says_last_is_in_the_log(tmp_path: Path) -> None:
+    last = (
+        "import signal, sys\n"
+        "def stop(*_):\n    print('last\\n' * 5000, end='', flush=True)\n    sys.exit()\n"
+        f"signal.signal(signal.SIGTERM, stop)\nprint({READY!r}, flush=True)\nsignal.pause()"
+    )
+    log = tmp_path / "services.log"
+    with Supervisor({"a": command(last)}, environ=os.environ, log_path=log) as supervisor:
+        supervisor.wait_ready(30)
+    assert sum(line.endswith("| last") for line in log.read_text().splitlines()) == 5000
+
+
 def test_a_command_that_cannot_run_leaves_nothing_behind(tmp_path: Path) -> None:
     services = {"a": command(READY_THEN_SLEEP), "b": [str(tmp_path / "missing")]}
     supervisor = Supervisor(services, environ=os.environ, log_path=tmp_path / "l")

@@ -106,8 +106,10 @@ def test_the_cache_spares_the_encoder_and_knows_one_from_another(encoder: MiniLM
     assert second.texts == 1
 
 
+# It writes no bytecode: what the limit cuts off would stay beside the module and break every later import of it.
 FULL = """
-import resource
+import resource, sys
+sys.dont_write_bytecode = True
 from pathlib import Path
 from agents.embedding import embed_actions
 from streams.services.embedder import HashedEncoder

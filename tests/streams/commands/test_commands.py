@@ -1,6 +1,7 @@
 """The command line: help an operator can work from, refusals with exit code 1."""
 
 import contextlib
+import marshal
 import os
 import pty
 import subprocess
@@ -261,6 +262,16 @@ def test_a_key_whose_queries_every_process_would_refuse_is_not_added(
     assert isinstance(done.exception, InvalidField)
     assert "tenant: has" in str(done.exception)
     assert topic.sent == []
+
+
+def test_bytecode_that_a_full_disk_cut_off_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(settings: Settings) -> None:
+        marshal.loads(marshal.dumps("whole")[:-1])
+
+    monkeypatch.setattr(control, "_entries", cut_off)
+    done = CliRunner().invoke(main, ["keys", "list"])
+    assert "Aborted" not in done.output
+    assert "delete the folder __pycache__" in str(done.exception)
 
 
 def test_commands_on_keys_say_where_none_of_them_teaches(monkeypatch: pytest.MonkeyPatch) -> None:
