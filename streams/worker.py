@@ -21,6 +21,7 @@ from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.base import Crash
 from streams.runtime.effects import connect
+from streams.runtime.handler_guard import InFlightFile
 from streams.runtime.kafka import KafkaRuntime, KafkaWorker, crash, on_crash, run_without_handlers
 from streams.runtime.kafka_consumer import InstanceName
 from streams.runtime.kafka_watchdog import notice_growth, watch_liveness, watch_partitions
@@ -64,10 +65,7 @@ def run_service(
     app.replaced = lambda: name.replaced(crash)
 
     def end(reason: str, error: BaseException | None) -> NoReturn:
-        log.critical("crash: %s", reason, exc_info=error)
-        # The failure is counted already, or no record's fault: what is in flight is not to blame for this death.
-        runtime.in_flight.clear()
-        _exit(CRASH_EXIT)
+        exit_crashed(reason, error, runtime.in_flight)
 
     on_crash[:] = [end]
     try:
@@ -121,6 +119,20 @@ async def _prepare(runtime: KafkaRuntime, name: InstanceName) -> None:
     for note in kafka_admin.require(runtime.settings, runtime.topics.declared(groups)):
         log.info("topics: %s", note)
     await connect(runtime, SERVICES[runtime.service])
+
+
+def exit_crashed(reason: str, error: BaseException | None, in_flight: InFlightFile) -> NoReturn:
+    """End this process and say why.
+
+    Without memory, saying so fails, too; a process that went on would hold its partitions and handle nothing.
+    """
+    try:
+        # The failure is counted already, or no record's fault: what is in flight is not to blame for this death.
+        in_flight.clear()
+        log.critical("crash: %s", reason, exc_info=error)
+        _exit(CRASH_EXIT)
+    finally:
+        os._exit(CRASH_EXIT)
 
 
 def _exit(code: int) -> NoReturn:

@@ -191,6 +191,7 @@ class InFlightFile:
 
     def __init__(self, path: Path, slots: int) -> None:
         self._size = _SLOT * slots
+        self._empty = bytes(self._size)  # made while there is memory
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a+b") as file:
@@ -239,7 +240,7 @@ class InFlightFile:
 
     def clear(self) -> None:
         """Empty the file: the process is exiting deliberately, so the records in flight are not to blame."""
-        self._slots[:] = bytes(self._size)
+        self._slots[:] = self._empty
 
 
 # Parties: handlers of one party run side by side, and never beside those of another.
