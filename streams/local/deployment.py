@@ -182,9 +182,8 @@ def service_commands(
 
 READY = "uniscale: ready"
 
-_LAST_LINES_S = (
-    2.0  # for the output of a service that has ended: a process that left its group may hold the pipe
-)
+# How long to read what a service wrote before it ended: a process that left its group may hold the pipe for ever.
+_LAST_LINES_S = 2.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0
