@@ -50,8 +50,8 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
-        self._wait(None)
         super().connection_lost(exc)
+        self._wait(None)
 
     def data_received(self, data: bytes) -> None:
         """Note when a head is whole."""
@@ -66,13 +66,13 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         """Wait for the client to read."""
-        super().pause_writing()
         self._wait(WRITE_S)
+        super().pause_writing()
 
     def resume_writing(self) -> None:
         """The client reads."""
-        self._wait(None if self.idle_since is None else HEAD_S)
         super().resume_writing()
+        self._wait(None if self.idle_since is None else HEAD_S)
 
     def _await_head(self) -> None:
         self.idle_since = self.loop.time()
@@ -84,7 +84,10 @@ class Connection(H11Protocol):
             self._wait(None)
 
     def _wait(self, seconds: float | None) -> None:
-        """Give the connection so many seconds from now; None for any number."""
+        """Give the connection so many seconds from now; None for any number. Who reads nothing gets no new ones."""
+        # The end of an answer may be what did not fit, and further requests may lie behind it.
+        if self.flow.write_paused:
+            return
         if self._timer is not None:
             self._timer.cancel()
         # Not `close`, which would wait until the client has read the rest.
