@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import random
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextvars import Context
 from functools import partial
@@ -446,7 +446,7 @@ def judged(life: _Life) -> Iterator[str]:
     for at in range(LAST):
         if (last := answers.get(f"last{at}")) is not None and last[1].status != "ok":
             yield f"answered {last[1].status} though nothing is wrong: last{at}: {last[1].error}"
-    yield from _graded(life, {query_id: answer for query_id, (_, answer) in answers.items()})
+    yield from _graded(life)
     yield from _in_time(life, answers)
     yield from _admitted(life)
     yield from _refused(life)
@@ -476,19 +476,33 @@ def _replayed(life: _Life) -> Iterator[str]:
             return
 
 
-def _graded(life: _Life, answers: dict[str, Answer]) -> Iterator[str]:
+def _graded(life: _Life) -> Iterator[str]:
     """Yield grades that are not the truth, though no grader lied: where it did not say, nobody knows."""
     if life.faults.lied("grader"):
         return
+    given_up = {
+        (letter.origin.partition, letter.origin.offset)
+        for record in life.broker.records(life.topics.dead_letter)
+        if (letter := decode(record.value, DeadLetter)).origin.topic == life.topics.answer
+    }
+    # A grade is of the first Answer that was not given up, or of one before it: whoever gave it up may have graded it.
+    answers: defaultdict[str, list[Answer]] = defaultdict(list)
+    closed = set()
+    for record in sorted(life.broker.records(life.topics.answer), key=lambda record: record.offset):
+        answer = decode(record.value, Answer)
+        if answer.query_id not in closed:
+            answers[answer.query_id].append(answer)
+            if (record.partition, record.offset) not in given_up:
+                closed.add(answer.query_id)
     for record in life.broker.records(life.topics.reward):
         reward = decode(record.value, Reward)
         if not reward.grader or reward.query_id not in life.world.queries:
             continue
-        query, answer = life.world.queries[reward.query_id][1], answers.get(reward.query_id)
-        if answer is None or answer.status != reward.status:
-            continue  # its Answer was given up after three errors: the Reward is of its expiry, and teaches nothing
-        if reward.correct != float(bool(life.world.right(query, answer.extracted))):
-            said = f"{reward.correct} for {answer.extracted!r}, right is {query.reference!r}"
+        query = life.world.queries[reward.query_id][1]
+        of = [answer.extracted for answer in answers[reward.query_id] if answer.status == reward.status]
+        # None: its Answer was given up after three errors, and the Reward is of its expiry, and teaches nothing.
+        if of and all(reward.correct != float(bool(life.world.right(query, text))) for text in of):
+            said = f"{reward.correct} for {' or '.join(map(repr, of))}, right is {query.reference!r}"
             yield f"graded wrong: {reward.query_id}: {said}"
 
 

@@ -34,7 +34,7 @@ def test_seeds_pass_and_every_kind_of_fault_strikes() -> None:
     "seed",
     [
         *(301033, 301304, 301495, 301859, 301899, 310791, 343109, 425575, 427380, 450808, 475814, 500679),
-        *(509012, 510252, 510670, 533100),
+        *(509012, 510252, 510670, 533100, 822448),
     ],
 )
 def test_a_seed_that_failed_once_passes(seed: int) -> None:
