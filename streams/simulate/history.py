@@ -7,7 +7,7 @@ import hashlib
 import random
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from pathlib import Path
@@ -437,17 +437,16 @@ def judged(life: _Life) -> Iterator[str]:
         if query.query_id not in life.seen["refused"]:  # an operator may have it tried again
             yield f"pending: {query.query_id} waits for the {query.waits_for}"
     yield from _replayed(life)
-    answers: dict[str, tuple[ConsumerRecord, Answer]] = {}
-    for record in cluster.broker.records(topics.answer):
+    answers: defaultdict[str, list[tuple[ConsumerRecord, Answer]]] = defaultdict(list)
+    for record in sorted(cluster.broker.records(topics.answer), key=lambda record: record.offset):
         answer = decode(record.value, Answer)
-        known = answers.get(answer.query_id)
-        if known is None or record.offset < known[0].offset:
-            answers[answer.query_id] = record, answer
+        answers[answer.query_id].append((record, answer))
+    first = {query_id: of[0] for query_id, of in answers.items()}
     for at in range(LAST):
-        if (last := answers.get(f"last{at}")) is not None and last[1].status != "ok":
+        if (last := first.get(f"last{at}")) is not None and last[1].status != "ok":
             yield f"answered {last[1].status} though nothing is wrong: last{at}: {last[1].error}"
-    yield from _graded(life)
-    yield from _in_time(life, answers)
+    yield from _graded(life, answers)
+    yield from _in_time(life, first)
     yield from _admitted(life)
     yield from _refused(life)
     yield from _taught(life)
@@ -476,7 +475,7 @@ def _replayed(life: _Life) -> Iterator[str]:
             return
 
 
-def _graded(life: _Life) -> Iterator[str]:
+def _graded(life: _Life, answers: Mapping[str, Sequence[tuple[ConsumerRecord, Answer]]]) -> Iterator[str]:
     """Yield grades that are not the truth, though no grader lied: where it did not say, nobody knows."""
     if life.faults.lied("grader"):
         return
@@ -485,21 +484,18 @@ def _graded(life: _Life) -> Iterator[str]:
         for record in life.broker.records(life.topics.dead_letter)
         if (letter := decode(record.value, DeadLetter)).origin.topic == life.topics.answer
     }
-    # A grade is of the first Answer that was not given up, or of one before it: whoever gave it up may have graded it.
-    answers: defaultdict[str, list[Answer]] = defaultdict(list)
-    closed = set()
-    for record in sorted(life.broker.records(life.topics.answer), key=lambda record: record.offset):
-        answer = decode(record.value, Answer)
-        if answer.query_id not in closed:
-            answers[answer.query_id].append(answer)
-            if (record.partition, record.offset) not in given_up:
-                closed.add(answer.query_id)
     for record in life.broker.records(life.topics.reward):
         reward = decode(record.value, Reward)
         if not reward.grader or reward.query_id not in life.world.queries:
             continue
         query = life.world.queries[reward.query_id][1]
-        of = [answer.extracted for answer in answers[reward.query_id] if answer.status == reward.status]
+        # Of the first Answer that was not given up, or of one before it: whoever gave it up may have graded it.
+        of = []
+        for answered, answer in answers.get(reward.query_id, ()):
+            if answer.status == reward.status:
+                of.append(answer.extracted)
+            if (answered.partition, answered.offset) not in given_up:
+                break
         # None: its Answer was given up after three errors, and the Reward is of its expiry, and teaches nothing.
         if of and all(reward.correct != float(bool(life.world.right(query, text))) for text in of):
             said = f"{reward.correct} for {' or '.join(map(repr, of))}, right is {query.reference!r}"
