@@ -86,11 +86,12 @@ def encoder_of(settings: Settings) -> Encoder:
 # they came; of several tenants, the one that holds the fewest places is next.
 #
 # A search that nothing serves can last for hours, and takes nothing from the others meanwhile: those queries share
-# places of their own. Beyond these they are refused: a query that waits keeps its partition from moving far past it.
+# places of their own. Beyond these they are refused, whatever keeps their models from being served: a query that waits
+# keeps its partition from moving far past it, and so keeps out everybody's.
 
-# Seconds for which the living executors have been the same before a query is refused because of them: one that is
-# started, or started again, loads its models before its first heartbeat, for a minute or more.
-_SETTLED_S = 300.0
+# Seconds without a heartbeat that names a model before a query for it is refused: a late one must not cost every query
+# that waits, nor may an executor that beats again before the others.
+_LAPSE_S = 30.0
 
 
 class PlacesTaken(UniscaleError):
@@ -118,7 +119,6 @@ class Admission:
         most: Queries in flight.
         clock: Seconds, monotonic.
         serving: Returns the models with a living executor; None takes all to be served.
-        coming: Returns those that a living executor cannot serve yet: what asks for them is not refused.
         remembered: Queries that have ended and are recognised, at most; the latest half of them always.
     """
 
@@ -127,15 +127,14 @@ class Admission:
         most: int,
         clock: Callable[[], float],
         serving: Callable[[], frozenset[str]] | None = None,
-        coming: Callable[[], frozenset[str]] = frozenset,
         remembered: int = 4096,
     ) -> None:
         self.most = most
         self._clock = clock
         self._serving = serving
-        self._coming = coming
         self._living: frozenset[str] | None = None
-        self._living_since_s = clock()
+        self._idle_s = clock()  # when nothing at all was served last
+        self._served_s: dict[str, float] = {}  # when each model was served last
         self._open: OrderedDict[str, _Seat] = OrderedDict()
         # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
         self._ended = RecentIds(remembered)
@@ -219,31 +218,33 @@ class Admission:
         """Take note of the time and of the executors that live. Call it every second, if no query comes."""
         living = self._serving() if self._serving is not None else None
         if living != self._living:
-            self._living, self._living_since_s = living, self._clock()
+            self._living = living
             self._held = Counter(map(self._kind, self._open.values()))
             waiting, self._waiting = self._waiting, {}
             for query_id, (place, turn) in [each for queue in waiting.values() for each in queue.items()]:
                 self._queue(query_id, place, turn)
         now = self._clock()
+        if not living:
+            self._idle_s = now
+        self._served_s |= dict.fromkeys(living or (), now)
         for query_id in [q for q, place in self._open.items() if place.until_s < now]:
             self.leave(query_id)
         self._admit()
-        if now - self._living_since_s >= _SETTLED_S:
-            self._refuse()
+        self._refuse(now)
 
-    def _refuse(self) -> None:
-        """Let no query wait that nothing serves, nor will soon."""
-        coming = self._coming()
+    def _refuse(self, now: float) -> None:
+        """Let no query wait that nothing serves while other models are served."""
         for (served, _), queue in list(self._waiting.items()):
             for query_id, (place, turn) in [] if served else list(queue.items()):
-                if turn.done() or (place.models or frozenset()) & coming:
+                served_s = [self._served_s.get(model, 0.0) for model in place.models or ()]
+                if turn.done() or now - max([self._idle_s, *served_s]) < _LAPSE_S:
                     continue
                 self._unqueue(query_id)
                 models = ", ".join(sorted(place.models or ()))
                 turn.set_exception(
                     PlacesTaken(
-                        f"allowed_models or pin_action: no executor serves {models}, and the {self.most} places of "
-                        "queries that nothing serves are taken; start its executor, or allow another model"
+                        f"allowed_models or pin_action: no executor serves {models} now, and the {self.most} places "
+                        "of queries that nothing serves are taken; try again once it is served, or allow another model"
                     )
                 )
 
@@ -313,7 +314,7 @@ class EmbedderService(Keyed[None]):
         # So many queries may be read again after a restart.
         self._again = max(4 * most, WINDOW * kafka.concurrency * kafka.query_partitions)
         self.admission = Admission(
-            most, runtime.monotonic, runtime.control.serving, self._coming, remembered=4 * self._again
+            most, runtime.monotonic, runtime.control.serving, remembered=4 * self._again
         )
         # One text at a time: the encoder is the busiest code of this process and must not starve the heartbeats.
         self._encoding = asyncio.Lock()
@@ -363,10 +364,6 @@ class EmbedderService(Keyed[None]):
         Answer is coming, and a broken second one must not answer it. One that has ended has its Answer.
         """
         return self.admission.origin(query_id) in (None, origin) and not self.admission.has_ended(query_id)
-
-    def _coming(self) -> frozenset[str]:
-        health = self.runtime.control.health()
-        return frozenset(model for model, (state, _) in health.items() if state in ("loading", "suspended"))
 
     async def _look(self) -> None:
         while True:

@@ -2,11 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import pytest
 
 from schemas.answer import Answer
+from schemas.control import Heartbeat, ModelHealth
 from schemas.query import Origin
+from schemas.record import encode
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
@@ -131,38 +134,53 @@ async def test_queries_that_nothing_serves_take_no_place_from_the_others_until_t
     await asyncio.wait_for(third, 1.0)
 
 
-async def test_a_query_that_nothing_serves_is_refused_where_its_places_are_taken_and_waits_while_executors_start() -> (
-    None
-):
+async def test_a_query_that_nothing_serves_is_refused_where_its_places_are_taken() -> None:
     now_s = 0.0
     living = {"small"}
-    coming = {"large"}
-    admission = Admission(
-        1, clock=lambda: now_s, serving=lambda: frozenset(living), coming=lambda: frozenset(coming)
-    )
+    admission = Admission(1, clock=lambda: now_s, serving=lambda: frozenset(living))
     large = frozenset({"large"})
+
+    async def looks(until_s: float) -> bool:
+        """Look every second until then, and return whether the query still waits."""
+        nonlocal now_s
+        while now_s < until_s:
+            now_s += 1.0
+            admission.look()
+        await asyncio.sleep(0.01)
+        return not waits.done()
+
     await admission.enter("a", 6000.0, models=large)
-    second = asyncio.create_task(admission.enter("b", 6000.0, models=large))
-    now_s = 301.0
-    admission.look()
-    await asyncio.sleep(0.01)
-    assert not second.done(), "its model is loading"
-    coming.clear()
-    living.add("mid")
-    admission.look()
-    now_s = 600.0
-    admission.look()
-    await asyncio.sleep(0.01)
-    assert not second.done(), "whatever has been started may be loading"
-    now_s = 601.0
-    admission.look()
-    with pytest.raises(PlacesTaken, match="no executor serves large, and the 1 places"):
-        await second
+    waits = asyncio.create_task(admission.enter("b", 6000.0, models=large))
+    assert await looks(29), "executors that beat for the first time do so one after another"
+    living.clear()
+    assert await looks(400), "nothing is served, so nobody waits because of it"
+    living.add("small")
+    assert await looks(429), "the executors are coming back"
+    assert not await looks(430)
+    with pytest.raises(PlacesTaken, match="no executor serves large now, and the 1 places"):
+        await waits
     with pytest.raises(PlacesTaken):
         await asyncio.wait_for(admission.enter("c", 600.0, models=large), 1.0)
     admission.leave("a")
     await asyncio.wait_for(admission.enter("d", 600.0, models=large), 1.0)
     assert ("a" in admission, "d" in admission, len(admission)) == (False, True, 1)
+
+
+async def test_a_late_heartbeat_costs_no_query_that_waits() -> None:
+    now_s = 100.0
+    living = {"small", "large"}
+    admission = Admission(1, clock=lambda: now_s, serving=lambda: frozenset(living))
+    large = frozenset({"large"})
+    await admission.enter("a", 6000.0, models=large)
+    second = asyncio.create_task(admission.enter("b", 6000.0, models=large))
+    now_s = 200.0
+    admission.look()
+    living.remove("large")
+    now_s = 229.0
+    admission.look()
+    living.add("large")
+    admission.leave("a")
+    await asyncio.wait_for(second, 1.0)
 
 
 @pytest.mark.parametrize("what", ["leave", "look", "ended"])
@@ -200,20 +218,33 @@ async def test_a_query_that_ends_while_it_waits_takes_no_place() -> None:
     assert "b" not in admission
 
 
-def test_a_flood_of_queries_for_a_model_without_an_executor_holds_nobody_up(
-    in_memory: InMemory, ask: Ask, tmp_path: Path
+State: TypeAlias = Literal["loading", "suspended", "failed"]
+
+
+@pytest.mark.parametrize("state", [*get_args(State), None])
+def test_a_flood_of_queries_for_a_model_that_nothing_serves_holds_nobody_up(
+    in_memory: InMemory, ask: Ask, tmp_path: Path, state: State | None
 ) -> None:
-    """They are more than the places and the handlers together; with or without tenants."""
-    settings = in_memory(max_in_flight=4, concurrency=8, query_partitions=1)
+    """They are more than the places and the handlers together; with or without tenants, whatever its executor says."""
+    settings = in_memory(max_in_flight=4, concurrency=8, query_partitions=1, policy="random")
     catalogue = tmp_path / "catalogue.yaml"
     catalogue.write_text(
         Path(settings.catalogue).read_text().replace("{name: large,", "{name: large, group: gpu,")
     )
 
+    async def beat(cluster: Cluster) -> None:
+        """Say every two seconds what the executor of `large` would; nothing where it does not live."""
+        while state is not None:
+            health = (ModelHealth(model="large", state=state, why="its endpoint refuses connections"),)
+            one = Heartbeat(group="gpu", instance="0", models=(), every_s=2.0, in_flight=0, health=health)
+            cluster.produce(cluster.topics.heartbeat, one.key.encode(), encode(one))
+            await asyncio.sleep(2.0)
+
     async def main(evil: str | None, victim: str | None) -> float:
         cluster = Cluster(settings.replace(catalogue=str(catalogue)), SERVICES, seed=3)
         for service in ("verifier", "executor", "aggregator", "decider", "embedder"):
             await cluster.start(service, "mini" if service == "executor" else "")
+        beats = asyncio.create_task(beat(cluster))
         send(cluster, ask(0, query_id="warm"))
         await cluster.until(lambda: "warm" in answered(cluster))
         pinned = {"pin_action": "large/1/1/1", "timeout_s": 21600.0, "tenant": evil}
@@ -228,7 +259,9 @@ def test_a_flood_of_queries_for_a_model_without_an_executor_holds_nobody_up(
         await cluster.until(lambda: answered(cluster) >= {f"more{n}" for n in range(80)}, 600)
         refused = [each for each in read(cluster, cluster.topics.answer, Answer) if each.status == "rejected"]
         assert {each.query_id[:4] for each in refused} == {"evil"}
+        assert len(refused) == 40 - 4, "beyond their places"
         assert all("no executor serves large" in (each.error or "") for each in refused)
+        beats.cancel()
         await cluster.close()
         return took_s
 
