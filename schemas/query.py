@@ -295,7 +295,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         """Return to whom its share of the deployment counts: its tenant, or else its API key; "" for neither."""
         kept = self.metadata.get(GATEWAY)
         key = kept.get("key") if isinstance(kept, dict) else None
-        return self.tenant or (f"key:{key}" if key else "")
+        return account_of(self.tenant, key)
 
     @property
     def question(self) -> str:
@@ -313,6 +313,15 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     def pinned(self) -> Action | None:
         """Return the action of `pin_action`."""
         return None if self.pin_action is None else Action.parse(self.pin_action)
+
+
+def account_of(tenant: str | None, key: Any) -> str:
+    """Return what counts for a client's share: its tenant, or else its API key's digest; "" for neither.
+
+    >>> account_of("shop", "0f"), account_of(None, "0f"), account_of(None, "")
+    ('shop', 'key:0f', '')
+    """
+    return tenant or (f"key:{key}" if key else "")
 
 
 def _check_message(place: str, message: Message) -> None:

@@ -7,14 +7,15 @@ import math
 import sqlite3
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from itertools import islice
 from typing import Final, TypeAlias
 
 from msgspec import Struct, structs
 
 from schemas.control import KeyEntry, Scope
-from schemas.query import Query
+from schemas.query import Query, account_of
 from streams.gateway.request import AUTO
 from streams.gateway.responses import NO_RETRY, ApiError, no_model, not_found
 
@@ -35,6 +36,12 @@ TARGETS: Final = 8
 
 LOOKUPS: Final = 8
 """Requests of a key for old ids at once, the one that is looked up among them: each reads two minutes of a topic."""
+
+OTHERS: Final = 32
+"""Requests of a key at once, beyond those that it may have in flight: bodies that are on their way, reads, feedback."""
+
+_LOOKS: Final = 16
+"""Open completions of a key, oldest first, whose clients are looked for where it has too many."""
 
 MINUTE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of queries that a key may send a minute: every one of them travels through all topics of its search."""
@@ -202,6 +209,10 @@ Tenants: TypeAlias = tuple[str | None, ...] | None
 """Tenants whose queries may be seen; None for all. A key without a tenant sees those of keys without one."""
 
 
+Gone: TypeAlias = Callable[[], Awaitable[bool]]
+"""Whether the client of a request has left."""
+
+
 class Credential(Struct, frozen=True):
     """Who asks, as authenticated.
 
@@ -217,6 +228,11 @@ class Credential(Struct, frozen=True):
     def tenant(self) -> str | None:
         """Return the tenant that queries are stamped with."""
         return self.entry.tenant if self.entry else None
+
+    @property
+    def account(self) -> str:
+        """Return to whom its queries count; see `Query.account`."""
+        return account_of(self.tenant, self.key)
 
     @property
     def name(self) -> str:
@@ -260,7 +276,11 @@ class Gate:
     def __init__(self, in_flight: int = 256, streams: int = 256) -> None:
         self._in_flight = in_flight
         self._most_streams = streams
+        # What each key has open at this gateway: everything, its streams, and its completions, oldest first, each with
+        # whether its client has left.
+        self._requests: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
+        self._completions: defaultdict[str, dict[object, Gone]] = defaultdict(dict)
         # When each key had some in the last minute, with their bytes.
         self._previews: dict[str, deque[tuple[int, int]]] = {}
         self._targets: dict[
@@ -321,17 +341,53 @@ class Gate:
         """Return whether a key with this digest may come in; an empty one while no key exists."""
         return digest in self._by_digest if digest else not self.has_keys
 
-    @contextmanager
-    def stream(self, who: Credential) -> Iterator[None]:
+    def request(self, who: Credential) -> AbstractContextManager[None]:
+        """Count a request of a key until its response begins, whatever it waits for.
+
+        Raises:
+            ApiError: 429 where the key has OTHERS more than it may have completions.
+        """
+        return _counted(self._requests, who, self._most(who) + OTHERS, "requests at once")
+
+    def stream(self, who: Credential) -> AbstractContextManager[None]:
         """Count one stream of a key for as long as it is open. Raises ApiError 429 where the key has too many."""
-        if who.entry is not None and self._streams[who.key] >= self._most_streams:
-            raise _rate(f"{self._most_streams} streams open at once", 1, {})
-        self._streams[who.key] += 1
+        return _counted(self._streams, who, self._most_streams, "streams open at once")
+
+    async def completion(self, who: Credential, gone: Gone) -> AbstractContextManager[None]:
+        """Count a completion of a key for as long as its request is open, whichever query it waits for.
+
+        Queries in flight are counted from the log. This is for requests that send none, but join that of another one.
+
+        Args:
+            who: Who asks.
+            gone: Whether its client has left: it may be back with a retry before that is noticed.
+
+        Raises:
+            ApiError: 429 where the key has as many already as it may have in flight.
+        """
+        most, completions = self._most(who), self._completions
+        if who.entry is not None and len(completions.get(who.key, ())) >= most:
+            for each, has_left in list(islice(completions[who.key].items(), _LOOKS)):
+                if await has_left():
+                    completions[who.key].pop(each, None)
+            if len(completions[who.key]) >= most:
+                raise _rate(f"{most} requests in flight", 1, {})
+        return self._held(who.key, gone)
+
+    @contextmanager
+    def _held(self, key: str, gone: Gone) -> Iterator[None]:
+        this = object()
+        self._completions[key][this] = gone
         try:
             yield
         finally:
-            self._streams[who.key] -= 1
-            self._streams += Counter()  # keeps no key at zero
+            self._completions[key].pop(this, None)
+            if not self._completions[key]:
+                del self._completions[key]
+
+    def _most(self, who: Credential) -> int:
+        """Return how many requests a key may have in flight."""
+        return (who.entry.in_flight if who.entry is not None else None) or self._in_flight
 
     @asynccontextmanager
     async def lookup(self, who: Credential) -> AsyncIterator[None]:
@@ -423,7 +479,7 @@ class Gate:
             raise _rate(f"{entry.per_minute} requests a minute", used.reset_s, self.headers(who, used))
         if used.bytes >= MINUTE_BYTES:
             raise _rate(f"{MINUTE_BYTES} bytes of queries a minute", used.reset_s, self.headers(who, used))
-        if used.in_flight >= (most := entry.in_flight or self._in_flight):
+        if used.in_flight >= (most := self._most(who)):
             raise _rate(f"{most} requests in flight", 1, self.headers(who, used))
 
     def preview(self, who: Credential, size: int, used: Used, now_ms: int) -> None:
@@ -537,6 +593,20 @@ def _own(model: str, allowed: tuple[str, ...], models: Sequence[str]) -> tuple[s
     if own := tuple(name for name in models if name in bare):
         return own
     raise no_model(model)
+
+
+@contextmanager
+def _counted(held: Counter[str], who: Credential, most: int, what: str) -> Iterator[None]:
+    """Count what a key holds while the block runs. Raises ApiError 429 where it holds so many already."""
+    if who.entry is not None and held[who.key] >= most:
+        raise _rate(f"{most} {what}", 1, {})
+    held[who.key] += 1
+    try:
+        yield
+    finally:
+        held[who.key] -= 1
+        if not held[who.key]:
+            del held[who.key]
 
 
 def _rate(what: str, wait_s: int, headers: dict[str, str]) -> ApiError:

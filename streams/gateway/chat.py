@@ -76,6 +76,7 @@ async def chat(call: Call) -> Response:
     call.who.require("ask")
     asked = parse(body, strict=call.exchange.runtime.settings.gateway.strict)
     with ExitStack() as held:
+        held.enter_context(await call.exchange.gate.completion(call.who, call.is_gone))
         if asked.stream:
             held.enter_context(call.exchange.gate.stream(call.who))
         admitted = await call.exchange.admit(

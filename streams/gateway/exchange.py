@@ -58,9 +58,9 @@ def time_of(query_id: str) -> int | None:
     return int(found[1], 16) if found else None
 
 
-def keyed_id(tenant: str | None, key: str) -> str:
-    """Return the id of a query with an Idempotency-Key: the same for the same tenant and key."""
-    scope = f"{tenant or ''}\0{key}"
+def keyed_id(account: str, key: str) -> str:
+    """Return the id of a query with an Idempotency-Key: the same for the same account and key."""
+    scope = f"{account}\0{key}"
     return f"{ID}{hashlib.sha256(scope.encode()).hexdigest()[:40]}"
 
 
@@ -316,7 +316,7 @@ class Exchange:
             request: The request.
             who: Who asks.
             digest: Of its body.
-            idempotency_key: The client's own, scoped by tenant.
+            idempotency_key: The client's own, scoped by its account.
             is_retry: Whether the client says that it has tried this request before.
 
         Raises:
@@ -330,7 +330,7 @@ class Exchange:
         if idempotency_key is not None:
             if not 1 <= len(idempotency_key) <= 255:
                 raise ApiError(400, "Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
-            query_id = keyed_id(who.tenant, idempotency_key)
+            query_id = keyed_id(who.account, idempotency_key)
             if (known := self.index.find(query_id)) is not None:
                 if known.digest != digest:
                     raise other_body()

@@ -337,7 +337,7 @@ def test_an_id_whose_answer_is_no_longer_kept_is_taken(
 def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Callable[..., House]) -> None:
     """Both gateways send a query before either has read the other's: the first one on the topic counts."""
     site = house()
-    query_id = exchange.keyed_id(None, "k")
+    query_id = exchange.keyed_id("", "k")
     theirs = Query(
         query_id=query_id,
         text="What is 2 + 3, number 1?",

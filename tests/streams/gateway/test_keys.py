@@ -1,10 +1,14 @@
 """Keys over HTTP: what each may see, ask and change, its streams and sessions, and what it teaches."""
 
 import hashlib
+import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -12,9 +16,9 @@ from starlette.testclient import TestClient
 from schemas.control import KeyEntry
 from schemas.query import Query
 from schemas.reward import Feedback
-from streams.gateway import routes
+from streams.gateway import auth, routes
 from streams.gateway.auth import Gate
-from tests.support.house import ASK, PLAIN, House, refused
+from tests.support.house import ASK, PLAIN, WITHOUT_EXECUTOR, House, refused
 
 
 def test_keys_scopes_and_tenants(house: Callable[..., House]) -> None:
@@ -148,6 +152,58 @@ def test_streams_of_a_key_are_counted_and_end_with_it(house: Callable[..., House
             assert next(events) == "event: decision"
             guarded.revoke("shop")
             assert "event: answer" in list(events)  # it ends
+
+
+def test_requests_that_join_a_query_count_among_those_in_flight(house: Callable[..., House]) -> None:
+    guarded = house(WITHOUT_EXECUTOR)
+    shop, bank = guarded.key("shop", in_flight=2), guarded.key("bank", in_flight=1)
+
+    def post(key: str) -> httpx.Response:
+        with guarded.http(key) as client:
+            return client.post(ASK, json=PLAIN, headers={"idempotency-key": "k"})
+
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(post, shop) for _ in range(3)]
+        done, waiting = wait(asked, timeout=60, return_when=FIRST_COMPLETED)
+        (limited,) = (each.result() for each in done)
+        assert "2 requests in flight" in refused(limited, 429)["message"]
+        asked.append(pool.submit(post, bank))
+        guarded.until(lambda: len(guarded.records(guarded.topics.query)) == 2, "the query of the other key")
+        guarded.start("executor", "mini")
+        answers = [each.result() for each in (*waiting, asked[-1])]
+    assert [each.status_code for each in answers] == [200] * 3
+    assert len({each.json()["id"] for each in answers[:2]}) == 1
+    assert post(shop).status_code == 200, "those that ended count no longer"
+
+
+def test_keys_without_a_tenant_have_idempotency_keys_of_their_own(house: Callable[..., House]) -> None:
+    guarded = house()
+    answers = []
+    for name in ("one", "two"):
+        with guarded.http(guarded.key(name, tenant=None)) as client:
+            body = {**PLAIN, "user": name}
+            answers += [client.post(ASK, json=body, headers={"idempotency-key": "k"}) for _ in range(2)]
+    assert [each.status_code for each in answers] == [200] * 4
+    first, again, other, _ = (each.json()["id"] for each in answers)
+    assert (first == again, first == other) == (True, False)
+
+
+def test_requests_whose_bodies_do_not_come_are_counted(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "OTHERS", 1)
+    guarded = house(("gateway",))
+    shop, bank = guarded.key("shop", in_flight=1), guarded.key("bank")
+    head = f"POST /v1/feedback HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {shop}\r\ncontent-length: 9\r\n\r\n"
+    address = ("127.0.0.1", guarded.settings.gateway.port)
+    with ExitStack() as held, guarded.http(shop) as mine, guarded.http(bank) as theirs:
+        for _ in range(2):
+            held.enter_context(socket.create_connection(address)).sendall(head.encode())
+        guarded.until(lambda: mine.get("/v1/models").status_code == 429, "the limit")
+        assert "2 requests at once" in refused(mine.get("/v1/models"), 429)["message"]
+        assert theirs.get("/v1/models").status_code == 200
+        held.close()
+        guarded.until(lambda: mine.get("/v1/models").status_code == 200, "room")
 
 
 def decide(house: House, key: str | None = None, **body: Any) -> int:

@@ -304,6 +304,25 @@ def test_a_key_that_states_no_limit_has_as_many_requests_in_flight_as_the_deploy
     assert refused(gate, who, in_flight=5).status == 429
 
 
+async def test_a_completion_whose_client_has_left_makes_room_before_that_is_noticed() -> None:
+    """Its retry may come sooner."""
+    gate = Gate()
+    who = shop(gate, in_flight=1)
+    left = False
+
+    async def gone() -> bool:
+        return left
+
+    with await gate.completion(who, gone):
+        with pytest.raises(ApiError) as found:
+            await gate.completion(who, gone)
+        assert (found.value.status, found.value.headers["retry-after"]) == (429, "1")
+        left = True
+        with await gate.completion(who, gone):
+            pass
+    assert not gate._completions
+
+
 def test_a_key_may_not_send_more_bytes_a_minute() -> None:
     gate = Gate()
     who = shop(gate)
