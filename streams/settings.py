@@ -5,6 +5,7 @@ Each setting has one name. It is set as UNISCALE_<NAME> in the environment or by
 defaults. The supervisor passes its settings to its processes through the environment, and they read the same file.
 """
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,16 @@ SECRET_OPTIONS: Final = ("control_salt",)
 
 
 MAX_PORT: Final = 65_535
+
+log = logging.getLogger("streams.settings")
+
+# What Kubernetes sets for each Service of the namespace in every pod, by the Service's name: the addresses of
+# `uniscale-gateway` are in UNISCALE_GATEWAY_SERVICE_HOST, UNISCALE_GATEWAY_PORT_8080_TCP_ADDR, …
+_SERVICE_LINK: Final = re.compile(
+    rf"{ENV_PREFIX}(.*_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+# … and in UNISCALE_GATEWAY_PORT, which is also the name of a setting: a setting has a number there.
+_LINKED_PORT: Final = re.compile(rf"{ENV_PREFIX}(.*_)?PORT=(tcp|udp|sctp)://.*")
 
 
 def masked(value: Any) -> Any:
@@ -424,6 +435,12 @@ class Settings(Section, frozen=True):
             SettingsError: naming the file and the key, or the variable, that names no setting or does not fit.
         """
         layers = _layers(environ, flags)
+        if links := service_links(environ):
+            log.warning(
+                "ignored, because Kubernetes sets these for Services whose names begin with `uniscale`: %s. "
+                "`enableServiceLinks: false` in the pod's spec leaves them out",
+                ", ".join(sorted(links)),
+            )
         given = {name: value for layer in layers.values() for name, value in layer.items()}
         try:
             return cls().replace(**given)
@@ -484,6 +501,19 @@ class Settings(Section, frozen=True):
         return Path(self.state_dir).joinpath(*parts)
 
 
+def service_links(environ: Mapping[str, str]) -> set[str]:
+    """Return the variables that name no setting, but an address of a Service of Kubernetes.
+
+    >>> service_links({"UNISCALE_GATEWAY_PORT": "tcp://10.0.0.7:8080", "UNISCALE_METRICS_PORT": "9100"})
+    {'UNISCALE_GATEWAY_PORT'}
+    """
+    return {
+        name
+        for name, text in environ.items()
+        if _SERVICE_LINK.fullmatch(name) or _LINKED_PORT.fullmatch(f"{name}={text}")
+    }
+
+
 def origins(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, str]:
     """Return where the value of each setting comes from, by its variable: what `from_env` is given decides."""
     found = {variable(field.encode_name): "default" for _, field in _fields()}
@@ -494,10 +524,11 @@ def origins(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, s
 
 def _layers(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return what is set by name in the configuration file, the environment and the command line, in this order."""
+    links = service_links(environ)
     given = {
         name.removeprefix(ENV_PREFIX).lower(): text
         for name, text in environ.items()
-        if name.startswith(ENV_PREFIX)
+        if name.startswith(ENV_PREFIX) and name not in links
     }
     said = {name: value for name, value in flags.items() if value is not None}
     path = said.get("config", given.get("config"))

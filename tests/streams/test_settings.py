@@ -244,6 +244,51 @@ def test_a_setting_that_cannot_work_is_refused_by_name(name: str, value: str, wo
         Settings.from_env({name: value})
 
 
+SERVICE_LINKS = {
+    # A Service `uniscale-api` with a port named `http`, as the kubelet hands it to every pod of the namespace.
+    "UNISCALE_API_SERVICE_HOST": "10.96.0.7",
+    "UNISCALE_API_SERVICE_PORT": "80",
+    "UNISCALE_API_SERVICE_PORT_HTTP": "80",
+    "UNISCALE_API_PORT": "tcp://10.96.0.7:80",
+    "UNISCALE_API_PORT_80_TCP": "tcp://10.96.0.7:80",
+    "UNISCALE_API_PORT_80_TCP_PROTO": "tcp",
+    "UNISCALE_API_PORT_80_TCP_PORT": "80",
+    "UNISCALE_API_PORT_80_TCP_ADDR": "10.96.0.7",
+    # Of a Service `uniscale`, and of one whose variable is named as a setting is.
+    "UNISCALE_SERVICE_HOST": "10.96.0.8",
+    "UNISCALE_PORT_53_UDP_ADDR": "10.96.0.8",
+    "UNISCALE_GATEWAY_PORT": "tcp://10.96.0.9:8080",
+}
+
+
+def test_a_service_of_kubernetes_named_like_us_sets_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings.from_env({**SERVICE_LINKS, "UNISCALE_SEED": "5"})
+    assert settings == Settings().replace(seed=5)
+    [said] = caplog.messages
+    assert set(re.findall(r"UNISCALE_\w+", said)) == SERVICE_LINKS.keys()
+    assert origins(SERVICE_LINKS, {})["UNISCALE_GATEWAY_PORT"] == "default"
+
+
+def test_a_port_of_ours_is_set_beside_such_a_service(caplog: pytest.LogCaptureFixture) -> None:
+    ours = {"UNISCALE_GATEWAY_PORT": "8081", "UNISCALE_METRICS_PORT": "9100", "UNISCALE_DECIDER_PORT": "9101"}
+    settings = Settings.from_env(SERVICE_LINKS | ours)
+    assert (settings.gateway.port, settings.metrics_port, settings.previews.port) == (8081, 9100, 9101)
+    assert not set(re.findall(r"UNISCALE_\w+", caplog.text)) & ours.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("UNISCALE_GATWAY_PORT", "8081"),
+        ("UNISCALE_SERVICE_HOSTS", "10.96.0.7"),
+        ("UNISCALE_API_PORT_HTTP", "80"),
+    ],
+)
+def test_what_only_resembles_such_a_variable_is_refused(name: str, text: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}: there is no such setting"):
+        Settings.from_env({name: text})
+
+
 def test_a_log_level_may_be_written_in_any_case() -> None:
     assert Settings.from_env({"UNISCALE_LOG_LEVEL": "debug"}).log_level == "DEBUG"
 
