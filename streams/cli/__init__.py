@@ -27,6 +27,7 @@ _MODULES: Final = {
     "feedback": "queries",
     "replay": "queries",
     "explain": "queries",
+    "follow": "following",
     "catalogue": "control",
     "objective": "control",
     "keys": "control",

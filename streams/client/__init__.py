@@ -8,7 +8,7 @@
         print(client.explain(answer.query_id).decision)
 
 `client` holds the Client, a set of queries in flight and how fast to send; `events` the iterator over
-live records, their decoding, and the log of a run read back; `questions` question files.
+live records, their decoding, and the log of a run read back; `where` conditions on them; `questions` question files.
 """
 
 from streams.client.client import Client, IdTaken, NoAnswer, SendSchedule, SentQueries

@@ -388,15 +388,22 @@ class Client:
         timeline.dead_letters = [letter for letter in timelines.dead_letters if letter.query_id == query_id]
         return timeline
 
-    def follow(self, *kinds: Kind, groups: Iterable[str] = (), everything: bool = False) -> EventFollower:
+    def follow(
+        self,
+        *kinds: Kind,
+        groups: Iterable[str] = (),
+        everything: bool = False,
+        since_ms: int | None = None,
+    ) -> EventFollower:
         """Return an iterator over the records of some kinds, from now on.
 
         Args:
             *kinds: For instance `"decision"`, `"step"`, `"answer"`, `"reward"`.
-            groups: The executor groups, needed for `verification` only.
+            groups: The executor groups, needed for `verification` and `cancel` only.
             everything: Begin with the oldest record that is kept.
+            since_ms: Begin with the first record appended then or later, in ms since the epoch.
         """
-        return EventFollower(self.settings, kinds, groups=groups, everything=everything)
+        return EventFollower(self.settings, kinds, groups=groups, everything=everything, since_ms=since_ms)
 
     def close(self) -> None:
         """Close the connections. Everything sent has been stored by then."""

@@ -1,4 +1,4 @@
-"""What a client sees of queries: every record as an event, as it is appended or read back from the log of a run."""
+"""What a client sees of the topics: every record as an event, as it is appended or read back from the log of a run."""
 
 import contextlib
 import logging
@@ -10,28 +10,31 @@ from typing import Any, Literal, Self, get_args
 from msgspec import Struct
 
 from schemas.answer import Answer
+from schemas.control import Cancel, ControlRecord, Heartbeat, decode_control
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.query import Query, QueryContext
-from schemas.record import Record, decode
-from schemas.reward import Feedback, Reward
+from schemas.record import decode
+from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.timeline import Timeline
 from streams.topics import Topics
 
-# The records a client sees, decoded and named: one QueryEvent for each record on a topic that concerns queries.
+# The records a client sees, decoded and named: one QueryEvent for each record that is not a row of a service's table.
 
-Kind = Literal[
+OfQueries = Literal[
     "query", "context", "decision", "step", "verification", "answer", "feedback", "reward", "dead-letter"
 ]
-"""The kinds of records, in the order of a query's life."""
+Kind = OfQueries | Literal["due", "cancel", "control", "heartbeat"]
+"""The kinds of records."""
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[OfQueries, ...] = get_args(OfQueries)
+"""Those that tell a query's story, in the order of its life."""
 
-RECORDS: dict[Kind, type[Record]] = {
+RECORDS: dict[Kind, Any] = {
     "query": Query,
     "context": QueryContext,
     "decision": Decision,
@@ -41,15 +44,23 @@ RECORDS: dict[Kind, type[Record]] = {
     "feedback": Feedback,
     "reward": Reward,
     "dead-letter": DeadLetter,
+    "due": Due,
+    "cancel": Cancel,
+    "control": ControlRecord,
+    "heartbeat": Heartbeat,
 }
+"""What each kind is decoded to; `control` holds five classes."""
+
+_GROUPED: tuple[Kind, ...] = ("verification", "cancel")
+"""The kinds with one topic for each executor group."""
 
 
 class QueryEvent(Struct, frozen=True, kw_only=True):
-    """One record about a query.
+    """One record.
 
     Attributes:
         kind: Kind of the record.
-        query_id: The query it is about; empty for a dead letter whose query cannot be read.
+        query_id: The query it is about; empty for a dead letter whose query cannot be read, and where it is about none.
         record: The decoded record: an Answer for kind `answer`, and so on.
         at_ms: When the broker appended it, in milliseconds since the epoch.
         bytes: Size of its value on the wire.
@@ -68,21 +79,20 @@ def topic_names(topics: Topics, kinds: Iterable[Kind], groups: Iterable[str] = (
     Args:
         topics: The deployment's topics.
         kinds: The kinds to read.
-        groups: The executor groups; `verification` has one topic per group.
+        groups: The executor groups; `verification` and `cancel` have one topic per group.
     """
     wanted = set(kinds)
     names = [name for name, kind in _plain(topics).items() if kind in wanted]
-    if "verification" in wanted:
-        names += [topics.verification_for(group) for group in groups]
+    for kind in wanted.intersection(_GROUPED):
+        names += [_of_group(topics, kind, group) for group in groups]
     return names
 
 
 @lru_cache(maxsize=512)
 def kind_of(topics: Topics, name: str) -> Kind | None:
     """Return the kind of the records of a topic; None for a topic that does not concern clients."""
-    if name.startswith(topics.verification_for("")):
-        return "verification"
-    return _plain(topics).get(name)
+    grouped = (kind for kind in _GROUPED if name.startswith(_of_group(topics, kind, "")))
+    return next(grouped, _plain(topics).get(name))
 
 
 def event_of(topics: Topics, raw: Any) -> QueryEvent | None:
@@ -94,10 +104,10 @@ def event_of(topics: Topics, raw: Any) -> QueryEvent | None:
     kind = kind_of(topics, raw.topic)
     if kind is None or raw.value is None:
         return None
-    record: Any = decode(raw.value, RECORDS[kind])
+    record: Any = decode_control(raw.value) if kind == "control" else decode(raw.value, RECORDS[kind])
     return QueryEvent(
         kind=kind,
-        query_id=record.query_id or "",
+        query_id=getattr(record, "query_id", None) or "",
         record=record,
         at_ms=raw.timestamp,
         bytes=len(raw.value),
@@ -114,10 +124,17 @@ def _plain(topics: Topics) -> dict[str, Kind]:
         topics.feedback: "feedback",
         topics.reward: "reward",
         topics.dead_letter: "dead-letter",
+        topics.due: "due",
+        topics.control: "control",
+        topics.heartbeat: "heartbeat",
     }
 
 
-# Follow what happens to queries: every record of some kinds, as it is appended, without committing anything.
+def _of_group(topics: Topics, kind: Kind, group: str) -> str:
+    return topics.cancel_for(group) if kind == "cancel" else topics.verification_for(group)
+
+
+# Follow what happens: every record of some kinds, as it is appended, without committing anything.
 
 log = logging.getLogger("streams.client")
 
@@ -132,8 +149,9 @@ class EventFollower:
     Args:
         settings: The deployment.
         kinds: What to follow, for instance `("decision", "step", "answer")`.
-        groups: The executor groups, needed for `verification` only.
+        groups: The executor groups, needed for `verification` and `cancel` only.
         everything: Begin with the oldest record that is kept.
+        since_ms: Begin with the first record appended then or later, in ms since the epoch on the broker's clock.
         on_unreadable: Called with the topic/partition/offset of a record that cannot be decoded, and with the error;
             the default logs both. The record is skipped.
 
@@ -154,14 +172,18 @@ class EventFollower:
         *,
         groups: Iterable[str] = (),
         everything: bool = False,
+        since_ms: int | None = None,
         on_unreadable: Callable[[str, UniscaleError], None] | None = None,
     ) -> None:
         self._topics = Topics(settings)
         self._unreadable = on_unreadable or _warn
+        self._since_ms = since_ms or 0
         names = topic_names(self._topics, kinds, groups)
         self._reader: Any = kafka_clients.at_end(settings, names)
         if everything:
             self._reader.seek_to_beginning(*self._reader.assignment())
+        if since_ms is not None:
+            kafka_clients.seek_to_time(self._reader, since_ms)
 
     def poll(self, timeout_s: float = 0.5) -> list[QueryEvent]:
         """Return the records that have arrived; wait up to `timeout_s` for the first."""
@@ -173,7 +195,8 @@ class EventFollower:
                 except UniscaleError as error:
                     self._unreadable(f"{raw.topic}/{raw.partition}/{raw.offset}", error)
                     continue
-                if event is not None:
+                # The embedded broker knows no times: of it, `seek_to_time` gets the oldest record.
+                if event is not None and event.at_ms >= self._since_ms:
                     found.append(event)
         return found
 

@@ -340,6 +340,18 @@ def at_end(settings: Settings, topics: Iterable[str]) -> KafkaConsumer:
     return reader
 
 
+def seek_to_time(reader: KafkaConsumer, since_ms: int) -> None:
+    """Move a consumer to the first records appended at a time or later; where there are none, it stays.
+
+    Args:
+        reader: With its partitions assigned.
+        since_ms: The time, in ms since the epoch.
+    """
+    for tp, first in reader.offsets_for_times(dict.fromkeys(reader.assignment(), since_ms)).items():
+        if first is not None:
+            reader.seek(tp, first.offset)
+
+
 def read_all(
     settings: Settings, topics: Iterable[str], *, timeout_ms: int = 1000, begin: int = 0
 ) -> Iterator[Any]:

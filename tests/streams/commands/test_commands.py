@@ -36,8 +36,8 @@ from streams.settings import MAX_PORT, Settings, SettingsError
 from streams.topics import Topics
 
 COMMANDS = [
-    "answers", "ask", "audit", "broker", "catalogue", "dead-letters", "demo", "explain", "feedback", "keys", "learner",
-    "objective", "produce", "replay", "settings", "simulate", "topics", "up", "verify-decisions", "worker",
+    "answers", "ask", "audit", "broker", "catalogue", "dead-letters", "demo", "explain", "feedback", "follow", "keys",
+    "learner", "objective", "produce", "replay", "settings", "simulate", "topics", "up", "verify-decisions", "worker",
 ]  # fmt: skip
 
 

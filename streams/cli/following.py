@@ -1,0 +1,138 @@
+"""`follow`: the records of any topics, live or from a time, one a line."""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import click
+import msgspec
+import orjson
+
+from schemas.errors import UniscaleError
+from streams.client.events import RECORDS, EventFollower, Kind, QueryEvent, executor_groups
+from streams.client.where import Condition, values_of
+from streams.settings import Settings
+
+SHOWN: Final[dict[Kind, tuple[str, ...]]] = {
+    "query": ("tenant", "objective", "text", "messages.content"),
+    "context": ("encoder",),
+    "decision": ("action", "reason", "objective.name", "mean", "width", "propensity"),
+    "step": ("group", "forest.step"),
+    "verification": ("search.group", "search.forest.step", "scores.score", "verify_s"),
+    "answer": ("status", "action", "score", "extracted", "steps", "by", "error"),
+    "feedback": ("correct", "graded_by", "source"),
+    "reward": ("kind", "status", "action", "correct", "score", "price.cost", "reward", "graded_by"),
+    "dead-letter": ("service", "error", "field", "reason"),
+    "due": ("kind",),
+    "cancel": ("by", "reason"),
+    "control": ("op", "factor", "weights", "mean_cost", "accuracy", "cost_range", "tenant", "scopes"),
+    "heartbeat": ("models", "in_flight", "stopping"),
+}
+"""What of a record stands in a line for people."""
+
+_TOPICS: Final[dict[str, Kind]] = {
+    "action-decision": "decision",
+    "search-step": "step",
+    **{kind: kind for kind in RECORDS},
+}
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_MOST_TEXT: Final = 80
+
+
+class SinceTime(click.ParamType):
+    """A time, as milliseconds since the epoch: so long ago, or a date and time."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the time; refuse what is not one, as wrong usage."""
+        if isinstance(value, int):
+            return value
+        if ago := re.fullmatch(r"(\d{1,6})([smhd])", value):
+            at = datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        else:
+            try:
+                at = datetime.fromisoformat(value)
+            except ValueError:
+                self.fail(f"{value!r}: write 30s, 10m, 2h or 7d ago, or a time such as 2026-11-27T09:30Z")
+        return int(at.timestamp() * 1000)
+
+
+@click.command()
+@click.argument("topics", nargs=-1, required=True, type=click.Choice(sorted(_TOPICS)), metavar="TOPIC...")
+@click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Only records whose field has this value, such as status=ok or price.unit=usd; may be repeated.",
+)
+@click.option(
+    "--since",
+    type=SinceTime(),
+    help="Begin with what was appended since: 30s, 10m, 2h, 7d ago, or a time such as 2026-11-27T09:30Z. [now]",
+)
+@click.option("--wait/--no-wait", default=True, help="Wait for more; or end with what is there.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines: the whole records.")
+@click.pass_obj
+def follow(
+    settings: Settings,
+    topics: tuple[str, ...],
+    conditions: tuple[str, ...],
+    since: int | None,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """Print the records of topics, one a line, as they are appended.
+
+    TOPIC is any of query, context, action-decision (or decision), search-step (or step), verification, answer, feedback,
+    reward, dead-letter, due, cancel, control, heartbeat. docs/records describes their fields. It reads beside the
+    services and takes nothing from them. Records of one query and topic are in order. Ctrl-C ends it.
+    """
+    kinds = list(dict.fromkeys(_TOPICS[name] for name in topics))
+    wanted = [Condition.parse(said, kinds) for said in conditions]
+    groups = executor_groups(settings) if {"verification", "cancel"} & set(kinds) else ()
+    with EventFollower(
+        settings, kinds, groups=groups, since_ms=since, on_unreadable=_unreadable
+    ) as follower:
+        for event in follower if wait else follower.catch_up():
+            if all(condition.holds(event) for condition in wanted):
+                click.echo(orjson.dumps(msgspec.to_builtins(event)) if as_json else line_of(event))
+
+
+def line_of(event: QueryEvent) -> str:
+    """Return an event in one line for people: when, what, of which query, and the fields that matter."""
+    at = datetime.fromtimestamp(event.at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
+    about = event.query_id or getattr(event.record, "key", "")
+    return " ".join([f"{at}Z", event.kind, _in_a_line(about), *_told(event)])
+
+
+def _told(event: QueryEvent) -> Iterator[str]:
+    for path in SHOWN[event.kind]:
+        values = values_of(event, tuple(path.split(".")))
+        words = [_in_words(value) for value in values if value is not None and value != ""]
+        if words:
+            yield f"{path.rpartition('.')[2]}={','.join(words)}"
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, str):
+        text = _in_a_line(value)
+        return orjson.dumps(text).decode() if " " in text else text
+    return _in_a_line(str(value))
+
+
+def _in_a_line(text: str) -> str:
+    """Return the beginning of a text without line breaks and what else steers a terminal."""
+    short = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
+    return "".join(each if each.isprintable() else " " for each in short)
+
+
+def _unreadable(where: str, error: UniscaleError) -> None:
+    click.echo(f"{where} cannot be read: {error}", err=True)
+
+
+COMMANDS = [follow]
