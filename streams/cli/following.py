@@ -86,16 +86,14 @@ def follow(
 ) -> None:
     """Print the records of topics, one a line, as they are appended.
 
-    TOPIC is any of query, context, action-decision (or decision), search-step (or step), verification, answer, feedback,
-    reward, dead-letter, due, cancel, control, heartbeat. docs/records describes their fields. It reads beside the
-    services and takes nothing from them. Records of one query and topic are in order. Ctrl-C ends it.
+    TOPIC is any of query, context, action-decision (or decision), search-step (or step), verification, answer,
+    feedback, reward, dead-letter, due, cancel, control, heartbeat. docs/records describes their fields. It reads beside
+    the services and takes nothing from them. Records of one query and topic are in order. Ctrl-C ends it.
     """
     kinds = list(dict.fromkeys(_TOPICS[name] for name in topics))
     wanted = [Condition.parse(said, kinds) for said in conditions]
     groups = executor_groups(settings) if {"verification", "cancel"} & set(kinds) else ()
-    with EventFollower(
-        settings, kinds, groups=groups, since_ms=since, on_unreadable=_unreadable
-    ) as follower:
+    with EventFollower(settings, kinds, groups=groups, since_ms=since, on_unreadable=_unreadable) as follower:
         for event in follower if wait else follower.catch_up():
             if all(condition.holds(event) for condition in wanted):
                 click.echo(orjson.dumps(msgspec.to_builtins(event)) if as_json else line_of(event))

@@ -82,9 +82,17 @@ def test_a_condition_holds_where_the_field_has_the_value(kind: Kind, said: str, 
 @pytest.mark.parametrize(
     ("kinds", "said", "complaint"),
     [
-        (["decision"], "prise_factor=1", r"decision has no field 'prise_factor'; did you mean 'price_factor'"),
+        (
+            ["decision"],
+            "prise_factor=1",
+            r"decision has no field 'prise_factor'; did you mean 'price_factor'",
+        ),
         (["reward"], "price.costs=1", r"price.costs: reward, field price has no field 'costs'; .* 'cost'"),
-        (["reward"], "price.cost.x=1", r"reward, field price.cost has no field 'x'; there is nothing below it"),
+        (
+            ["reward"],
+            "price.cost.x=1",
+            r"reward, field price.cost has no field 'x'; there is nothing below it",
+        ),
         (["decision", "reward"], "seed=1", r"seed: reward has no field 'seed'"),
         (["step"], "forest.drafts.3.text=x", r"field forest.drafts has no field '3'; known: bound, depth"),
         (["control"], "operation=add", r"control has no field 'operation'; known: .*weights"),
