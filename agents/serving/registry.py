@@ -11,7 +11,7 @@ import msgspec
 
 from agents.catalogue.models import DTYPE_BYTES, Model, Sampling, VerifierModel
 from agents.serving.engine import Continuer, Drafted, Engine, Prefix, check_seeds, finish_of
-from agents.serving.errors import EngineStartError, ServingError
+from agents.serving.errors import EngineDiedError, EngineStartError, ServingError
 from agents.serving.http import (
     USUAL,
     Breaker,
@@ -27,6 +27,7 @@ from agents.serving.recorded import RecordedEngine, Recording
 from agents.serving.vllm_host import EngineHost, Generation
 from agents.serving.vllm_settings import HostedModel, checkpoint_path, kv_cache_bytes
 from schemas.control import ModelHealth
+from schemas.query import Message
 from schemas.search import Served
 
 # The models of one process, loaded in the background: each is loading, ready, suspended or failed, and says why.
@@ -38,6 +39,12 @@ log = logging.getLogger(__name__)
 
 MAX_WHY = 300
 """Characters that say why a model is not ready: they travel in every heartbeat."""
+
+FIRST_QUESTION = "How much is 2 + 3?"
+"""An engine in this process answers it before a client's. One that dies of any question dies of this one, while no
+record is in flight that would be blamed for the death."""
+
+_FIRST_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -107,11 +114,16 @@ class Fleet:
         """Wait until every model is ready or has failed.
 
         Raises:
-            ServingError: none is ready; the error of the first.
+            ServingError: none is ready; the error of the first. Or one that died of its first question took others of
+                this process with it.
         """
-        tasks = [place.task for place in self._places.values()]
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        places = self._places.values()
+        outcomes = await asyncio.gather(*(place.task for place in places), return_exceptions=True)
         failures = [each for each in outcomes if isinstance(each, BaseException)]
+        if any(isinstance(each.__cause__, EngineDiedError) for each in failures):
+            for place in places:
+                if _is_ready(place.task):
+                    await _ask(place.task.result(), place.entry)
         if failures and len(failures) == len(outcomes):
             raise failures[0]
 
@@ -140,7 +152,9 @@ class Fleet:
                 loaded = before.task.result()
                 self._replaced[loaded] = asyncio.create_task(self._close_idle(loaded))
             try:
-                return await self._load(model)
+                loaded = await self._load(model)
+                await _ask(loaded, model)
+                return loaded
             except Exception as error:
                 place.ended_s, place.why = self._clock(), f"{type(error).__name__}: {error}"[:MAX_WHY]
                 log.error("%s cannot be served: %s", model.name, error)
@@ -170,6 +184,23 @@ class Fleet:
         if breaker is not None and breaker.state == "open":
             return ModelHealth(model=name, state="suspended", why=breaker.why[:MAX_WHY])
         return ModelHealth(model=name, state="ready")
+
+
+async def _ask(loaded: Loaded, model: Model) -> None:
+    """Put the first question to an engine of this process. Whether its answer is any good, the first queries show.
+
+    Raises:
+        EngineStartError: the engine died of it.
+    """
+    if loaded.server is not None:
+        return  # its death is not this process's
+    prefix = Prefix(messages=(Message(role="user", content=FIRST_QUESTION),), max_tokens=_FIRST_TOKENS)
+    try:
+        await loaded.engine.generate("first question", [prefix], 1, [0], model.sampling)
+    except EngineDiedError as error:
+        raise EngineStartError(f"{model.name}: died of its first question: {error}") from error
+    except ServingError:
+        pass  # it lives
 
 
 def _is_ready(task: "asyncio.Task[Loaded]") -> bool:
@@ -403,11 +434,6 @@ class GroupEngines(Fleet):
         self.host: EngineHost | None = None
         self._options = options
         self._recording = recording
-
-    @property
-    def hung_s(self) -> float:
-        """Return for how many seconds vLLM in this process has not ended a step; 0 where it is well, or absent."""
-        return 0.0 if self.host is None else self.host.hung_s
 
     async def close(self) -> None:
         """Close every engine, then the host."""

@@ -11,11 +11,18 @@ import msgspec
 import numpy as np
 
 from agents.catalogue.models import VerifierModel
-from agents.serving.errors import DeadlinePassedError, EngineReplyError, PromptTooLongError, ServingError
+from agents.serving.errors import (
+    DeadlinePassedError,
+    EngineDiedError,
+    EngineReplyError,
+    PromptTooLongError,
+    ServingError,
+)
 from agents.serving.http import USUAL, JsonServer, Retries, retrying, within
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import Recording
 from agents.serving.registry import (
+    FIRST_QUESTION,
     HostingOptions,
     load_into,
     prompts_of,
@@ -123,9 +130,11 @@ class Verifier(Protocol):
 
     Attributes:
         served: What runs, for the Verification.
+        host: Of a model in this process; None for one elsewhere.
     """
 
     served: Served
+    host: EngineHost | None
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
         """Return a score for the last step of each path, and the tokens read for it.
@@ -171,6 +180,7 @@ class ProcessRewardModel:
             so (`shortened`).
         tokenizing: Where prompts are made, path by path: one thread, because tokenizers are not thread-safe. None
             makes them on the event loop, for a source that fills its batches from whatever waits there.
+        host: See `Verifier.host`.
     """
 
     def __init__(
@@ -182,8 +192,10 @@ class ProcessRewardModel:
         good_label: int,
         context_tokens: int,
         tokenizing: Executor | None = None,
+        host: EngineHost | None = None,
     ) -> None:
         self.served = served
+        self.host = host
         self._source = source
         self._tokenizing = tokenizing
         self._format = format
@@ -319,6 +331,7 @@ class RecordedVerifier:
 
     def __init__(self, recording: Recording) -> None:
         self.served = Served(name="recorded")
+        self.host: EngineHost | None = None
         self._recording = recording
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
@@ -361,6 +374,7 @@ async def start_verifier(
     prompts = prompts_of(entry, options)
     source: RowSource
     if entry.endpoint.kind == "http":
+        host = None
         served = Served(name="http-pooling", model=entry.name)
         source = HttpRows(server_of(entry, options), served_name(entry))
     else:
@@ -382,7 +396,22 @@ async def start_verifier(
         good_label=entry.step_tags.good_label if entry.step_tags else SKYWORK_LABEL,
         context_tokens=entry.engine.context_tokens,
         tokenizing=ThreadPoolExecutor(1, "tokenizing"),
+        host=host,
     )
+
+
+async def ask(verifier: Verifier) -> None:
+    """Let a verifier score a step of ours before a client's; see `FIRST_QUESTION`.
+
+    Raises:
+        EngineDiedError: it died of that.
+    """
+    try:
+        await verifier.score(FIRST_QUESTION, [["2 + 3 = 5"]])
+    except EngineDiedError:
+        raise
+    except ServingError:
+        pass  # it lives
 
 
 def format_for(entry: VerifierModel, prompts: ChatPrompts, system: str = "") -> Format:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # │   └── Moved           what is handled or written is another worker's by now, or is read anew
 # ├── Torn                what the service knows is ahead of what it has written: counted, and its process ends
 # └── Crash               the service cannot continue, and its process ends
+#     └── Death           for a reason that a record in flight may be: counted as a process that was killed
 #
 # UniscaleError           in a handler: the record is at fault, and goes to the dead-letter topic
 # ├── RowTooLarge         a row would exceed the record limit
@@ -85,6 +86,13 @@ class Crash(Exception):
     """This service cannot continue. `streams.worker` ends the process; in memory the caller restarts the service.
 
     Nothing between a handler and its runtime catches it, so no offset moves past the failure.
+    """
+
+
+class Death(Crash):
+    """An engine has died or hangs, or no memory is left: any record in flight may be the cause.
+
+    The guard counts it against all of them, like the death of a process that could say nothing (`Crashes.died`).
     """
 
 

@@ -6,7 +6,7 @@ import logging
 import mmap
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
@@ -23,6 +23,7 @@ from streams.runtime.base import (
     BatchHandler,
     ConsumerRecord,
     Crash,
+    Death,
     Outgoing,
     Runtime,
     Torn,
@@ -62,7 +63,7 @@ class KilledProcess(UniscaleError):
 
 class _Count(msgspec.Struct, omit_defaults=True):
     failures: int = 0  # exceptions of its handler
-    reason: str = ""  # of the last one
+    reason: str = ""  # of the last failure or death that has one
     deaths: int = 0  # of a process with it in flight
     alone: bool = False  # whether nothing else was in flight at the last one
 
@@ -92,11 +93,17 @@ class Crashes:
         self._write()
         return count.failures
 
-    def died(self, in_flight: Sequence[str]) -> None:
-        """Count the death of a process with these records in flight."""
+    def died(self, in_flight: Sequence[str], reason: str = "") -> None:
+        """Count the death of a process with these records in flight.
+
+        Args:
+            in_flight: Their identities.
+            reason: What it died of, where it could say.
+        """
         for identity in in_flight:
             count = self._counts.setdefault(identity, _Count())
             count.deaths += 1
+            count.reason = reason[:_REASON] or count.reason
             count.alone = len(in_flight) == 1
         if in_flight:
             self._write()
@@ -112,7 +119,7 @@ class Crashes:
         return count.deaths if count.alone and count.deaths >= LIMIT else 0
 
     def reason(self, identity: str) -> str:
-        """Return what the last failure at a record was; empty if its process could not say."""
+        """Return what the last failure or death at a record was; empty if no process could say."""
         count = self._counts.get(identity)
         return "" if count is None else count.reason
 
@@ -352,7 +359,8 @@ async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: S
 #
 #     UniscaleError   the record is at fault: dead letter at once
 #     Unavailable     the broker or an encoder is at fault: not counted; the guard waits and calls the handler again
-#     MemoryError     the process has no memory left: counted as its death, at all that is in flight (`Parties`)
+#     MemoryError     the process has no memory left: its death, counted against all that is in flight (`Parties`)
+#     Death           likewise: an engine has died or hangs
 #     anything else   the cause is unknown: the failure is counted and the service crashes, so that a fresh process
 #                     tries again; after the third failure the record goes to the dead-letter topic: at once, or, if the
 #                     process cannot go on (`Torn`), from the next one
@@ -382,6 +390,18 @@ class HandlerGuard:
     def stop(self) -> None:
         """Start no more records; those in flight continue."""
         self._stopping = True
+
+    async def beside(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a task alongside the handlers.
+
+        Raises:
+            Death: as the task does; it is counted.
+        """
+        try:
+            await run()
+        except Death as death:
+            self._count(death)
+            raise
 
     async def call(self, records: Sequence[ConsumerRecord], handle: BatchHandler) -> None:
         """Handle records, and return when they are done: handled, or in the dead-letter topic.
@@ -460,10 +480,15 @@ class HandlerGuard:
                     f"{first.coordinates}: what the {self.runtime.service} waited for was cancelled"
                 ) from error
             raise
+        except Death as death:
+            self._count(death)
+            raise
         except (Unavailable, Crash):
             raise
         except MemoryError as error:
-            raise self._out_of_memory(first) from error
+            out = self._out_of_memory(first)
+            self._count(out)
+            raise out from error
         except Exception as error:
             if isinstance(error, UniscaleError) and len(records) == 1:
                 await self._refuse(first, error)
@@ -481,12 +506,14 @@ class HandlerGuard:
             for record in records:
                 self.crashes.forget(record.identity)
 
-    def _out_of_memory(self, record: ConsumerRecord) -> Crash:
-        """Count a death against all that is in flight, since each takes memory; return what ends the worker."""
+    def _count(self, death: Death) -> None:
+        """Count a death against all that is in flight."""
         if not self._stopping:  # else counted: only the first error ends a worker
             self.stop()
-            self.crashes.died(self.in_flight.noted)
-        return Crash(
+            self.crashes.died(self.in_flight.noted, str(death.__cause__ or death))
+
+    def _out_of_memory(self, record: ConsumerRecord) -> Death:
+        return Death(
             f"{record.coordinates}: no memory left in the {self.runtime.service}, with "
             f"{len(self.in_flight.noted)} records in flight; give its process more, or lower "
             "UNISCALE_CONCURRENCY"

@@ -642,7 +642,7 @@ class KafkaRuntime(Runtime):
             while getattr(self.app.producer, "_producer", None) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             try:
-                await run()
+                await self.guard.beside(run)
             except asyncio.CancelledError:
                 raise
             except Exception as error:

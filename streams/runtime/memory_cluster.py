@@ -246,7 +246,7 @@ class Cluster:
 
     async def _background(self, worker: MemoryRuntime, what: str, run: Callable[[], Awaitable[None]]) -> None:
         try:
-            await run()
+            await worker.guard.beside(run)
         except (Crash, Died) as error:
             self.ended(worker, error)
         except Exception as error:

@@ -29,23 +29,21 @@ from agents.search.search import (
 from agents.serving.errors import DeadlinePassedError, ServingError, UnknownEngineError
 from agents.serving.http import within
 from agents.serving.registry import GroupEngines
+from agents.serving.vllm_host import EngineHost
 from schemas.answer import Answer
 from schemas.control import Cancel, Heartbeat, ModelHealth
 from schemas.decision import Decision
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.record import decode, encode
 from schemas.search import SearchStep, Verification
-from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime, Unavailable
+from streams.runtime.base import ConsumerRecord, Death, Outgoing, Runtime, Unavailable
 from streams.runtime.effects import Effects, Keyed
-from streams.services.hosting import engines_of
+from streams.services.hosting import engines_of, unless_vllm_hangs, watch_vllm
 
 log = logging.getLogger("streams.executor")
 
 # An Answer is later than any step.
 _ENDED = 1 << 30
-
-HUNG_S = 300.0
-"""A step of vLLM that takes so long will not end: the process does, and the supervisor starts another."""
 
 CANCELS = 32_000
 """Cancel records that are remembered, and at most read again at the start."""
@@ -84,11 +82,12 @@ class ExecutorService(Keyed[None]):
         runtime.on_stop(service._last_beat)
         runtime.on_stop(service.engines.close)
         service.engines.want(service._models())
-        await service.engines.settled()
+        await unless_vllm_hangs(service._host, service.engines.settled())
         begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
         await runtime.follow([runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=begin)
         service.since_ms = runtime.now_ms()  # loading takes minutes
         runtime.background("the heartbeat", service._beat)
+        runtime.background("vLLM", lambda: watch_vllm(service._host))
         runtime.background("the probes of endpoints", service._probe)
         return service
 
@@ -164,7 +163,7 @@ class ExecutorService(Keyed[None]):
         except ServingError as error:
             self.runtime.metrics.engine_faults.labels("executor").inc()
             if error.fatal:
-                raise Crash(f"{job.query_id}/{job.step}: {error}") from error
+                raise Death(f"{job.query_id}/{job.step}: {error}") from error
             return failed(job, error)
         finally:
             self.busy.discard(job.query_id)
@@ -188,11 +187,12 @@ class ExecutorService(Keyed[None]):
     def _models(self) -> list[Model]:
         return [m for m in self.runtime.control.catalogue.models if m.group == self.runtime.group]
 
+    def _host(self) -> EngineHost | None:
+        return self.engines.host
+
     async def _beat(self) -> None:
         runtime = self.runtime
         while True:
-            if (hung_s := self.engines.hung_s) > HUNG_S:
-                raise Crash(f"vLLM has not ended a step for {hung_s:.0f} s")
             here = self._models()
             self.engines.want(here)
             known = {each.model: each for each in self.engines.health()}

@@ -1,13 +1,49 @@
-"""Engines and verifiers of this process, from the catalogue and the settings."""
+"""Engines and verifiers of this process, from the catalogue and the settings, and what ends one that hangs."""
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, NoReturn
 
 from agents.catalogue.models import Catalogue, VerifierModel
 from agents.serving.http import Keys, Retries
 from agents.serving.recorded import Recording
 from agents.serving.registry import GroupEngines, HostingOptions
+from agents.serving.vllm_host import EngineHost
 from agents.verifier.prm import RecordedVerifier, Verifier, start_verifier
+from streams.runtime.base import Death
 from streams.settings import Settings
+
+HUNG_S = 300.0
+"""A step of vLLM that takes so long will not end: the process does, and the supervisor starts another."""
+
+_LOOK_S = 10.0
+
+
+async def watch_vllm(host: Callable[[], EngineHost | None]) -> NoReturn:
+    """Look again and again whether vLLM in this process hangs.
+
+    Args:
+        host: Returns where it runs; None where it does not.
+
+    Raises:
+        Death: it does.
+    """
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        if (here := host()) is not None and here.hung_s > HUNG_S:
+            raise Death(f"vLLM has not ended a step for {here.hung_s:.0f} s")
+
+
+async def unless_vllm_hangs(host: Callable[[], EngineHost | None], start: Coroutine[Any, Any, None]) -> None:
+    """Await the start of models, and watch vLLM meanwhile; see `watch_vllm`."""
+    tasks = [asyncio.ensure_future(start), asyncio.ensure_future(watch_vllm(host))]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def engines_of(settings: Settings, base: Catalogue) -> GroupEngines:

@@ -6,12 +6,12 @@ from msgspec.structs import replace
 
 from agents.search.search import failed
 from agents.serving.errors import ServingError
-from agents.verifier.prm import Verifier, verify
+from agents.verifier.prm import Verifier, ask, verify
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.search import SearchStep
-from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime
+from streams.runtime.base import ConsumerRecord, Death, Outgoing, Runtime
 from streams.runtime.effects import Effects, Keyed
-from streams.services.hosting import verifier_of
+from streams.services.hosting import unless_vllm_hangs, verifier_of, watch_vllm
 
 
 class UnknownGroup(UniscaleError):
@@ -29,9 +29,12 @@ class VerifierService(Keyed[None]):
     async def build(cls, runtime: Runtime) -> Self:
         """Load the catalogue's verifier in use."""
         entry = runtime.control.catalogue.verifier_named()
-        service = cls(runtime, await verifier_of(runtime.settings, entry, runtime.control.base))
-        runtime.on_stop(service.verifier.close)
-        return service
+        verifier = await verifier_of(runtime.settings, entry, runtime.control.base)
+        runtime.on_stop(verifier.close)
+        if entry.endpoint.kind != "http":
+            await unless_vllm_hangs(lambda: verifier.host, ask(verifier))
+            runtime.background("vLLM", lambda: watch_vllm(lambda: verifier.host))
+        return cls(runtime, verifier)
 
     async def on(self, row: None, message: SearchStep, at: ConsumerRecord) -> Effects[None]:
         """Score one step."""
@@ -46,7 +49,7 @@ class VerifierService(Keyed[None]):
         except (ServingError, RecordTooLarge) as error:
             runtime.metrics.engine_faults.labels("verifier").inc()
             if isinstance(error, ServingError) and error.fatal:
-                raise Crash(f"{step.query_id}/{step.step}: {error}") from error
+                raise Death(f"{step.query_id}/{step.step}: {error}") from error
             # With its trace: what was drafted was worked for, and its key pays for it.
             answer = replace(failed(step, error, step.engine), by="verifier")
             return Effects(send=[Outgoing.of(runtime.topics.answer, answer)])

@@ -12,6 +12,7 @@ an `again` once more, for a `lost` one that the topic does not hold; what it cop
 `gone`. For `groups` it copies how many records its consumer group has waiting, -1 for none known. `wait` ends when
 `free` has begun, `stuck` when it ends, five seconds later, with the number of records copied until then; `once` never
 ends, but for the second time. `greedy` has no memory left while another one is in hand.
+`stall` never ends, and a watch beside the handlers ends the worker.
 For `late` the counter writes, once, a row that is older than the one it replaces.
 For `beside` it sends `begin` and `end` around a pause, so that what runs beside what is known by the order on `due`.
 As a process: `python -m tests.support.toys SERVICE DIES_AFTER [METRICS_PORT]`, which kills itself after so many effects
@@ -33,6 +34,7 @@ from schemas.query import Origin
 from schemas.record import Record, encode
 from streams.runtime.base import (
     ConsumerRecord,
+    Death,
     Input,
     Outgoing,
     Runtime,
@@ -74,8 +76,15 @@ class Refused(UniscaleError):
 
 
 async def build_copier(runtime: Runtime) -> None:
-    freeing, freed = asyncio.Event(), asyncio.Event()
+    freeing, freed, stepping = asyncio.Event(), asyncio.Event(), asyncio.Event()
     copied = greedy = 0
+
+    async def watch() -> None:
+        await stepping.wait()
+        await runtime.sleep(0.5)
+        raise Death("an engine hangs")
+
+    runtime.background("a watch", watch)
 
     async def on_query(record: ConsumerRecord) -> None:
         nonlocal copied, greedy
@@ -87,6 +96,9 @@ async def build_copier(runtime: Runtime) -> None:
                 raise MemoryError("there is enough for one")
             greedy -= 1
         if value == b"hang" or (value == b"once" and _first_time(runtime)):
+            await asyncio.Future()
+        if value == b"stall":
+            stepping.set()
             await asyncio.Future()
         if value == b"wait":
             await freeing.wait()

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from agents.catalogue.models import Architecture, BenchmarkScore, Endpoint, Model, Sampling
 from agents.serving import http
-from agents.serving.errors import EngineStartError
+from agents.serving.engine import Drafted
+from agents.serving.errors import EngineDiedError, EngineStartError, RequestRefusedError
 from agents.serving.http import Breaker, JsonServer, ServerSettings
 from agents.serving.registry import Fleet, Loaded
 from tests.support.http_servers import JsonHandler, Server
@@ -23,9 +24,20 @@ def model(name: str, checkpoint: str = "here") -> Model:
 
 
 class Engine:
-    def __init__(self, entry: Model) -> None:
+    """Dies of whatever it is asked if its checkpoint is `deadly`, and then takes those of its process with it."""
+
+    def __init__(self, entry: Model, process: set[str]) -> None:
         self.entry = entry
         self.closed = False
+        self.process = process
+
+    async def generate(self, step_id: str, *_: object) -> list[Drafted]:
+        if self.entry.checkpoint in ("deadly", "harmful"):
+            self.process.add(self.entry.checkpoint)
+            raise EngineDiedError("CUDA error")
+        if "harmful" in self.process:
+            raise EngineDiedError("its context is gone")
+        raise RequestRefusedError("too short a question")
 
     async def close(self) -> None:
         self.closed = True
@@ -37,6 +49,7 @@ class Loader:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.loaded: list[str] = []
+        self.process: set[str] = set()
 
     async def __call__(self, entry: Model) -> Loaded:
         self.loaded.append(entry.name)
@@ -46,7 +59,7 @@ class Loader:
             raise EngineStartError(f"{entry.name}: no such folder")
         if entry.checkpoint == "odd":
             raise OSError("disk")
-        return Loaded(cast(Any, Engine(entry)))
+        return Loaded(cast(Any, Engine(entry, self.process)))
 
 
 class Slow(Server):
@@ -87,6 +100,22 @@ async def test_a_model_that_cannot_be_loaded_harms_nobody_and_says_why() -> None
         with pytest.raises(EngineStartError):
             await fleet.get(model(name, checkpoint))
     await fleet.close()
+
+
+async def test_a_model_that_dies_of_its_first_question_is_not_served_and_the_others_are() -> None:
+    fleet: Any = Fleet(Loader())
+    fleet.want([model("a"), model("b", "deadly"), model("c")])
+    await fleet.settled()
+    assert states(fleet) == {"a": "ready", "b": "failed", "c": "ready"}
+    [why] = [each.why for each in fleet.health() if each.model == "b"]
+    assert why == "EngineStartError: b: died of its first question: CUDA error"
+
+
+async def test_a_model_whose_death_took_others_with_it_keeps_the_process_from_starting() -> None:
+    fleet: Any = Fleet(Loader())
+    fleet.want([model("a"), model("b", "harmful")])
+    with pytest.raises(EngineStartError, match="a: died of its first question: its context is gone"):
+        await fleet.settled()
 
 
 async def test_loading_goes_on_in_the_background() -> None:
@@ -154,7 +183,7 @@ async def test_what_was_asked_of_an_engine_is_answered_before_it_is_closed_for_a
             await super().close()
 
     async def load(entry: Model) -> Loaded:
-        return Loaded(cast(Any, Remote(entry)), connection if entry.checkpoint == "here" else None)
+        return Loaded(cast(Any, Remote(entry, set())), connection if entry.checkpoint == "here" else None)
 
     fleet: Any = Fleet(load)
     first = await fleet.get(model("a"))
@@ -222,7 +251,7 @@ async def test_a_model_whose_endpoint_fails_is_suspended_until_it_is_back() -> N
     entry = replace(model("a"), endpoint=Endpoint(kind="http", url="http://127.0.0.1:9"))
 
     async def load(entry: Model) -> Loaded:
-        return Loaded(cast(Any, Engine(entry)), server)
+        return Loaded(cast(Any, Engine(entry, set())), server)
 
     fleet: Any = Fleet(load)
     await fleet.get(entry)

@@ -163,6 +163,16 @@ def test_records_that_memory_does_not_hold_side_by_side_are_handled_one_by_one_i
     assert harness.deaths == 2, "then they are suspects, and handled alone"
 
 
+def test_a_record_in_flight_when_a_watch_ends_the_worker_is_a_dead_letter_in_the_end(harness: Any) -> None:
+    sent = [(b"k", b"0"), (b"k", b"stall"), (b"k", b"1")]
+    harness.run("embedder", sent, lambda h: b"1" in [r.value for r in h.read("context")])
+    assert firsts([r.value for r in harness.read("context")]) == [b"0", b"1"]
+    (letter,) = (decode(r.value, DeadLetter) for r in harness.read("dead-letter"))
+    assert (letter.error, letter.attempts) == ("KilledProcess", 3)
+    assert "(an engine hangs)" in letter.reason
+    assert harness.deaths == 3
+
+
 def test_a_worker_that_is_torn_ends_the_third_time_too_and_the_next_one_says_what_it_was(
     harness: Any,
 ) -> None:
