@@ -97,7 +97,7 @@ class Regression:
     def parts(self, x: Vector) -> list[Ground]:
         """Return what each block contributes to the first target's prediction and variance, after its centre."""
         blocks = self._features.column_blocks
-        means, variances = x * self.theta[:, 0], self.noise * x * (self.ridge.inverse @ x)
+        means, variances = x * self.theta[:, 0], self.noise * x * self.ridge.solve(x)
         of = {block: [name == block for name in blocks] for block in dict.fromkeys(blocks)}
         return [
             Ground("centre", float(self.centre[0]), 0.0),
@@ -106,7 +106,7 @@ class Regression:
 
     def widths(self, z: Vector, sides: Matrix) -> Vector:
         """Return the standard deviation of the first target's prediction for some actions, shape (n,)."""
-        q = self._features.compress(z, self.ridge.inverse)
+        q = self._features.compress(z, self.ridge.half)
         return np.asarray(np.sqrt(self.noise * np.maximum(np.sum((sides @ q) * sides, axis=1), 0.0)))
 
     def add(self, x: Vector, targets: Vector) -> None:
@@ -378,9 +378,7 @@ class Estimates:
         cost = d.anchors[actions] * self.factors[actions] * np.exp(self._bounded(found[1]) + self._spread())
         best, some = accuracy.argmax(axis=1), slice(None, None, SOME)
         x = d.rows(window[some], actions[best[some]])
-        doubt = np.sqrt(
-            self.right.noise * np.maximum(np.sum((x @ self.right.ridge.inverse) * x, axis=1), 0.0)
-        )
+        doubt = np.sqrt(self.right.noise * np.maximum(self.right.ridge.squares(x), 0.0))
         return Forecast(accuracy, cost, float(doubt.mean()))
 
     def _paid(self, o: Observation, action: int) -> float:

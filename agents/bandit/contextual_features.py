@@ -116,13 +116,17 @@ class ContextualFeatures(FeatureMap):
         """
         return np.asarray(z @ theta.reshape(len(self.names), self.rank, -1))  # (rank,) @ (J, rank, T)
 
-    def compress(self, z: Vector, inverse: Matrix) -> Matrix:
-        """Return the (J, J) matrix Q of one query with g_aᵀQg_a = xᵀA⁻¹x for every action."""
+    def compress(self, z: Vector, half: Matrix) -> Matrix:
+        """Return the (J, J) matrix Q of one query with g_aᵀQg_a = xᵀA⁻¹x for every action.
+
+        Args:
+            z: Shape (rank,).
+            half: The lower triangle of A⁻¹, zeros above, shape (D, D).
+        """
         j, rank = len(self.names), self.rank
-        half = (inverse.reshape(-1, rank) @ z).reshape(
-            j, rank, j
-        )  # A⁻¹ (J, rank, J, rank) met by z on its right
-        return np.asarray(z @ half)
+        # (J, rank, J, rank) met by z from both sides; the upper triangle adds the mirror, and the diagonal stands twice.
+        met = z @ (half.reshape(-1, rank) @ z).reshape(j, rank, j)
+        return np.asarray(met + met.T - np.diag(np.diagonal(half).reshape(j, rank) @ z**2))
 
     def row(self, z: Vector, action: int) -> Vector:
         """Return x of one query and one action, shape (D,)."""

@@ -39,7 +39,8 @@ class QueryBasis:
     def random(cls, dim: int, rank: int, seed: int) -> QueryBasis:
         """Draw a random projection whose z_q has unit RMS for unit s_q."""
         draws = np.random.default_rng(seed).standard_normal((dim, rank))
-        return cls(np.zeros(dim), np.linalg.qr(draws)[0].T * np.sqrt(dim / rank))
+        directions = np.linalg.qr(draws)[0].T * np.sqrt(dim / rank)
+        return cls(np.zeros(dim), np.ascontiguousarray(directions))  # row by row, as a snapshot returns it
 
 
 def checked(subject: str, vector: Vector, dim: int, name: str) -> Vector:

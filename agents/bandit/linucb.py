@@ -159,10 +159,10 @@ class LinUCB(Learner):
         return late
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return A (one triangle), B and the pending decisions."""
+        """Return A (one triangle), B and the pending decisions; go on from them, as who restores them does."""
         arrays: dict[str, np.ndarray] = {}
         for name, gram in self._grams():
-            gram.flush()
+            gram.settle()
             arrays |= {f"{name}.a": gram.a[np.tril_indices(gram.dim)], f"{name}.b": gram.b}
         return {"pending": list(self._pending)}, arrays
 

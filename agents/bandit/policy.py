@@ -69,8 +69,10 @@ class Objective:
             )
         if not 0.0 <= self.price < np.inf:
             raise InvalidObjective("price", self.price, "give zero or more, finite")
-        for name, weight in weights.items():
-            object.__setattr__(self, name, weight / total)
+        # Weights that sum to 1 already stay as they are, bit by bit, when they are read back from a state.
+        if abs(total - 1.0) > 1e-12:
+            for name, weight in weights.items():
+                object.__setattr__(self, name, weight / total)
         slope = self.cost / (high - low)
         coefficients = np.array([self.correct, self.score, -slope, slope * high])
         coefficients.setflags(write=False)
@@ -412,7 +414,10 @@ class Policy(Protocol):
         ...
 
     def state(self) -> bytes:
-        """Serialise everything learned, with a format version and a checksum."""
+        """Serialise everything learned, with a format version and a checksum.
+
+        From then on the policy has the same bits as one that loads it.
+        """
         ...
 
     def load(self, data: bytes) -> None:

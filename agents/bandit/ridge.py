@@ -183,6 +183,11 @@ class Gram:
         self.actions = np.zeros((0, action_dim))
         self.factorise()
 
+    def settle(self) -> None:
+        """Become what `restore` makes of A and B: the kept inverse is another path to the same numbers, not the same bits."""
+        self.flush()
+        self.factorise()
+
     def flush(self) -> None:
         """Fold the waiting rank-one terms into the base and check the residual."""
         k = self._k
@@ -292,24 +297,33 @@ class Gram:
 # `Gram` is fast at a thousand dimensions and exact up to rounding. This is exact to the bit: a row is added by the
 # same operations whether it comes alone or in a batch, live or from the log, and the inverse is saved with the
 # state. So everything computed from it, such as a price λ, is the same after a recovery as without one.
+#
+# Of A and of A⁻¹ one triangle is updated, read and saved. Two would not stay each other's mirror: BLAS may fuse the
+# multiplication and the subtraction of a - x·y for some entries and not for others (OpenBLAS's `dger` on Haswell does).
 
 REFRESH: Final = 1000
 """Rows between two factorisations of A; at 150 dimensions, the inverse drifts by 1e-12 over as many rank-one steps."""
 
 
 class Ridge:
-    """A, B, A⁻¹ and Θ; dimensions can be added at any time. Of A, the lower triangle counts: the other is not kept up.
+    """A, B, A⁻¹ and Θ; dimensions can be added at any time.
 
     Args:
         penalties: The diagonal of Λ, above zero, shape (D,): how strongly each coefficient is held at zero.
         columns: Columns of B.
+
+    Attributes:
+        a: A, shape (D, D). Its lower triangle counts; what stands above is not kept up.
+        half: The lower triangle of A⁻¹, zeros above, shape (D, D).
+        b, theta: B and Θ, shape (D, columns).
+        rows: Rows added.
     """
 
     def __init__(self, penalties: Vector, columns: int) -> None:
         dim = len(penalties)
         self.rows = 0
         self.a: Matrix = np.diag(penalties)
-        self.inverse: Matrix = np.diag(1.0 / penalties)
+        self.half: Matrix = np.diag(1.0 / penalties)
         self.b: Matrix = np.zeros((dim, columns))
         self.theta: Matrix = np.zeros((dim, columns))
 
@@ -323,8 +337,16 @@ class Ridge:
         if not len(penalties):
             return
         self.a = _padded(self.a, penalties)
-        self.inverse = _padded(self.inverse, 1.0 / penalties)
+        self.half = _padded(self.half, 1.0 / penalties)
         self.b, self.theta = (np.pad(m, ((0, len(penalties)), (0, 0))) for m in (self.b, self.theta))
+
+    def solve(self, x: Vector) -> Vector:
+        """Return A⁻¹x, shape (D,)."""
+        return np.asarray(blas.dsymv(1.0, self.half.T, x))
+
+    def squares(self, x: Matrix) -> Vector:
+        """Return xᵀA⁻¹x of each row, shape (m,)."""
+        return np.asarray(2.0 * np.sum((x @ self.half) * x, axis=1) - x**2 @ np.diagonal(self.half))
 
     def add(self, x: Vector, targets: Vector) -> None:
         """Add one row.
@@ -333,13 +355,12 @@ class Ridge:
             x: Shape (D,).
             targets: Shape (columns,).
         """
-        self.a = np.asarray(blas.dsyr(1.0, x, a=self.a.T, lower=0, overwrite_a=1).T)
+        self.a = _plus(self.a, 1.0, x)
         self.b += np.outer(x, targets)
-        u = self.inverse @ x
+        u = self.solve(x)
         gain = 1.0 + float(x @ u)
         self.theta += np.outer(u, (targets - x @ self.theta) / gain)
-        u /= math.sqrt(gain)  # so that what is subtracted is symmetric to the bit
-        self.inverse = _minus(self.inverse, u)
+        self.half = _plus(self.half, -1.0 / gain, u)
         self.rows += 1
         if self.rows % REFRESH == 0:
             self.factorise()
@@ -353,16 +374,15 @@ class Ridge:
 
     def loosen(self, column: int, variance: float) -> None:
         """Add to the variance of one coefficient: A⁻¹ + v·eeᵀ, Θ as before."""
-        a = _mirrored(self.a)
-        own = a[:, column] * math.sqrt(variance / (1.0 + variance * float(a[column, column])))
-        self.a = _minus(a, own)
-        self.inverse[column, column] += variance
-        self.b = self.a @ self.theta
+        own = np.concatenate([self.a[column, :column], self.a[column:, column]])
+        self.a = _plus(self.a, -variance / (1.0 + variance * float(own[column])), own)
+        self.half[column, column] += variance
+        self.b = _times(self.a, self.theta)
 
     def adjust(self, x: Vector, column: int, amount: float) -> None:
         """Add amount·x to one column of B; the row itself is in A already."""
         self.b[:, column] += amount * x
-        self.theta[:, column] += amount * (self.inverse @ x)
+        self.theta[:, column] += amount * self.solve(x)
 
     def factorise(self) -> None:
         """Recompute A⁻¹ and Θ from A and B.
@@ -370,14 +390,14 @@ class Ridge:
         Raises:
             LinAlgError: A is no longer positive definite; fold the log again.
         """
-        self.inverse = inverted(self.a)
-        self.theta = self.inverse @ self.b
+        self.half = np.tril(inverted(self.a))
+        self.theta = _times(self.half, self.b)
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Return every array, from which `restore` continues with the same bits."""
         return {
             "ridge.a": _lower(self.a),
-            "ridge.inverse": _lower(self.inverse),
+            "ridge.inverse": _lower(self.half),
             "ridge.b": self.b,
             "ridge.theta": self.theta,
         }
@@ -385,14 +405,19 @@ class Ridge:
     def restore(self, arrays: dict[str, np.ndarray], rows: int) -> None:
         """Become what `snapshot` returned after this many rows."""
         dim = len(arrays["ridge.b"])
-        self.a, self.inverse = _whole(arrays["ridge.a"], dim), _whole(arrays["ridge.inverse"], dim)
+        self.a, self.half = _whole(arrays["ridge.a"], dim), _whole(arrays["ridge.inverse"], dim)
         self.b, self.theta = arrays["ridge.b"], arrays["ridge.theta"]
         self.rows = rows
 
 
-def _minus(matrix: Matrix, x: Vector) -> Matrix:
-    """Subtract x xᵀ from a matrix, in its own memory; what is symmetric stays so to the bit."""
-    return np.asarray(blas.dger(-1.0, x, x, a=matrix.T, overwrite_a=1).T)
+def _plus(lower: Matrix, factor: float, x: Vector) -> Matrix:
+    """Add factor·x xᵀ to a lower triangle, in its own memory."""
+    return np.asarray(blas.dsyr(factor, x, a=lower.T, overwrite_a=1).T)
+
+
+def _times(lower: Matrix, columns: Matrix) -> Matrix:
+    """Return the product of a symmetric matrix, of which the lower triangle counts, with some columns."""
+    return np.ascontiguousarray(blas.dsymm(1.0, lower.T, columns))
 
 
 def _padded(matrix: Matrix, diagonal: Vector) -> Matrix:
@@ -403,19 +428,19 @@ def _padded(matrix: Matrix, diagonal: Vector) -> Matrix:
 
 
 def _lower(matrix: Matrix) -> Vector:
-    """Return the lower triangle of a symmetric matrix."""
+    """Return the lower triangle of a matrix."""
     return matrix[np.tril_indices(len(matrix))]
 
 
 def _whole(lower: Vector, dim: int) -> Matrix:
-    """Return the symmetric matrix of a lower triangle."""
+    """Return the matrix of a lower triangle, zeros above."""
     matrix = np.zeros((dim, dim))
     matrix[np.tril_indices(dim)] = lower
-    return _mirrored(matrix)
+    return matrix
 
 
 def inverted(a: Matrix) -> Matrix:
-    """Return the inverse, symmetric to the bit, of a positive definite matrix; its lower triangle counts.
+    """Return the inverse of a positive definite matrix, of which the lower triangle counts.
 
     Raises:
         LinAlgError: A is no longer positive definite; fold the log again.
@@ -425,10 +450,5 @@ def inverted(a: Matrix) -> Matrix:
         raise np.linalg.LinAlgError(f"A is not positive definite at pivot {info}; fold the log again")
     half, _ = lapack.dpotri(low, lower=1, overwrite_c=1)
     half += 0.0  # for -0.0, so that equal states have equal bytes
-    return np.asarray(_mirrored(half).T)  # row by row in memory, as every other matrix
-
-
-def _mirrored(matrix: Matrix) -> Matrix:
-    """Let the lower triangle of a matrix stand in its upper one too, in its own memory."""
-    np.copyto(matrix.T, matrix, where=np.tri(len(matrix), k=-1, dtype=bool))
-    return matrix
+    np.copyto(half.T, half, where=np.tri(len(half), k=-1, dtype=bool))
+    return np.asarray(half.T)  # row by row in memory, as every other matrix
