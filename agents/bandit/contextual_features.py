@@ -124,7 +124,7 @@ class ContextualFeatures(FeatureMap):
             half: The lower triangle of A⁻¹, zeros above, shape (D, D).
         """
         j, rank = len(self.names), self.rank
-        # (J, rank, J, rank) met by z from both sides; the upper triangle adds the mirror, and the diagonal stands twice.
+        # (J, rank, J, rank) met by z from both sides; its mirror adds the upper triangle, and the diagonal again.
         met = z @ (half.reshape(-1, rank) @ z).reshape(j, rank, j)
         return np.asarray(met + met.T - np.diag(np.diagonal(half).reshape(j, rank) @ z**2))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -184,7 +183,7 @@ class Gram:
         self.factorise()
 
     def settle(self) -> None:
-        """Become what `restore` makes of A and B: the kept inverse is another path to the same numbers, not the same bits."""
+        """Become what `restore` makes of A and B: by rank-one steps A⁻¹ has the same digits, but not the same bits."""
         self.flush()
         self.factorise()
 

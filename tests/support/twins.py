@@ -65,7 +65,7 @@ PAIRS: Final = ((1, 1), (4, 1))
 EACH: Final = (1, 5, 2, 8, 4)
 """Decisions made together, in turn: products of other shapes add in other orders."""
 
-FIRST: Final[tuple[Kind, ...]] = (*["final"] * 7, "provisional", "provisional", "default")
+FIRST: Final[Sequence[Kind]] = ("final", "final", "final", "final", "final", "provisional", "default")
 """The first reward of a decision is one of these at random."""
 
 WEIGHTS: Final = ((0.7, 0.2, 0.1), (0.1, 0.1, 0.8), (1.0, 0.0, 0.0))
@@ -145,7 +145,7 @@ def layout(of: Any, path: str = "policy") -> dict[str, tuple[str, bool, bool]]:
             parts = list(enumerate(of))
         case _:
             parts = list(getattr(of, "__dict__", {}).items())
-    found = {}
+    found: dict[str, tuple[str, bool, bool]] = {}
     for name, part in parts:
         found |= layout(part, f"{path}.{name}")
     return found
@@ -170,7 +170,7 @@ def life(shards: Sequence[Shard], rounds: int) -> Iterator[tuple[Any, Any]]:
         contexts = [asked(first) for _ in range(min(EACH[at % len(EACH)], rounds - made))]
         decided = [shard.ask(*contexts) for shard in shards]
         waiting += [(each, FIRST[int(first.rng.integers(len(FIRST)))]) for each in decided[0]]
-        first.rng.shuffle(waiting)  # type: ignore[arg-type]
+        first.rng.shuffle(waiting)
         due, waiting = waiting[6:], waiting[:6]
         rewards = [outcome(first, *each) for each in due]
         learned = [shard.tell(*rewards) for shard in shards]

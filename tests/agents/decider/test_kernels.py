@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agents.bandit.registry import kinds
-from tests.support.twins import CASES
+from tests.support.twins import CASES, parted
 
 ROOT = Path(__file__).parents[3]
 KERNELS = {"Haswell": "avx2", "Zen": "avx2", "Sandybridge": "avx"}
@@ -52,9 +52,14 @@ def test_every_policy_is_compared_over_2000_decisions_and_networks_over_200() ->
         assert CASES[name].rounds >= (200 if name in ("mlp", "neural-ucb") else 2_000)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_restored_learner_goes_on_as_the_live_one_for_a_while(name: str) -> None:
+    assert parted(CASES[name]._replace(rounds=40), before=60) == ""
+
+
 @pytest.mark.seconds
 @pytest.mark.parametrize("kernel", [*KERNELS, ""])
-def test_a_restored_learner_goes_on_as_the_live_one(kernel: str) -> None:
+def test_a_restored_learner_goes_on_as_the_live_one_with_these_kernels(kernel: str) -> None:
     if kernel and KERNELS[kernel] not in Path("/proc/cpuinfo").read_text().split():
         pytest.skip(f"this processor cannot run the kernels for {kernel}")
     runs = chosen(kernel)
