@@ -687,8 +687,8 @@ class Contextual(Learner):
         Args:
             history: The outcomes. They replace what has been learned, and the recent contexts.
             cap: Rows as which the history counts at most.
-            known: What was returned for this history before. What cannot be read, or belongs to other settings or
-                actions, is estimated again.
+            known: What was returned for this history before. What cannot be read, or belongs to another history, other
+                settings or other actions, is estimated again.
         """
         read = self._read_refit(known, history)
         made = self.estimates.replace(history, cap, read)
@@ -706,7 +706,7 @@ class Contextual(Learner):
         if read is not None:
             return known
         meta, arrays = self.features.fitted()
-        meta |= {"right": made.right, "paid": made.paid}
+        meta |= {"right": made.right, "paid": made.paid, "history": history.digest}
         return pack(self.name, self.identity(), meta, arrays | {"z": made.z})
 
     def _read_refit(self, known: bytes, history: History) -> Refit | None:
@@ -714,6 +714,9 @@ class Contextual(Learner):
         try:
             meta, arrays = unpack(known, self.name, self.identity())
         except CorruptState:
+            return None
+        # Those of earlier releases have no digest; `refits_of` leaves out those from before a repair.
+        if "history" in meta and meta["history"] != history.digest:
             return None
         if len(arrays["z"]) != len(history.queries) or not self.features.refit(meta, arrays):
             return None

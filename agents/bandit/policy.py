@@ -363,7 +363,8 @@ class Policy(Protocol):
         """Return what it estimated each time it learned everything anew, by the number of outcomes.
 
         Who keeps its log takes these results out and writes them; before the log is folded they are put in, and read
-        instead of estimated: on another processor an estimate may come out otherwise.
+        instead of estimated: on another processor an estimate may come out otherwise. Each says of which history it is,
+        and what is of another is estimated again.
         """
         ...
 

@@ -68,6 +68,19 @@ class History:
         inverse = np.minimum(1.0 / self.propensity, MOST_WEIGHT)
         return np.asarray(inverse / inverse.mean())
 
+    @property
+    def digest(self) -> str:
+        """Return what tells from other histories what is estimated of this one, the same wherever it is worked out.
+
+        In single precision: the log of a price may come out otherwise elsewhere in its last bit.
+        """
+        told = hashlib.blake2b(digest_size=16)
+        for places in (self.question, self.action):
+            told.update(places.astype("<i8").tobytes())
+        for terms in (self.correct, self.score, self.log_cost, self.propensity, self.queries):
+            told.update(terms.astype("<f4").tobytes())
+        return told.hexdigest()
+
 
 # What the features take from history: the anchor of each action, and the directions of queries.
 #

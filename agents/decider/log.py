@@ -148,18 +148,25 @@ def refit_rows(outcomes: int, result: bytes, seq: int, size: int = REFIT_BYTES) 
     ]
 
 
-def refits_of(rows: Iterable[AnyRow]) -> dict[int, bytes]:
-    """Return the results among the rows of a log, by outcomes; one of which a part is missing is left out."""
+def refits_of(rows: Iterable[AnyRow], after: int = -1) -> dict[int, bytes]:
+    """Return the results among the rows of a log, by outcomes; one of which a part is missing is left out.
+
+    Args:
+        rows: Rows in any order. Of a result that was written again, earlier parts may be left: the newest count.
+        after: Last sequence number that the policy's state already contains; -1 for none. What was estimated by then is
+            in that state, or of a history that was replaced by it (`repair`).
+    """
     found: dict[int, list[RefitRow]] = {}
     for row in rows:
-        if isinstance(row, RefitRow):
+        if isinstance(row, RefitRow) and row.seq > after:
             found.setdefault(row.outcomes, []).append(row)
-    whole = {n: sorted(parts, key=attrgetter("part")) for n, parts in found.items()}
-    return {
-        n: b"".join(part.result for part in parts)
-        for n, parts in whole.items()
-        if len(parts) == parts[0].parts
-    }
+    results = {}
+    for outcomes, written in found.items():
+        newest = max(row.seq for row in written)
+        parts = sorted((row for row in written if row.seq == newest), key=attrgetter("part"))
+        if len(parts) == parts[0].parts:
+            results[outcomes] = b"".join(part.result for part in parts)
+    return results
 
 
 NO_OFFER: Final = OfferRow(seq=-1, actions=())

@@ -89,10 +89,10 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
         actions.clear()
     try:
         introduce(policy, actions.values())
-        policy.refits.update(logged := refits_of(own.values()))
+        policy.refits.update(logged := refits_of(own.values(), after))
         folded = fold(policy, [*rows, *offers], after, actions)
         for outcomes, result in logged.items():
-            # What was estimated again, because the log had it not or not whole, stays and is written.
+            # What was estimated again stays and is written: the log had it not, not whole, or of another history.
             if policy.refits[outcomes] == result:
                 del policy.refits[outcomes]
     except (DeciderError, KeyError, ValueError) as error:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from agents.bandit.errors import CorruptState
 from agents.decider import snapshot
 from agents.decider.decider import Decider
-from agents.decider.log import Row, decode_row, without_question
+from agents.decider.log import REFIT_KEY, Row, decode_row, without_question
 from agents.decider.snapshot import (
     BEGINNING,
     IDS_KEY,
@@ -122,8 +122,11 @@ def repaired(
         earlier: The previous value of each key, if the topic still has it. It is the row that a record to leave out has
             replaced.
     """
-    kept = {key: value for key, value in log.items() if key not in without}
-    replaced = {key: value for key, value in (earlier or {}).items() if key in without}
+    # What was estimated of the whole history is no estimate of the one that remains: it is estimated again, and what
+    # the snapshot then holds takes its place.
+    refits = {key for key in log if key.startswith(REFIT_KEY)}
+    kept = {key: value for key, value in log.items() if key not in refits | set(without)}
+    replaced = {key: value for key, value in (earlier or {}).items() if key in set(without) - refits}
     restored = replaced.keys() - {each.key for each in refused(kept | replaced, snapshots)}
     kept |= {key: replaced[key] for key in restored}
     found = decider.recover(kept.items(), snapshots.items(), whole=False)
@@ -142,7 +145,8 @@ def repaired(
     needed |= {IDS_KEY + part.sha256.encode() for part, _ in decider.ended.parts()}
     gone = [key for key in snapshots if key not in needed and not is_prior(key)]
     start = (START_KEY, str(log_offset).encode())
-    return [*made, start, *((key, None) for key in gone)], [*without, *(key for key in ended if key in log)]
+    dropped = dict.fromkeys([*without, *refits, *(key for key in ended if key in log)])
+    return [*made, start, *((key, None) for key in gone)], list(dropped)
 
 
 def shown(key: bytes) -> str:

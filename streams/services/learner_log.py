@@ -109,6 +109,12 @@ class LearnerLog:
             decider.seq,
             len(decider.ended),
         )
+        if again := sorted(decider.policy.refits):
+            log.warning(
+                "what the policy estimated after %s outcomes was not in the log, or was of another history: it was "
+                "estimated again, and is written with the next rewards",
+                ", ".join(map(str, again)),
+            )
         await self._remove_foreign(found, {**dict(records), **snapshots})
         if decider.seq:
             self._require_current()

@@ -18,7 +18,7 @@ from agents.bandit.contextual import COST, Contextual, ContextualSettings
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
-from agents.bandit.learner import choose
+from agents.bandit.learner import choose, pack, unpack
 from agents.bandit.pacing import KEYS, Forecast, Pace, Pacer, price_for_accuracy
 from agents.bandit.policy import ActionVector, Aim, Context, Observation, Pending
 from agents.decider.log import Row, decode_row
@@ -455,6 +455,51 @@ def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first:
             one, other = (p.estimates.predicted(p.features.short(query)) for p in (early, late))
             assert one[: len(other)] == pytest.approx(other, rel=1e-8), at
     assert (early.refits == late.refits) is read
+
+
+def outcomes(count: int) -> list[Observation]:
+    """Return outcomes of actions in turn, each of a question of its own."""
+    traffic, found, ids = Traffic(3), [], [action.action_id for action in actions()]
+    for at in range(count):
+        query_id, query, hard = traffic.question()
+        correct, log_cost = traffic.outcome(ids[at % len(ids)], hard)
+        terms = (correct, 0.8 * correct + 0.1, log_cost, correct, PLAIN)
+        found.append(Observation(query_id, query, ids[at % len(ids)], *terms))
+    return found
+
+
+def learned(told: list[Observation], known: bytes = b"") -> Contextual:
+    """Return a policy that has learned these outcomes, all anew after the fortieth, of which it may read a result."""
+    policy = contextual(refits=(40,))
+    policy.offer(actions())
+    if known:
+        policy.refits[40] = known
+    policy.learn(told)
+    return policy
+
+
+def test_what_was_estimated_of_another_history_is_estimated_again() -> None:
+    told = outcomes(41)
+    whole = learned(told[:40]).refits[40]
+    left = [each for each in told if each is not told[2]]
+    anew, given = learned(left), learned(left, whole)
+    assert given.refits == anew.refits != {40: whole}
+    assert given.state() == anew.state()
+    graded = [dataclasses.replace(told[2], correct=1.0 - told[2].entered), *left[:39]]
+    for other in (graded, list(reversed(told[:40]))):
+        assert learned(other, whole).refits != {40: whole}
+    assert learned(told[:40], whole).refits == {40: whole}
+
+
+def test_a_result_of_an_earlier_release_has_no_digest_and_is_read() -> None:
+    told = outcomes(40)
+    policy = learned(told)
+    meta, arrays = unpack(policy.refits[40], policy.name, policy.identity())
+    del meta["history"]
+    old = pack(policy.name, policy.identity(), meta, arrays)
+    given = learned(told, old)
+    assert given.refits == {40: old}
+    assert given.state() == policy.state()
 
 
 def test_the_targets_of_one_tenant_put_out_nobody_elses_accounts() -> None:

@@ -6,12 +6,30 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from agents.bandit.contextual import Contextual, ContextualSettings
+from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.errors import CorruptState, DuplicateQuery
+from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import LinUCB
-from agents.decider.log import Row, decode_row, encode_row
+from agents.decider import snapshot
+from agents.decider.log import (
+    REFIT_KEY,
+    ActionRow,
+    Row,
+    decode_row,
+    encode_row,
+    events,
+    introduce,
+    offer,
+    tell,
+)
 from agents.decider.repair import refused, repaired
 from agents.decider.snapshot import RESET_KEY, is_record
+from agents.decider.verify import mismatches, opened
+from tests.support.traffic import DIM
 
 SMALL = 4096
 
@@ -104,3 +122,94 @@ def test_what_a_reset_has_left_is_no_foreign_record_and_stays(shard: Any) -> Non
 def test_a_whole_log_is_not_named(shard: Any) -> None:
     assert refused(*parts(shard), accept=shard.policy().load) == []
     shard.crash()
+
+
+# A learner without a prior, which estimates anew after 8, 14 and 20 outcomes and logs what it estimated.
+
+
+def self_taught(make_shard: Any) -> Any:
+    def policy(_: Any) -> Contextual:
+        early = ContextualSettings(refits=(8, 14, 20))
+        return Contextual(ContextualFeatures(FeatureSettings(DIM, 10, query_rank=11)), early)
+
+    return make_shard(policy)
+
+
+def taught_anew(shard: Any, without: set[bytes]) -> Any:
+    """Return a policy that is told, event by event, what remains of a log after its newest snapshot."""
+    rows, snapshots = parts(shard)
+    policy = shard.policy()
+    base, _ = snapshot.read(snapshots, policy.load)
+    after = -1 if base is None else base.version
+    own = {**({} if base is None else base.rows), **rows}
+    left = [decode_row(key, value) for key, value in own.items() if key not in without]
+    known = {row.action: row for row in left if isinstance(row, ActionRow)}
+    introduce(policy, known.values())
+    for event in events(left, after):
+        if isinstance(event.row, Row):
+            tell(policy, event.kind, [event.row])
+        else:
+            offer(policy, event.row, known)
+    return policy
+
+
+def mended(shard: Any, without: list[bytes]) -> None:
+    records, gone = repaired(shard.fresh(), *parts(shard), without, shard.table.end, SMALL)
+    shard.apply(records)
+    shard.apply((key, None) for key in gone)
+
+
+def test_a_repair_takes_no_estimate_of_the_whole_history_for_one_of_what_remains(make_shard: Any) -> None:
+    shard = self_taught(make_shard)
+    life(shard, 8)
+    early = min((row for row in map(shard.entry, ("q0", "q1", "q3"))), key=lambda row: row.learned_seq).key
+    refits = {key for key in shard.table if key.startswith(REFIT_KEY)}
+    assert refits
+    anew = taught_anew(shard, {early}).state()
+    mended(shard, [early])
+    assert not refits & shard.table.keys()
+    shard.crash()
+    assert shard.decider.policy.state() == anew
+
+
+lives = st.lists(
+    st.tuples(st.sampled_from(["ask", "ask", "reward", "reward", "snapshot", "crash"]), st.integers(1, 4)),
+    min_size=8, max_size=30,
+)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lives, st.data())
+def test_a_repaired_log_is_that_of_what_remains(
+    make_shard: Any, done: list[Any], data: st.DataObject
+) -> None:
+    shard, waiting = self_taught(make_shard), []
+
+    def step(act: str, count: int) -> None:
+        match act:
+            case "ask":
+                waiting.extend(shard.ask(*(shard.context() for _ in range(count))))
+            case "reward":
+                shard.tell(*(shard.reward(waiting.pop(0)) for _ in range(min(count, len(waiting)))))
+            case "snapshot":
+                shard.apply(shard.snapshot(SMALL))
+            case "crash":
+                state = shard.decider.policy.state()
+                shard.crash()
+                assert shard.decider.policy.state() == state
+
+    for act, count in done:
+        step(act, count)
+    mine = sorted(key for key, value in parts(shard)[0].items() if isinstance(decode_row(key, value), Row))
+    # At least one row stays: without any, there is nothing to go on from.
+    without = data.draw(st.sets(st.sampled_from(mine), max_size=min(3, len(mine) - 1))) if mine else set()
+    anew = taught_anew(shard, without).state()
+    mended(shard, sorted(without))
+    shard.crash()
+    assert shard.decider.policy.state() == anew
+    waiting[:] = [each for each in waiting if each.query_id.encode() not in without]
+    for act, count in [*done, ("ask", 4), ("reward", 4), ("crash", 1)]:
+        step(act, count)
+    fresh = shard.policy()
+    log, after = opened(fresh, {**parts(shard)[0], **parts(shard)[1]})
+    assert list(mismatches(fresh, log, 7, after)) == []

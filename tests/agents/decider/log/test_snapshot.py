@@ -207,6 +207,11 @@ def test_what_was_learned_anew_is_cut_into_rows_and_a_snapshot_leaves_them_behin
     assert [len(row.result) for row in read if isinstance(row, RefitRow)] == [1000, 1000, 500]
     assert refits_of(reversed(read)) == {640: result}
     assert refits_of(read[1:]) == {}
+    assert refits_of(read, after=6) == {640: result}
+    assert refits_of(read, after=7) == {}
+    # Written again, and shorter: what is left of the first is no part of it.
+    again = refit_rows(640, result[:1500], seq=9, size=1000)
+    assert refits_of([read[2], *again]) == {640: result[:1500]}
     carried, ended = carry([(*row, decode_row(*row)) for row in rows], 30, EndedIds())
     assert carried.rows == ()
     assert ended == {b"\x00refit/640/0": 7, b"\x00refit/640/1": 7, b"\x00refit/640/2": 7}
