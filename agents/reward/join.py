@@ -126,12 +126,25 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
         return self.answered_ms + self.opened.feedback_ms
 
     @property
+    def rejected(self) -> bool:
+        """Return whether it says only that its query was rejected before it was decided: a digest can stand for it."""
+        answer = self.answer
+        alone = self.opened is None and self.parked is None
+        return alone and answer is not None and answer.status == "rejected" and answer.seq is None
+
+    @property
     def parked_deadline_ms(self) -> int:
         """Return by when the Answer of a parked Feedback must come, or its Decision where that is not known yet."""
         assert self.parked is not None
         if self.opened is None or self.parked.at_ms is None:
             return self.parked.until_ms
         return self.parked.at_ms + self.opened.feedback_ms
+
+
+def rejected_row(query_id: str, answered_ms: int) -> JoinRow:
+    """Return the row of a query of which only the append time of the Answer that rejected it was kept, in ms."""
+    answer = Answer(query_id=query_id, status="rejected", by="", error="rejected before it was decided")
+    return JoinRow(query_id=query_id, answer=answer, answered_ms=answered_ms)
 
 
 def dues(row: JoinRow) -> tuple[Deadline, ...]:

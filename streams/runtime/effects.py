@@ -57,6 +57,7 @@ class Effects(Struct, Generic[R], frozen=True):
     Attributes:
         send: Records, in their order.
         row: What the query's row becomes; None for no row. By default it stays as it is.
+        beside: Rows under keys of the service's own, key and value, in the record's partition; None deletes one.
         refused: Records for the dead-letter topic, whose query goes on. A record that ends its query is none of them:
             the service raises its error.
         then: Called when all of this is on the broker. What the service counts and remembers belongs here.
@@ -64,6 +65,7 @@ class Effects(Struct, Generic[R], frozen=True):
 
     send: Sequence[Outgoing] = ()
     row: R | UnsetType | None = UNSET
+    beside: Sequence[tuple[bytes, bytes | None]] = ()
     refused: Sequence[Refusal] = ()
     then: Callable[[], object] = lambda: None
 
@@ -185,11 +187,15 @@ async def _handle(runtime: Runtime, service: Keyed[R], each: Input, at: Consumer
     rows = service.rows
     row = rows.get(message.query_id) if rows is not None else None
     effects = await service.on(row, message, at)
-    change = None if rows is None else rows.change(message.query_id, row, effects.row, at.partition)
+    changes = list[PlacedRow]()
+    if rows is not None:
+        change = rows.change(message.query_id, row, effects.row, at.partition)
+        changes = [] if change is None else [change]
+        changes += [(key, value, at.partition) for key, value in effects.beside]
     await send_refused(runtime, effects.send, effects.refused)
     try:
-        if rows is not None and change is not None:
-            await rows.table.put_all([change])
+        if rows is not None and changes:
+            await rows.table.put_all(changes)
         effects.then()
     except (Unavailable, Crash):
         raise

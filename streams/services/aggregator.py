@@ -14,10 +14,9 @@ to the topics that it ends the wait for: what came in time while no aggregator r
 on a Due that its own timer has sent in this assignment: another's may stand before those records in its query's queue.
 """
 
-import heapq
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import NoReturn, Self
@@ -38,6 +37,7 @@ from agents.reward.join import (
     encode_row,
     newer,
     on,
+    rejected_row,
     to_value,
 )
 from agents.reward.outcome import gradable, value
@@ -49,8 +49,11 @@ from schemas.reward import Due, Feedback, Reward
 from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable, key_of
 from streams.runtime.effects import Effects, Keyed, Rows
 from streams.runtime.handler_guard import Refusal
+from streams.services import rejected
 from streams.services.grading import GradersBusy, GraderTurns
+from streams.services.priority_queue import PriorityQueue
 from streams.services.recent import RecentIds
+from streams.services.rejected import RejectedIds
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
@@ -70,10 +73,16 @@ _AT_GRADERS = 2
 # Closed queries, whose records must not open them again: remembered at most, and read again at the start.
 _CLOSED = 200_000
 
+# Queries that were rejected before a Decision: remembered at most, over all partitions.
+_REJECTED = 100_000
+
 # Provisional Rewards with a term that could not be worked out, which are remembered until their query is closed.
 _UNGRADED = 10_000
 
 Message = Decision | Answer | Feedback | Due
+
+_Overdue = tuple[str, str, int]
+"""A deadline of a query: its id, the kind, and when it is, ms since the epoch."""
 
 
 class OrphanFeedback(UniscaleError):
@@ -115,8 +124,12 @@ class AggregatorService(Keyed[JoinRow]):
         # What the provisional Rewards of queries say is missing, by query: handled again, their Answers get no grade.
         self._ungraded: OrderedDict[str, str] = OrderedDict()
         self.uplift = Uplift()
+        self.rejected = RejectedIds(
+            self.table, max(1, _REJECTED // settings.kafka.join_partitions), self.waits.keep_ms
+        )
         self._rows = 0
-        self._due: list[tuple[int, str, str, int]] = []
+        # The deadlines of rows, by when the timer looks at them next.
+        self._due = PriorityQueue[_Overdue]()
         topics = runtime.topics
         self._awaited = {
             "feedback": (topics.feedback,),
@@ -128,11 +141,11 @@ class AggregatorService(Keyed[JoinRow]):
         self._handed_ms: dict[tuple[str, int], int] = {}
         self._asked_ms = 0
         # By the same, deadlines that have passed before all was handed over that could have come in time, by time.
-        self._held: dict[tuple[str, int], list[tuple[int, str, str, int]]] = {}
-        # When the timer first sent a Due in this assignment, ms since the epoch, by query, kind and deadline.
-        self._sent: dict[tuple[str, str, int], int] = {}
-        # Deadlines that have passed; their rows may still have them.
-        self._passed: dict[tuple[str, str], int] = {}
+        self._held: dict[tuple[str, int], PriorityQueue[_Overdue]] = {}
+        # When the timer first sent a Due in this assignment, ms since the epoch.
+        self._sent: dict[_Overdue, int] = {}
+        # Deadlines that have passed, of rows that still have them.
+        self._passed: set[_Overdue] = set()
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
@@ -169,21 +182,34 @@ class AggregatorService(Keyed[JoinRow]):
         if query_id in self.closed:
             # One that still has a row: its Reward was sent, and the worker ended; or a row was written late.
             return Effects(row=None, then=partial(self._seen, row, message, at))
-        wanted = to_value(row, message)
-        valued = await self._value(*wanted, row, message) if wanted else None
+        known = self._known(row, query_id)
+        wanted = to_value(known, message)
+        valued = await self._value(*wanted, known, message) if wanted else None
         if wanted and valued and valued.correct is None and gradable(*wanted):
             self.runtime.metrics.ungraded.inc()
             log.warning("%s: its correctness stays unknown: %s", query_id, valued.missing)
         generator = None
         if isinstance(message, Decision):
             generator = self.runtime.control.pricing.generators.get(message.action.model)
-        turn = on(row, Arrival(message, at.timestamp_ms, at.origin), self.waits, valued, generator)
+        turn = on(known, Arrival(message, at.timestamp_ms, at.origin), self.waits, valued, generator)
+        after, beside = turn.row, list[tuple[bytes, bytes | None]]()
+        if after is not None and after.rejected:
+            assert after.answered_ms is not None
+            beside = self.rejected.rows(query_id, after.answered_ms, at.partition)
+            after = None
         return Effects(
             send=[self._outgoing(out) for out in turn.out if not isinstance(out, Orphan)],
-            row=turn.row,
+            row=after,
+            beside=beside,
             refused=[_orphan(out, at) for out in turn.out if isinstance(out, Orphan)],
-            then=partial(self._done, row, message, at, turn, valued),
+            then=partial(self._done, row, after, beside, message, at, turn, valued),
         )
+
+    def _known(self, row: JoinRow | None, query_id: str) -> JoinRow | None:
+        """Return a query's row, or the one that its digest stands for."""
+        if row is not None or (answered_ms := self.rejected.answered_ms(query_id)) is None:
+            return row
+        return rejected_row(query_id, answered_ms)
 
     def _misplaced(self, message: Message, at: ConsumerRecord, partition: int) -> Effects[JoinRow]:
         """Send a client's feedback on to its query's partition; refuse what only the services may write.
@@ -208,16 +234,24 @@ class AggregatorService(Keyed[JoinRow]):
 
     def _seen(self, before: JoinRow | None, message: Message, at: ConsumerRecord) -> None:
         self._rows -= before is not None
+        self._watch(before, None)
         metrics = self.runtime.metrics
         counter = metrics.late if isinstance(message, Feedback) else metrics.duplicates
         counter.labels(at.topic).inc()
 
     def _done(
-        self, before: JoinRow | None, message: Message, at: ConsumerRecord, turn: Turn, valued: Valued | None
+        self,
+        before: JoinRow | None,
+        after: JoinRow | None,
+        beside: Sequence[tuple[bytes, bytes | None]],
+        message: Message,
+        at: ConsumerRecord,
+        turn: Turn,
+        valued: Valued | None,
     ) -> None:
-        self._rows += (turn.row is not None) - (before is not None)
-        if turn.row is not None and turn.row != before:
-            self._watch(turn.row)
+        self._rows += (after is not None) - (before is not None)
+        self._watch(before, after)
+        self.rejected.written(beside, at.partition)
         for out in turn.out:
             if isinstance(out, Reward) and out.closes:
                 self.closed.add(out.query_id)
@@ -308,17 +342,29 @@ class AggregatorService(Keyed[JoinRow]):
             for bound, number in (asdict(found) if found else {}).items():
                 gauge.labels(bound).set(number)
 
-    def _watch(self, row: JoinRow) -> None:
-        for due in dues(row):
-            heapq.heappush(self._due, (due.deadline_ms, row.query_id, due.kind, due.deadline_ms))
+    def _watch(self, before: JoinRow | None, after: JoinRow | None) -> None:
+        """Wait for the deadlines of a row that has changed, and no longer for those that it had."""
+        had, has = _deadlines(before), _deadlines(after)
+        for each in had - has:
+            self._due.remove(each)
+            for held in self._held.values():
+                held.remove(each)
+            self._sent.pop(each, None)
+            self._passed.discard(each)
+        for each in has - had:
+            self._due.push(each[2], each)
 
     async def _recovered(self) -> None:
-        self._due, self._sent, self._passed, self._handed_ms, self._held = [], {}, {}, {}, {}
+        self._due, self._sent, self._passed, self._handed_ms, self._held = PriorityQueue(), {}, set(), {}, {}
         rows = self.table.items()
-        self._rows = len(rows)
+        ids = [row for row in rows if row[0].startswith(rejected.KEY)]
+        self.rejected.recovered(ids)
+        self._rows = len(rows) - len(ids)
         for key, data in rows:
+            if key.startswith(rejected.KEY):
+                continue
             try:
-                self._watch(decode_row(data))
+                self._watch(None, decode_row(data))
             except UniscaleError as error:
                 log.error("the row of %s is left alone: %s", key.decode(errors="replace"), error)
 
@@ -331,30 +377,30 @@ class AggregatorService(Keyed[JoinRow]):
                 await self._send_due(now_ms)
             except Unavailable as error:
                 log.warning("deadlines wait: %s", error)
-            self.runtime.metrics.overdue.set(
-                max(0, now_ms - min(self._passed.values(), default=now_ms)) / 1000
-            )
+            oldest_ms = min((deadline_ms for _, _, deadline_ms in self._passed), default=now_ms)
+            self.runtime.metrics.overdue.set(max(0, now_ms - oldest_ms) / 1000)
 
     async def _send_due(self, now_ms: int) -> None:
         self._release()
         overdue: list[Outgoing] = []
         held = 0
-        while self._due and self._due[0][0] <= now_ms and max(len(overdue), held) < 500:
-            each = _, query_id, kind, deadline_ms = heapq.heappop(self._due)
-            self._passed.pop((query_id, kind), None)
-            partition = self._awaits(query_id, kind, deadline_ms)
+        while (first := self._due.first()) and first[0] <= now_ms and max(len(overdue), held) < 500:
+            _, each = self._due.pop()
+            query_id, kind, deadline_ms = each
+            self._passed.discard(each)
+            partition = self._awaits(*each)
             if partition is None:
-                self._sent.pop((query_id, kind, deadline_ms), None)
+                self._sent.pop(each, None)
                 continue
-            self._passed[query_id, kind] = deadline_ms
+            self._passed.add(each)
             if (part := self._unread(kind, deadline_ms, partition)) is not None:
-                heapq.heappush(self._held.setdefault(part, []), each)
+                self._held.setdefault(part, PriorityQueue()).push(deadline_ms, each)
                 held += 1
                 continue
-            sent_ms = self._sent.setdefault((query_id, kind, deadline_ms), now_ms)
+            sent_ms = self._sent.setdefault(each, now_ms)
             due = Due(query_id=query_id, kind=kind, deadline_ms=deadline_ms, sent_ms=sent_ms)  # type: ignore[arg-type]
             overdue.append(Outgoing.of(self.runtime.topics.due, due))
-            heapq.heappush(self._due, (now_ms + _AGAIN_MS, query_id, kind, deadline_ms))
+            self._due.push(now_ms + _AGAIN_MS, each)
         if overdue:
             await self.runtime.send(*overdue)
         if self._held and now_ms - self._asked_ms >= _ASK_MS:
@@ -372,8 +418,8 @@ class AggregatorService(Keyed[JoinRow]):
         for part, held in list(self._held.items()):
             topic, partition = part
             ours = partition in self.runtime.assigned(topic)
-            while held and (not ours or self._handed_ms.get(part, -1) >= held[0][0]):
-                heapq.heappush(self._due, heapq.heappop(held))
+            while (first := held.first()) and (not ours or self._handed_ms.get(part, -1) >= first[0]):
+                self._due.push(*held.pop())
             if not held:
                 del self._held[part]
 
@@ -393,7 +439,12 @@ class AggregatorService(Keyed[JoinRow]):
         except UniscaleError as error:
             log.error("the row of %s is left alone: %s", query_id, error)
             return None
-        return partition if row is not None and (kind, deadline_ms) in dues(row) else None
+        return partition if (query_id, kind, deadline_ms) in _deadlines(row) else None
+
+
+def _deadlines(row: JoinRow | None) -> set[_Overdue]:
+    """Return the deadlines of a row; none of no row."""
+    return set() if row is None else {(row.query_id, due.kind, due.deadline_ms) for due in dues(row)}
 
 
 def _fails(error: Exception) -> Callable[[object, object], NoReturn]:

@@ -409,6 +409,79 @@ async def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_m
         assert refused.origin == Origin(topic="m.feedback", partition=record.partition, offset=7)
 
 
+async def write(service: AggregatorService, effects: Effects[JoinRow], partition: int) -> None:
+    """Write what a record has changed, as `effects.connect` does."""
+    await service.table.put_all((key, value, partition) for key, value in effects.beside)
+    effects.then()
+
+
+async def test_a_query_rejected_before_its_decision_leaves_a_digest_that_closes_it_all_the_same(
+    in_memory: InMemory, lived: Lived
+) -> None:
+    decided = lived["action-decision"][0]
+    decision = decode(decided.value, Decision)
+    no = Answer(query_id="q0", status="rejected", by="embedder", error="n: at most 4 paths are on offer")
+    answer, record = at_home("answer", no, timestamp_ms=decided.timestamp_ms + 1500)
+    cluster = Cluster(in_memory(), SERVICES)
+    service: AggregatorService = (await cluster.start("aggregator")).built
+    effects = await service.on(None, answer, record)
+    assert effects.row is None
+    await write(service, effects, record.partition)
+    ((key, value),) = service.table.items()
+    assert (len(key), len(value)) == (18, 13), "a digest and a time: the Answer is on its topic"
+    assert len(service._due) == 0, "nothing waits for it"
+    again = await service.on(None, *at_home("answer", no, offset=1))
+    assert (again.row, list(again.beside)) == (None, []), "the first Answer counts"
+    service = (await cluster.start("aggregator", instance="1")).built  # the partitions may be its own now
+    await cluster.stop(cluster.workers[0])
+    await cluster.until(lambda: bool(service.table.items()))
+    closed = await service.on(None, decision, decided)
+    (reward,) = sent(closed, Reward)
+    assert (reward.status, reward.kind, reward.latency_s, closed.row) == ("rejected", "final", 1.5, None)
+    await cluster.close()
+
+
+async def test_the_oldest_rejected_ids_make_room(
+    in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregator, "_REJECTED", 20)  # of two partitions
+    cluster = Cluster(in_memory(), SERVICES)
+    service: AggregatorService = (await cluster.start("aggregator")).built
+    for n in range(100):
+        no = Answer(query_id=f"q{n}", status="rejected", by="embedder", error="no")
+        answer, record = at_home("answer", no, offset=n, timestamp_ms=1_700_000_000_000 + n)
+        await write(service, await service.on(None, answer, record), record.partition)
+    assert len(service.table.items()) == 20
+    assert service.rejected.answered_ms("q99") == 1_700_000_000_099
+    week = 8 * 24 * 3_600_000
+    no = Answer(query_id="late", status="rejected", by="embedder", error="no")
+    for n in range(100):
+        answer, record = at_home(
+            "answer", replace(no, query_id=f"late{n}"), timestamp_ms=record.timestamp_ms + week
+        )
+        await write(service, await service.on(None, answer, record), record.partition)
+    assert len(service.table.items()) <= 4, "what is older than a week goes, too"
+    await cluster.close()
+
+
+async def test_a_deadline_leaves_with_its_row(in_memory: InMemory, lived: Lived) -> None:
+    record = lived["action-decision"][0]
+    decision = decode(record.value, Decision)
+    query = replace(decision.query, reference=None, feedback_wait_s=30 * 24 * 3600.0)
+    async with alone(in_memory(), AggregatorService) as service:
+        opened = await service.on(None, replace(decision, query=query), record)
+        opened.then()
+        assert len(service._due) == 1, "its Answer is awaited"
+        answered = await service.on(
+            kept(opened), decode(lived["answer"][0].value, Answer), lived["answer"][0]
+        )
+        answered.then()
+        assert len(service._due) == 1, "its feedback is awaited, and its Answer no longer"
+        told, feedback = at_home("feedback", Feedback(query_id="q0", correct=True))
+        (await service.on(kept(answered), told, feedback)).then()
+        assert len(service._due) == 0
+
+
 # The decider.
 
 

@@ -1,0 +1,69 @@
+"""A priority queue whose items can be removed before their turn."""
+
+import heapq
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_SLACK = 64
+
+
+class PriorityQueue(Generic[T]):
+    """Items in the order of a number, the least first; those of one number in their own order.
+
+    What was removed stays in the heap as an entry that counts no more, until half of the entries are such: so a removal
+    takes constant time, spread over all of them, and the heap never outgrows the items twice.
+
+    >>> queue = PriorityQueue[str]()
+    >>> for number, item in (3, "c"), (1, "a"), (2, "b"):
+    ...     queue.push(number, item)
+    >>> queue.remove("a")
+    >>> queue.first(), queue.pop(), len(queue)
+    ((2, 'b'), (2, 'b'), 1)
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, T]] = []
+        self._numbers: dict[T, int] = {}
+
+    def __len__(self) -> int:
+        """Return how many items there are."""
+        return len(self._numbers)
+
+    def __contains__(self, item: T) -> bool:
+        """Return whether an item is there."""
+        return item in self._numbers
+
+    def push(self, number: int, item: T) -> None:
+        """Add an item; one that is there gets the new number."""
+        self._numbers[item] = number
+        heapq.heappush(self._heap, (number, item))
+        self._sweep()
+
+    def remove(self, item: T) -> None:
+        """Remove an item, if it is there."""
+        if self._numbers.pop(item, None) is not None:
+            self._sweep()
+
+    def first(self) -> tuple[int, T] | None:
+        """Return the first item with its number; None if there is none."""
+        while self._heap and self._numbers.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else None
+
+    def pop(self) -> tuple[int, T]:
+        """Remove and return the first item with its number.
+
+        Raises:
+            IndexError: there is none.
+        """
+        if (found := self.first()) is None:
+            raise IndexError("the queue is empty")
+        del self._numbers[found[1]]
+        heapq.heappop(self._heap)
+        return found
+
+    def _sweep(self) -> None:
+        if len(self._heap) > 2 * len(self._numbers) + _SLACK:
+            self._heap = [(number, item) for item, number in self._numbers.items()]
+            heapq.heapify(self._heap)

@@ -1,0 +1,78 @@
+"""Queries that were rejected before they were decided: their ids as digests, beside the rows of the join."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Final
+
+from streams.runtime.base import Table
+
+KEY: Final = b"\x00rejected/"
+"""Prefix of their keys. A query_id is printable ASCII, so no query's row can begin like this."""
+
+_AT_ONCE: Final = 2
+
+
+class RejectedIds:
+    """The latest rejected ids, each under 8 bytes of its BLAKE2b digest with the append time of its Answer.
+
+    A Decision may still follow: whoever gave up the Query ended before its commit, and the next one handled it. It then
+    meets the Answer that its client has. Of N ids, a new one is mistaken for one of them with probability N/2⁶⁴.
+
+    Args:
+        table: Where they lie.
+        most: How many a partition keeps; the oldest go when others come. About 250 bytes each.
+        keep_ms: Those whose Answer is older go when others come.
+    """
+
+    def __init__(self, table: Table, most: int, keep_ms: int) -> None:
+        self._table = table
+        self._most = most
+        self._keep_ms = keep_ms
+        # By partition, oldest first.
+        self._keys: dict[int, deque[bytes]] = {}
+
+    def answered_ms(self, query_id: str) -> int | None:
+        """Return the append time of the Answer that rejected a query, ms since the epoch; None if none is known."""
+        value = self._table.get(_key(query_id))
+        return None if value is None else int(value)
+
+    def rows(self, query_id: str, at_ms: int, partition: int) -> list[tuple[bytes, bytes | None]]:
+        """Return what to write to remember a query, with the oldest ids that make room for it.
+
+        Args:
+            query_id: Its id.
+            at_ms: Append time of its Answer, ms since the epoch.
+            partition: Of its records.
+        """
+        key, known = _key(query_id), self._keys.get(partition, deque())
+        if self._table.get(key) is not None:
+            return []
+        oldest = [known[at] for at in range(min(_AT_ONCE, len(known)))]
+        gone = [
+            each
+            for at, each in enumerate(oldest)
+            if len(known) - at >= self._most or int(self._table.get(each) or 0) < at_ms - self._keep_ms
+        ]
+        return [(key, str(at_ms).encode()), *((each, None) for each in gone)]
+
+    def written(self, rows: Sequence[tuple[bytes, bytes | None]], partition: int) -> None:
+        """Take note of rows that are written."""
+        known = self._keys.setdefault(partition, deque())
+        for key, value in rows:
+            if value is not None:
+                known.append(key)
+            elif known and known[0] == key:
+                known.popleft()
+
+    def recovered(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Begin from the rows of the table that are ids."""
+        self._keys = {}
+        for key, _ in sorted(rows, key=lambda row: int(row[1])):
+            partition = self._table.partition_of(key)
+            if partition is not None:
+                self._keys.setdefault(partition, deque()).append(key)
+
+
+def _key(query_id: str) -> bytes:
+    return KEY + blake2b(query_id.encode(), digest_size=8).digest()
