@@ -68,13 +68,14 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
     Attributes:
         query_id: The query's id.
         kind: `timeout`: the Answer did not come; `feedback`: the feedback did not; `parked`: a Feedback that was
-            early met no Answer, or no Decision; `forget`: the Decision of what is known of a query never came.
-        deadline_ms: The deadline, ms since the epoch on the broker's clock.
+            early met no Answer, or no Decision; `forget`: the Decision of what is known of a query never came;
+            `crowded`: too many rewards are open, and this is the oldest of the account that has most of them.
+        deadline_ms: The deadline, ms since the epoch on the broker's clock; of `crowded`, when it was picked.
         sent_ms: When its timer first sent it, ms since the epoch on that machine's clock.
     """
 
     query_id: str
-    kind: Literal["timeout", "feedback", "parked", "forget"]
+    kind: Literal["timeout", "feedback", "parked", "forget", "crowded"]
     deadline_ms: Millis
     sent_ms: Millis = 0
 
@@ -136,6 +137,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         unscored: Whether the answer has no score because nothing scored it. Where its correctness is known, the column
             Score takes its value, so that w₁ and w₂ add up; else the cost alone is learned.
         missing: Why the price or the grade could not be worked out; empty when nothing went wrong.
+        closed_early: Whether the wait for feedback was cut short because too many rewards were open: nobody knows then
+            whether the answer was right, and nobody failed to say so.
     """
 
     reward_id: str
@@ -158,6 +161,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     bounded: bool = False
     unscored: bool = False
     missing: str = ""
+    closed_early: bool = False
 
     def __post_init__(self) -> None:
         """Refuse terms that do not belong to this kind."""
@@ -176,6 +180,9 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         if self.bounded and self.kind != "default":
             why = f"is true in a {self.kind}; send default, because an answer that was cut is not graded"
             raise InvalidField("Reward", "bounded", why)
+        if self.closed_early and self.kind != "default":
+            why = f"is true in a {self.kind}; send default, because its feedback was not awaited"
+            raise InvalidField("Reward", "closed_early", why)
         unit = self.objective.cost_range.unit
         if self.price is not None and self.price.unit != unit:
             why = f"is {self.price.unit} under an objective in {unit}; count both in one unit"

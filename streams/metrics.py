@@ -135,6 +135,9 @@ class Metrics:
             "bound",
         )
         self.late = counter("late", "Feedback after its deadline, and rewards after the default", "topic")
+        self.closed_early = counter(
+            "closed_early", "Rewards closed before their wait for feedback was over: too many were open"
+        )
         self.open_rows = gauge("join_rows", "Queries the aggregator has open")
         self.overdue = gauge(
             "join_overdue_seconds",

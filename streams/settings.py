@@ -195,13 +195,20 @@ class SecuritySettings(Section, frozen=True, rename={"protocol": "security_proto
 class QuerySettings(Section, frozen=True):
     """What holds for every query that does not set it itself, and how many are in flight."""
 
-    LEAST: ClassVar = {"max_in_flight": 1, "feedback_wait_s": 0}
+    LEAST: ClassVar = {
+        **dict.fromkeys(("max_in_flight", "max_open_rewards", "max_open_rewards_per_account"), 1),
+        "feedback_wait_s": 0,
+    }
     MOST: ClassVar = {"timeout_s": MAX_TIMEOUT_S, "feedback_wait_s": MAX_WAIT_S}
     ABOVE_0: ClassVar = ("timeout_s",)
 
     max_in_flight: int = 256
     timeout_s: float = 600.0
     feedback_wait_s: float = 0.0
+    # Rewards that wait for feedback, in all and of each account (tenant, or else API key): beyond either, the oldest of
+    # the account that has most is closed ungraded. Each partition of the join may hold its share of them.
+    max_open_rewards: int = 100_000
+    max_open_rewards_per_account: int = 100_000
     # Objective of a query that asks for none. Empty: `careful` where the policy is `contextual`, which can aim at an
     # accuracy, else `cost-sensitive`.
     objective: str = ""

@@ -544,8 +544,7 @@ def applied(
     if reward.kind == "default" and rules.default == "drop" and not reward.cost_only:
         return _abandoned(row, seq, change | paid)
     imputed = score if rules.impute == "score" else float(rules.impute)
-    ungraded = reward.kind == "default" and rules.default == "wrong" and not reward.cost_only
-    correct = 0.0 if ungraded else reward.correct
+    correct = 0.0 if _counts_as_wrong(reward, rules) and not reward.cost_only else reward.correct
     check_outcome(row.query_id, correct, score, log_cost, imputed)
     weight = 0
     if reward.learn:
@@ -575,12 +574,17 @@ def _differs(row: Row, reward: Reward) -> bool:
     return any(known is not None and told is not None and known != told for known, told in pairs)
 
 
+def _counts_as_wrong(reward: Reward, rules: RewardRules) -> bool:
+    """Return whether nobody said in time whether an answer is right; where its wait was cut short, nobody could."""
+    return reward.kind == "default" and rules.default == "wrong" and not reward.closed_early
+
+
 def _resolved(
     row: Row, reward: Reward, seq: int, rules: RewardRules, change: dict[str, Any]
 ) -> tuple[Verdict, Move | None]:
     """Close a row that is in A already: replace what was imputed, or let it stand."""
     change["stage"] = "closed"
-    correct = reward.correct if reward.kind != "default" else 0.0 if rules.default == "wrong" else None
+    correct = 0.0 if _counts_as_wrong(reward, rules) else reward.correct
     if correct is None or not reward.learn:
         closed = msgspec.structs.replace(row, **change, ended_seq=seq)
         return "closed", Move("nothing", closed)

@@ -8,8 +8,8 @@ often than once in twenty. A confidence *sequence* covers the truth at all times
                (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, 2021)
 
 Each group gets half of the error probability; the interval of their difference or ratio follows. A failed query counts
-as a wrong answer with the cost it caused. A query whose correctness is not known counts only in the cost and in the
-feedback rate.
+as a wrong answer with the cost it caused. A query whose correctness is not known, also because its reward was closed
+early, counts only in the cost and in the feedback rate.
 """
 
 from __future__ import annotations

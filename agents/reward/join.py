@@ -23,7 +23,7 @@ from schemas.reward import Due, Feedback, GradedBy, Kind, Price, Reward, reward_
 
 # What is known of a query while its reward is open: a row of the join's table.
 
-DueKind = Literal["timeout", "feedback", "parked", "forget"]
+DueKind = Literal["timeout", "feedback", "parked", "forget", "crowded"]
 
 
 class Deadline(NamedTuple):
@@ -34,7 +34,7 @@ class Deadline(NamedTuple):
 
 
 class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the join keeps of a Decision. The reference goes as soon as the Answer is graded, and with it whose it is.
+    """What the join keeps of a Decision. The reference goes as soon as the Answer is graded.
 
     `generator` is the model's architecture when the Decision arrived: the search can be priced even when the
     model has been removed from the catalogue, its record compacted and this process restarted since. `cohort` is empty
@@ -229,6 +229,7 @@ def reward_of(
     answered_ms: int | None,
     correct: float | None,
     graded_by: GradedBy,
+    closed_early: bool = False,
 ) -> Reward:
     """Return the Reward record of one stage, its scalar where no term is missing."""
     log_cost = math.log(valued.price.cost) if valued.price is not None else None
@@ -254,6 +255,7 @@ def reward_of(
         bounded=valued.bounded,
         unscored=valued.unscored,
         missing=valued.missing,
+        closed_early=closed_early,
     )
 
 
@@ -271,7 +273,7 @@ def _scalar(
 #     correction    feedback told correctness in time: always after a provisional, also where it was there already
 #     final         the reference told correctness, so that all is known at once
 #     default       correctness did not come in time, nothing could be run, or the client's own bounds cut the answer;
-#                   the row closes with what it has
+#                   the row closes with what it has. Where too many rewards are open, the time is over early
 #
 # Feedback counts if no more than the query's feedback wait lies between it and the Answer, whichever was appended
 # first, and if the Decision, which knows that wait, was appended before the deployment's own was over. If not, it is
@@ -456,7 +458,7 @@ def _on_decision(
         timeout_ms=timeout_ms,
         feedback_ms=feedback_ms,
         reference=query.reference,
-        tenant="" if query.reference is None else query.account,
+        tenant=query.account,
         learn=query.learn,
         cohort=decision.cohort if decision.randomised else "",
         generator=generator,
@@ -482,7 +484,7 @@ def _settle(row: JoinRow, value: Valued | None) -> Turn:
     assert row.opened is not None
     wait_ms = row.opened.feedback_ms
     # Neither text is needed any more, nor what the price was worked out from.
-    opened = replace(row.opened, reference=None, tenant="", generator=None)
+    opened = replace(row.opened, reference=None, generator=None)
     row = replace(row, opened=opened, answer=None, valued=value, parked=None)
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:
@@ -543,7 +545,8 @@ def _orphaned(turn: Turn, parked: Parked) -> Turn:
 
 
 def _on_due(row: JoinRow | None, due: Due, at_ms: int, waits: Waits) -> Turn:
-    if row is None or Deadline(due.kind, due.deadline_ms) not in dues(row):
+    crowded = due.kind == "crowded" and row is not None and row.provisional
+    if row is None or not (crowded or Deadline(due.kind, due.deadline_ms) in dues(row)):
         return Turn(row, counts=("stale_due",))
     if at_ms < due.deadline_ms:
         # A timer whose clock runs ahead must not expire what still has time.
@@ -551,9 +554,9 @@ def _on_due(row: JoinRow | None, due: Due, at_ms: int, waits: Waits) -> Turn:
     if due.kind == "timeout":
         assert row.opened is not None
         return Turn(replace(row, expiry_sent=True), (_expired(row, row.opened),))
-    if due.kind == "feedback":
+    if due.kind in ("feedback", "crowded"):
         assert row.valued is not None
-        return _close(row, "default", None, _stands_in(row.valued))
+        return _close(row, "default", None, _stands_in(row.valued), closed_early=crowded)
     if due.kind == "forget":
         return Turn(None)
     assert row.parked is not None
@@ -568,10 +571,12 @@ def _close(
     correct: float | None,
     graded_by: GradedBy,
     counts: tuple[Count, ...] = (),
+    *,
+    closed_early: bool = False,
 ) -> Turn:
     """Close a query: its row goes, and whoever runs the fold remembers its id."""
     assert row.opened is not None
-    return Turn(None, (_reward(row, kind, correct, graded_by),), counts, row.opened.cohort)
+    return Turn(None, (_reward(row, kind, correct, graded_by, closed_early),), counts, row.opened.cohort)
 
 
 def _stands_in(value: Valued) -> GradedBy:
@@ -579,10 +584,13 @@ def _stands_in(value: Valued) -> GradedBy:
     return "" if value.score is None else "score"
 
 
-def _reward(row: JoinRow, kind: Kind, correct: float | None, graded_by: GradedBy) -> Reward:
+def _reward(
+    row: JoinRow, kind: Kind, correct: float | None, graded_by: GradedBy, closed_early: bool = False
+) -> Reward:
     assert row.opened is not None
     assert row.valued is not None
-    return reward_of(row.query_id, kind, row.opened, row.valued, row.answered_ms, correct, graded_by)
+    terms = row.opened, row.valued, row.answered_ms, correct, graded_by, closed_early
+    return reward_of(row.query_id, kind, *terms)
 
 
 def _expired(row: JoinRow, opened: Opened) -> Answer:

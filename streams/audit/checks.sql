@@ -200,7 +200,7 @@ SELECT query_id, 'Reward ' || query_id || '/default, though its Feedback came in
 FROM Untold u
 WHERE EXISTS (
     SELECT 1 FROM Feedback f WHERE f.query_id = u.query_id AND f.part = u.answer_part AND f.ts <= u.feedback_due_ms
-    AND f.ts > u.answered_ms - min(u.feedback_due_ms - u.answered_ms, :wait_ms)
+    AND f.ts > u.answered_ms - min(u.wait_ms, :wait_ms)
 )
 AND NOT EXISTS (SELECT 1 FROM Feedback f WHERE f.query_id = u.query_id AND f.error IS NOT NULL)
 AND NOT EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = u.query_id AND r.graded_by NOT IN ('', 'score'));
@@ -210,6 +210,13 @@ AND NOT EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = u.query_id AND r.grade
 SELECT query_id, printf('Reward %s/default %.1f s after the Answer, before the %.1f s for its feedback were over; if the settings had less then, audit with that',
     query_id, (ts - answered_ms) / 1e3, (feedback_due_ms - answered_ms) / 1e3)
 FROM Untold WHERE ts + :clocks_ms < feedback_due_ms;
+
+-- name: closed_early_alone
+-- Only a reward that waits for feedback can be closed early.
+SELECT r.query_id, 'Reward ' || r.query_id || '/default was closed early, and none waited before it'
+FROM Reward r JOIN Timeline t USING (query_id)
+WHERE r.early AND r.error IS NULL AND r.closed_early AND t.since_ms > :kept_reward
+AND NOT EXISTS (SELECT 1 FROM Reward p WHERE p.query_id = r.query_id AND p.kind = 'provisional' AND p.off < r.off);
 
 -- name: reward_feedback
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': correct is ' || said(r.correct)

@@ -318,7 +318,7 @@ class Facts:
             "Reward", r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"],
             r["correct"], score, r["log_cost"], _objective(r), r.get("reward"), _scalar(r, score),
             r.get("graded_by", ""), bool(r.get("grader")), bool(r.get("missing")), r.get("learn", True),
-            r.get("bounded", False), unscored, cost_only,
+            r.get("bounded", False), unscored, cost_only, r.get("closed_early", False),
             stated is not None, math.log(paid) if paid > 0 else None,
             *(price.get(name) for name in PriceTerms._fields),
         )  # fmt: skip

@@ -181,9 +181,11 @@ FROM Named;
 CREATE UNIQUE INDEX by_id_State ON State (query_id);
 
 -- name: untold
--- Rewards that say that nobody told in time whether an Answer is right, though this was waited for.
+-- Rewards that say that nobody told in time whether an Answer is right, though this was waited for. Where the wait was cut
+-- short, what lies before the Answer was in time.
 CREATE TABLE Untold AS
-SELECT r.query_id, r.ts, a.ts AS answered_ms, a.part AS answer_part, s.feedback_due_ms
+SELECT r.query_id, r.ts, a.ts AS answered_ms, a.part AS answer_part, s.feedback_due_ms - a.ts AS wait_ms,
+    iif(r.closed_early, a.ts, s.feedback_due_ms) AS feedback_due_ms
 FROM Reward r JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer JOIN State s USING (query_id)
 WHERE r.early AND r.error IS NULL AND r.kind = 'default' AND a.error IS NULL AND a.status = r.status
 -- Otherwise it is closed at once.

@@ -439,6 +439,10 @@ def _reward(console: Console, reward: Reward) -> None:
     )
     if reward.fault:
         console.print(f"nothing is learned from it: a fault of the {reward.fault}")
+    if reward.closed_early:
+        console.print(
+            "its feedback was not awaited to the end: too many rewards were open (max_open_rewards)"
+        )
     if reward.missing:
         console.print(f"could not be computed: {reward.missing}")
     if reward.price is not None:

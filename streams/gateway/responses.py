@@ -356,7 +356,7 @@ def query_object(timeline: Timeline, pricing: Pricing) -> dict[str, Any]:
 
 def reward(stage: Reward) -> dict[str, Any]:
     """Return one stage of a query's reward."""
-    terms = ("correct", "score", "log_cost", "reward", "graded_by", "missing", "latency_s")
+    terms = ("correct", "score", "log_cost", "reward", "graded_by", "missing", "latency_s", "closed_early")
     return picked(stage, "kind", "closes", *terms)
 
 

@@ -12,6 +12,9 @@ Nothing orders the topics among each other. The deadline of a query sends an `ex
 first in `answer` counts. Any other deadline counts only once everything was handed over that had been appended by then
 to the topics that it ends the wait for: what came in time while no aggregator ran is not late. So a worker acts only
 on a Due that its own timer has sent in this assignment: another's may stand before those records in its query's queue.
+
+Rewards that wait for feedback are bounded, in all and for each account, each partition by its share: which goes early
+follows from the rows of the partition (`OpenRewards`). Its Due takes the same way as one of a deadline that passes now.
 """
 
 import logging
@@ -51,6 +54,7 @@ from streams.runtime.effects import Effects, Keyed, Rows
 from streams.runtime.handler_guard import Refusal
 from streams.services import rejected
 from streams.services.grading import GradersBusy, GraderTurns
+from streams.services.open_rewards import OpenRewards
 from streams.services.priority_queue import PriorityQueue
 from streams.services.recent import RecentIds
 from streams.services.rejected import RejectedIds
@@ -128,11 +132,15 @@ class AggregatorService(Keyed[JoinRow]):
             self.table, max(1, _REJECTED // settings.kafka.join_partitions), self.waits.keep_ms
         )
         self._rows = 0
+        self._open: dict[int, OpenRewards] = {}
+        # When the reward of a query was picked to be closed early, ms since the epoch.
+        self._crowded: dict[str, int] = {}
         # The deadlines of rows, by when the timer looks at them next.
         self._due = PriorityQueue[_Overdue]()
         topics = runtime.topics
         self._awaited = {
             "feedback": (topics.feedback,),
+            "crowded": (topics.feedback,),
             # The Decision says how long a Feedback waits for its Answer.
             "parked": (topics.answer, topics.decision),
             "forget": (topics.decision,),
@@ -306,6 +314,7 @@ class AggregatorService(Keyed[JoinRow]):
                 metrics.eflops.labels("verifier").inc(valued.price.verifier_eflops)
         for out in turn.out:
             if isinstance(out, Reward):
+                metrics.closed_early.inc(out.closed_early)
                 self._observe(out)
                 if out.closes and turn.cohort:
                     self._observe_cohort(out, turn.cohort)
@@ -344,7 +353,7 @@ class AggregatorService(Keyed[JoinRow]):
 
     def _watch(self, before: JoinRow | None, after: JoinRow | None) -> None:
         """Wait for the deadlines of a row that has changed, and no longer for those that it had."""
-        had, has = _deadlines(before), _deadlines(after)
+        had, has = self._deadlines(before), self._deadlines(after)
         for each in had - has:
             self._due.remove(each)
             for held in self._held.values():
@@ -353,9 +362,37 @@ class AggregatorService(Keyed[JoinRow]):
             self._passed.discard(each)
         for each in has - had:
             self._due.push(each[2], each)
+        waited, waits = before is not None and before.provisional, after is not None and after.provisional
+        if waits and not waited:
+            assert after is not None
+            assert after.opened is not None
+            assert after.answered_ms is not None
+            self._open_beside(after).add(after.opened.tenant, after.answered_ms, after.query_id)
+        elif waited and not waits:
+            assert before is not None
+            assert before.opened is not None
+            self._open_beside(before).remove(before.opened.tenant, before.query_id)
+            self._crowded.pop(before.query_id, None)
+
+    def _open_beside(self, row: JoinRow) -> OpenRewards:
+        """Return the open rewards of a row's partition."""
+        partitions, queries = self.runtime.settings.kafka.join_partitions, self.runtime.settings.queries
+        partition = self.runtime.partition_for(key_of(row.query_id), partitions)
+        if partition not in self._open:
+            bounds = queries.max_open_rewards, queries.max_open_rewards_per_account
+            self._open[partition] = OpenRewards(*(max(1, bound // partitions) for bound in bounds))
+        return self._open[partition]
+
+    def _crowd(self, now_ms: int) -> None:
+        """Let the time of the rewards that are beyond the bounds be over."""
+        for rewards in self._open.values():
+            for query_id in rewards.beyond():
+                self._crowded[query_id] = now_ms
+                self._due.push(now_ms, (query_id, "crowded", now_ms))
 
     async def _recovered(self) -> None:
         self._due, self._sent, self._passed, self._handed_ms, self._held = PriorityQueue(), {}, set(), {}, {}
+        self._open, self._crowded = {}, {}
         rows = self.table.items()
         ids = [row for row in rows if row[0].startswith(rejected.KEY)]
         self.rejected.recovered(ids)
@@ -373,6 +410,7 @@ class AggregatorService(Keyed[JoinRow]):
             await self.runtime.sleep(_TICK_S)
             self.runtime.metrics.open_rows.set(self._rows)
             now_ms = self.runtime.now_ms()
+            self._crowd(now_ms)
             try:
                 await self._send_due(now_ms)
             except Unavailable as error:
@@ -439,12 +477,16 @@ class AggregatorService(Keyed[JoinRow]):
         except UniscaleError as error:
             log.error("the row of %s is left alone: %s", query_id, error)
             return None
-        return partition if (query_id, kind, deadline_ms) in _deadlines(row) else None
+        return partition if (query_id, kind, deadline_ms) in self._deadlines(row) else None
 
-
-def _deadlines(row: JoinRow | None) -> set[_Overdue]:
-    """Return the deadlines of a row; none of no row."""
-    return set() if row is None else {(row.query_id, due.kind, due.deadline_ms) for due in dues(row)}
+    def _deadlines(self, row: JoinRow | None) -> set[_Overdue]:
+        """Return the deadlines of a row, with that of a reward that is to be closed early; none of no row."""
+        if row is None:
+            return set()
+        found = {(row.query_id, str(due.kind), due.deadline_ms) for due in dues(row)}
+        if row.provisional and (picked_ms := self._crowded.get(row.query_id)) is not None:
+            found.add((row.query_id, "crowded", picked_ms))
+        return found
 
 
 def _fails(error: Exception) -> Callable[[object, object], NoReturn]:

@@ -202,6 +202,29 @@ def test_feedback_appended_after_its_deadline_is_late_even_before_the_due() -> N
     assert join.kinds() == ["provisional", "default"]
 
 
+def test_a_reward_is_closed_early_on_request_and_says_so() -> None:
+    crowded = Due(query_id="q", kind="crowded", deadline_ms=5_000)
+    join = Join()
+    join.opened(feedback_wait_s=3600.0)
+    assert join.take(crowded, 5_000).counts == ("stale_due",), "its Answer is still to come"
+    join.take(answer(), 3_000)
+    turn = join.take(crowded, 5_001)
+    assert (turn.row, join.kinds()) == (None, ["provisional", "default"])
+    closed = join.rewards[-1]
+    assert (closed.closed_early, closed.correct, closed.graded_by) == (True, None, "score")
+    assert not join.rewards[0].closed_early
+    told = Join().answered(feedback_wait_s=3600.0)
+    told.take(feedback(), 4_000)
+    assert not told.rewards[-1].closed_early
+
+
+def test_a_row_knows_whose_reward_waits() -> None:
+    row = Join().answered(tenant="shop", feedback_wait_s=60.0).row
+    assert row is not None
+    assert row.opened is not None
+    assert row.opened.tenant == "shop"
+
+
 def test_a_query_that_waits_for_no_feedback_closes_at_once() -> None:
     join = Join().answered(feedback_wait_s=0)
     assert join.kinds() == ["default"]

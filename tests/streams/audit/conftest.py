@@ -10,6 +10,7 @@ import pytest
 
 from bench.history import SyntheticHistory
 from schemas.record import Record, decode, encode
+from schemas.reward import Reward
 from streams.audit.reading import Raw, Span
 from streams.audit.run import Report, audit
 from streams.settings import Settings
@@ -66,6 +67,14 @@ class Lists:
             record = decode(raw.value, kind)
             if record.query_id == query_id:
                 raws[at] = raw._replace(value=encode(msgspec.structs.replace(record, **fields)))
+
+    def change_kind(self, query_id: str, kind: str, /, **fields: Any) -> None:
+        """Replace fields of the one Reward of a kind in place."""
+        raws = self.records[self.topics.reward, 0]
+        for at, raw in enumerate(raws):
+            reward = decode(raw.value, Reward)
+            if (reward.query_id, reward.kind) == (query_id, kind):
+                raws[at] = raw._replace(value=encode(msgspec.structs.replace(reward, **fields)))
 
     def cut(self, topic: str, keep: Callable[[Raw], bool]) -> None:
         """Leave records out, as if they had never been."""

@@ -317,6 +317,22 @@ def wait_cut_short(log: Any) -> set[str]:
     return {"h68"}
 
 
+@names("feedback_uncounted")
+def feedback_before_the_answer_forgotten_by_a_reward_that_was_closed_early(log: Any) -> set[str]:
+    answered_ms = next(raw.timestamp_ms for raw in log.records[log.topics.answer, 0] if raw.key == b"h68")
+    log.change_kind("h68", "default", closed_early=True)
+    log.put(log.topics.feedback, "h68", Feedback(query_id="h68", correct=True))
+    raws = log.records[log.topics.feedback, 0]
+    raws[-1] = raws[-1]._replace(timestamp_ms=answered_ms - 500)
+    return {"h68"}
+
+
+@names("closed_early_alone")
+def closed_early_though_nothing_was_awaited(log: Any) -> set[str]:
+    log.change_kind("h9", "default", closed_early=True)
+    return {"h9"}
+
+
 @names("reward_feedback")
 def lost_feedback(log: Any) -> set[str]:
     log.cut(log.topics.feedback, lambda raw: raw.key != b"h67")

@@ -169,7 +169,9 @@ def test_an_expired_query_is_a_state_of_its_own(log: Any) -> None:
     assert report.states["expired"] == 2
 
 
-@pytest.mark.parametrize("why", ["late", "given up", "in another partition", "cancelled", "not waited for"])
+@pytest.mark.parametrize(
+    "why", ["late", "given up", "in another partition", "cancelled", "not waited for", "cut short"]
+)
 def test_feedback_that_need_not_count_raises_no_alarm(log: Any, why: str) -> None:
     answered_ms = next(r.timestamp_ms for r in log.records[log.topics.answer, 0] if r.key == b"h68")
     log.put(log.topics.feedback, "h68", Feedback(query_id="h68", correct=True))
@@ -189,10 +191,21 @@ def test_feedback_that_need_not_count_raises_no_alarm(log: Any, why: str) -> Non
             log.change(log.topics.reward, Reward, "h68", score=None, reward=None)
             assert "feedback_uncounted" not in log.audit().checks
             return
+        case "cut short":
+            log.change_kind("h68", "default", closed_early=True)
         case "not waited for":
             query = log.find(log.topics.decision, Decision, "h68").query
             query = msgspec.structs.replace(query, feedback_wait_s=0.0)
             log.change(log.topics.decision, Decision, "h68", query=query)
+    sound(log)
+
+
+def test_a_reward_that_was_closed_early_ends_before_its_time(log: Any) -> None:
+    query = log.find(log.topics.decision, Decision, "h68").query
+    query = msgspec.structs.replace(query, feedback_wait_s=3600.0)
+    log.change(log.topics.decision, Decision, "h68", query=query)
+    assert log.audit().checks == {"default_early"}
+    log.change_kind("h68", "default", closed_early=True)
     sound(log)
 
 

@@ -1,0 +1,75 @@
+"""The rewards that wait for feedback, by account: which are closed early where too many are open."""
+
+from collections.abc import Iterator
+
+from streams.services.priority_queue import PriorityQueue
+
+
+class OpenRewards:
+    """The open rewards of a partition, of which those beyond its bounds are closed early.
+
+    Which these are follows from the rows that are open and from nothing else: the oldest, by the append time of its
+    Answer, of the account that has most, the first by name where several have as many.
+
+    An account that opens many pays for that itself: another's reward goes only once that one has as many.
+
+    >>> rewards = OpenRewards(most=3, most_each=3)
+    >>> for at_ms, (account, query_id) in enumerate(
+    ...     [("b", "b1"), ("a", "a1"), ("a", "a2"), ("b", "b2"), ("a", "a3")]
+    ... ):
+    ...     rewards.add(account, at_ms, query_id)
+    >>> list(rewards.beyond())
+    ['a1', 'a2']
+
+    Args:
+        most: How many may be open.
+        most_each: How many of one account.
+    """
+
+    def __init__(self, most: int, most_each: int) -> None:
+        self._most = most
+        self._most_each = most_each
+        self._accounts: dict[str, PriorityQueue[str]] = {}
+        # Accounts by how many they have open, negative: the one that has most comes first.
+        self._sizes = PriorityQueue[str]()
+        self._open = 0
+
+    def __len__(self) -> int:
+        """Return how many are open."""
+        return self._open
+
+    def add(self, account: str, answered_ms: int, query_id: str) -> None:
+        """Add a reward.
+
+        Args:
+            account: Whose it is.
+            answered_ms: Append time of its Answer, ms since the epoch.
+            query_id: Of its query, which has no open reward yet.
+        """
+        self._accounts.setdefault(account, PriorityQueue()).push(answered_ms, query_id)
+        self._changed(account, 1)
+
+    def remove(self, account: str, query_id: str) -> None:
+        """Remove a reward, if it is there: it is closed."""
+        queue = self._accounts.get(account)
+        if queue is not None and query_id in queue:
+            queue.remove(query_id)
+            self._changed(account, -1)
+
+    def beyond(self) -> Iterator[str]:
+        """Remove and yield the queries whose rewards are beyond the bounds."""
+        while (first := self._sizes.first()) is not None:
+            size, account = first
+            if self._open <= self._most and -size <= self._most_each:
+                return
+            _, query_id = self._accounts[account].pop()
+            self._changed(account, -1)
+            yield query_id
+
+    def _changed(self, account: str, by: int) -> None:
+        self._open += by
+        if left := len(self._accounts[account]):
+            self._sizes.push(-left, account)
+        else:
+            del self._accounts[account]
+            self._sizes.remove(account)
