@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -22,6 +22,7 @@ from agents.serving.errors import EngineDiedError, EngineUnreachableError
 from agents.serving.recorded import RecordedEngine, Recording
 from agents.serving.registry import GroupEngines, HostingOptions, Loaded
 from agents.verifier.prm import RecordedVerifier
+from schemas.record import quick_id
 from schemas.search import Scored
 from streams.runtime.base import Binding, ConsumerRecord, SendFailed
 from streams.runtime.handler_guard import LIMIT, handling
@@ -179,6 +180,8 @@ class Faults:
 
     Attributes:
         hits: How often each kind struck each service.
+        raised: How often each record, by its coordinates, was being handled when an error was raised.
+        witnessed: How often it was being handled when its worker died.
         over: Whether nothing goes wrong any more.
         suspend: Suspends a worker for so many seconds.
     """
@@ -191,6 +194,9 @@ class Faults:
         self._steps = {fault: int(fault.at) for fault in schedule if fault.kind in STEPS}
         self._raising: dict[_Raising, int] = {}
         self._raised: Counter[str] = Counter()
+        self.raised: Counter[str] = Counter()
+        self.witnessed: Counter[str] = Counter()
+        self._met: set[tuple[str, str]] = set()
         self._acted: set[str] = set()
         self._hit: set[Fault] = set()
 
@@ -233,6 +239,7 @@ class Faults:
         if place.record and place.record in self._acted and self._raised[place.record] >= LIMIT - 1:
             return
         self._raised[place.record] += 1
+        self.raised.update(record.coordinates for record in handling.get())
         raise Injected(f"while {place.service} did: {place.what} {place.topic}")
 
     def hit(self, fault: Fault) -> None:
@@ -249,6 +256,7 @@ class Faults:
             begins = fault.kind.startswith(dependency + " ") and fault.kind in DEPENDENCIES
             if begins and fault.at <= self.clock() < fault.at + fault.much:
                 self.hit(fault)
+                self.meets(fault.kind, (record.value for record in handling.get()))
                 return fault
         return None
 
@@ -262,9 +270,13 @@ class Faults:
                 ahead_s += fault.much * (1.0 if fault.how == "jump" else min(1.0, since_s / 60.0))
         return int(1000 * ahead_s)
 
-    def lied(self, dependency: str) -> bool:
-        """Return whether a dependency lied at any time."""
-        return any(fault.kind == f"{dependency} lies" for fault in self._hit)
+    def meets(self, kind: str, values: Iterable[bytes | None]) -> None:
+        """Take note that a kind of fault met the queries of some records."""
+        self._met.update((kind, query_id) for value in values if (query_id := quick_id(value)) is not None)
+
+    def met(self, kind: str, query_id: str) -> bool:
+        """Return whether a kind of fault met a query."""
+        return (kind, query_id) in self._met
 
 
 # A worker to which the faults of steps happen.
@@ -308,6 +320,7 @@ class Worker(MemoryRuntime):
             if on_its_way and not (kind == "row" and self.spec.one_writer):
                 for record in records:
                     self.broker.append(topic, *record)
+                self.faults.meets("suspend", (value for _, value, _ in records))
             self.dead = True
         await super().effect(kind, topic, *records)
         self.faults.acted()
@@ -335,6 +348,12 @@ class Worker(MemoryRuntime):
     def _dies(self, effect: Effect) -> NoReturn:
         self.die()
         raise Died(f"{self.app} died after {effect}")
+
+    def die(self) -> None:
+        """Do nothing more; what it was handling has seen one more death."""
+        if not self.dead:
+            self.faults.witnessed.update(each.rpartition("@")[0] for each in self.in_flight.noted)
+        super().die()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run inline, if nothing strikes."""

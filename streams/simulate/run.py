@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from threadpoolctl import threadpool_limits
 
 from schemas.errors import UniscaleError
 from streams.simulate.faults import KINDS, SERVICES
@@ -169,13 +170,17 @@ def simulate(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Log nothing of faults that were made, and collect garbage rarely: it took a fifth of a history's time."""
+    """Log nothing of faults that were made, and collect garbage rarely: it took a fifth of a history's time.
+
+    Matrices are multiplied in one thread: several add in another order, so that the bytes would depend on the machine.
+    """
     often = gc.get_threshold()
     logging.disable(logging.CRITICAL)
     gc.freeze()
     gc.set_threshold(100_000)
     try:
-        yield
+        with threadpool_limits(1):
+            yield
     finally:
         gc.set_threshold(*often)
         gc.unfreeze()

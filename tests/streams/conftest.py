@@ -9,7 +9,7 @@ from schemas.query import Query
 from streams.audit.run import Report, audit
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
-from streams.simulate.history import InMemoryLog
+from streams.simulate.judge import InMemoryLog
 from tests.support.recorded import question, recorded_in_memory, recorded_paths
 
 QUESTIONS = 12

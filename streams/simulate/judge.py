@@ -1,0 +1,237 @@
+"""What must hold at the end of a life, and what of it a fault explains: for the queries that it met, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from agents.decider.log import REFIT_KEY, Row, decode_row
+from agents.decider.verify import mismatches, opened
+from schemas.answer import Answer
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.query import QueryContext
+from schemas.record import decode
+from schemas.reward import Reward
+from streams.audit.reading import Raw, Span
+from streams.audit.run import audit
+from streams.runtime.base import ConsumerRecord
+from streams.runtime.handler_guard import LIMIT
+from streams.runtime.memory_cluster import Cluster
+from streams.services.decider import DeciderService, policy_of
+from streams.simulate.faults import Faults
+from streams.simulate.life import LAST, Life, said
+
+WAIT_S: Final = 120.0
+"""Longest wait of an honest query for its admission, from when nothing goes wrong any more."""
+
+ROW_BYTES: Final = 4096
+"""Most bytes of a query's row in the learner's log, however long its question is."""
+
+EARLY: Final = 0.85
+"""Share of a query's time before which no answer may say that its time is up; searches may use 0.9 of it."""
+
+
+class InMemoryLog:
+    """The topics of a cluster in memory, as the audit reads them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.broker = cluster.broker
+
+    def spans(self, topics: Iterable[str]) -> dict[tuple[str, int], Span]:
+        """Return what each partition holds."""
+        return {
+            (name, at): Span(self.broker.first(name, at), self.broker.end(name, at))
+            for name in topics
+            for at in range(self.broker.partitions(name))
+        }
+
+    def read(self, part: tuple[str, int], span: Span) -> Iterator[Raw]:
+        """Yield the records of a span."""
+        for r in self.broker.records(part[0]):
+            if r.partition == part[1] and span.begin <= r.offset < span.end:
+                yield Raw(r.offset, r.timestamp_ms, r.key, r.value)
+
+
+def judged(life: Life) -> Iterator[str]:
+    """Yield what is wrong with a life that has ended."""
+    cluster, topics = life.cluster, life.topics
+    report = audit(InMemoryLog(cluster), cluster.settings, cluster.broker.now_ms())
+    for each in report.discrepancies:
+        if not any(life.faults.met(kind, each["query_id"]) for kind in _EXPLAINED.get(each["check"], ())):
+            yield f"audit: {each['check']}: {each['query_id']} {each['what']}"
+    for query in report.pending:
+        if query.query_id not in life.seen["refused"]:  # an operator may have it tried again
+            yield f"pending: {query.query_id} waits for the {query.waits_for}"
+    yield from _replayed(life)
+    answers: defaultdict[str, list[tuple[ConsumerRecord, Answer]]] = defaultdict(list)
+    for record in sorted(cluster.broker.records(topics.answer), key=lambda record: record.offset):
+        answer = decode(record.value, Answer)
+        answers[answer.query_id].append((record, answer))
+    first = {query_id: of[0] for query_id, of in answers.items()}
+    for at in range(LAST):
+        if (last := first.get(f"last{at}")) is not None and last[1].status != "ok":
+            yield f"answered {last[1].status} though nothing is wrong: last{at}: {last[1].error}"
+    yield from _graded(life, answers)
+    yield from _in_time(life, first)
+    yield from _admitted(life)
+    yield from _refused(life)
+    yield from _taught(life)
+    for row in cluster.broker.records(life.log):
+        of_query = not (row.key or b"").startswith(REFIT_KEY)
+        if row.value is not None and len(row.value) > ROW_BYTES and of_query:
+            yield f"a row of {len(row.value)} bytes: {(row.key or b'').decode()}"
+
+
+def _replayed(life: Life) -> Iterator[str]:
+    """Yield decisions that the log does not reproduce."""
+    settings = life.world.settings
+    for worker in life.cluster.workers:
+        if isinstance(service := worker.built, DeciderService) and life.seen["decision"]:
+            policy = policy_of(settings, service.encoder)
+            try:
+                rows, after = opened(policy, {**life.broker.changelog(life.log, 0), **life.snapshots()})
+                found = list(mismatches(policy, rows, settings.policy.seed, after))
+            except Exception as error:
+                yield f"the log cannot be replayed: {said(error)}"
+                return
+            yield from (
+                f"not reproduced: {each.query_id} {each.field}: {each.logged} {each.replayed}"
+                for each in found
+            )
+            return
+
+
+def _graded(life: Life, answers: Mapping[str, Sequence[tuple[ConsumerRecord, Answer]]]) -> Iterator[str]:
+    """Yield grades that are not the truth, though no grader lied of them: where it did not say, nobody knows."""
+    given_up = {
+        (letter.origin.partition, letter.origin.offset)
+        for record in life.broker.records(life.topics.dead_letter)
+        if (letter := decode(record.value, DeadLetter)).origin.topic == life.topics.answer
+    }
+    for record in life.broker.records(life.topics.reward):
+        reward = decode(record.value, Reward)
+        if not reward.grader or reward.query_id not in life.world.queries:
+            continue
+        if life.faults.met("grader lies", reward.query_id):
+            continue
+        query = life.world.queries[reward.query_id][1]
+        # Of the first Answer that was not given up, or of one before it: whoever gave it up may have graded it.
+        of = []
+        for answered, answer in answers.get(reward.query_id, ()):
+            if answer.status == reward.status:
+                of.append(answer.extracted)
+            if (answered.partition, answered.offset) not in given_up:
+                break
+        # None: its Answer was given up after three errors, and the Reward is of its expiry, and teaches nothing.
+        if of and all(reward.correct != float(bool(life.world.right(query, text))) for text in of):
+            said = f"{reward.correct} for {' or '.join(map(repr, of))}, right is {query.reference!r}"
+            yield f"graded wrong: {reward.query_id}: {said}"
+
+
+def _in_time(life: Life, answers: dict[str, tuple[ConsumerRecord, Answer]]) -> Iterator[str]:
+    """Yield answers that say their time is up while it is not."""
+    appended = {}
+    for record in life.broker.records(life.topics.decision):
+        decision = decode(record.value, Decision)
+        appended[decision.query_id] = decision.appended_ms, decision.query.timeout_s
+    for query_id, (record, answer) in answers.items():
+        out_of_time = answer.status == "expired" or "deadline" in (answer.error or "").lower()
+        if not out_of_time or query_id not in appended:
+            continue
+        since_ms, timeout_s = appended[query_id]
+        took_s, timeout_s = (
+            (record.timestamp_ms - since_ms) / 1000,
+            timeout_s or life.world.settings.queries.timeout_s,
+        )
+        if took_s < EARLY * timeout_s:
+            said = f"after {took_s:.1f} s of {timeout_s:.0f}: {answer.status}, {answer.error}"
+            yield f"out of time too early: {query_id} {said}"
+
+
+def _admitted(life: Life) -> Iterator[str]:
+    """Yield honest queries that waited for long though nothing went wrong any more."""
+    admitted: dict[str, int] = {}
+    for record in life.broker.records(life.topics.context):
+        admitted.setdefault(decode(record.value, QueryContext).query_id, record.timestamp_ms)
+    began_ms = life.broker.now_ms() - int(1000 * asyncio.get_running_loop().time())
+    for query_id, (at_s, query) in life.world.queries.items():
+        if query.tenant == "evil" or query_id not in admitted:
+            continue
+        waited_s = (admitted[query_id] - began_ms) / 1000 - max(at_s, life.calm_s)
+        if waited_s > WAIT_S:
+            yield f"waited {waited_s:.0f} s for admission: {query_id}"
+
+
+def _taught(life: Life) -> Iterator[str]:
+    """Yield outcomes that were learned though their tenant had taught more than all others together."""
+    if life.world.settings.policy.snapshot_every or life.world.settings.policy.prior != "none":
+        return  # rows have left the log, or an earlier life counts
+    rows = (decode_row(key, value) for key, value in life.broker.changelog(life.log, 0).items())
+    learned = sorted(
+        (max(row.learned_seq, row.ended_seq if row.stage == "priced" else -1), row.tenant)
+        for row in rows
+        if isinstance(row, Row)
+    )
+    weight: Counter[str] = Counter()
+    for seq, tenant in learned:
+        if seq < 0:
+            continue
+        others = weight.total() - weight[tenant]
+        if 0 < others < weight[tenant]:
+            yield f"taught too much: {tenant!r} at {seq}: {weight[tenant]} outcomes, all others {others}"
+        weight[tenant] += 1
+
+
+_EXPLAINED: Final = {
+    "row_embedding": ("encoder lies",),
+    "answers_differ": ("engine lies", "engine wrong", "verifier lies"),
+    "rewards_differ": ("suspend",),
+    "reward_of_another_answer": ("suspend",),
+    "reward_kinds": ("suspend",),
+}
+"""Checks of the audit that tell of what was done to a query: a dependency answered its question in two ways, or the
+broker took the Reward of an aggregator whose successor had sent another."""
+
+_EXPECTED: Final = {
+    "NotEmbeddedInTime": ("encoder down", "encoder wrong"),
+    "SearchError": ("engine wrong", "verifier wrong"),
+    "InvalidField": ("engine wrong", "verifier wrong", "encoder wrong"),
+}
+"""Errors of dead letters, and the kinds of fault that explain them for the queries that they met."""
+
+_CLIENTS: Final = frozenset({"DuplicateQuery", "OrphanFeedback"})
+"""Errors for which a client is to blame."""
+
+_WISHES: Final = frozenset(
+    {"UnservedObjective", "ObjectiveError", "ActionError", "UnavailableModel", "PlacesTaken"}
+)
+"""What refuses a query that asks for more than there is at the time."""
+
+
+def _refused(life: Life) -> Iterator[str]:
+    """Yield dead letters that nothing explains."""
+    for record in life.broker.records(life.topics.dead_letter):
+        letter = decode(record.value, DeadLetter)
+        query_id = letter.query_id or ""
+        asked = life.world.queries.get(query_id)
+        if letter.origin.topic == life.topics.query and asked is None:
+            continue  # what nobody could read
+        if letter.error in _WISHES and query_id in life.world.wishing:
+            continue
+        if letter.error not in _CLIENTS and not _explained(letter, life.faults):
+            yield f"given up: {letter.error} at {letter.origin} of {query_id}: {letter.reason[:200]}"
+
+
+def _explained(letter: DeadLetter, faults: Faults) -> bool:
+    """Return whether what was done to a record, or to its query, explains that it was given up."""
+    origin = letter.origin
+    place = f"{origin.topic}/{origin.partition}/{origin.offset}"
+    match letter.error:
+        case "Injected":
+            return faults.raised[place] >= LIMIT
+        case "KilledProcess":
+            return faults.raised[place] >= LIMIT or faults.witnessed[place] >= LIMIT
+    return any(faults.met(kind, letter.query_id or "") for kind in _EXPECTED.get(letter.error, ()))

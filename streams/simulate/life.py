@@ -1,0 +1,311 @@
+"""The life of a deployment: it starts, lives through traffic and faults, is restarted as a whole, and drained."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from contextvars import Context
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from agents.decider.snapshot import start_of
+from agents.embedding import EncoderUnavailable
+from schemas.answer import Answer
+from schemas.control import CatalogueEntry, ObjectiveEntry, PriceEntry
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.query import Query
+from schemas.record import Record, decode, encode
+from schemas.reward import Reward
+from streams.runtime.base import ConsumerRecord, Crash, Runtime, ServiceSpec
+from streams.runtime.memory import Died, MemoryRuntime
+from streams.runtime.memory_cluster import Cluster
+from streams.services import SERVICES
+from streams.services.decider import DeciderService
+from streams.simulate.faults import (
+    SEGMENT_S,
+    TIMES,
+    Fault,
+    Faults,
+    Injected,
+    Worker,
+    injected,
+    marked,
+)
+from streams.simulate.faults import SERVICES as SIMULATED
+from streams.simulate.fold import compared
+from streams.simulate.world import World, entry
+
+CALM_S: Final = 30.0
+"""Seconds after the last client and the last fault until everything is restarted."""
+
+DRAIN_S: Final = 1500.0
+"""Longest time, in virtual seconds, until the last query has ended after that."""
+
+LAST: Final = 2
+"""Queries that are asked in the end; each is answered."""
+
+
+def _ending(spec: ServiceSpec) -> ServiceSpec:
+    """Return a service whose worker ends, as its process does, when it cannot be built."""
+
+    async def build(runtime: Runtime) -> object:
+        try:
+            return await spec.build(runtime)
+        except EncoderUnavailable as error:  # it is started again until its server answers
+            raise marked(Crash(f"{spec.name} cannot start: {error}")) from error
+        except Exception as error:
+            raise Crash(f"{spec.name} cannot start: {error}") from error
+
+    return msgspec.structs.replace(spec, build=build)
+
+
+class Life:
+    """A deployment from its start to its end."""
+
+    def __init__(self, world: World, faults: Sequence[Fault], seed: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.world = world
+        self.rng = random.Random(f"life {seed}")
+        self.faults = Faults(faults, loop.time)
+        self.faults.suspend = lambda worker, seconds: self._beside(self._suspended(worker, seconds))
+        self.cluster = Cluster(
+            world.settings,
+            {name: _ending(SERVICES[name]) for name in SIMULATED},
+            seed=seed,
+            make=partial(Worker, faults=self.faults),
+        )
+        self.topics, self.broker = self.cluster.topics, self.cluster.broker
+        self.log = self.topics.changelog("decider", "pending")
+        self.failures: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.seen: dict[str, set[str]] = {name: set() for name in ("answer", "decision", "closed", "refused")}
+        self.calm_s = 0.0
+        kinds = (self.topics.answer, self.topics.decision, self.topics.reward, self.topics.dead_letter)
+        self.broker.watch(self, kinds, self._see)
+
+    async def live(self) -> None:
+        """Start everything, let traffic and faults happen, restart everything, and wait until all has ended."""
+        await self._start()
+        sent = self._beside(self._send())
+        for fault in self.faults.schedule:
+            if fault.kind in TIMES and fault.kind != "clock":
+                self._beside(self._at(fault))
+        await sent
+        last_s = max(
+            (fault.at + fault.much for fault in self.faults.schedule if fault.kind not in ("raise", "clock")),
+            default=0.0,
+        )
+        until_s = self.world.until_s
+        await asyncio.sleep(max(0.0, min(last_s, 2 * until_s + 60.0) - until_s))
+        await asyncio.sleep(CALM_S)
+        self.faults.over = True
+        await asyncio.sleep(CALM_S)
+        self.calm_s = asyncio.get_running_loop().time()
+        deaths = len(self.cluster.deaths)
+        self._judge_learner()
+        await self._restart_all()
+        self._ask_last()
+        await self._drained()
+        for error in self.cluster.deaths[deaths:]:
+            if isinstance(error, Died):
+                continue  # killed, just now
+            self.failures.append(f"a worker died though nothing went wrong: {said(error)}")
+        for error in self.cluster.deaths[:deaths]:
+            if not injected(error):
+                self.failures.append(f"a worker died by itself: {said(error)}")
+        self._judge_learner()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # What happens: the services start, clients send, faults of time come.
+
+    async def _start(self) -> None:
+        for name in reversed(SIMULATED):
+            for group in self.world.groups if SERVICES[name].grouped else ("",):
+                for at in range(self.world.workers[name]):
+                    await self.cluster.start(name, group, str(at))
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        for each in self.world.sent:
+            await asyncio.sleep(max(0.0, each.at_s - loop.time()))
+            self.cluster.produce(self.topics.prefix + each.topic, each.key, each.value, each.partition)
+
+    async def _at(self, fault: Fault) -> None:
+        await asyncio.sleep(max(0.0, fault.at - asyncio.get_running_loop().time()))
+        self.faults.hit(fault)
+        match fault.kind:
+            case "compact":
+                for topic in self.topics.declared(self.cluster.groups):
+                    if topic.compacted:
+                        self.broker.compact(topic.name, self.broker.now_ms() - int(1000 * SEGMENT_S))
+            case "expire":
+                self._expire()
+            case "catalogue":
+                self._control(*_catalogue(fault))
+            case "objective":
+                self._control(ObjectiveEntry(name="thrifty", op="set", accuracy=0.5))
+            case "restart":
+                for worker in [each for each in self.cluster.workers if each.service == fault.service]:
+                    await self._again(worker)
+            case "scale":
+                await self._scale(fault.service)
+
+    def _control(self, *records: CatalogueEntry | PriceEntry | ObjectiveEntry) -> None:
+        for record in records:
+            self.cluster.produce(self.topics.control, record.key.encode(), encode(record))
+
+    def _expire(self) -> None:
+        """Let retention take what every group has handled."""
+        readers = [
+            (app, spec.reads(self.topics, group))
+            for spec in self.cluster.services.values()
+            for group in (self.cluster.groups if spec.grouped else ("",))
+            for app in [self.topics.app_id(spec.name, group)]
+        ]
+        for name in (self.topics.search_step, self.topics.due, self.topics.heartbeat):
+            apps = [app for app, topics in readers if name in topics]
+            for at in range(self.broker.partitions(name)):
+                ends = [self.broker.committed.get((app, name, at), 0) for app in apps]
+                self.broker.delete_before(name, at, min(ends, default=self.broker.end(name, at) - 3))
+
+    async def _stop(self, worker: MemoryRuntime) -> bool:
+        """Stop a worker in order; return whether it did, and did not end in another way."""
+        try:
+            if worker in self.cluster.workers:
+                await self.cluster.stop(worker)
+                return True
+        except (Crash, Died, Injected) as error:
+            self.cluster.ended(worker, error)
+        return False
+
+    async def _again(self, worker: MemoryRuntime) -> None:
+        """Stop a worker in order and start it anew."""
+        if await self._stop(worker):
+            await self.cluster.start(worker.service, worker.group, worker.instance)
+
+    async def _scale(self, service: str) -> None:
+        """Let a worker join for a while."""
+        group = self.world.groups[0] if SERVICES[service].grouped else ""
+        joined = await self.cluster.start(service, group, "joined")
+        await asyncio.sleep(self.rng.uniform(1.0, 20.0))
+        await self._stop(joined)
+
+    async def _suspended(self, worker: Worker, seconds: float) -> None:
+        """Suspend a process. Its group goes on without it once its session is over; then it wakes, and ends."""
+        session_s = self.world.settings.kafka.session_timeout_s
+        worker.running.clear()
+        await asyncio.sleep(min(seconds, session_s))
+        if seconds > session_s and worker in self.cluster.workers:
+            worker.expelled = True
+            await self.cluster.expel(worker)
+            await asyncio.sleep(seconds - session_s)
+        worker.running.set()
+        if worker.expelled:
+            await asyncio.sleep(0.5)
+            worker.die()
+            await self.cluster.start(worker.service, worker.group, worker.instance)
+
+    async def _restart_all(self) -> None:
+        for worker in list(self.cluster.workers):
+            if self.rng.random() < 0.5:
+                await self._again(worker)
+            elif worker in self.cluster.workers:
+                self.cluster.kill(worker)
+
+    def _ask_last(self) -> None:
+        """Ask again, of a deployment in which everything is well."""
+        models = ("large",) if self.world.trait == "hostile" else None
+        for at in range(LAST):
+            text, reference, _ = next(iter(self.world.questions.values()))
+            query = Query(
+                query_id=f"last{at}", text=text, reference=reference, tenant="a", allowed_models=models
+            )
+            self.world.queries[query.query_id] = (self.calm_s, query)
+            self.cluster.produce(self.topics.query, query.query_id.encode(), encode(query))
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        # Not in the context of a handler, at whose effect a worker is suspended: what is done here is none of its work.
+        task = asyncio.get_running_loop().create_task(work, context=Context())
+        self._tasks.append(task)
+        return task
+
+    # When everything has ended.
+
+    def _see(self, record: ConsumerRecord) -> None:
+        found: Any = _KINDS[record.topic.removeprefix(self.topics.prefix)]
+        read = decode(record.value, found)
+        name = {Answer: "answer", Decision: "decision", Reward: "closed", DeadLetter: "refused"}[found]
+        if isinstance(read, Reward) and not read.closes:
+            return
+        if read.query_id:
+            self.seen[name].add(read.query_id)
+
+    def _open(self) -> list[str]:
+        """Return the queries that have not ended, in order."""
+        answered, decided = self.seen["answer"], self.seen["decision"]
+        settled = self.seen["closed"] | self.seen["refused"]
+        return [
+            query_id
+            for query_id in self.world.queries
+            if query_id not in answered or (query_id in decided and query_id not in settled)
+        ]
+
+    async def _drained(self) -> None:
+        loop = asyncio.get_running_loop()
+        until, quiet = loop.time() + DRAIN_S, 0
+        while quiet < 6:
+            self.cluster.check()
+            if loop.time() > until:
+                waits = [each for each in self._open()][:5]
+                self.failures.append(
+                    f"not at rest {DRAIN_S:.0f} s after everything was restarted; open: {waits}"
+                )
+                return
+            await asyncio.sleep(0.5)
+            quiet = quiet + 1 if not self._open() and not self.cluster.busy else 0
+
+    # The learner that lives is the one that its log says.
+
+    def _judge_learner(self) -> None:
+        for worker in self.cluster.workers:
+            if not isinstance(worker, Worker) or worker.service != "decider" or worker.expelled:
+                continue
+            service = worker.built
+            if not isinstance(service, DeciderService) or service.decider is None or service.lock.locked():
+                continue
+            if service.learner.log.assigned:
+                snapshots = self.snapshots()
+                log = self.broker.changelog(self.log, 0, start_of(snapshots))
+                self.failures += compared(service, log, snapshots)
+
+    def snapshots(self) -> dict[bytes, bytes]:
+        """Return the records of the learner's snapshots."""
+        return self.broker.changelog(self.topics.snapshot, 0)
+
+
+_KINDS: Final[dict[str, type[Record]]] = {
+    "answer": Answer,
+    "action-decision": Decision,
+    "reward": Reward,
+    "dead-letter": DeadLetter,
+}
+
+
+def _catalogue(fault: Fault) -> Sequence[CatalogueEntry | PriceEntry]:
+    if fault.how == "remove":
+        return (CatalogueEntry(name="small", op="remove"),)
+    if fault.how == "price":
+        return (PriceEntry(name="large", factor=3.0),)
+    return (CatalogueEntry(name="fresh", op="add", model=entry("fresh")),)
+
+
+def said(error: BaseException) -> str:
+    """Return an error in words, with what it was caused by."""
+    cause = error.__cause__ or error.__context__
+    return f"{type(error).__name__}: {error}" + (f" <- {said(cause)}" if cause is not None else "")
