@@ -349,7 +349,7 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
 class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{field}"):
     """Where the gateway listens, and what it remembers."""
 
-    LEAST: ClassVar = {"port": 0, "recent": 1, "streams": 0}
+    LEAST: ClassVar = {"port": 0, "recent": 1, "streams": 0, "reads": 1}
     MOST: ClassVar = {"port": MAX_PORT}
 
     # Beyond this machine it needs an API key (`keys add`).
@@ -361,6 +361,8 @@ class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{fiel
     recent: int = 20_000
     # Streams that an API key may have open at once.
     streams: int = 256
+    # GET requests that an API key may make a minute.
+    reads: int = 600
     # Metadata keys of queries by which choices are shown, for instance `family, level`; the first two also together.
     group_by: tuple[str, ...] = ()
     # Refuse a request with a field that a search cannot honour, rather than answer it and name the field.

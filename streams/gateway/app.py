@@ -172,7 +172,7 @@ class GatewayService:
         self.runtime = runtime
         self.recent = recent
         settings = runtime.settings
-        self.gate = Gate(settings.queries.max_in_flight, settings.gateway.streams)
+        self.gate = Gate(settings.queries.max_in_flight, settings.gateway.streams, settings.gateway.reads)
         self.index = Index(recent, timeout_s=settings.queries.timeout_s, group_by=settings.gateway.group_by)
         self.exchange = Exchange(runtime, self.index, self.gate)
         runtime.on_stop(self.exchange.deciders.close)

@@ -271,17 +271,20 @@ class Gate:
         in_flight: Requests that a key may have in flight which does not say: more than the deployment admits would
             wait in front of everybody else's.
         streams: How many streams a key may have open at once.
+        reads: How many reads a key may make a minute.
     """
 
-    def __init__(self, in_flight: int = 256, streams: int = 256) -> None:
+    def __init__(self, in_flight: int = 256, streams: int = 256, reads: int = 600) -> None:
         self._in_flight = in_flight
         self._most_streams = streams
+        self._most_reads = reads
         # What each key has open at this gateway: everything, its streams, and its completions, oldest first, each with
         # whether its client has left.
         self._requests: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._completions: defaultdict[str, dict[object, Gone]] = defaultdict(dict)
-        # When each key had some in the last minute, with their bytes.
+        # When each key had some in the last minute; of previews, with their bytes.
+        self._reads: dict[str, deque[int]] = {}
         self._previews: dict[str, deque[tuple[int, int]]] = {}
         self._targets: dict[
             str, dict[tuple[float | None, float | None], int]
@@ -481,6 +484,18 @@ class Gate:
             raise _rate(f"{MINUTE_BYTES} bytes of queries a minute", used.reset_s, self.headers(who, used))
         if used.in_flight >= (most := self._most(who)):
             raise _rate(f"{most} requests in flight", 1, self.headers(who, used))
+
+    def read(self, who: Credential, now_ms: int) -> None:
+        """Count a read of a key. Raises ApiError 429 where it has made as many within a minute as it may."""
+        if who.entry is None:
+            return
+        recent = self._reads.setdefault(who.key, deque())
+        while recent and recent[0] <= now_ms - MINUTE_MS:
+            recent.popleft()
+        if len(recent) >= self._most_reads:
+            wait_s = 1 + (recent[0] + MINUTE_MS - now_ms) // 1000
+            raise _rate(f"{self._most_reads} reads a minute", wait_s, {})
+        recent.append(now_ms)
 
     def preview(self, who: Credential, size: int, used: Used, now_ms: int) -> None:
         """Count a preview of a decision, which the decider works out as it does a decision, or refuse it.

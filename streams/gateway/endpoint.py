@@ -85,6 +85,8 @@ class RouteGuard:
                 check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
                 headers |= cross_origin(request)
                 who = self._exchange.gate.credential(_bearer(request) or self._session_key(request))
+                if request.method in ("GET", "HEAD"):
+                    self._exchange.gate.read(who, self._exchange.runtime.now_ms())
                 with self._exchange.gate.request(who):
                     response = await handle(Call(self._exchange, request, who, request_id))
             except ApiError as error:

@@ -1,5 +1,6 @@
 """Recent queries by id. Kafka has no lookup by key, so the gateway keeps what it reads from topics in SQLite."""
 
+import asyncio
 import sqlite3
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -86,6 +87,8 @@ create table if not exists letters (
     origin text primary key, created_ms integer not null, letter blob not null, retried integer not null default 0
 ) without rowid;
 create index if not exists by_age on queries (created_ms);
+create index if not exists asked_by_age on queries (asked, created_ms, status, until_ms);
+create index if not exists asked_by_tenant on queries (asked, tenant, created_ms, status, until_ms);
 create index if not exists open_by_time on queries (until_ms) where status is null and until_ms > 0;
 create index if not exists ended_by_age on queries (created_ms, size, status, until_ms)
     where status is not null or until_ms = 0;
@@ -99,6 +102,9 @@ _ENDED: Final = "status is not null or until_ms = 0"
 _SPARE: Final = f"key = '' or {_ENDED}"  # an open query of a key counts against its limits
 
 _MOST_WORD: Final = 80
+
+_AT_ONCE: Final = 500
+"""Queries that are read before others may run: a few milliseconds."""
 
 
 class IndexedQuery(Struct, frozen=True):
@@ -208,7 +214,6 @@ class Index:
         group_by: Metadata keys whose values are kept, to group queries by.
 
     Attributes:
-        changes: How often anything changed that lists or statistics show.
         moves: Whether older queries have been forgotten, or were never read, so that what is kept is a window that
             moves.
         usage: What API keys have used of their limits.
@@ -224,7 +229,6 @@ class Index:
     ) -> None:
         self.most, self.most_bytes = most, most_bytes
         self.group_by = tuple(group_by)
-        self.changes = 0
         self.moves = False
         self._timeout_s = timeout_s
         self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -275,7 +279,6 @@ class Index:
             self.usage.count(key, query.query_id, created_ms, len(encode(query)))
         if done[0] is not None:
             self.usage.charge(key, created_ms, done[0])  # its Answer was read first
-        self.changes += 1
         self._since_trim += 1
         self._trim_if_due()
 
@@ -318,7 +321,6 @@ class Index:
         """Add a Reward. A later stage replaces an earlier one, clears no known correctness; none follows the last."""
         if (known := self.reward_of(reward.query_id)) is not None and known.closes:
             return
-        self.changes += 1
         self._db.execute(
             "update queries set reward = ?, correct = coalesce(?, correct),"
             " size = size + ? - coalesce(length(reward), 0) where query_id = ?",
@@ -334,7 +336,6 @@ class Index:
             (price["total"], query_id),
         ).fetchone()
         if done is not None:
-            self.changes += 1
             key, created_ms = done
             self.usage.charge(key, created_ms, price["total"])
 
@@ -357,7 +358,6 @@ class Index:
         done = self._db.execute(
             "delete from queries where query_id = ? and decision is null and answer is null", (query_id,)
         )
-        self.changes += 1
         return done.rowcount == 1
 
     @property
@@ -470,15 +470,21 @@ class Index:
 
     def latest(self, most: int, tenants: Tenants = None) -> list[Listed]:
         """Return the newest queries, newest first; of these tenants where they are given."""
-        where = _of(tenants)
-        rows = self._db.execute(
-            f"select {LISTED} from queries where asked = 1 {where} order by created_ms desc limit ?",
+        return [_listed(row) for row in self._latest(most, tenants)]
+
+    async def all(self, tenants: Tenants = None) -> list[Listed]:
+        """Return all queries that are kept as `latest` does, and let others run meanwhile."""
+        rows, found = self._latest(self.most, tenants), list[Listed]()
+        while some := rows.fetchmany(_AT_ONCE):
+            found += map(_listed, some)
+            await asyncio.sleep(0)
+        return found
+
+    def _latest(self, most: int, tenants: Tenants) -> sqlite3.Cursor:
+        return self._db.execute(
+            f"select {LISTED} from queries where asked = 1 {_of(tenants)} order by created_ms desc limit ?",
             [*(tenants or ()), most],
         )
-        return [
-            Listed(query_id, tenant, created_ms, tuple(orjson.loads(groups)), *others)
-            for query_id, tenant, created_ms, groups, *others in rows
-        ]
 
     def close(self) -> None:
         """Close the database."""
@@ -495,7 +501,6 @@ class Index:
             f" do update set {part} = excluded.{part}, size = size + excluded.size where {part} is null",
             (query_id, at_ms, value, len(value)),
         )
-        self.changes += done.rowcount
         self._bytes_since_trim += len(value)
         self._trim_if_due()
         return done.rowcount == 1
@@ -556,6 +561,11 @@ class Index:
         ids = [(query_id,) for query_id, _ in queries]
         self._db.executemany("delete from queries where query_id = ?", ids)
         self._db.executemany("delete from feedback where query_id = ?", ids)
+
+
+def _listed(row: Sequence[Any]) -> Listed:
+    query_id, tenant, created_ms, groups, *others = row
+    return Listed(query_id, tenant, created_ms, tuple(orjson.loads(groups)), *others)
 
 
 def _of(tenants: Tenants) -> str:

@@ -5,9 +5,10 @@ import contextlib
 import logging
 import math
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
@@ -158,41 +159,86 @@ def _listing(call: Call) -> list[dict[str, Any]]:
     return [each for each in found if allowed is None or each["id"] in allowed]
 
 
-# `/v1/now`: what the deployment does, as the page's first view shows it.
+# `/v1/now` and `/v1/queries`: what the deployment does, as the page's first view shows it, and the latest queries.
+
+_MOST_LISTED: Final = 1000
+
+_FRESH_S: Final = 1.0
+"""Seconds for which lists and statistics are shown before they are worked out again."""
+
+_COMPARED_S: Final = 3.0
+"""The same for the comparison of policy and control group, which reads all queries that are known."""
 
 _SERVICES_S: Final = 10.0
-"""Seconds for which what the broker says of the services is shown before it is asked again."""
+"""The same for what the broker says of the services."""
 
-_FRESH_S: Final = 3.0
-"""Seconds for which a comparison of policy and control group is shown before new answers are counted in."""
+T = TypeVar("T")
 
 
-class Now:
-    """Current activity, with what is remembered for a moment: the services, and comparisons."""
+class Views:
+    """Lists and statistics of queries, worked out once for all who look at the same ones within a second."""
 
     def __init__(self) -> None:
+        # By what it is, with the time from which it is too old.
+        self._made: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
         self._looked_s = -math.inf
         self._services_seen: list[dict[str, Any]] = []
-        self._uplifts: dict[Tenants, tuple[int, float, dict[str, Any]]] = {}
 
-    async def __call__(self, call: Call) -> Response:
+    async def queries(self, call: Call) -> Response:
+        """GET /v1/queries: the newest of this tenant."""
+        call.who.require("read")
+        most = whole(call.request, "limit", 50, _MOST_LISTED)
+        latest = await self._latest(call.exchange, call.who.sees)
+        return reply({"object": "list", "data": [_listed(each) for each in latest[:most]]})
+
+    async def now(self, call: Call) -> Response:
         """GET /v1/now."""
         call.who.require("read")
         exchange, sees = call.exchange, call.who.sees
-        latest = exchange.index.latest(whole(call.request, "limit", 1000, 1000), sees)
+        most = whole(call.request, "limit", _MOST_LISTED, _MOST_LISTED)
+        made = partial(self._now, exchange, sees, most)
+        return reply(await self._shared(("now", sees, most), exchange, made, _FRESH_S))
+
+    async def _now(self, exchange: Exchange, sees: Tenants, most: int) -> dict[str, Any]:
+        latest = await self._latest(exchange, sees)
         minute, in_flight = exchange.index.activity(exchange.runtime.now_ms(), sees)
-        return reply(
-            {
-                "per_second": round(minute / 60, 3),
-                "in_flight": in_flight,
-                **statistics.now(latest, exchange.index.group_by),
-                "uplift": self._uplift(exchange, sees),
-                "models": models(exchange.runtime.control),
-                # What waits is everybody's.
-                "services": await self._services(exchange.runtime) if sees is None else [],
-                "marks": list(exchange.marks.listed),
-            }
-        )
+        return {
+            "per_second": round(minute / 60, 3),
+            "in_flight": in_flight,
+            **statistics.now(latest[:most], exchange.index.group_by),
+            "uplift": await self._uplift(exchange, sees),
+            "models": models(exchange.runtime.control),
+            # What waits is everybody's.
+            "services": await self._services(exchange.runtime) if sees is None else [],
+            "marks": list(exchange.marks.listed),
+        }
+
+    async def _latest(self, exchange: Exchange, sees: Tenants) -> list[Listed]:
+        async def made() -> list[Listed]:
+            return exchange.index.latest(_MOST_LISTED, sees)
+
+        return await self._shared(("latest", sees), exchange, made, _FRESH_S)
+
+    async def _uplift(self, exchange: Exchange, sees: Tenants) -> dict[str, Any]:
+        async def made() -> dict[str, Any]:
+            return statistics.uplift(await exchange.index.all(sees), exchange.index.moves)
+
+        return await self._shared(("uplift", sees), exchange, made, _COMPARED_S)
+
+    async def _shared(
+        self,
+        what: Hashable,
+        exchange: Exchange,
+        make: Callable[[], Coroutine[Any, Any, T]],
+        fresh_s: float,
+    ) -> T:
+        """Return what was made for another request a moment ago, or make it."""
+        now_s = exchange.runtime.monotonic()
+        if what not in self._made or self._made[what][0] <= now_s:
+            self._made = {each: made for each, made in self._made.items() if made[0] > now_s}
+            self._made[what] = now_s + fresh_s, asyncio.ensure_future(make())
+        made: T = await asyncio.shield(self._made[what][1])
+        return made
 
     async def _services(self, runtime: Runtime) -> list[dict[str, Any]]:
         """Return each service with its workers and waiting records, as the broker told within the last seconds."""
@@ -217,16 +263,6 @@ class Now:
                 for app in names
             ]
         return self._services_seen
-
-    def _uplift(self, exchange: Exchange, tenants: Tenants) -> dict[str, Any]:
-        """Return the comparison over all that is known, once for all who look at the same queries."""
-        index, now_s = exchange.index, exchange.runtime.monotonic()
-        kept = self._uplifts.get(tenants)
-        if kept is not None and (kept[0] == index.changes or now_s - kept[1] < _FRESH_S):
-            return kept[2]
-        found = statistics.uplift(index.latest(index.most, tenants), index.moves)
-        self._uplifts[tenants] = (index.changes, now_s, found)
-        return found
 
 
 def models(control: Control) -> list[dict[str, Any]]:
@@ -411,13 +447,6 @@ async def feedback(call: Call) -> Response:
     return reply({"id": query_id, "object": "feedback", "duplicate": duplicate, "late": late})
 
 
-async def list_queries(call: Call) -> Response:
-    """GET /v1/queries: the newest of this tenant."""
-    call.who.require("read")
-    latest = call.exchange.index.latest(whole(call.request, "limit", 50, 1000), call.who.sees)
-    return reply({"object": "list", "data": [_listed(each) for each in latest]})
-
-
 async def one_query(call: Call) -> Response:
     """GET /v1/queries/{id}."""
     call.who.require("read")
@@ -486,15 +515,16 @@ def _named(name: str, body: Any) -> bytes:
 
 def routes() -> Listing:
     """Return all routes of this file that need a key, for one gateway."""
+    views = Views()
     return [
         ("POST", "/v1/decide", decide),
         ("GET", "/v1/models", list_models),
         ("GET", "/v1/models/{id:path}", one_model),
         ("POST", "/v1/feedback", feedback),
-        ("GET", "/v1/queries", list_queries),
+        ("GET", "/v1/queries", views.queries),
         ("GET", "/v1/queries/{id}", one_query),
         ("GET", "/v1/queries/{id}/events", events),
-        ("GET", "/v1/now", Now()),
+        ("GET", "/v1/now", views.now),
         ("GET", "/v1/dead-letters", letters),
         ("POST", "/v1/dead-letters/retry", retry),
         ("GET", "/v1/objectives", list_objectives),

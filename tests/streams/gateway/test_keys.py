@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from schemas.control import KeyEntry
 from schemas.query import Query
 from schemas.reward import Feedback
-from streams.gateway import auth, routes
+from streams.gateway import auth, routes, statistics
 from streams.gateway.auth import Gate
 from tests.support.house import ASK, PLAIN, WITHOUT_EXECUTOR, House, refused
 
@@ -204,6 +204,45 @@ def test_requests_whose_bodies_do_not_come_are_counted(
         assert theirs.get("/v1/models").status_code == 200
         held.close()
         guarded.until(lambda: mine.get("/v1/models").status_code == 200, "room")
+
+
+def test_reads_are_counted_by_key(house: Callable[..., House]) -> None:
+    guarded = house(("gateway",), gateway_reads=6)
+    shop, bank = guarded.key("shop"), guarded.key("bank")
+    reads = ("/v1/now", "/v1/queries", "/v1/models", "/v1/queries/none", "/v1/objectives", "/none")
+    with guarded.http(shop) as mine, guarded.http(bank) as theirs:
+        assert {mine.get(path).status_code for path in reads} == {200, 404}
+        for path in reads:
+            limited = mine.get(path)
+            assert "6 reads a minute" in refused(limited, 429)["message"]
+            assert 0 < int(limited.headers["retry-after"]) <= 61
+        assert theirs.get("/v1/now").status_code == 200
+
+
+def test_what_many_look_at_is_worked_out_once(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_FRESH_S", 3600.0)
+    worked_out = 0
+    plain = statistics.now
+
+    def counted(*given: Any) -> dict[str, Any]:
+        nonlocal worked_out
+        worked_out += 1
+        return plain(*given)
+
+    monkeypatch.setattr(statistics, "now", counted)
+    guarded = house()
+    shop, again, bank = guarded.key("shop"), guarded.key("again", tenant="shop"), guarded.key("bank")
+    with guarded.http(shop) as client:
+        assert client.post(ASK, json=PLAIN).status_code == 200
+    seen = []
+    for key in (shop, shop, again, bank, bank):
+        with guarded.http(key) as client:
+            now, listed = client.get("/v1/now").json(), client.get("/v1/queries?limit=1").json()["data"]
+            seen.append((now["queries"], len(listed)))
+    assert seen == [(1, 1)] * 3 + [(0, 0)] * 2
+    assert worked_out == 2, "once for each tenant"
 
 
 def decide(house: House, key: str | None = None, **body: Any) -> int:

@@ -387,6 +387,22 @@ async def test_old_ids_of_a_key_are_looked_up_one_at_a_time_and_keep_no_other_ke
     assert began.count("shop") == LOOKUPS + 1
 
 
+def test_a_key_may_read_so_often_a_minute() -> None:
+    gate = Gate(reads=2)
+    who = shop(gate)
+    gate.change(key("other", "two"))
+    for at_ms in (0, 20_000):
+        gate.read(who, at_ms)
+    with pytest.raises(ApiError) as found:
+        gate.read(who, 50_000)
+    assert (found.value.status, found.value.headers["retry-after"]) == (429, "11")
+    gate.read(gate.credential("two"), 50_000)
+    gate.read(who, 60_000)
+    assert status(lambda: gate.read(who, 79_999)) == 429
+    for _ in range(3):
+        gate.read(Credential(), 0)
+
+
 def test_previews_count_against_the_requests_a_minute() -> None:
     gate = Gate()
     who = shop(gate, per_minute=3)
