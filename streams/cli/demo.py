@@ -11,7 +11,8 @@ from rich.table import Table
 
 from streams.cli.queries import bars
 from streams.client.client import SentQueries
-from streams.demo.run import CONTROL, QUESTIONS, Demo, run
+from streams.demo.paired import sentence
+from streams.demo.run import CONTROLS, QUESTIONS, Demo, run
 from streams.settings import Settings
 
 _SHOWN = (
@@ -55,8 +56,11 @@ _SHOWN = (
 @click.option("--objective", help="Use a named objective instead, e.g. cost-sensitive or quality-priority.")
 @click.option(
     "--control",
-    default=CONTROL,
-    help="Configuration that a baseline of every question takes, for comparison; `none` asks each question once.",
+    "controls",
+    multiple=True,
+    default=CONTROLS,
+    help="Configuration that a baseline of every question takes, for comparison; give it again for another, "
+    "or `none` to ask each question once.",
 )
 @click.option(
     "--broker",
@@ -78,20 +82,25 @@ _SHOWN = (
     help="Folder for the summary and the report.",
 )
 @click.pass_obj
-def demo(settings: Settings, /, objective: str | None, accuracy: float, control: str, **options: Any) -> None:
+def demo(
+    settings: Settings, /, objective: str | None, accuracy: float, controls: tuple[str, ...], **options: Any
+) -> None:
     """Stream questions through the whole loop on this machine and see the choices improve.
 
     Starts a broker and all services with the six mini models and sends the questions with several in flight. The policy
-    chooses for each question; its baseline takes the control's configuration and is not learned from. Audits the log
-    and stops everything it started. Prints what the policy is worth against the control, then the figures; writes
-    summary.json and report.html. Exits with 1 if a query has no Answer or the audit finds a discrepancy.
+    chooses for each question; its baselines, one sample of the largest model and a search with it, are asked the same
+    and not learned from. Audits the log and stops everything it started. Prints what the policy is worth against each
+    baseline, then the figures; writes summary.json and report.html. Exits with 1 if a query has no Answer or the audit
+    finds a discrepancy.
     """
     console = Console()
     if objective is not None:
         settings = settings.replace(objective=objective)
     weighted = objective is not None or options["policy"] != "contextual"
     what = Demo(
-        accuracy=None if weighted else accuracy, control="" if control == "none" else control, **options
+        accuracy=None if weighted else accuracy,
+        controls=() if controls == ("none",) else controls,
+        **options,
     )
     with bars(console) as bar:
         answered, rewarded = bar.add_task("answered", total=None), bar.add_task("rewarded", total=None)
@@ -108,8 +117,8 @@ def demo(settings: Settings, /, objective: str | None, accuracy: float, control:
 
 def show_demo(summary: Mapping[str, Any], console: Console) -> None:
     """Print what a run came to: first what choosing was worth, then figures."""
-    if "sentence" in summary:
-        console.print(summary["sentence"], style="bold")
+    for comparison in summary["comparisons"]:
+        console.print(sentence(comparison), style="bold")
     table = Table("", "", show_header=False)
     for name in _SHOWN:
         value = summary[name]

@@ -1,6 +1,6 @@
-"""What the policy is worth: every query against a baseline that always takes one configuration of the largest model.
+"""What the policy is worth: every query against baselines that always take one configuration of the largest model.
 
-The baseline asks the same question, is pinned to the control's action and is not learned from (`Query.learn`), so that
+A baseline asks the same question, is pinned to its control's action and is not learned from (`Query.learn`), so that
 accuracy and cost are compared question by question. Runs with other seeds are pooled by
 
     python -m streams.demo.paired out/demo-3/summary.json out/demo-23/summary.json …
@@ -27,22 +27,25 @@ DRAWS = 2_000
 
 LEVEL = (2.5, 97.5)
 
-NOT_COMPARED: dict[str, None] = dict.fromkeys(("policy", "control", "accuracy_difference", "cost_ratio"))
-"""What a run without baselines says of the comparison, in place of what `compared` returns."""
 
+def baseline_for(query: Query, action: str, paired: bool = True) -> Query:
+    """Return a baseline of a query: pinned to an action, without an objective of its own.
 
-def baseline_for(query: Query, action: str) -> Query:
-    """Return the baseline of a query: pinned to an action, without an objective of its own."""
+    Args:
+        query: What the policy decides.
+        action: The control's.
+        paired: Whether the gateway's page compares the query with it: of several baselines, one.
+    """
     return msgspec.structs.replace(
         query,
-        query_id=f"{query.query_id}-control",
+        query_id=f"{query.query_id}-{action.replace('/', '-')}",
         pin_action=action,
         learn=False,
         objective=None,
         weights=None,
         mean_cost=None,
         accuracy=None,
-        metadata={**query.metadata, "baseline_of": query.query_id},
+        metadata={**query.metadata, "baseline_of": query.query_id} if paired else query.metadata,
     )
 
 
@@ -77,20 +80,27 @@ def compared(
     return _report([_pair(*each) for each in done], action, seed)
 
 
-def pooled(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the comparison over several runs; a question that more than one of them asked is one draw.
+def pooled(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the comparisons over several runs; a question that more than one of them asked is one draw.
 
     Args:
-        summaries: What `compared` returned of each run.
+        summaries: The summary.json of each run.
 
     Raises:
         ValueError: A summary has no pairs, or the controls differ.
     """
-    actions = {(summary.get("control") or {}).get("action") for summary in summaries}
-    if len(actions) != 1 or not all(summary.get("pairs") for summary in summaries):
-        raise ValueError("give the summary.json of runs that compared the policy with the same control")
-    every = [msgspec.convert(pair, Pair) for summary in summaries for pair in summary["pairs"]]
-    return _report(every, str(actions.pop()), seed=0)
+    runs = [summary.get("comparisons", []) for summary in summaries]
+    controls = {tuple(each["control"]["action"] for each in run) for run in runs}
+    if len(controls) != 1 or not all(run and all(each["pairs"] for each in run) for run in runs):
+        raise ValueError("give the summary.json of runs that compared the policy with the same controls")
+    return [
+        _report(
+            [msgspec.convert(pair, Pair) for each in same for pair in each["pairs"]],
+            same[0]["control"]["action"],
+            seed=0,
+        )
+        for same in zip(*runs, strict=True)
+    ]
 
 
 def _report(pairs: Sequence[Pair], action: str, seed: int) -> dict[str, Any]:
@@ -127,8 +137,18 @@ def sentence(report: dict[str, Any]) -> str:
     return (
         f"Accuracy {policy['accuracy']:.0%} against {control['accuracy']:.0%} (difference "
         f"{100 * difference['mean']:+.1f} points, {low} to {high}) at {ratio['mean']:.0%} of the cost "
-        f"({ratio['low']:.0%} to {ratio['high']:.0%}) of always asking {control['action']}."
+        f"({ratio['low']:.0%} to {ratio['high']:.0%}) of always asking {in_words(control['action'])}."
     )
+
+
+def in_words(action: str) -> str:
+    """Return what a baseline takes.
+
+    >>> in_words("large/1/1/1"), in_words("large/1/4/2")
+    ('large for one sample', 'large/1/4/2')
+    """
+    model, _, search = action.partition("/")
+    return f"{model} for one sample" if search == "1/1/1" else action
 
 
 def _pair(timeline: Timeline, baseline: Timeline) -> Pair:
@@ -157,4 +177,5 @@ def _interval(mean: float, draws: Array) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(sentence(pooled([orjson.loads(Path(name).read_bytes()) for name in sys.argv[1:]])))  # noqa: T201
+    for comparison in pooled([orjson.loads(Path(name).read_bytes()) for name in sys.argv[1:]]):
+        print(sentence(comparison))  # noqa: T201

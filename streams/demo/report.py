@@ -3,7 +3,7 @@
 import html
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from schemas.query import Query
 from streams.client.events import Timelines
+from streams.demo.paired import in_words, sentence
 from streams.timeline import Timeline
 
 # Which questions are asked, and in which order.
@@ -150,6 +151,9 @@ table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;border-bott
 th:first-child,td:first-child{text-align:left}svg{background:#fafafa;border:1px solid #ddd}h2{margin-top:2em}"""
 
 _WINDOW = 20
+_COLOURS = ("#1660a8", "#b4541a", "#8a8a8a")
+"""Of the policy and its controls."""
+_NO_CONTROLS: Mapping[str, Sequence[float]] = {}
 
 
 def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
@@ -159,21 +163,30 @@ def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
         key=lambda s: s.seq,
     )
     queries = [s for s in closed if s.decision and s.decision.query.learn]
-    baselines = [s for s in closed if s.decision and not s.decision.query.learn]
+    baselines = {
+        action: [
+            s for s in closed if s.decision and not s.decision.query.learn and s.decision.action.id == action
+        ]
+        for action in (each["control"]["action"] for each in summary["comparisons"])
+    }
+
+    def beside(values: Callable[[Sequence[Timeline]], list[float]]) -> str:
+        return curve(values(queries), {in_words(action): values(own) for action, own in baselines.items()})
+
     return "\n".join(
         [
             "<!doctype html><meta charset=utf-8><title>UniScale-Streams: a run</title>",
             f"<style>{_STYLE}</style><h1>A run of UniScale-Streams</h1>",
             f"<p>{summary['queries']} queries through {html.escape(str(summary['broker']))}, engines "
             f"{html.escape(', '.join(summary['engine']) or 'none')}, mode {html.escape(str(summary['mode']))}. "
-            f"Means over the last {_WINDOW} queries, in the order of decisions; grey is the control.</p>",
-            f"<p><strong>{html.escape(str(summary.get('sentence', '')))}</strong></p>",
+            f"Means over the last {_WINDOW} queries, in the order of decisions.</p>",
+            *(f"<p><strong>{html.escape(sentence(each))}</strong></p>" for each in summary["comparisons"]),
             "<h2>Reward</h2>",
             curve(_rewards(queries)),
             "<h2>Cost, eFLOPs a query</h2>",
-            curve(_costs(queries), _costs(baselines)),
+            beside(_costs),
             "<h2>Accuracy</h2>",
-            curve(_correct(queries), _correct(baselines)),
+            beside(_correct),
             "<h2>Choices by level</h2>",
             choices(queries),
             "<h2>Where the time goes</h2>",
@@ -195,28 +208,33 @@ def latency_table(stages: Mapping[str, Mapping[str, float]]) -> str:
     return table(("stage, ms", "p50", "p95"), rows)
 
 
-def curve(values: Sequence[float], control: Sequence[float] = ()) -> str:
-    """Return running means as inline SVG: the policy's, and in grey the control's."""
-    width, height = 860, 220
+def curve(values: Sequence[float], controls: Mapping[str, Sequence[float]] = _NO_CONTROLS) -> str:
+    """Return running means as inline SVG: the policy's, and those of its controls by name."""
+    width, height = 860, 240
     if len(values) < 2:
         return "<p>too few values</p>"
-    means, others = _running(values), _running(control)
-    low, high = min(means + others), max(means + others)
+    lines = {"the policy": _running(values), **{name: _running(own) for name, own in controls.items() if own}}
+    low, high = min(map(min, lines.values())), max(map(max, lines.values()))
     span = (high - low) or 1.0
 
     def line(ys: Sequence[float], colour: str) -> str:
-        places = (
-            f"{70 + i * (width - 90) / max(1, len(ys) - 1):.1f},{height - 25 - (y - low) * (height - 45) / span:.1f}"
+        points = (
+            f"{70 + i * (width - 90) / max(1, len(ys) - 1):.1f},{height - 25 - (y - low) * (height - 65) / span:.1f}"
             for i, y in enumerate(ys)
         )
-        return f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        return f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>'
 
+    coloured = list(zip(lines.items(), _COLOURS, strict=False))
     return (
-        f'<svg viewBox="0 0 {width} {height}" width="100%">{line(others, "#aaa")}'
-        f"{line(means, '#1660a8')}"
-        f'<text x="5" y="{height - 25}" font-size="12">{low:.4g}</text>'
-        f'<text x="5" y="22" font-size="12">{high:.4g}</text>'
-        f'<text x="{width - 90}" y="{height - 6}" font-size="12">{len(means)} queries</text></svg>'
+        f'<svg viewBox="0 0 {width} {height}" width="100%">'
+        + "".join(line(ys, colour) for (_, ys), colour in reversed(coloured))
+        + "".join(
+            f'<text x="{70 + 220 * n}" y="16" font-size="13" fill="{colour}">{html.escape(name)}</text>'
+            for n, ((name, _), colour) in enumerate(coloured if controls else ())
+        )
+        + f'<text x="5" y="{height - 25}" font-size="12">{low:.4g}</text>'
+        f'<text x="5" y="44" font-size="12">{high:.4g}</text>'
+        f'<text x="{width - 90}" y="{height - 6}" font-size="12">{len(values)} queries</text></svg>'
     )
 
 

@@ -1,8 +1,8 @@
 """The demo: a broker, all services, questions with several in flight, and a summary of the outcome.
 
 It stops everything it starts. Questions are shuffled with the levels alike in each third, so that their order
-cannot look like learning. Every question is asked twice: the policy chooses for the one, its baseline takes the
-control's configuration and is not learned from.
+cannot look like learning. Every question is asked three times: the policy chooses for the one, its two baselines take
+the controls' configurations and are not learned from.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ from streams.client.client import Client, SentQueries
 from streams.client.events import read_timelines
 from streams.client.questions import read_questions
 from streams.control import Control, default_objective
-from streams.demo.paired import NOT_COMPARED, baseline_for, compared
-from streams.demo.paired import sentence as paired_sentence
+from streams.demo.paired import baseline_for, compared
 from streams.demo.report import render, summarise, thirds
 from streams.local.deployment import Deployment, stopped_by_signals, with_previews
 from streams.settings import Settings
 
 QUESTIONS = Path("models/mini-mixed-test.jsonl")
 
-CONTROL = "mini-4m/1/4/2"
-"""What every baseline takes: of the largest model's configurations on offer the most accurate one on the history of the
-recording `mixed`, the cheaper of two that are equal; fixed before the demo was run."""
+CONTROLS = ("mini-4m/1/1/1", "mini-4m/1/4/2")
+"""What the baselines take, the harder opponent first: one sample of the largest model, which is what a deployment
+without search pays; and of that model's configurations on offer the most accurate one on the history of the recording
+`mixed`, the cheaper of two that are equal. Fixed before the demo was run."""
 
 # The services share the cores: one thread each, so that no service's BLAS takes them all.
 THREADS = {
@@ -74,7 +74,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         seed: Of their order and of every choice.
         policy: The policy that chooses; `contextual` begins from the catalogue's prior, if it fits.
         accuracy: The objective of every query, as `Query.accuracy`; None: the deployment's own.
-        control: The action that the baselines take; empty: no baselines.
+        controls: The actions that the baselines of each question take, the one to lead with first; empty: no baselines.
         broker: `embedded`, `kafka` or `auto`.
         recording: Answers come from this file instead of engines.
         timeout_s: Seconds a query may take.
@@ -87,7 +87,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 3
     policy: str = "contextual"
     accuracy: float | None = 0.98
-    control: str = CONTROL
+    controls: tuple[str, ...] = CONTROLS
     broker: Literal["auto", "kafka", "embedded"] = "embedded"
     recording: str = ""
     timeout_s: float = 900.0
@@ -142,8 +142,11 @@ def run(
     queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
     if demo.accuracy is not None:
         queries = [msgspec.structs.replace(query, accuracy=demo.accuracy) for query in queries]
-    baselines = [baseline_for(query, demo.control) for query in queries] if demo.control else []
-    both = [each for pair in zip(queries, baselines, strict=True) for each in pair] if baselines else queries
+    baselines = [
+        [baseline_for(query, action, paired=action == demo.controls[0]) for action in demo.controls]
+        for query in queries
+    ]
+    every = [each for query, own in zip(queries, baselines, strict=True) for each in (query, *own)]
     demo.out.mkdir(parents=True, exist_ok=True)
     settings = settings.replace(
         prefix=f"demo-{uuid.uuid4().hex[:6]}.",
@@ -174,7 +177,7 @@ def run(
         if demo.gateway:
             say(f"the page: http://{settings.gateway.host}:{settings.gateway.port}/")
         with Client(deployment.settings) as client:
-            asked = client.ask_all(both, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress)
+            asked = client.ask_all(every, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress)
         timelines = read_timelines(deployment.settings, deployment.groups)
         audited = _audited(deployment.settings)
         say(f"audit: {audited.line}")
@@ -188,14 +191,17 @@ def run(
         mode=_mode(demo, settings),
         wall_s=asked.wall_s,
     )
-    summary |= {"seed": demo.seed, **NOT_COMPARED}
-    if baselines:
-        pairs = [
-            (query.query_id, baseline.query_id) for query, baseline in zip(queries, baselines, strict=True)
-        ]
-        summary |= compared(timelines, pairs, action=demo.control, seed=demo.seed)
-        summary["sentence"] = paired_sentence(summary)
-        summary["unanswered"] += len(set(asked.missing) & {baseline.query_id for baseline in baselines})
+    summary["seed"] = demo.seed
+    summary["comparisons"] = [
+        compared(
+            timelines,
+            [(query.query_id, own[n].query_id) for query, own in zip(queries, baselines, strict=True)],
+            action=action,
+            seed=demo.seed,
+        )
+        for n, action in enumerate(demo.controls)
+    ]
+    summary["unanswered"] += len(set(asked.missing) & {each.query_id for own in baselines for each in own})
     summary["audit"] = msgspec.to_builtins(audited)
     (demo.out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     (demo.out / "report.html").write_text(render(timelines, summary), encoding="utf-8")

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from agents.catalogue.file import load_catalogue
-from streams.demo.run import CONTROL
+from streams.demo.paired import in_words
+from streams.demo.run import CONTROLS
 from streams.local.broker import free_port, listening
 
 pytestmark = [pytest.mark.broker]
@@ -69,24 +70,26 @@ def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_an
     assert counted == {"queries": QUESTIONS, "answers": QUESTIONS, "rewards": QUESTIONS, "unanswered": 0}
     audit = summary["audit"]
     assert audit["discrepancies"] == audit["pending"] == []
-    # Every question has a baseline, which is answered and not learned from.
-    assert audit["queries"] == sum(audit["states"].values()) == 2 * QUESTIONS
-    assert audit["states"]["answered, not learnable (learn: false)"] == QUESTIONS
+    # Every question has two baselines, which are answered and not learned from.
+    assert audit["queries"] == sum(audit["states"].values()) == 3 * QUESTIONS
+    assert audit["states"]["answered, not learnable (learn: false)"] == 2 * QUESTIONS
     assert audit["learner"]["updates"] == audit["learner"]["applied"] == QUESTIONS
-    assert f"audit: {2 * QUESTIONS} queries, 0 discrepancies" in said
-    assert summary["control"]["queries"] == summary["policy"]["queries"] == QUESTIONS
-    assert f"of always asking {CONTROL}" in " ".join(said.split())
+    assert f"audit: {3 * QUESTIONS} queries, 0 discrepancies" in said
+    assert [each["control"]["action"] for each in summary["comparisons"]] == list(CONTROLS)
+    for each in summary["comparisons"]:
+        assert each["control"]["queries"] == each["policy"]["queries"] == QUESTIONS
     words_said = " ".join(said.split())
-    assert words_said.index("of always asking") < words_said.index("mean_reward_first_third"), (
-        "figures come after"
-    )
+    told = [words_said.index(f"of always asking {in_words(action)}.") for action in CONTROLS]
+    assert told == sorted(told)
+    assert told[-1] < words_said.index("mean_reward_first_third"), "figures come after"
     assert {"broker", "engine", "mean_reward_first_third", "mean_reward_last_third", "latency_ms"} <= set(
         summary
     )
     assert "Choices by level" in (out / "report.html").read_text()
     pooled = [sys.executable, "-m", "streams.demo.paired", str(out / "summary.json")]
     ran = subprocess.run(pooled, cwd=root, capture_output=True, text=True, check=True)
-    assert f"of always asking {CONTROL}" in ran.stdout
+    assert [f"of always asking {in_words(action)}." in line for action, line in
+            zip(CONTROLS, ran.stdout.splitlines(), strict=True)] == [True, True]  # fmt: skip
 
 
 def looked_at(url: str) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from schemas.query import Query
 from schemas.record import encode
 from streams.cli.demo import show_demo
 from streams.client.events import QueryEvent, Timelines
-from streams.demo.paired import NOT_COMPARED, baseline_for, compared, pooled, sentence
+from streams.demo.paired import baseline_for, compared, pooled, sentence
 from streams.demo.report import render, summarise
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support.records import decision_for, paid, reward_for
 
-CONTROL = "large/2/1/1"
+CONTROL, SAMPLE = "large/2/1/1", "large/1/1/1"
 REASONS: tuple[Reason, ...] = ("warm-up", "policy")
 
 
@@ -90,8 +90,9 @@ def run_of(count: int, warm_up: int) -> Timelines:
     return timelines
 
 
-def summary_of(timelines: Timelines, count: int) -> dict[str, Any]:
-    return summarise(timelines, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0)
+def summary_of(timelines: Timelines, count: int, *comparisons: dict[str, Any]) -> dict[str, Any]:
+    found = summarise(timelines, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0)
+    return found | {"comparisons": list(comparisons)}
 
 
 def test_thirds_follow_the_order_of_decisions_and_repeats_are_counted_once() -> None:
@@ -142,7 +143,10 @@ def test_a_baseline_asks_the_same_and_is_pinned_and_not_learned_from() -> None:
     assert (baseline.text, baseline.reference) == (query.text, query.reference)
     assert baseline.metadata["level"] == "l1"
     assert (baseline.pin_action, baseline.learn, baseline.accuracy) == (CONTROL, False, None)
-    assert baseline.query_id != query.query_id
+    assert baseline.metadata["baseline_of"] == query.query_id
+    unpaired = baseline_for(query, SAMPLE, paired=False)
+    assert "baseline_of" not in unpaired.metadata
+    assert len({each.query_id for each in (query, baseline, unpaired)}) == 3
 
 
 def test_differences_are_paired_and_failures_count_as_wrong() -> None:
@@ -174,29 +178,30 @@ def test_runs_are_pooled_and_a_question_asked_twice_is_one_draw() -> None:
     for n, (query, baseline) in enumerate(zip(queries, baselines, strict=True)):
         outcomes[query.query_id] = (query, float(n % 3 > 0), 10.0 + n)
         outcomes[baseline.query_id] = (baseline, float(n % 2), 40.0)
-    one = orjson.loads(orjson.dumps(compared(timelines_of(outcomes), pairs, action=CONTROL, seed=0)))
-    both = pooled([one, one])
+    run = {"comparisons": [compared(timelines_of(outcomes), pairs, action=CONTROL, seed=0)] * 2}
+    run = orjson.loads(orjson.dumps(run))
+    one, (both, second) = run["comparisons"][0], pooled([run, run])
+    assert both == second
     assert both["policy"] == {**one["policy"], "queries": 80}
     # The same questions again teach nothing new, so no interval narrows.
     assert both["accuracy_difference"] == pytest.approx(one["accuracy_difference"])
     assert both["cost_ratio"] == pytest.approx(one["cost_ratio"])
     other = {**one, "control": {**one["control"], "action": "other/1/1/1"}}
-    for wrong in ([one, other], [{**one, "pairs": []}], [dict(NOT_COMPARED)], []):
-        with pytest.raises(ValueError, match="with the same control"):
-            pooled(wrong)
+    empty = {**one, "pairs": []}
+    wrongs: list[list[list[Any]]] = [
+        [[one], [other]], [[one], [one, other]], [[one, empty]], [[]], []]  # fmt: skip
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match="with the same controls"):
+            pooled([{"comparisons": comparisons} for comparisons in wrong])
 
 
-def test_the_sentence_is_printed_first() -> None:
+def test_the_comparisons_are_printed_first_the_harder_opponent_before_the_other() -> None:
     queries, _, pairs = asked(2)
     timelines = timelines_of({q.query_id: (q, 1.0, 1.0) for q in queries})
-    summary = summary_of(timelines, len(queries))
-    summary |= NOT_COMPARED
-    summary |= compared(timelines, pairs, action=CONTROL, seed=1)
-    assert NOT_COMPARED.keys() <= summary.keys()
-    summary["sentence"] = sentence(summary)
+    against = [compared(timelines, pairs, action=action, seed=1) for action in (SAMPLE, CONTROL)]
     printed = StringIO()
-    show_demo(summary, Console(file=printed, width=200))
-    assert printed.getvalue().startswith(summary["sentence"] + "\n")
+    show_demo(summary_of(timelines, len(queries), *against), Console(file=printed, width=200))
+    assert printed.getvalue().startswith("".join(sentence(each) + "\n" for each in against))
     assert "│ queries" in printed.getvalue()
 
 
@@ -211,15 +216,15 @@ def test_nothing_to_compare_is_said() -> None:
 
 def test_the_report_shows_the_policy_and_leaves_the_baselines_out_of_its_choices() -> None:
     queries, baselines, pairs = asked(30)
-    outcomes: Outcomes = {
-        each.query_id: (each, 1.0, 7.0) for pair in zip(queries, baselines, strict=True) for each in pair
-    }
+    samples = [baseline_for(query, SAMPLE, paired=False) for query in queries]
+    outcomes: Outcomes = {each.query_id: (each, 1.0, 7.0) for each in (*queries, *baselines, *samples)}
     timelines = timelines_of(outcomes)
-    summary = summary_of(timelines, len(queries))
-    summary |= compared(timelines, pairs, action=CONTROL, seed=1)
-    summary["sentence"] = sentence(summary)
-    page = render(timelines, summary)
-    assert summary["sentence"] in page
+    against = [compared(timelines, pairs, action=action, seed=1) for action in (CONTROL, SAMPLE)]
+    page = render(timelines, summary_of(timelines, len(queries), *against))
+    assert sentence(against[0]) in page
+    assert page.count(f">{CONTROL}</text>") == page.count(">large for one sample</text>") == 2, (
+        "cost, accuracy"
+    )
     assert "30 queries" in page
     assert "<th>small</th>" in page
     assert "<th>large</th>" not in page
