@@ -16,6 +16,7 @@ from agents.bandit.variances import USUAL
 from agents.catalogue.file import load_catalogue
 from agents.minilm import MiniLM
 from experiments import early_exit, off_policy, page
+from experiments.behaviour import POLICIES, behaviour
 from experiments.changes import changes as follow_changes
 from experiments.contenders import combined, estimated
 from experiments.foreign import load_foreign, rows_of
@@ -175,6 +176,7 @@ def paper(
         if (step_scores / "samples.csv.gz").is_file():
             found.tables["early_exit_replayed"] = early_exit.replay_tts_prm(step_scores)
             found.tables["early_exit_by_width"] = early_exit.replay_wide(step_scores)
+        found.tables["behaviour"] = behaviour()
         say("tables done")
         drawn = page.write_run(out, world, found)
         if results is not None:
@@ -309,7 +311,8 @@ def frontier(
         }
     )
     if results is not None:
-        page.write_fleet(results, table, tables)
+        rows = [name for name in POLICIES if name in tables["frontier"]]
+        page.write_fleet(results, table, {**tables, "behaviour": behaviour(rows)})
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(page.as_json(tables) + b"\n")

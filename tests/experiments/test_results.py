@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from experiments.behaviour import POLICIES, changed
 from experiments.page import BLOCK, filled
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,27 @@ def test_the_made_tables_are_as_the_command_makes_them(page: Path, made: set[str
     assert {found[2] for found in BLOCK.finditer(text)} == made
     shown = set(re.findall(r"\]\(([\w-]+\.png)\)", text))
     assert shown == {path.name for path in page.parent.glob("*.png")}
+
+
+OLDER = "made with older behaviour"
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_page_says_so_where_the_code_chooses_otherwise_than_when_its_tables_were_made(page: Path) -> None:
+    tables = json.loads(page.with_name("tables.json").read_text())
+    fleets = page.parent.name == "fleets"
+    older = {}
+    for name, made in (tables if fleets else {page.parent.name: tables}).items():
+        rows = [policy for policy in POLICIES if not fleets or policy in made["frontier"]]
+        if found := changed(made.get("behaviour", {}), rows):
+            older[name] = found
+    said = OLDER in page.read_text().lower()
+    assert said == bool(older), (
+        f"{page}: other choices than the tables were made with: {older}; make them again, or say '{OLDER}'"
+        if older
+        else f"{page}: the code chooses as when its tables were made; take '{OLDER}' away"
+    )
 
 
 def test_a_changed_figure_is_noticed() -> None:

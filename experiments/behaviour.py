@@ -1,0 +1,123 @@
+"""Which behaviour results were made with: what each policy chooses on one small fixed stream of queries.
+
+Results outlive the code that made them. tables.json therefore holds, for every policy, the arm that it chose for each
+query, a letter an arm; where the code of today chooses otherwise, a test wants the page to say so.
+
+What is learned does not depend on what was chosen: arms are taken in turn, so that one choice that differs changes no
+later one. Arms whose scores agree to `TIE` count as equal, because last bits differ between processors.
+"""
+
+import string
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+import numpy as np
+
+from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending, Policy
+from agents.bandit.prior import begin
+from experiments.contenders import ALL, NETWORKS, SERVICE, with_prior
+from experiments.outcomes import Arm, Array, BanditWorld, Outcomes, QuestionInfo
+
+TIE = 1e-6
+"""Scores are rewards, mostly between 0 and 1."""
+
+QUERIES, HISTORY = 100, 24
+"""Decided one after another; and questions behind the prior. The policy learns anew at 10, 20, 40 and 80 outcomes."""
+
+WITH_PRIOR = "default_with_prior"
+WORDS = ("sum", "story", "list", "program")
+ACCURACY = Aim("behaviour", accuracy=0.95)
+
+Behaviour = Mapping[str, str]
+"""By policy, the letters of the arms that it chose."""
+
+
+POLICIES = (*(name for name in ALL if name not in (*NETWORKS, "random")), WITH_PRIOR)
+
+
+def behaviour(of: Iterable[str] = POLICIES) -> Behaviour:
+    """Return what policies of the lab choose now; what networks choose has a version of its own, `runs.RECIPE`."""
+    return {name: "".join(string.ascii_letters[np.argmax(each)] for each in _scores(name)) for name in of}
+
+
+def changed(made_with: Behaviour, of: Iterable[str] = POLICIES) -> list[str]:
+    """Return the policies that choose otherwise than results say they were made with, or are not named there."""
+    return [name for name in of if name not in made_with or not _alike(made_with[name], _scores(name))]
+
+
+def _alike(letters: str, scores: Array) -> bool:
+    known = [string.ascii_letters.index(letter) for letter in letters]
+    return len(known) == len(scores) and all(
+        row[arm] >= row.max() - TIE for row, arm in zip(scores, known, strict=True)
+    )
+
+
+@cache
+def _scores(name: str) -> Array:
+    """Return the scores by which a policy ranks the arms for each query, shape (queries, arms)."""
+    plain = _world()
+    counted = plain.with_counts()
+    world = counted if name in (*SERVICE, WITH_PRIOR) else plain
+    policy = ALL["default" if name == WITH_PRIOR else name](world, 0)
+    if name == WITH_PRIOR:
+        begin(policy, with_prior(world, range(HISTORY)), world.vectors)
+    policy.offer(world.vectors)
+    return np.array([_told(policy, world, at) for at in range(QUERIES)])
+
+
+def _told(policy: Policy, world: BanditWorld, at: int) -> Array:
+    """Ask a policy about the query at a place of the stream, then tell it an outcome; return the scores."""
+    o, question = world.outcomes, HISTORY + at
+    objective, aim = _objective(policy, world, at)
+    query_id, embedding = f"b/{at}", world.queries[question]
+    (prediction,) = policy.predict([Context(query_id, embedding)], [objective], 0)
+    arm = at * 5 % len(o.arms)
+    taken = world.vectors[arm].action_id
+    policy.decided([Pending(query_id, embedding, taken, aim)])
+    right, score, log_cost = (float(each[0, question, arm]) for each in (o.correct, o.score, o.log_cost))
+    policy.learn(
+        [Observation(query_id, embedding, taken, right, score, log_cost, right, objective, clock=at + 1)]
+    )
+    return prediction.score
+
+
+def _objective(policy: Policy, world: BanditWorld, at: int) -> tuple[Objective, Aim | None]:
+    """Return a query's objective: in turn the paper's two modes and, where the policy can, a price and an accuracy."""
+    turn = at % (2 if policy.pacer is None else 4)
+    if turn < 2:
+        return world.objective(("cost-sensitive", "quality-priority")[turn]), None
+    aim = None if turn == 2 else ACCURACY
+    price = 0.05 if aim is None or policy.pacer is None else policy.pacer.price(aim)
+    return Objective(1.0, 0.0, 0.0, *world.bounds, price=price), aim
+
+
+def _world() -> BanditWorld:
+    """Return three models in four shapes: larger models and wider searches cost more and are right more often."""
+    rng = np.random.default_rng(7)
+    arms = [
+        Arm(f"m{size}/{qp}/{cp}/{min(cp, 2)}", f"m{size}", qp, cp, min(cp, 2))
+        for size in range(3)
+        for qp, cp in ((1, 1), (4, 1), (1, 4), (4, 4))
+    ]
+    count, kinds = HISTORY + QUERIES, rng.integers(len(WORDS), size=HISTORY + QUERIES)
+    questions = tuple(
+        QuestionInfo(f"q{n}", f"{WORDS[kind]} {n} " * (1 + kind), WORDS[kind], str(kind))
+        for n, kind in enumerate(kinds)
+    )
+    width = np.array([np.log2(arm.qp * arm.cp) for arm in arms])
+    size = np.array([int(arm.model[1]) for arm in arms])
+    ability = 0.2 + 0.25 * size + 0.05 * width - 0.12 * kinds[:, None] * (size < 2)
+    shape = (1, count, len(arms))
+    correct = (rng.random(shape) < ability).astype(float)
+    queries = rng.normal(size=(count, 6)) + 3 * np.eye(len(WORDS), 6)[kinds]
+    outcomes = Outcomes(
+        "behaviour", questions, tuple(arms), correct,
+        score=np.clip(0.3 + 0.4 * correct + rng.normal(0, 0.1, shape), 0, 1),
+        log_cost=np.broadcast_to(0.9 * size + 0.35 * width, shape) + rng.normal(0, 0.1, shape),
+    )  # fmt: skip
+    vectors = tuple(
+        ActionVector(arm.arm_id, arm.model, each / np.linalg.norm(each), 10.0 ** (6 + int(arm.model[1])))
+        for arm, each in zip(arms, rng.normal(size=(len(arms), 5)), strict=True)
+    )
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    return BanditWorld(outcomes, queries, vectors, outcomes.bounds(), "behaviour")
