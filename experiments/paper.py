@@ -251,7 +251,7 @@ def _both_limits(known: DepthLimit, on: Outcomes, off: Outcomes | None) -> dict[
 
 
 def _second_task(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return UniScale against k-NN on the coding questions: two middle models, Cost-Sensitive (READINGS 20)."""
+    """Return UniScale against k-NN on the coding questions: two middle models, Cost-Sensitive (docs/readings.md)."""
     models = models_of(world)
     middle = set(models[CODING_MODELS] if len(models) > 2 else models)
     joint = spaces(world)["uis"]

@@ -1,7 +1,7 @@
 """What a query is served for, as it was in force when the action was chosen (§3.4, Eq. 4).
 
 Beside the paper's weights an objective can state what a user wants: a mean cost that must not be exceeded, or
-a share of the best accuracy that must be kept. Either fixes a price λ of one eFLOP; the price in force when
+a share of the accuracy within reach that must be kept. Either fixes a price λ of one eFLOP; the price in force when
 the action was chosen is part of the record, so that the Decision can be reproduced from the record alone.
 """
 

@@ -242,6 +242,8 @@ class ExecutorSettings(Section, frozen=True):
 
     eta: float = 1.2
     early_exit: bool = True
+    # Whether a path cut at the depth limit counts as completed, as the paper has it: docs/readings.md, "Search".
+    cut_completes: bool = False
     heartbeat_s: float = 2.0
     heartbeat_grace_s: float = 15.0
 

@@ -163,7 +163,7 @@ def objective() -> None:
 @click.argument("weights", nargs=-1, type=float, metavar="[CORRECT SCORE COST]")
 @click.option("--mean-cost", type=float, help="As accurate as possible at this mean of eFLOPs per query.")
 @click.option(
-    "--accuracy", type=float, help="As cheap as possible at this share of the best accuracy, 0 to 1."
+    "--accuracy", type=float, help="As cheap as possible at this share of the accuracy within reach, 0 to 1."
 )
 @click.pass_obj
 def set_objective(
@@ -231,7 +231,7 @@ def _in_words(goal: Goal) -> str:
     if isinstance(goal, MeanCost):
         return f"mean cost {goal.eflops:.4g} eFLOPs"
     if isinstance(goal, Accuracy):
-        return f"accuracy {goal.share:.4g} of the best"
+        return f"accuracy {goal.share:.4g} of what is within reach"
     return f"correct {goal.correct:.3g}, score {goal.score:.3g}, cost {goal.cost:.3g}"
 
 

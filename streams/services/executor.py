@@ -64,6 +64,7 @@ class ExecutorService(Keyed[None]):
         self.rules = SearchRules(
             eta=settings.executor.eta,
             early_exit=settings.executor.early_exit,
+            cut_completes=settings.executor.cut_completes,
             timeout_s=settings.queries.timeout_s,
         )
         self.progress = Progress(most=max(10_000, 16 * settings.queries.max_in_flight))

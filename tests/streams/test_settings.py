@@ -167,7 +167,7 @@ def test_an_empty_variable_leaves_a_setting_to_its_default() -> None:
 
 
 NAMES = [
-    "bootstrap", "catalogue", "commit_interval_s", "concurrency",
+    "bootstrap", "catalogue", "commit_interval_s", "concurrency", "cut_completes",
     "device", "early_exit", "encoder", "encoder_dimension",
     "encoder_key", "encoder_model", "encoder_url", "engine_attempts", "engine_key", "engine_keys",
     "engine_threads", "eta", "feedback_wait_s", "gateway_host", "gateway_hosts", "gateway_port",

@@ -55,7 +55,7 @@ export function explain(found) {
   if (learned && second) said.push(` The runner-up is ${second.action}${second.predicted ? `: ${terms(second)}` : ''}; it ranks ${(choice.score - second.score).toPrecision(2)} lower.`);
   if (found.reason === 'policy' && choice.propensity !== null && choice.propensity < 0.995) said.push(` With a chance of ${percent(1 - choice.propensity)} another one runs, to explore or as the control group.`);
   if (found.shortfall !== null && found.objective.mean_cost) said.push(` The target of ${eflops(found.objective.mean_cost)} eFLOPs a query cannot be met: recent queries cost ${eflops(found.shortfall)} at least.`);
-  else if (found.shortfall !== null) said.push(` The target of ${percent(found.objective.accuracy)} of the best accuracy cannot be met: ${percent(found.shortfall)} can be had on recent queries.`);
+  else if (found.shortfall !== null) said.push(` The target of ${percent(found.objective.accuracy)} of the accuracy within reach cannot be met: ${percent(found.shortfall)} can be had on recent queries.`);
   if (!found.served) said.push(' No executor serves it now, so the question would wait.');
   return said;
 }

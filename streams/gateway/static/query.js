@@ -54,7 +54,7 @@ function second({ action, mean, width, runners_up: [next] }) {
 function purpose(objective) {
   if (objective.name) return `the objective ${objective.name}`;
   if (objective.aim === 'mean_cost') return `a mean cost of ${eflops(objective.mean_cost)} eFLOPs`;
-  if (objective.aim === 'accuracy') return `${(100 * objective.accuracy).toFixed(0)} % of the best accuracy`;
+  if (objective.aim === 'accuracy') return `${(100 * objective.accuracy).toFixed(0)} % of the accuracy within reach`;
   const { correct, score, cost } = objective.weights;
   return `weights of ${correct.toFixed(2)} for correctness, ${score.toFixed(2)} for the score and ${cost.toFixed(2)} for cost`;
 }

@@ -157,6 +157,15 @@ async def test_a_search_goes_from_effect_to_effect_and_what_was_sent_before_is_n
         assert (await service.on(None, decode(record.value, Verification), record)).send == ()
 
 
+async def test_the_settings_of_the_search_hold_for_every_search(in_memory: InMemory, lived: Lived) -> None:
+    (begun,) = lived["action-decision.mini"]
+    settings = in_memory().replace(eta=1.5, early_exit=False, cut_completes=True)
+    async with alone(settings, ExecutorService) as service:
+        (step,) = sent(await service.on(None, decode(begun.value, Decision), begun), SearchStep)
+    limits = step.forest.limits
+    assert (limits.eta, limits.early_exit, limits.cut_completes) == (1.5, False, True)
+
+
 async def test_a_cancelled_search_ends_with_the_record_that_comes_next(
     in_memory: InMemory, lived: Lived
 ) -> None:
