@@ -33,6 +33,7 @@ for command in (
     recording.record,
     commands.paper,
     commands.frontier,
+    commands.picture,
     commands.usual,
     commands.compare,
     commands.changes,

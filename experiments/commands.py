@@ -318,6 +318,13 @@ def frontier(
         out.write_bytes(page.as_json(tables) + b"\n")
 
 
+@click.command()
+@click.argument("folder", type=PATH, default=Path("docs/results/fleets"))
+def picture(folder: Path) -> None:
+    """Draw FOLDER/cost.png, the README's picture, from the tables.json that `frontier --results FOLDER` writes."""
+    page.draw_fleets(folder, orjson.loads((folder / "tables.json").read_bytes()))
+
+
 def _said(row: dict[str, Any]) -> str:
     found = row["mean_cost_ratio"]
     if found is None:

@@ -1,11 +1,13 @@
-"""PNG figures of the runs: regret and efficiency by round, the accuracy-cost plane, the Pareto of four modes."""
+"""PNG figures: regret and efficiency by round, the accuracy-cost plane, four modes, and costs on other fleets."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+import orjson
 from matplotlib import pyplot as plt
 
 from experiments.loop import DRIFTS, MODES, spaces
@@ -245,6 +247,73 @@ def early_exit(path: Path, table: Mapping[str, Any]) -> None:
     _save(figure, path)
 
 
+FLEETS: Mapping[str, str] = {
+    "reasoning_gym_hard": "ten models,\n96 kinds of reasoning tasks",
+    "paretobandit_val": "four hosted models,\nprices in USD",
+    "mixed": "six small models\nin seven searches each",
+    "zeroeval_gsm": "41 models, GSM8K:\nnothing to save",
+}
+"""Tables of other fleets in words, in the order in which they are drawn."""
+
+ROWS: Mapping[str, tuple[str, str, str]] = {
+    "default_with_prior": ("UniScale-Streams with a third of the questions as history", "#1660a8", "o"),
+    "ridge_from_history": ("a ridge regression on the same history that never learns again", "#b4541a", "s"),
+    "default": ("UniScale-Streams without history", "#1660a8", "D"),
+}
+"""Rows of their frontier: what each is, its colour and its mark, which is hollow without history."""
+
+OPEN, COLUMN, RIGHT = 1.08, 1.13, 1.5
+"""Where an interval without an upper end is cut, where its figures stand, and the edge; on the axis."""
+
+
+def fleets(path: Path, tables: Mapping[str, Any]) -> None:
+    """Draw what each row pays on each table, with intervals: the cheapest mix of fixed configurations pays 1."""
+    named = [name for name in FLEETS if name in tables]
+    figure, axis = plt.subplots(figsize=(9, 0.6 + 1.05 * len(named)))
+    axis.axvline(1, color="black", linewidth=0.9)
+    for at, table in enumerate(named):
+        for below, (row, (_, colour, mark)) in enumerate(ROWS.items()):
+            if (told := tables[table]["frontier"].get(row)) is None:
+                continue
+            y = at + 0.25 * (below - 1)
+            style: dict[str, Any] = {"color": colour, "markerfacecolor": "white" if row == "default" else colour}
+            found = told["mean_cost_ratio"]
+            if found is not None:
+                low, high = found["low"], found["high"]
+                axis.plot([low, OPEN if high is None else high], [y, y], color=colour, linewidth=1.8)
+                axis.plot(found["mean"], y, mark, markersize=7, **style)
+                if high is None:
+                    axis.plot(OPEN, y, ">", color=colour, markersize=5)
+            axis.text(COLUMN, y, _paid(told), color=colour, fontsize=9, va="center")
+    for label, colour, mark in ROWS.values():
+        fill = "white" if mark == "D" else colour
+        axis.plot([], [], mark, color=colour, markerfacecolor=fill, markersize=7, label=label)
+    axis.set(ylim=(len(named) - 0.5, -0.55), xlim=(0.25, RIGHT), yticks=range(len(named)))
+    axis.set_yticklabels([FLEETS[name] for name in named])
+    axis.tick_params(axis="y", length=0)
+    axis.set_xticks([0.4, 0.6, 0.8, 1.0])
+    axis.set_xlabel("cost for the same accuracy; 1 is the cheapest mix of fixed configurations", loc="left")
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    for between in range(1, len(named)):
+        axis.axhline(between - 0.5, color="#dddddd", linewidth=0.8)
+    axis.legend(loc="lower left", bbox_to_anchor=(-0.3, 1.0), fontsize=9, frameon=False)
+    _save(figure, path, digest_of(tables))
+
+
+def _paid(row: Mapping[str, Any]) -> str:
+    """Return a row's mean cost ratio with its interval, or the targets that it does not reach."""
+    if (found := row["mean_cost_ratio"]) is None:
+        return f"never reaches {' and '.join(f'{100 * float(q):g}' for q in row['unreached'])} %"
+    ends = ("∞" if found[end] is None else f"{found[end]:.2f}" for end in ("low", "high"))
+    return f"{found['mean']:.2f} [{', '.join(ends)}]"
+
+
+def digest_of(tables: Mapping[str, Any]) -> str:
+    """Return the digest that a picture carries of what it was drawn from."""
+    drawn = {name: tables[name]["frontier"] for name in FLEETS if name in tables}
+    return hashlib.sha256(orjson.dumps(drawn, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
 def _label(axis: Any, labels: Sequence[tuple[str, float, float]]) -> None:
     """Write names beside their points: right or left of them, above or below, where no other name stands."""
     taken: list[tuple[float, float, float]] = []
@@ -287,7 +356,7 @@ def _cost_label(world: BanditWorld) -> str:
     return "cost (tera-eFLOPs)" if world.outcomes.unit == "eFLOPs" else f"cost ({world.outcomes.unit})"
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path, description: str | None = None) -> None:
     figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata=METADATA)
+    figure.savefig(path, dpi=110, metadata={**METADATA, "Description": description})
     plt.close(figure)

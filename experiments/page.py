@@ -357,8 +357,15 @@ def write_fleet(folder: Path, name: str, tables: Mapping[str, Any]) -> None:
     together = orjson.loads(known.read_bytes()) if known.is_file() else {}
     together[name] = tables
     known.write_bytes(as_json(together) + b"\n")
+    draw_fleets(folder, together)
     if page.is_file():
         page.write_text(filled(page.read_text(), orjson.loads(known.read_bytes())))
+
+
+def draw_fleets(folder: Path, tables: Mapping[str, Any]) -> None:
+    """Draw the picture of a folder's tables; of tables that it has no words for there is none."""
+    if figures.FLEETS.keys() & tables.keys():
+        figures.fleets(folder / "cost.png", tables)
 
 
 def filled(page: str, tables: Mapping[str, Any]) -> str:

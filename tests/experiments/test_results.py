@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from PIL import Image
 
 from experiments.behaviour import POLICIES, changed
+from experiments.commands import picture
+from experiments.figures import digest_of
 from experiments.page import BLOCK, filled
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +89,20 @@ def test_the_made_tables_are_as_the_command_makes_them(page: Path, made: set[str
     assert {found[2] for found in BLOCK.finditer(text)} == made
     shown = set(re.findall(r"\]\(([\w-]+\.png)\)", text))
     assert shown == {path.name for path in page.parent.glob("*.png")}
+
+
+def test_the_readme_s_picture_is_drawn_from_the_tables_beside_it(tmp_path: Path) -> None:
+    folder = RESULTS / "fleets"
+    tables = json.loads((folder / "tables.json").read_text())
+    with Image.open(folder / "cost.png") as committed:
+        assert committed.info["Description"] == digest_of(tables), "run python -m experiments picture"
+    tables["mixed"]["frontier"]["default"]["mean_cost_ratio"] = {"mean": 1.0, "low": 0.9, "high": None}
+    (tmp_path / "tables.json").write_text(json.dumps(tables))
+    drawn = CliRunner().invoke(picture, [str(tmp_path)], catch_exceptions=False)
+    assert drawn.exit_code == 0
+    with Image.open(tmp_path / "cost.png") as found, Image.open(folder / "cost.png") as committed:
+        assert found.info["Description"] != committed.info["Description"]
+        assert found.width > 900
 
 
 OLDER = "made with older behaviour"
