@@ -32,8 +32,7 @@ def test_examples_run(path: Path) -> None:
     assert result.failed == 0, "run python -m doctest -v on it"
 
 
-def test_the_readmes_example_says_what_it_prints() -> None:
-    readme = Path(__file__).parent.parent / "README.md"
-    result = doctest.testfile(str(readme), module_relative=False)
+def test_the_example_in_the_docs_says_what_it_prints() -> None:
+    result = doctest.testfile(str(ROOT / "docs" / "usage.md"), module_relative=False)
     assert result.attempted > 3
-    assert result.failed == 0, "run python -m doctest -v README.md"
+    assert result.failed == 0, "run python -m doctest -v docs/usage.md"

@@ -91,6 +91,31 @@ def test_the_made_tables_are_as_the_command_makes_them(page: Path, made: set[str
     assert shown == {path.name for path in page.parent.glob("*.png")}
 
 
+def test_the_readme_says_what_the_tables_say() -> None:
+    tables = json.loads((RESULTS / "fleets" / "tables.json").read_text())
+
+    def paid(table: str, row: str) -> dict[str, float]:
+        found: dict[str, float] = tables[table]["frontier"][row]["mean_cost_ratio"]
+        return found
+
+    def whole(table: str, row: str) -> str:
+        found = paid(table, row)
+        return f"**{found['mean']:.2f}** [{found['low']:.2f}, {found['high']:.2f}]"
+
+    hosted, reasoning = "paretobandit_val", "reasoning_gym_hard"
+    ours, ridge = "default_with_prior", "ridge_from_history"
+    paired = tables[reasoning]["against_ridge_from_history"][ours]["cost_ratio"]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    for said in (
+        f"it pays {whole(hosted, ours)}",
+        f"never learns again, pays {paid(hosted, ridge)['mean']:.2f}:",
+        f"GSM8K, 41 models: {whole('zeroeval_gsm', ours)}",
+        f"it pays {paid(reasoning, ours)['mean']:.2f} and the ridge {paid(reasoning, ridge)['mean']:.2f} "
+        f"(paired {paired['mean']:.2f} [{paired['low']:.2f}, {paired['high']:.2f}])",
+    ):
+        assert said in text
+
+
 def test_the_readme_s_picture_is_drawn_from_the_tables_beside_it(tmp_path: Path) -> None:
     folder = RESULTS / "fleets"
     tables = json.loads((folder / "tables.json").read_text())
