@@ -90,7 +90,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     controls: tuple[str, ...] = CONTROLS
     broker: Literal["auto", "kafka", "embedded"] = "embedded"
     recording: str = ""
-    timeout_s: float = 900.0
+    timeout_s: float = 1_500.0
     gateway: bool = False
 
 

@@ -15,6 +15,8 @@ from experiments.behaviour import POLICIES, changed
 from experiments.commands import picture
 from experiments.figures import digest_of
 from experiments.page import BLOCK, filled
+from streams.demo.paired import sentence
+from streams.demo.run import CONTROLS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -105,6 +107,8 @@ def test_the_readme_says_what_the_tables_say() -> None:
     hosted, reasoning = "paretobandit_val", "reasoning_gym_hard"
     ours, ridge = "default_with_prior", "ridge_from_history"
     paired = tables[reasoning]["against_ridge_from_history"][ours]["cost_ratio"]
+    math_rows = json.loads((RESULTS / "tables.json").read_text())["frontier"]
+    math_paid = {name: math_rows[name]["mean_cost_ratio"] for name in (ours, ridge)}
     text = " ".join((ROOT / "README.md").read_text().split())
     for said in (
         f"it pays {whole(hosted, ours)}",
@@ -112,8 +116,37 @@ def test_the_readme_says_what_the_tables_say() -> None:
         f"GSM8K, 41 models: {whole('zeroeval_gsm', ours)}",
         f"it pays {paid(reasoning, ours)['mean']:.2f} and the ridge {paid(reasoning, ridge)['mean']:.2f} "
         f"(paired {paired['mean']:.2f} [{paired['low']:.2f}, {paired['high']:.2f}])",
+        f"the ridge pays less ({math_paid[ridge]['mean']:.2f} against {math_paid[ours]['mean']:.2f})",
     ):
         assert said in text
+
+
+def test_readme_and_benchmarks_say_what_the_demo_came_to() -> None:
+    found = json.loads((RESULTS / "demo.json").read_text())
+    assert found["unanswered"] == found["audit_wrong"] == 0
+    sample, search = found["comparisons"]
+    assert [each["control"]["action"] for each in (sample, search)] == list(CONTROLS)
+    readme, benchmarks = (
+        " ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/benchmarks.md")
+    )
+    for each in (sample, search):
+        assert sentence(each) in readme, "as `make demo` prints it"
+        gained, ratio = each["accuracy_difference"], each["cost_ratio"]
+        points = {end: f"{100 * gained[end]:+.1f}".replace("-", "−") for end in gained}
+        share = {end: f"{100 * ratio[end]:.0f}" for end in ratio}
+        for said in (
+            f"{points['mean']} points",
+            f"{points['low']} to {points['high']})",
+            f"at {share['mean']} %",
+            f"({share['low']} to {share['high']})",
+        ):
+            assert said in benchmarks
+    won = sample["accuracy_difference"]
+    assert (
+        f"(+{100 * won['mean']:.1f} points, −{-100 * won['low']:.1f} to +{100 * won['high']:.1f})" in readme
+    )
+    assert f"**{100 * sample['cost_ratio']['mean']:.0f} %** of the cost" in readme
+    assert f"the policy pays {100 * search['cost_ratio']['mean']:.0f} %" in readme
 
 
 def test_the_readme_s_picture_is_drawn_from_the_tables_beside_it(tmp_path: Path) -> None:
