@@ -276,7 +276,10 @@ def fleets(path: Path, tables: Mapping[str, Any]) -> None:
             if (told := tables[table]["frontier"].get(row)) is None:
                 continue
             y = at + 0.25 * (below - 1)
-            style: dict[str, Any] = {"color": colour, "markerfacecolor": "white" if row == "default" else colour}
+            style: dict[str, Any] = {
+                "color": colour,
+                "markerfacecolor": "white" if row == "default" else colour,
+            }
             found = told["mean_cost_ratio"]
             if found is not None:
                 low, high = found["low"], found["high"]

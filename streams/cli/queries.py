@@ -102,7 +102,9 @@ def _weights(text: str | None) -> Weights | None:
 @click.option("--objective", help="Name of an objective, e.g. quality-priority.")
 @click.option("--weights", help="Custom weights CORRECT,SCORE,COST instead of an objective.")
 @click.option("--mean-cost", type=float, help="As accurate as possible at this mean of eFLOPs per query.")
-@click.option("--accuracy", type=float, help="As cheap as possible at this share of the accuracy within reach.")
+@click.option(
+    "--accuracy", type=float, help="As cheap as possible at this share of the accuracy within reach."
+)
 @click.option("-n", "n", default=1, help="How many completed paths to return.")
 @click.option("--reference", help="The right answer, if known; the Answer is graded against it.")
 @click.option("--pin", "pin_action", metavar="MODEL/QP/CP/BS", help="Use this configuration.")
