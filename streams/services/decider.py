@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from agents.bandit.errors import CorruptState, DuplicateQuery, PolicyRefused, PriorRefused
 from agents.bandit.exploration import Explored
@@ -61,11 +62,15 @@ WARM_UP: Final = 50
 
 
 def policy_of(settings: Settings, encoder: Encoder) -> Policy:
-    """Return the policy of the settings, without actions yet.
+    """Return the policy of the settings, without actions yet; this process then computes on one BLAS thread.
+
+    How many threads share a product decides its last bits, and a decider must not depend on the cores it finds. Its
+    products are too short to gain by more.
 
     Raises:
         SettingsError: an unknown policy or option, or a value out of range.
     """
+    threadpool_limits(1, user_api="blas")
     warm_up = settings.policy.warm_up
     if warm_up is None:
         warm_up = 0 if settings.policy.name == "contextual" else WARM_UP

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from agents.bandit.exploration import Explored
 from agents.bandit.policy import Policy
@@ -27,6 +28,12 @@ def of(**settings: object) -> Settings:
 def test_any_registered_policy_is_deployed_by_name(name: str) -> None:
     assert policy_of(of(policy=name, warm_up=9), HASHED).name == f"explored-{name}"
     assert policy_of(of(policy=name, warm_up=0), HASHED).name == name
+
+
+def test_what_learns_computes_on_one_thread_whatever_cores_there_are() -> None:
+    with threadpool_limits(2, user_api="blas"):
+        policy_of(of(), HASHED)
+        assert {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"} == {1}
 
 
 def test_only_the_papers_policies_begin_with_uniform_rounds_unless_told() -> None:
