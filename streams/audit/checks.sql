@@ -313,7 +313,8 @@ WHERE seq > before + 1 AND NOT EXISTS (SELECT 1 FROM MissingRow);
 
 -- name: policy_version
 -- The version in a Decision counts the rewards and corrections before it. It is compared with that of the Decision
--- before, unless a change between the two is missing or is there twice.
+-- before, unless a change between the two is missing or is there twice, or the one before is in the older kept snapshot:
+-- if that is of `learner repair`, the version no longer counts the rows that were left out.
 SELECT query_id, 'its policy version is ' || version || ', but ' || (before + learned) || ' rewards came before it'
 FROM (
     SELECT query_id, version, learned, unbroken,
@@ -321,7 +322,7 @@ FROM (
     FROM (
         SELECT seq, query_id, version, sum(does = 'learn') OVER (ORDER BY seq) AS learned,
             seq - row_number() OVER (ORDER BY seq) AS unbroken
-        FROM Change
+        FROM Change WHERE seq > :after
     )
     WHERE version IS NOT NULL
 )

@@ -23,7 +23,8 @@ def simulate_command(
     """Live histories in memory: deployments, traffic and faults, all drawn from seeds, then judged.
 
     A history ends with everything restarted, drained, audited and folded again. The same seeds print the same bytes;
-    timings, the table of faults and what fails go to standard error. Exits with 1 if a history fails.
+    timings, the table of faults and what fails go to standard error. Exits with 1 if a history fails, or if models that
+    should not be chosen have more than a tenth of the last choices of all histories together.
     """
     began_s = time.monotonic()
     first, last = seeds_of(seeds)
@@ -36,7 +37,7 @@ def simulate_command(
     if json_file is not None:
         json_file.write_bytes(journal.report)
     click.echo(journal.report, nl=False)
-    sys.exit(1 if journal.failures else 0)
+    sys.exit(1 if journal.failures or journal.astray else 0)
 
 
 def _tell(failure: Failure) -> None:

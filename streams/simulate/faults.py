@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast
 
 import httpx
 from msgspec import Struct
@@ -17,11 +17,18 @@ from msgspec.structs import replace
 from agents.answers import GradingPool, GradingPoolError
 from agents.catalogue.models import Model, Sampling
 from agents.embedding import HttpEncoder, Vectors
-from agents.serving.engine import Drafted, Prefix
-from agents.serving.errors import EngineDiedError, EngineUnreachableError
-from agents.serving.recorded import RecordedEngine, Recording
+from agents.serving.engine import Drafted, Engine, Prefix
+from agents.serving.errors import (
+    EndpointSuspendedError,
+    EngineDiedError,
+    EngineStartError,
+    EngineUnreachableError,
+    RequestRefusedError,
+)
+from agents.serving.recorded import RecordedEngine, question_of
 from agents.serving.registry import GroupEngines, HostingOptions, Loaded
 from agents.verifier.prm import RecordedVerifier
+from schemas.control import ModelHealth
 from schemas.record import quick_id
 from schemas.search import Scored
 from streams.runtime.base import Binding, ConsumerRecord, SendFailed
@@ -30,7 +37,8 @@ from streams.runtime.memory import Appended, Died, Effect, MemoryRuntime, Subscr
 from streams.services import aggregator, decider, embedder, executor, verifier
 from streams.services.embedder import HashedEncoder
 from streams.settings import Settings
-from streams.simulate.world import World, same
+from streams.simulate.limits import small
+from streams.simulate.world import Bad, State, World, same
 
 T = TypeVar("T")
 
@@ -45,6 +53,7 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
     "twice": ("send",),
     "unsure": ("send", "row"),
     "commit lost": ("commit",),
+    "thread slow": ("thread",),
 }
 """Which steps of a worker each kind strikes: it begins to handle, sends, writes a row, computes in a thread, has
 handled, commits."""
@@ -67,20 +76,40 @@ DEPENDENCIES: Final[dict[str, tuple[str, ...]]] = {
     "verifier down": ("unreachable", "dead"),
     "verifier wrong": ("few",),
     "verifier lies": ("",),
+    "model away": ("suspended", "loading", "failed"),
 }
 """What dependencies do for a while, each in one of these ways."""
 
-TIMES: Final = ("clock", "compact", "expire", "catalogue", "objective", "restart", "scale")
+TIMES: Final = (
+    "clock",
+    "compact",
+    "expire",
+    "catalogue",
+    "objective",
+    "restart",
+    "scale",
+    "repair",
+    "reset",
+)
 SEGMENT_S: Final = 55.0
 """Age of what compaction leaves alone, longer than a worker is ever suspended."""
 
 KINDS: Final = (*STEPS, *DEPENDENCIES, *TIMES)
 
+_LATER: Final = ("thread slow", "model away", "repair", "reset")
+"""Drawn from a stream of their own, which leaves as it was what the seeds of before drew."""
+
 # So that each kind strikes in one history of twenty: few worlds ask a server for vectors, few answers need a grader,
 # and a dependency that is not asked meanwhile does no harm.
 _OFTEN: Final = {"encoder": 3.0, "grader": 3.0, "engine": 1.5, "verifier": 1.5, "raise": 2.0, "suspend": 2.0}
 
-_OWNERS: Final = {"encoder": "embedder", "engine": "executor", "grader": "aggregator", "verifier": "verifier"}
+_OWNERS: Final = {
+    "encoder": "embedder",
+    "engine": "executor",
+    "grader": "aggregator",
+    "verifier": "verifier",
+    "model": "executor",
+}
 
 
 class Fault(Struct, frozen=True, kw_only=True):
@@ -103,19 +132,32 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 def schedule(seed: int, world: World) -> tuple[Fault, ...]:
     """Draw what goes wrong in a world; sometimes nothing does."""
-    rng = random.Random(f"faults {seed}")
+    rng, later = random.Random(f"faults {seed}"), random.Random(f"later faults {seed}")
+    if world.trait == "choices":  # which are as good after a repair
+        return tuple(_drawn(later, kind, world) for kind in later.choice(((), ("repair",))))
     kinds = [
-        kind for kind in KINDS if not kind.startswith("encoder") or world.settings.encoder.kind == "http"
+        kind
+        for kind in KINDS
+        if kind not in _LATER and (not kind.startswith("encoder") or world.settings.encoder.kind == "http")
     ]
     often = [_OFTEN.get(kind.partition(" ")[0], 1.0) for kind in kinds]
     drawn = rng.choices(kinds, often, k=rng.choice((0, 3, 5, 7, 9)))
-    return tuple(_drawn(rng, kind, world) for kind in drawn)
+    more = later.choices(_LATER, k=later.choice((0, 0, 1, 2)))
+    return (
+        *(_drawn(rng, kind, world) for kind in drawn),
+        *(_drawn(later, kind, world) for kind in more),
+    )
 
 
 def _drawn(rng: random.Random, kind: str, world: World) -> Fault:
     if kind in STEPS:
         service = rng.choice((*SERVICES, "decider", "aggregator"))  # these two keep state
         much = {"raise": rng.choice((1, 3, 4)), "suspend": rng.choice((4.0, 19.0, 25.0, 50.0))}.get(kind, 0.0)
+        if kind == "thread slow":
+            service, much = (
+                rng.choice(("embedder", "decider", "decider", "aggregator")),
+                rng.uniform(1.0, 20.0),
+            )
         steps = tuple(step for step in STEPS[kind] if step not in _SKIPPED.get(service, ()))
         hows = {"raise": steps, "suspend": steps, "unsure": ("written", "lost")}.get(kind, ("",))
         # Early and late ones alike, also where there are few.
@@ -130,6 +172,8 @@ def _drawn(rng: random.Random, kind: str, world: World) -> Fault:
     much = 0.0
     if kind == "compact":
         at += SEGMENT_S
+    if kind in ("repair", "reset"):  # when something has been learned
+        at = round(world.until_s * rng.uniform(0.5, 1.5), 3)
     if kind == "clock":
         much = rng.choice((-900.0, -30.0, -2.0, 2.0, 30.0, 900.0))
     return Fault(
@@ -182,6 +226,7 @@ class Faults:
         hits: How often each kind struck each service.
         raised: How often each record, by its coordinates, was being handled when an error was raised.
         witnessed: How often it was being handled when its worker died.
+        deadly: How many processes each deadly query has ended.
         over: Whether nothing goes wrong any more.
         suspend: Suspends a worker for so many seconds.
     """
@@ -196,6 +241,7 @@ class Faults:
         self._raised: Counter[str] = Counter()
         self.raised: Counter[str] = Counter()
         self.witnessed: Counter[str] = Counter()
+        self.deadly: Counter[str] = Counter()
         self._met: set[tuple[str, str]] = set()
         self._acted: set[str] = set()
         self._hit: set[Fault] = set()
@@ -260,6 +306,22 @@ class Faults:
                 return fault
         return None
 
+    def away(self, model: str) -> State | None:
+        """Return why a model is not ready now; None if it is."""
+        fault = self.now("model") if model == "large" else None
+        return None if fault is None else cast(State, fault.how)
+
+    def end(self, service: str, question: str, world: World) -> None:
+        """End the process of a service where a question is deadly to it.
+
+        Raises:
+            EngineDiedError: it is.
+        """
+        for query_id, owner in world.deadly.items():
+            if owner == service and question == world.queries[query_id][1].text:
+                self.deadly[query_id] += 1
+                raise marked(EngineDiedError(f"{service}: device-side assert triggered"))
+
     def skew_ms(self, worker: Worker) -> int:
         """Return how far a worker's clock is ahead of the broker's: jumped at once, or drifted there in a minute."""
         ahead_s = 0.0
@@ -272,7 +334,11 @@ class Faults:
 
     def meets(self, kind: str, values: Iterable[bytes | None]) -> None:
         """Take note that a kind of fault met the queries of some records."""
-        self._met.update((kind, query_id) for value in values if (query_id := quick_id(value)) is not None)
+        self.meets_queries(kind, (query_id for value in values if (query_id := quick_id(value)) is not None))
+
+    def meets_queries(self, kind: str, query_ids: Iterable[str]) -> None:
+        """Take note that a kind of fault met queries."""
+        self._met.update((kind, query_id) for query_id in query_ids)
 
     def met(self, kind: str, query_id: str) -> bool:
         """Return whether a kind of fault met a query."""
@@ -293,6 +359,7 @@ class Worker(MemoryRuntime):
     def __init__(self, *args: Any, faults: Faults, **more: Any) -> None:
         self.faults = faults
         super().__init__(*args, **more)
+        faults.witnessed.update(each.rpartition("@")[0] for each in self.in_flight.left)
         self.running = asyncio.Event()
         self.running.set()
         self.expelled = False
@@ -349,16 +416,14 @@ class Worker(MemoryRuntime):
         self.die()
         raise Died(f"{self.app} died after {effect}")
 
-    def die(self) -> None:
-        """Do nothing more; what it was handling has seen one more death."""
-        if not self.dead:
-            self.faults.witnessed.update(each.rpartition("@")[0] for each in self.in_flight.noted)
-        super().die()
-
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run inline, if nothing strikes."""
-        self.faults.strikes(self, "thread", "")
-        return work()
+        """Run inline, if nothing strikes; what takes long in a thread holds up nothing beside it."""
+        slow = self.faults.strikes(self, "thread", "")
+        made = work()
+        if slow is not None:
+            await asyncio.sleep(slow.much)
+            await self.running.wait()
+        return made
 
     async def sleep(self, seconds: float) -> None:
         """Wait, and then until it is not suspended."""
@@ -412,9 +477,9 @@ def _broken(fault: Fault | None, what: str) -> None:
 
 
 class _Engine(RecordedEngine):
-    def __init__(self, faults: Faults, recording: Recording, model: str) -> None:
-        super().__init__(recording, model)
-        self.faults = faults
+    def __init__(self, faults: Faults, world: World, model: str) -> None:
+        super().__init__(world.recording, model)
+        self.faults, self.world = faults, world
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
@@ -423,7 +488,12 @@ class _Engine(RecordedEngine):
         slow = fault is not None and fault.kind == "engine slow"
         await asyncio.sleep(20.0 if slow else 0.3)
         _broken(fault, self.model)
+        self.faults.end("executor", question_of(prefixes[0].messages), self.world)
+        if self.faults.away(self.model) == "suspended":
+            raise marked(EndpointSuspendedError(f"{self.model}: its endpoint is not asked"))
         drafts = await super().generate(step_id, prefixes, n, seeds, sampling)
+        if self.world.bad is not None and self.model == "large":
+            drafts = await _badly(self.world.bad, drafts)
         if fault is not None and fault.kind == "engine wrong":
             return drafts[:-1]
         if fault is not None and fault.kind == "engine lies":
@@ -431,27 +501,62 @@ class _Engine(RecordedEngine):
         return drafts
 
 
+async def _badly(bad: Bad, drafts: list[Drafted]) -> list[Drafted]:
+    """Return what a model that should not be chosen says."""
+    match bad:
+        case "refuses":
+            raise RequestRefusedError("large: HTTP 400: unknown parameter 'seed'")
+        case "slow":
+            await asyncio.sleep(1000.0)
+        case "empty":
+            return [replace(each, text="", finish="eos", tokens=1) for each in drafts]
+        case "dear":
+            pass
+    return drafts
+
+
 class _Engines(GroupEngines):
     """The engines of a group, loaded at once."""
 
-    def __init__(self, faults: Faults, recording: Recording) -> None:
-        super().__init__(HostingOptions(), recording, faults.clock)
-        self.faults, self.recording = faults, recording
+    def __init__(self, faults: Faults, world: World) -> None:
+        super().__init__(HostingOptions(), world.recording, faults.clock)
+        self.faults, self.world = faults, world
 
     async def _started(self, model: Model) -> Loaded:
-        return Loaded(_Engine(self.faults, self.recording, model.name))
+        return Loaded(_Engine(self.faults, self.world, model.name))
+
+    async def get(self, model: Model) -> Engine:
+        """Return the engine of a model that is not away, once it has loaded; see the base."""
+        while (state := self._state(model.name)) == "loading":  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+        if state == "failed":
+            raise marked(EngineStartError(f"{model.name}: cannot be loaded"))
+        return await super().get(model)
+
+    def health(self) -> tuple[ModelHealth, ...]:
+        """Return the state of every model; see the base."""
+        return tuple(
+            ModelHealth(model=each.model, state=state, why="simulated")
+            if (state := self._state(each.model))
+            else each
+            for each in super().health()
+        )
+
+    def _state(self, model: str) -> State | None:
+        return self.world.states.get(model) or self.faults.away(model)
 
 
 class _Verifier(RecordedVerifier):
-    def __init__(self, faults: Faults, recording: Recording) -> None:
-        super().__init__(recording)
-        self.faults = faults
+    def __init__(self, faults: Faults, world: World) -> None:
+        super().__init__(world.recording)
+        self.faults, self.world = faults, world
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
         fault = self.faults.now("verifier")
         slow = fault is not None and fault.kind == "verifier slow"
         await asyncio.sleep(20.0 if slow else 0.1)
         _broken(fault, "judge")
+        self.faults.end("verifier", question, self.world)
         scores = await super().score(question, paths)
         if fault is not None and fault.kind == "verifier wrong":
             return scores[:-1]
@@ -509,17 +614,18 @@ def stand_ins(faults: Faults, world: World) -> Iterator[None]:
     """Let services build with dependencies of the simulation instead of those that their settings name."""
 
     async def verifier_of(*_: object) -> _Verifier:
-        return _Verifier(faults, world.recording)
+        return _Verifier(faults, world)
 
     def encoder_of(settings: Settings) -> HashedEncoder | HttpEncoder:
         return _encoder(faults, settings)
 
-    others: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    others: tuple[tuple[Any, str, Any], ...] = (
         (embedder, "encoder_of", encoder_of),
         (decider, "encoder_of", encoder_of),
-        (executor, "engines_of", lambda *_: _Engines(faults, world.recording)),
+        (executor, "engines_of", lambda *_: _Engines(faults, world)),
         (verifier, "verifier_of", verifier_of),
         (aggregator, "GradingPool", lambda: _Grader(faults)),
+        *(small() if world.small else ()),
     )
     before = [getattr(module, name) for module, name, _ in others]
     for module, name, other in others:

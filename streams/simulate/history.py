@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from msgspec import Struct
+from threadpoolctl import ThreadpoolController
 
 from streams.runtime.memory import run
 from streams.simulate.faults import Fault, schedule, stand_ins
-from streams.simulate.judge import judged
+from streams.simulate.judge import judged, met, misled
 from streams.simulate.life import Life, said
 from streams.simulate.world import World, drawn
 
@@ -24,6 +26,10 @@ class Lived(Struct, kw_only=True):
         failures: What is wrong, each in words; empty if nothing is.
         faults: What was to go wrong.
         hits: How often each kind of fault struck each service.
+        met: Which states and limits it met (`judge.MET`).
+        bad: What was wrong with the model that should not be chosen, if choices are judged.
+        misled: How many of the last third of its choices fell on it.
+        choices: How many choices those are.
         digest: SHA-256 of every record, in hex.
         records: How many there are.
     """
@@ -32,18 +38,29 @@ class Lived(Struct, kw_only=True):
     failures: list[str] = []
     faults: tuple[Fault, ...] = ()
     hits: dict[str, int] = {}
+    met: list[str] = []
+    bad: str = ""
+    misled: int = 0
+    choices: int = 0
     digest: str = ""
     records: int = 0
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def lived(seed: int, only: Sequence[int] | None = None) -> Lived:
     """Live one history.
 
+    Matrices are multiplied in one thread: several add in another order, so that the bytes would depend on the machine.
+
     Args:
         seed: Of world and faults.
         only: Which faults of the schedule happen, by place; None for all.
     """
-    with tempfile.TemporaryDirectory(prefix="uniscale-simulate-") as folder:
+    with _libraries().limit(limits=1), tempfile.TemporaryDirectory(prefix="uniscale-simulate-") as folder:
         world = drawn(seed, Path(folder))
         faults = schedule(seed, world)
         kept = faults if only is None else tuple(faults[at] for at in only)
@@ -67,6 +84,16 @@ async def _lived(seed: int, world: World, faults: tuple[Fault, ...]) -> Lived:
             count += 1
     digest.update("\n".join(life.failures).encode())
     hits = {f"{kind}/{service}": n for (kind, service), n in life.faults.hits.items()}
+    bad, choices = misled(life)
     return Lived(
-        seed=seed, failures=life.failures, faults=faults, hits=hits, digest=digest.hexdigest(), records=count
+        seed=seed,
+        failures=life.failures,
+        faults=faults,
+        hits=hits,
+        met=sorted(met(life)),
+        bad=world.bad or "",
+        misled=bad,
+        choices=choices,
+        digest=digest.hexdigest(),
+        records=count,
     )

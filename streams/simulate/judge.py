@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from agents.decider.log import REFIT_KEY, Row, decode_row
+from agents.decider.snapshot import SNAPSHOT_KEY
 from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer
+from schemas.control import Heartbeat
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
-from schemas.query import QueryContext
+from schemas.query import Query, QueryContext
 from schemas.record import decode
 from schemas.reward import Reward
 from streams.audit.reading import Raw, Span
@@ -29,6 +31,9 @@ WAIT_S: Final = 120.0
 
 ROW_BYTES: Final = 4096
 """Most bytes of a query's row in the learner's log, however long its question is."""
+
+DEATHS: Final = 8
+"""Processes that one query may end, of each worker that it comes to."""
 
 EARLY: Final = 0.85
 """Share of a query's time before which no answer may say that its time is up; searches may use 0.9 of it."""
@@ -63,11 +68,12 @@ def judged(life: Life) -> Iterator[str]:
         if not any(life.faults.met(kind, each["query_id"]) for kind in _EXPLAINED.get(each["check"], ())):
             yield f"audit: {each['check']}: {each['query_id']} {each['what']}"
     for query in report.pending:
-        if query.query_id not in life.seen["refused"]:  # an operator may have it tried again
+        # An operator may have it tried again; and what was decided again after a reset has its Reward already.
+        if query.query_id not in life.seen["refused"] and not life.faults.met("reset", query.query_id):
             yield f"pending: {query.query_id} waits for the {query.waits_for}"
     yield from _replayed(life)
     answers: defaultdict[str, list[tuple[ConsumerRecord, Answer]]] = defaultdict(list)
-    for record in sorted(cluster.broker.records(topics.answer), key=lambda record: record.offset):
+    for record in sorted(life.records(topics.answer), key=lambda record: record.offset):
         answer = decode(record.value, Answer)
         answers[answer.query_id].append((record, answer))
     first = {query_id: of[0] for query_id, of in answers.items()}
@@ -79,6 +85,8 @@ def judged(life: Life) -> Iterator[str]:
     yield from _admitted(life)
     yield from _refused(life)
     yield from _taught(life)
+    yield from _outlived(life)
+    yield from _chosen(life)
     for row in cluster.broker.records(life.log):
         of_query = not (row.key or b"").startswith(REFIT_KEY)
         if row.value is not None and len(row.value) > ROW_BYTES and of_query:
@@ -108,10 +116,10 @@ def _graded(life: Life, answers: Mapping[str, Sequence[tuple[ConsumerRecord, Ans
     """Yield grades that are not the truth, though no grader lied of them: where it did not say, nobody knows."""
     given_up = {
         (letter.origin.partition, letter.origin.offset)
-        for record in life.broker.records(life.topics.dead_letter)
+        for record in life.records(life.topics.dead_letter)
         if (letter := decode(record.value, DeadLetter)).origin.topic == life.topics.answer
     }
-    for record in life.broker.records(life.topics.reward):
+    for record in life.records(life.topics.reward):
         reward = decode(record.value, Reward)
         if not reward.grader or reward.query_id not in life.world.queries:
             continue
@@ -134,7 +142,7 @@ def _graded(life: Life, answers: Mapping[str, Sequence[tuple[ConsumerRecord, Ans
 def _in_time(life: Life, answers: dict[str, tuple[ConsumerRecord, Answer]]) -> Iterator[str]:
     """Yield answers that say their time is up while it is not."""
     appended = {}
-    for record in life.broker.records(life.topics.decision):
+    for record in life.records(life.topics.decision):
         decision = decode(record.value, Decision)
         appended[decision.query_id] = decision.appended_ms, decision.query.timeout_s
     for query_id, (record, answer) in answers.items():
@@ -154,7 +162,7 @@ def _in_time(life: Life, answers: dict[str, tuple[ConsumerRecord, Answer]]) -> I
 def _admitted(life: Life) -> Iterator[str]:
     """Yield honest queries that waited for long though nothing went wrong any more."""
     admitted: dict[str, int] = {}
-    for record in life.broker.records(life.topics.context):
+    for record in life.records(life.topics.context):
         admitted.setdefault(decode(record.value, QueryContext).query_id, record.timestamp_ms)
     began_ms = life.broker.now_ms() - int(1000 * asyncio.get_running_loop().time())
     for query_id, (at_s, query) in life.world.queries.items():
@@ -165,9 +173,76 @@ def _admitted(life: Life) -> Iterator[str]:
             yield f"waited {waited_s:.0f} s for admission: {query_id}"
 
 
+def _outlived(life: Life) -> Iterator[str]:
+    """Yield deadly queries that ended more processes than it takes to find them."""
+    for query_id, service in life.world.deadly.items():
+        most = DEATHS * (life.world.workers[service] + 1)  # one may have joined
+        if (deaths := life.faults.deadly[query_id]) > most:
+            yield f"ended {deaths} processes of the {service}: {query_id}"
+
+
+def misled(life: Life) -> tuple[int, int]:
+    """Return how many of the last third of the choices fell on a model that should not be chosen, and their number."""
+    if life.world.bad is None:
+        return 0, 0
+    found = {
+        decision.query_id: decision
+        for record in life.records(life.topics.decision)
+        if (decision := decode(record.value, Decision)).query_id.startswith("q")
+    }
+    last = sorted(found.values(), key=lambda decision: decision.seq)[-len(found) // 3 :]
+    return sum(decision.action.model == "large" for decision in last), len(last)
+
+
+MET: Final = (
+    "model loading",
+    "model suspended",
+    "model failed",
+    "no place left",
+    "window full",
+    "reward closed early",
+    "refit in parts",
+    "snapshot in chunks",
+    "process killed",
+)
+"""States and limits that histories meet, as `met` names them."""
+
+
+def met(life: Life) -> Iterator[str]:
+    """Yield which states and limits a life met."""
+    yield from {
+        f"model {health.state}"
+        for record in life.records(life.topics.heartbeat)
+        for health in decode(record.value, Heartbeat).health
+        if health.state != "ready"
+    }
+    errors = {decode(record.value, DeadLetter).error for record in life.records(life.topics.dead_letter)}
+    rewards = (decode(record.value, Reward) for record in life.records(life.topics.reward))
+    keys = {record.key or b"" for record in life.records(life.topics.snapshot)}
+    refits = {record.key or b"" for record in life.broker.records(life.log)}
+    for name, is_met in (
+        ("no place left", "PlacesTaken" in errors),
+        ("process killed", "KilledProcess" in errors),
+        ("window full", life.window_full),
+        ("reward closed early", any(getattr(reward, "closed_early", False) for reward in rewards)),
+        ("refit in parts", any(key.startswith(REFIT_KEY) and key.endswith(b"/1") for key in refits)),
+        ("snapshot in chunks", any(key.startswith(SNAPSHOT_KEY) and key.endswith(b"/1") for key in keys)),
+    ):
+        if is_met:
+            yield name
+
+
+def _chosen(life: Life) -> Iterator[str]:
+    """Yield that a model that always fails is chosen most of the time; smaller shares are judged over many seeds."""
+    bad, choices = misled(life)
+    if 2 * bad > choices and life.world.bad != "dear":
+        policy = life.world.settings.policy.name
+        yield f"chosen badly: {policy} chose what {life.world.bad} for {bad} of the last {choices} queries"
+
+
 def _taught(life: Life) -> Iterator[str]:
     """Yield outcomes that were learned though their tenant had taught more than all others together."""
-    if life.world.settings.policy.snapshot_every or life.world.settings.policy.prior != "none":
+    if life.snapshots():
         return  # rows have left the log, or an earlier life counts
     rows = (decode_row(key, value) for key, value in life.broker.changelog(life.log, 0).items())
     learned = sorted(
@@ -187,13 +262,16 @@ def _taught(life: Life) -> Iterator[str]:
 
 _EXPLAINED: Final = {
     "row_embedding": ("encoder lies",),
-    "answers_differ": ("engine lies", "engine wrong", "verifier lies"),
+    "answers_differ": ("engine lies", "engine wrong", "verifier lies", "reset"),
+    "decisions_differ": ("reset",),
+    "row_of_another_decision": ("reset",),
     "rewards_differ": ("suspend",),
     "reward_of_another_answer": ("suspend",),
     "reward_kinds": ("suspend",),
 }
-"""Checks of the audit that tell of what was done to a query: a dependency answered its question in two ways, or the
-broker took the Reward of an aggregator whose successor had sent another."""
+"""Checks of the audit that tell of what was done to a query: a dependency answered its question in two ways, the broker
+took the Reward of an aggregator whose successor had sent another, or it was sent again after the learner had forgotten
+it."""
 
 _EXPECTED: Final = {
     "NotEmbeddedInTime": ("encoder down", "encoder wrong"),
@@ -213,7 +291,7 @@ _WISHES: Final = frozenset(
 
 def _refused(life: Life) -> Iterator[str]:
     """Yield dead letters that nothing explains."""
-    for record in life.broker.records(life.topics.dead_letter):
+    for record in life.records(life.topics.dead_letter):
         letter = decode(record.value, DeadLetter)
         query_id = letter.query_id or ""
         asked = life.world.queries.get(query_id)
@@ -221,8 +299,16 @@ def _refused(life: Life) -> Iterator[str]:
             continue  # what nobody could read
         if letter.error in _WISHES and query_id in life.world.wishing:
             continue
+        if letter.error == "PlacesTaken" and asked is not None and _away(asked[1], life.faults):
+            continue
         if letter.error not in _CLIENTS and not _explained(letter, life.faults):
             yield f"given up: {letter.error} at {letter.origin} of {query_id}: {letter.reason[:200]}"
+
+
+def _away(query: Query, faults: Faults) -> bool:
+    """Return whether a query asks for nothing but the model that was away for a while."""
+    asked = (query.pinned.model,) if query.pinned else query.allowed_models
+    return asked == ("large",) and bool(faults.hits["model away", "executor"])
 
 
 def _explained(letter: DeadLetter, faults: Faults) -> bool:
@@ -232,6 +318,8 @@ def _explained(letter: DeadLetter, faults: Faults) -> bool:
     match letter.error:
         case "Injected":
             return faults.raised[place] >= LIMIT
+        case "KilledProcess" if letter.query_id in faults.deadly:
+            return True
         case "KilledProcess":
             return faults.raised[place] >= LIMIT or faults.witnessed[place] >= LIMIT
     return any(faults.met(kind, letter.query_id or "") for kind in _EXPECTED.get(letter.error, ()))

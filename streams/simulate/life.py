@@ -23,6 +23,7 @@ from schemas.reward import Reward
 from streams.runtime.base import ConsumerRecord, Crash, Runtime, ServiceSpec
 from streams.runtime.memory import Died, MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
+from streams.runtime.queues import WINDOW
 from streams.services import SERVICES
 from streams.services.decider import DeciderService
 from streams.simulate.faults import (
@@ -37,6 +38,7 @@ from streams.simulate.faults import (
 )
 from streams.simulate.faults import SERVICES as SIMULATED
 from streams.simulate.fold import compared
+from streams.simulate.operator import repair, reset
 from streams.simulate.world import World, entry
 
 CALM_S: Final = 30.0
@@ -44,6 +46,9 @@ CALM_S: Final = 30.0
 
 DRAIN_S: Final = 1500.0
 """Longest time, in virtual seconds, until the last query has ended after that."""
+
+QUIET_S: Final = 120.0
+"""Longest time that an operator waits for queries in flight to end before a reset, which is then left."""
 
 LAST: Final = 2
 """Queries that are asked in the end; each is answered."""
@@ -64,7 +69,15 @@ def _ending(spec: ServiceSpec) -> ServiceSpec:
 
 
 class Life:
-    """A deployment from its start to its end."""
+    """A deployment from its start to its end.
+
+    Attributes:
+        failures: What was found wrong while it lived.
+        seen: Ids of queries that have an Answer, a Decision, a closing Reward, a dead letter.
+        waiting: Those whose correctness is awaited.
+        window_full: Whether a worker had so many open records of a partition that it read no further.
+        calm_s: When nothing went wrong any more.
+    """
 
     def __init__(self, world: World, faults: Sequence[Fault], seed: int) -> None:
         loop = asyncio.get_running_loop()
@@ -86,6 +99,13 @@ class Life:
         self.calm_s = 0.0
         kinds = (self.topics.answer, self.topics.decision, self.topics.reward, self.topics.dead_letter)
         self.broker.watch(self, kinds, self._see)
+        self._appended: dict[str, list[ConsumerRecord]] = {
+            topic.name: [] for topic in self.topics.declared(self.cluster.groups)
+        }
+        self.broker.watch(self, self._appended, lambda record: self._appended[record.topic].append(record))
+        self.waiting: set[str] = set()
+        self.window_full = False
+        self._window = WINDOW * world.settings.kafka.concurrency
 
     async def live(self) -> None:
         """Start everything, let traffic and faults happen, restart everything, and wait until all has ended."""
@@ -107,12 +127,14 @@ class Life:
         self.calm_s = asyncio.get_running_loop().time()
         deaths = len(self.cluster.deaths)
         self._judge_learner()
+        if len(self.waiting) > (most := self.world.open_rewards or len(self.waiting)):
+            self.failures.append(f"{len(self.waiting)} rewards wait for feedback, and {most} may")
         await self._restart_all()
         self._ask_last()
         await self._drained()
         for error in self.cluster.deaths[deaths:]:
-            if isinstance(error, Died):
-                continue  # killed, just now
+            if isinstance(error, Died) or (self.world.deadly and injected(error)):
+                continue  # killed, just now, or ended by a question
             self.failures.append(f"a worker died though nothing went wrong: {said(error)}")
         for error in self.cluster.deaths[:deaths]:
             if not injected(error):
@@ -155,20 +177,34 @@ class Life:
                     await self._again(worker)
             case "scale":
                 await self._scale(fault.service)
+            case "repair" | "reset":
+                await self._operated(fault.kind)
 
     def _control(self, *records: CatalogueEntry | PriceEntry | ObjectiveEntry) -> None:
         for record in records:
             self.cluster.produce(self.topics.control, record.key.encode(), encode(record))
 
     def _expire(self) -> None:
-        """Let retention take what every group has handled."""
+        """Let retention take what every group has handled, of topics that nobody reads again."""
         readers = [
             (app, spec.reads(self.topics, group))
             for spec in self.cluster.services.values()
             for group in (self.cluster.groups if spec.grouped else ("",))
             for app in [self.topics.app_id(spec.name, group)]
         ]
-        for name in (self.topics.search_step, self.topics.due, self.topics.heartbeat):
+        topics = self.topics
+        each_group = (topics.decision_for, topics.verification_for)
+        for name in (
+            *(
+                topics.query,
+                topics.context,
+                topics.search_step,
+                topics.due,
+                topics.heartbeat,
+                topics.feedback,
+            ),
+            *(of(group) for of in each_group for group in self.cluster.groups),
+        ):
             apps = [app for app, topics in readers if name in topics]
             for at in range(self.broker.partitions(name)):
                 ends = [self.broker.committed.get((app, name, at), 0) for app in apps]
@@ -196,6 +232,28 @@ class Life:
         await asyncio.sleep(self.rng.uniform(1.0, 20.0))
         await self._stop(joined)
 
+    async def _operated(self, command: str) -> None:
+        """Stop every decider, do to their log what an operator does, and start them again.
+
+        Queries in flight end before a reset: what they come to would not be learned, and a repeated Context be decided.
+        """
+        until = asyncio.get_running_loop().time() + QUIET_S
+        while command == "reset" and self._in_flight():
+            await asyncio.sleep(0.5)
+            if asyncio.get_running_loop().time() > until:
+                return
+        stopped: list[MemoryRuntime] = []
+        while running := [each for each in self.cluster.workers if each.service == "decider"]:
+            stopped += [worker for worker in running if await self._stop(worker)]
+        service = next((each.built for each in stopped if isinstance(each.built, DeciderService)), None)
+        if service is not None and command == "repair":
+            self.failures += repair(service, self.broker, self.topics, self.rng)
+        elif service is not None:
+            reset(self.broker, self.topics)
+            self.faults.meets_queries("reset", self.seen["decision"])
+        for worker in stopped:
+            await self.cluster.start(worker.service, worker.group, worker.instance)
+
     async def _suspended(self, worker: Worker, seconds: float) -> None:
         """Suspend a process. Its group goes on without it once its session is over; then it wakes, and ends."""
         session_s = self.world.settings.kafka.session_timeout_s
@@ -220,7 +278,7 @@ class Life:
 
     def _ask_last(self) -> None:
         """Ask again, of a deployment in which everything is well."""
-        models = ("large",) if self.world.trait == "hostile" else None
+        models = {"hostile": ("large",), "choices": ("small",)}.get(self.world.trait)
         for at in range(LAST):
             text, reference, _ = next(iter(self.world.questions.values()))
             query = Query(
@@ -240,9 +298,18 @@ class Life:
     def _see(self, record: ConsumerRecord) -> None:
         found: Any = _KINDS[record.topic.removeprefix(self.topics.prefix)]
         read = decode(record.value, found)
+        self.window_full = self.window_full or any(
+            offsets.span >= self._window
+            for worker in self.cluster.workers
+            for each in worker.subscriptions
+            for offsets in each.offsets.values()
+        )
         name = {Answer: "answer", Decision: "decision", Reward: "closed", DeadLetter: "refused"}[found]
-        if isinstance(read, Reward) and not read.closes:
-            return
+        if isinstance(read, Reward):
+            if read.query_id not in self.seen["closed"]:
+                (self.waiting.discard if read.closes else self.waiting.add)(read.query_id)
+            if not read.closes:
+                return
         if read.query_id:
             self.seen[name].add(read.query_id)
 
@@ -255,6 +322,11 @@ class Life:
             for query_id in self.world.queries
             if query_id not in answered or (query_id in decided and query_id not in settled)
         ]
+
+    def _in_flight(self) -> bool:
+        """Return whether a query that was sent has not ended."""
+        now = asyncio.get_running_loop().time()
+        return any(self.world.queries[query_id][0] <= now for query_id in self._open())
 
     async def _drained(self) -> None:
         loop = asyncio.get_running_loop()
@@ -283,6 +355,10 @@ class Life:
                 snapshots = self.snapshots()
                 log = self.broker.changelog(self.log, 0, start_of(snapshots))
                 self.failures += compared(service, log, snapshots)
+
+    def records(self, topic: str) -> list[ConsumerRecord]:
+        """Return every record that was appended to a topic, also those that retention has taken since."""
+        return self._appended[topic]
 
     def snapshots(self) -> dict[bytes, bytes]:
         """Return the records of the learner's snapshots."""

@@ -19,9 +19,13 @@ from threadpoolctl import threadpool_limits
 from schemas.errors import UniscaleError
 from streams.simulate.faults import KINDS, SERVICES
 from streams.simulate.history import Lived, lived
+from streams.simulate.judge import MET
 
 LEAST: Final = 0.05
 """Share of histories in which each kind of fault is to strike."""
+
+MISLED: Final = 0.1
+"""Most that a model which should not be chosen may have of the last third of the choices of all histories together."""
 
 
 class SeedsError(UniscaleError, ValueError):
@@ -60,6 +64,9 @@ class SeedJournal(Struct, kw_only=True):
         digest: SHA-256 over the digests of all histories, in order.
         hits: In how many histories each kind of fault struck each service, as `kind/service`.
         kinds: In how many histories each kind of fault struck.
+        met: In how many histories each state and limit was met.
+        misled: Of the last thirds of choices, how many fell on what should not be chosen, by what is wrong with it.
+        choices: How many choices those are.
     """
 
     first: int
@@ -68,13 +75,26 @@ class SeedJournal(Struct, kw_only=True):
     digest: str = hashlib.sha256().hexdigest()
     hits: dict[str, int] = {}
     kinds: dict[str, int] = {}
+    met: dict[str, int] = {}
+    misled: dict[str, int] = {}
+    choices: dict[str, int] = {}
+
+    @property
+    def astray(self) -> list[str]:
+        """Return what is wrong with the models that fail and are chosen too often, over all histories."""
+        return [
+            bad
+            for bad, choices in sorted(self.choices.items())
+            if bad != "dear" and self.misled.get(bad, 0) > MISLED * choices
+        ]
 
     @property
     def report(self) -> bytes:
         """Return what is the same for the same seeds, as one line of JSON."""
         found = [msgspec.structs.asdict(each) | {"command": each.command} for each in self.failures]
         seeds = f"{self.first}-{self.last}"
-        return msgspec.json.encode({"seeds": seeds, "failures": found, "digest": self.digest}) + b"\n"
+        report = {"seeds": seeds, "failures": found, "astray": self.astray, "digest": self.digest}
+        return msgspec.json.encode(report) + b"\n"
 
     def after(self, history: Lived, failure: Failure | None) -> SeedJournal:
         """Return the journal with one more history."""
@@ -86,6 +106,9 @@ class SeedJournal(Struct, kw_only=True):
             digest=hashlib.sha256(f"{self.digest} {history.digest}".encode()).hexdigest(),
             hits=dict(Counter(self.hits) + Counter(dict.fromkeys(history.hits, 1))),
             kinds=dict(Counter(self.kinds) + struck),
+            met=dict(Counter(self.met) + Counter(history.met)),
+            misled=dict(Counter(self.misled) + Counter({history.bad: history.misled})),
+            choices=dict(Counter(self.choices) + Counter({history.bad: history.choices})),
         )
 
 
@@ -217,3 +240,19 @@ def coverage(journal: SeedJournal) -> Iterator[str]:
         share = count / histories if histories else 0.0
         hits = "".join(f"{journal.hits.get(f'{kind}/{name}', 0) or '':>12}" for name in columns)
         yield f"{kind:<16}{count:>10}{share:>8.1%}{hits}" + ("" if share >= LEAST else "  rare")
+    yield f"{'state or limit':<20}{'histories':>6}{'share':>8}"
+    for name in MET:
+        count = journal.met.get(name, 0)
+        yield f"{name:<20}{count:>6}{count / histories if histories else 0.0:>8.1%}"
+    for bad, choices in sorted(journal.choices.items()):
+        share = journal.misled.get(bad, 0) / choices
+        astray = "  too many" if share > MISLED else ""
+        yield f"a model that {_BAD[bad]} had {share:.1%} of the last {choices} choices{astray}"
+
+
+_BAD: Final = {
+    "refuses": "refuses everything",
+    "slow": "is never in time",
+    "empty": "says nothing",
+    "dear": "costs ten times as much for nothing",
+}

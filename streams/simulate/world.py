@@ -39,7 +39,7 @@ _CATALOGUE: Final[dict[str, Any]] = {
     "defaults": {"models": {"sampling": {"temperature": 1.0, "step_tokens": 64, "depth_limit": 4}}},
 }
 
-Trait = Literal["mixed", "one question", "never right", "hostile"]
+Trait = Literal["mixed", "one question", "never right", "hostile", "choices"]
 TRAITS: Final[tuple[Trait, ...]] = ("mixed", "mixed", "mixed", "one question", "never right", "hostile")
 
 _POLICIES = (
@@ -48,6 +48,21 @@ _POLICIES = (
     + ("contextual",) * 4
 )
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {"thompson": {"propensity_draws": 4}}
+
+
+Bad = Literal["refuses", "slow", "empty", "dear"]
+"""What is wrong with the model that should not be chosen: it refuses all, is out of time each time, says nothing, or
+costs more than ten times as much and is right no more often."""
+
+State = Literal["loading", "suspended", "failed"]
+
+JUDGED_S: Final = 60.0
+"""How long people have to judge an answer, in some worlds."""
+
+CHOOSING: Final = 150
+"""Queries of a history whose choices are judged."""
+
+_LEARNING = ("contextual", "contextual", "contextual", "linucb", "thompson", "greedy")
 
 
 class KnownQuestion(NamedTuple):
@@ -83,6 +98,11 @@ class World:
         wishing: Ids of queries that ask for what may not be there.
         queries: Every readable Query that is sent once, by id; its time in seconds beside it.
         until_s: When the last client has sent its last record.
+        small: Whether limits that take long to meet are small (`limits`).
+        deadly: Ids of queries whose question ends a process, and the service whose.
+        states: Models that never become ready, and what their executor says of them.
+        bad: What is wrong with the model `large`, if choices are judged.
+        open_rewards: How many rewards may wait for feedback at a time; None for more than there are.
     """
 
     settings: Settings
@@ -95,6 +115,11 @@ class World:
     queries: dict[str, tuple[float, Query]] = field(default_factory=dict)
     wishing: set[str] = field(default_factory=set)
     until_s: float = 0.0
+    small: bool = False
+    deadly: dict[str, str] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)
+    bad: Bad | None = None
+    open_rewards: int | None = None
 
     def right(self, query: Query, extracted: str | None) -> bool | None:
         """Return whether an answer is right; None where the query brought no reference."""
@@ -128,6 +153,9 @@ def _checkpoint(size: int) -> dict[str, Any]:
     return {"checkpoint": "none", "architecture": shape}
 
 
+_JUDGE: Final = {"name": "judge", "family": "skywork", **_checkpoint(200_000)}
+
+
 def drawn(seed: int, folder: Path) -> World:
     """Draw a world.
 
@@ -135,6 +163,10 @@ def drawn(seed: int, folder: Path) -> World:
         seed: Of everything in it.
         folder: Where its catalogue, prior and caches are written.
     """
+    # Streams of their own leave as it was what the seeds of before drew.
+    more = random.Random(f"more {seed}")
+    if more.random() < 0.025:
+        return _choosing(more, folder)
     rng = random.Random(f"world {seed}")
     trait = rng.choice(TRAITS)
     far = trait == "hostile" or rng.random() < 0.2
@@ -157,14 +189,68 @@ def drawn(seed: int, folder: Path) -> World:
         questions={each.text: each for each in questions},
     )
     if judged:  # by people, who take their time
-        made.settings = made.settings.replace(feedback_wait_s=60.0)
-    _Traffic(rng, made, questions, referenced=0.1 if judged else 0.7).send(count)
+        made.settings = made.settings.replace(feedback_wait_s=JUDGED_S)
+    traffic = _Traffic(rng, made, questions, referenced=0.1 if judged else 0.7)
+    traffic.send(count)
+    _hardened(more, made, traffic)
+    return made
+
+
+def _hardened(rng: random.Random, world: World, traffic: _Traffic) -> None:
+    """Draw what makes some worlds harder: limits that are soon met, a deadly question, a model that never is ready."""
+    if rng.random() < 0.4:
+        world.small = True
+        world.settings = world.settings.replace(concurrency=rng.choice((1, 2, 4)))
+    if world.trait == "hostile" and rng.random() < 0.5:
+        world.states["far"] = rng.choice(("loading", "suspended", "failed"))
+        world.groups = ("mini", "gpu")
+        world.settings = world.settings.replace(concurrency=1)
+        traffic.crowd(rng)
+    elif rng.random() < 0.15:
+        traffic.deadly(rng)
+    if world.settings.queries.feedback_wait_s == JUDGED_S and rng.random() < 0.5:
+        world.open_rewards = 4
+        world.settings = world.settings.replace(
+            feedback_wait_s=10 * JUDGED_S, max_open_rewards=world.open_rewards
+        )
+    traffic.ended()
+
+
+def _choosing(rng: random.Random, folder: Path) -> World:
+    """Draw a world in which nothing goes wrong but one of two models, so that its choices can be judged."""
+    bad: Bad = rng.choice(("empty", "dear"))
+    questions = _questions(rng, 24, "mixed")[:12]
+    large = entry("large") | _checkpoint(3_000_000)
+    catalogue = {
+        **_CATALOGUE,
+        "parallelism": ["1/1"],
+        "models": [entry("small"), large],
+        "verifiers": [_JUDGE],
+    }
+    (folder / "catalogue.yaml").write_text(json.dumps(catalogue))
+    settings = _settings(rng, folder, "hostile").replace(
+        policy=(name := rng.choice(_LEARNING)),
+        policy_options=_OPTIONS.get(name, {}),
+        encoder="hashed",
+        max_in_flight=256,
+        timeout_s=20.0,
+        feedback_wait_s=0.0,
+    )
+    made = World(
+        settings=settings,
+        trait="choices",
+        workers=dict.fromkeys(("embedder", "decider", "verifier", "aggregator", "executor"), 1),
+        groups=("mini",),
+        recording=Recording(_paths(rng, questions, "choices"), unknown="any"),
+        questions={each.text: each for each in questions},
+        bad=bad,
+    )
+    _Traffic(rng, made, questions, referenced=1.0).choose()
     return made
 
 
 def _catalogue(names: tuple[str, ...]) -> str:
-    judge = {"name": "judge", "family": "skywork", **_checkpoint(200_000)}
-    return json.dumps({**_CATALOGUE, "models": [entry(name) for name in names], "verifiers": [judge]})
+    return json.dumps({**_CATALOGUE, "models": [entry(name) for name in names], "verifiers": [_JUDGE]})
 
 
 def _settings(rng: random.Random, folder: Path, trait: Trait) -> Settings:
@@ -242,12 +328,18 @@ def _questions(rng: random.Random, count: int, trait: Trait) -> list[KnownQuesti
 
 
 def _paths(rng: random.Random, questions: list[KnownQuestion], trait: Trait) -> Iterator[RecordedPath]:
-    """Yield what each model writes: larger ones are right more often, and nothing is where nothing may be."""
+    """Yield what each model writes: larger ones are right more often, and nothing is where nothing may be.
+
+    Where choices are judged, each is right where the others are.
+    """
     for question in questions:
         hard = trait == "never right" or rng.random() < 0.2
+        alike = [rng.random() < 0.7 for _ in range(3)] if trait == "choices" else []
         for model in MODELS:
             for sample in range(3):
-                right = not hard and rng.random() < 0.4 + 0.15 * MODELS.index(model)
+                right = (
+                    alike[sample] if alike else not hard and rng.random() < 0.4 + 0.15 * MODELS.index(model)
+                )
                 thoughts = [
                     RecordedStep(
                         text=f"{model} {sample}.{at}\n\n", tokens=rng.randint(4, 20), score=rng.random()
@@ -282,8 +374,59 @@ class _Traffic:
             self._ask(self.rng.uniform(0.0, span_s))
         if self.world.trait == "hostile":
             self._attack(span_s)
+        self.ended()
+
+    def ended(self) -> None:
+        """Put what was sent in order."""
         self.world.sent.sort(key=lambda each: each.at_s)
         self.world.until_s = max(each.at_s for each in self.world.sent)
+
+    def choose(self) -> None:
+        """Send queries that leave every choice to the policy, at a pace at which it learns of one before the next."""
+        for at in range(CHOOSING):
+            question = self.rng.choice(self.questions)
+            query = Query(
+                query_id=f"q{at}",
+                text=question.text,
+                reference=question.reference,
+                tenant=self.rng.choice(("a", "b")),
+            )
+            self._query(2.0 * at, query)
+        self.ended()
+
+    def deadly(self, rng: random.Random) -> None:
+        """Send a query whose question ends each process of a service that it comes to."""
+        service = rng.choice(("executor", "executor", "verifier"))
+        query = Query(
+            query_id="deadly",
+            text=f"What ends the {service}?",
+            timeout_s=rng.choice((60.0, 900.0)),
+            tenant="b",
+        )
+        self.world.deadly[query.query_id] = service
+        self._query(rng.uniform(0.0, self.world.until_s / 2), query)
+
+    def crowd(self, rng: random.Random) -> None:
+        """Send more queries for a model that is not ready than there are places for, and honest ones behind them."""
+        places = self.world.settings.queries.max_in_flight
+        for at in range(2 * places):
+            query = Query(
+                query_id=f"crowd{at}",
+                text=rng.choice(self.questions).text,
+                allowed_models=("far",),
+                timeout_s=900.0,
+                tenant="evil",
+            )
+            self._query(0.01 * at, query)
+            self.world.wishing.add(query.query_id)
+        for at in range(24):
+            query = Query(
+                query_id=f"behind{at}",
+                text=rng.choice(self.questions).text,
+                allowed_models=("large",),
+                tenant="a",
+            )
+            self._query(rng.uniform(1.0, self.world.until_s), query)
 
     def _ask(self, at_s: float) -> None:
         rng, question = self.rng, self.rng.choice(self.questions)

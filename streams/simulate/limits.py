@@ -1,0 +1,21 @@
+"""Limits that a short history never meets, made so small that it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agents.bandit import contextual, pacing
+from agents.decider import decider, log, snapshot
+from streams.services import learner_log
+
+
+def small() -> Iterator[tuple[Any, str, Any]]:
+    """Yield modules, the names of limits in them, and what these are instead."""
+    yield decider, "REFIT_BYTES", 1500
+    yield snapshot, "CHUNK_BYTES", 6000
+    yield learner_log, "_DROPPED_AT_ONCE", 2
+    yield log, "BATCH", 3
+    yield contextual, "SETTLED", 5
+    yield pacing, "KEPT", 12
+    yield pacing, "KEYS", 2
