@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,8 +125,11 @@ class _Writer:
     def table(self, *_: Any, **__: Any) -> "_Writer":
         return self
 
-    def items(self) -> list[tuple[bytes, bytes]]:
-        return list(self.rows.items())
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(list(self.rows))
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.rows.get(key)
 
     async def put_all(self, rows: Iterable[PlacedRow]) -> None:
         for key, value, _ in rows:
@@ -181,7 +184,7 @@ async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> 
     learner_log = LearnerLog(writer, recovered)  # type: ignore[arg-type]
     catalogue = load_catalogue(Path(settings.catalogue))
     around = Surroundings(Steering.of(catalogue), uis_space(catalogue))
-    await writer.put_all((*row, 0) for row in decider.offer(action_vectors(catalogue, encoder)))
+    await learner_log.write(decider.offer(action_vectors(catalogue, encoder)))
     rng = np.random.default_rng(settings.policy.seed)
     for start in range(queries - lived, queries, _BATCH):
         asked = [
@@ -193,10 +196,10 @@ async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> 
         ]
         made = decider.decide(asked, _no_row, around)
         table = {d.query_id: d.row[1] for d in made if d.row}
-        await writer.put_all((*each.row, 0) for each in made if each.row)
+        await learner_log.write(each.row for each in made if each.row)
         rewards = [(_drawn_reward(each, rng), start + at) for at, each in enumerate(made)]
         learned = decider.learn(rewards, table.get)
-        await writer.put_all((*row, 0) for each in learned for row in each.rows)
+        await learner_log.write(row for each in learned for row in each.rows)
         await learner_log.snapshot_when_due(decider)
     writer.producer.flush()
     return decider.seq

@@ -337,13 +337,30 @@ def measure_learner(out: Path, rounds: int, smoke: bool, row: tuple[str, str] | 
 @click.option(
     "--ceiling", type=click.IntRange(min=0), help="MB for each service beside what it takes when ready."
 )
+@click.option(
+    "--open", "rows", type=click.IntRange(min=1), help="Instead: so many open rows, in the decider alone."
+)
 @click.pass_obj
 def memory(
-    settings: Settings, queries: int, in_flight: int, kind: str, large: int, size: int, ceiling: int | None
+    settings: Settings,
+    queries: int,
+    in_flight: int,
+    kind: str,
+    large: int,
+    size: int,
+    ceiling: int | None,
+    rows: int | None,
 ) -> None:
-    """Measure the memory of broker, services and engines together while questions of the demo are answered."""
+    """Measure the memory of broker, services and engines together while questions of the demo are answered.
+
+    With --open: the bytes of an open row in the decider's memory and file, and what its snapshots write.
+    """
+    from bench import open_rows
     from bench.memory import measure
 
+    if rows is not None:
+        click.echo(orjson.dumps(open_rows.measure(settings, rows), option=orjson.OPT_INDENT_2).decode())
+        return
     found = measure(settings, queries, in_flight, kind, large=large, size=size, ceiling=ceiling)
     click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -29,6 +29,7 @@ from agents.bandit.policy import (
     check_outcome,
     check_share,
 )
+from agents.decider.open_rows import OpenRows
 from agents.decider.shares import TeachingShares
 from schemas.decision import Decision, Predicted
 from schemas.errors import RecordTooLarge, UniscaleError
@@ -804,6 +805,7 @@ class Recovered:
             reading restarts here.
         carried: Rows, by key, that come from the snapshot because the log no longer has them.
         foreign: Keys of skipped records, which the learner cannot have written, in the log and in the snapshots' topic.
+        open_rows: The chunks of open decisions of the snapshot used.
     """
 
     folded: Folded
@@ -813,3 +815,4 @@ class Recovered:
     next_reward: int
     carried: Mapping[bytes, bytes]
     foreign: tuple[Sequence[bytes], Sequence[bytes]] = ((), ())
+    open_rows: OpenRows = field(default_factory=OpenRows)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agents.bandit.errors import FIX_LOG, FIX_PRIOR, CorruptState, DeciderError
 from agents.bandit.policy import Policy
@@ -23,6 +24,7 @@ from agents.decider.log import (
     taught,
     untold,
 )
+from agents.decider.open_rows import HeldRows
 from agents.decider.shares import TeachingShares
 from agents.decider.snapshot import BEGINNING, EndedIds, is_record, prior_of, versions
 from schemas.decision import Decision
@@ -66,6 +68,9 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
     found, refused = snapshot.read(known, policy.load, most_ids=ended.most)
     # Actions and offers never change, so those of a snapshot count.
     carried = {k: v for k, v in found.rows.items() if not isinstance(own.get(k), Row)} if found else {}
+    # Open decisions that have not changed since the snapshot tell nothing after it: they are not read here.
+    held = HeldRows() if found is None else found.held
+    held.leave_out(key for key, row in own.items() if isinstance(row, Row))
     own |= {k: decode_row(k, v) for k, v in carried.items()}
     rows = [row for row in own.values() if isinstance(row, Row)]
     offers = [row for row in own.values() if isinstance(row, OfferRow)]
@@ -112,7 +117,14 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
         shares=shares,
         ended=ended,
         found=Recovered(
-            folded, after, tuple(refused), context_offset + 1, reward_offset + 1, carried, foreign
+            replace(folded, outstanding=folded.outstanding + len(held.pending)),
+            after,
+            tuple(refused),
+            context_offset + 1,
+            reward_offset + 1,
+            ChainMap(carried, held),  # type: ignore[arg-type]
+            foreign,
+            held.chunks,
         ),
     )
 

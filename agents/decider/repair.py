@@ -11,7 +11,7 @@ If two rows have the same sequence number, the one whose Decision was sent is th
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -137,12 +137,15 @@ def repaired(
             continue
         if isinstance(row, Row):
             decider.ended.add(row.query_id, row.query_origin, row.context_origin.offset)
-    rows = {**kept, **found.carried}
+    rows = ChainMap(found.carried, kept)  # type: ignore[arg-type]
     parsed = ((key, value, decode_row(key, value)) for key, value in rows.items())
-    carried, ended = snapshot.carry(parsed, log_offset, decider.ended)
+    carried, ended = snapshot.carry(
+        parsed, log_offset, decider.ended, value=rows.get, chunk_bytes=chunk_bytes
+    )
     made = decider.snapshot(chunk_bytes, carried=carried, present=snapshots)
     needed = {key for key, _ in made} | {START_KEY, RESET_KEY}
     needed |= {IDS_KEY + part.sha256.encode() for part, _ in decider.ended.parts()}
+    needed |= {part.key for part in carried.open_rows.parts()}
     gone = [key for key in snapshots if key not in needed and not is_prior(key)]
     start = (START_KEY, str(log_offset).encode())
     dropped = dict.fromkeys([*without, *refits, *(key for key in ended if key in log)])

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_info
 
 from agents.bandit.errors import CorruptState
 from agents.decider.log import ENDED, ActionRow, AnyRow, OfferRow, RefitRow, Row, decode_row
+from agents.decider.open_rows import ROWS_KEY, HeldRows, OpenRows, RowsPart
 from agents.decider.shares import Window
 from schemas.query import Origin
 
@@ -43,7 +44,7 @@ BEGINNING: Final = -1
 _RECORD: Final = re.compile(
     rb"\x00snapshot/(?P<version>-1|0|[1-9][0-9]{0,17})/(?:manifest|(?:rows/)?[0-9]{1,9})"
 )
-_IDS: Final = re.compile(rb"\x00ended/[0-9a-f]{64}")
+_SHARED: Final = re.compile(rb"\x00(?:ended|rows)/[0-9a-f]{64}")
 
 
 class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag_field="schema"):
@@ -58,7 +59,9 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
         size: Bytes of all chunks together.
         prior: SHA-256 of the prior that version -1 consists of; empty in other versions.
         log_offset: First offset of the log that it does not cover; -1 where it needs the whole log, as a prior does.
-        rows: SHA-256 of each chunk of the rows from before that offset; a chunk has one JSON row per line.
+        rows: SHA-256 of each chunk of the rows from before that offset that are no decisions, such as actions; one JSON
+            row per line. Versions written before `waiting` was have the open decisions here, too.
+        waiting: The chunks of open decisions.
         ended: The arrays of ids, oldest first.
         taught: The tenants of the latest outcomes.
         kernel: What computed the state; empty where that is not known.
@@ -74,6 +77,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     prior: str = ""
     log_offset: int = -1
     rows: tuple[str, ...] = ()
+    waiting: tuple[RowsPart, ...] = ()
     ended: tuple[IdsPart, ...] = ()
     taught: Window = Window()
     kernel: str = ""
@@ -104,7 +108,7 @@ def prior_of(records: Mapping[bytes, bytes]) -> str:
 
 def is_record(key: bytes) -> bool:
     """Return whether a record belongs to a snapshot; if not, it is a row of the log, or foreign."""
-    return key in (START_KEY, RESET_KEY) or bool(_RECORD.fullmatch(key) or _IDS.fullmatch(key))
+    return key in (START_KEY, RESET_KEY) or bool(_RECORD.fullmatch(key) or _SHARED.fullmatch(key))
 
 
 def manifest_key(version: int) -> bytes:
@@ -366,7 +370,7 @@ def _digest(query_id: str) -> int:
 # A snapshot is written, and what it replaces is deleted, in this order. A crash between any two writes recovers the
 # same state:
 #
-# 1. the new version: arrays of ids that no earlier version has, chunks, manifest;
+# 1. the new version: arrays of ids and chunks of open rows that no earlier version has, chunks, manifest;
 # 2. tombstones, in the log, of the ended rows that the version *before* holds;
 # 3. the offset at which startup begins to read the log: that of the version before;
 # 4. tombstones of older versions.
@@ -377,22 +381,39 @@ def _digest(query_id: str) -> int:
 KEPT: Final = 2
 """Versions that stay: the newest, and the one before it in case the newest is damaged."""
 
+CHUNK_BYTES: Final = 1 << 20
+"""Bytes of a chunk: a quarter of the record limit. Larger chunks gain nothing and stall the producer's batch."""
+
 
 def carry(
-    rows: Iterable[tuple[bytes, bytes, AnyRow]], log_offset: int, ended: EndedIds
+    rows: Iterable[tuple[bytes, bytes, AnyRow]],
+    log_offset: int,
+    ended: EndedIds,
+    *,
+    value: Callable[[bytes], bytes | None],
+    open_rows: OpenRows | None = None,
+    changed: Collection[bytes] | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[Carried, dict[bytes, int]]:
     """Return what a snapshot of the present state must contain besides the policy, and the rows that have ended.
 
     Args:
-        rows: Key, value and content of every row in memory.
+        rows: Key, value and content of every row that has changed since the last snapshot, and of all that are no
+            decisions.
         log_offset: The end of the log.
         ended: Ids of the queries that have ended; those of these rows are added to it.
+        value: Returns the value of a row.
+        open_rows: What the last snapshot holds of open decisions; None for nothing.
+        changed: Keys of the rows that have changed or gone since; None for those of `rows`.
+        chunk_bytes: Size of a chunk.
 
     Returns:
         What the snapshot carries; and the key of each ended row with the sequence number of its last change.
     """
     needed, done, offers = list[bytes](), dict[bytes, int](), list[tuple[int, bytes]]()
-    for key, value, row in rows:
+    waiting, had = list[bytes](), set[bytes]()
+    for key, line, row in rows:
+        had.add(key)
         match row:
             case Row() if row.stage in ENDED:
                 done[key] = row.last_seq
@@ -400,11 +421,15 @@ def carry(
             case RefitRow():
                 done[key] = row.seq
             case OfferRow():
-                offers.append((row.seq, value))
-            case Row() | ActionRow():
-                needed.append(value)
-    needed += [value for _, value in sorted(offers)[-1:]]
-    return Carried(log_offset, tuple(needed), ended), done
+                offers.append((row.seq, line))
+            case Row():
+                waiting.append(key)
+            case ActionRow():
+                needed.append(line)
+    needed += [line for _, line in sorted(offers)[-1:]]
+    before = open_rows or OpenRows()
+    renewed, chunks = before.renewed(had if changed is None else changed, waiting, value, chunk_bytes)
+    return Carried(log_offset, tuple(needed), ended, renewed, tuple(chunks)), done
 
 
 def floor_of(known: Mapping[int, Manifest]) -> Manifest | None:
@@ -428,12 +453,13 @@ def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes
     if floor is None:
         return []
     kept = {v: m for v, m in known.items() if v >= floor.version}
-    arrays = {IDS_KEY + part.sha256.encode() for manifest in kept.values() for part in manifest.ended}
+    shared = {IDS_KEY + part.sha256.encode() for manifest in kept.values() for part in manifest.ended}
+    shared |= {part.key for manifest in kept.values() for part in manifest.waiting}
     # Version -1 stays, because a replay of the whole log starts from it.
     return [
         key
         for key in keys
-        if (key.startswith(IDS_KEY) and key not in arrays)
+        if (key.startswith((IDS_KEY, ROWS_KEY)) and key not in shared)
         or ((version := version_of(key)) is not None and BEGINNING < version < floor.version)
     ]
 
@@ -442,14 +468,11 @@ def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes
 #
 # A snapshot replaces the learner's log up to an offset. It holds the state of the policy, the rows from before that
 # offset that are still needed (open ones, the actions, what is on offer), and the ids of the queries that have
-# ended. Snapshots have a topic of their own. A version consists of arrays of ids, which later versions share, of
-# chunks, and of a manifest, which is written last and makes the version complete. The list above says which
-# versions stay.
+# ended. Snapshots have a topic of their own. A version consists of arrays of ids and chunks of open rows, which later
+# versions share, of chunks, and of a manifest, which is written last and makes the version complete. The list above
+# says which versions stay.
 #
 # Nothing here does I/O: keys and values in, keys and values out.
-
-CHUNK_BYTES: Final = 1 << 20
-"""Bytes of a chunk: a quarter of the record limit. Larger chunks gain nothing and stall the producer's batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,13 +481,17 @@ class Carried:
 
     Attributes:
         log_offset: First offset of the log that it does not cover.
-        rows: Values of the rows still needed.
+        rows: Values of the rows still needed that are no decisions.
         ended: Ids of the queries whose rows have ended.
+        open_rows: The decisions still open.
+        chunks: The records of their chunks that are new.
     """
 
     log_offset: int = -1
     rows: tuple[bytes, ...] = ()
     ended: EndedIds = field(default_factory=EndedIds)
+    open_rows: OpenRows = field(default_factory=OpenRows)
+    chunks: tuple[tuple[bytes, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,12 +500,14 @@ class Snapshot:
 
     Attributes:
         manifest: Its manifest.
-        rows: Its rows, by key.
+        rows: Its rows, by key, but for those of `held`.
+        held: Its open decisions. Before these had chunks of their own, they were among the rows.
         ended: Ids of the queries whose rows had ended.
     """
 
     manifest: Manifest
     rows: Mapping[bytes, bytes]
+    held: HeldRows
     ended: EndedIds
 
     @property
@@ -512,13 +541,14 @@ def write(
         prior: SHA-256 of the prior, for version -1.
         taught: The tenants of the latest outcomes.
         carried: What it contains besides the state; None for a snapshot that needs the whole log.
-        present: Keys that exist already; an array of ids is written only once.
+        present: Keys that exist already; an array of ids and a chunk of open rows are written only once.
     """
     carried = carried or Carried()
     arrays = carried.ended.parts()
     for part, data in arrays:
         if (key := IDS_KEY + part.sha256.encode()) not in present:
             yield key, data
+    yield from ((key, data) for key, data in carried.chunks if key not in present)
     chunks = _pieces(state, chunk_bytes)
     for index, chunk in enumerate(chunks):
         yield _chunk_key(version, index), chunk
@@ -536,6 +566,7 @@ def write(
         prior=prior,
         log_offset=carried.log_offset,
         rows=tuple(map(digest, rows)),
+        waiting=carried.open_rows.parts(),
         ended=tuple(part for part, _ in arrays),
         taught=taught or Window(),
         kernel=kernel(),
@@ -566,12 +597,13 @@ def read(
         try:
             manifest, state = _verified(records, version)
             rows = _rows(records, manifest)
+            held = HeldRows(manifest.waiting, records.get)
             ended = _ids(records, manifest, most_ids)
             accept(state)
         except CorruptState as error:
             refused.append(error.within(f"snapshot {version}"))
         else:
-            return Snapshot(manifest, rows, ended), refused
+            return Snapshot(manifest, rows, held, ended), refused
     return None, refused
 
 

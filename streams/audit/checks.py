@@ -16,6 +16,7 @@ from streams.audit.reading import TABLES, Ledger, statements
 
 _PREFIX: Final = b"\x00snapshot/"
 _IDS: Final = b"\x00ended/"
+_ROWS: Final = b"\x00rows/"
 _START: Final = b"\x00start"
 _RESET: Final = b"\x00reset"
 _KEPT: Final = 2  # older versions are being removed, perhaps at this moment
@@ -94,6 +95,8 @@ def _check(records: dict[bytes, bytes], version: int) -> None:
     _same(b"".join(parts), manifest["sha256"], "state")
     for at, digest in enumerate(manifest.get("rows", ())):
         _same(records.get(prefix + f"rows/{at}".encode(), b""), digest, f"chunk {at} of rows")
+    for rows in manifest.get("waiting", ()):
+        _same(records.get(_ROWS + rows["sha256"].encode(), b""), rows["sha256"], "open rows")
     for ids in manifest.get("ended", ()):
         _same(records.get(_IDS + ids["sha256"].encode(), b""), ids["sha256"], "ids of ended queries")
 

@@ -195,7 +195,7 @@ def _is_crowded(value: bytes) -> bool:
 # A record that cannot be read leaves no fact. If its service should have given it up, the checks look for its dead
 # letter.
 
-SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00start", b"\x00reset")
+SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00rows/", b"\x00start", b"\x00reset")
 _ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
 _WRONG: Final = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError),

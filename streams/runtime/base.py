@@ -7,7 +7,7 @@ import logging
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, Self, TypeAlias, TypeVar
 
 import msgspec
@@ -282,7 +282,7 @@ class Table:
         owned: Returns the partitions that this worker owns. Rows of others stay in memory, unseen.
         limit: Most bytes of a record.
         rows: Rows by key; whatever recovers the table fills them.
-        places: The partition of each row.
+        places: The partition of each row; None for a table of one partition.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class Table:
         self._owned = owned
         self._limit = limit
         self._rows = {} if rows is None else rows
-        self._places = {} if places is None else places
+        self._places = places
 
     @property
     def reading(self) -> int:
@@ -314,15 +314,22 @@ class Table:
         """Return a row, or None if the key has none."""
         return self._rows.get(key)
 
+    def __iter__(self) -> Iterator[bytes]:
+        """Iterate over the keys of the rows in the partitions this worker owns."""
+        owned = self._owned()
+        return (key for key in list(self._rows) if self._place(key) in owned)
+
     def items(self) -> list[tuple[bytes, bytes]]:
         """Return key and value of every row in the partitions this worker owns."""
-        owned, places = self._owned(), self._places
-        return [(key, value) for key, value in list(self._rows.items()) if places.get(key) in owned]
+        return [(key, self._rows[key]) for key in self]
 
     def partition_of(self, key: bytes) -> int | None:
         """Return the partition a row lies in, None when there is no such row or its partition is another worker's."""
-        place = self._places.get(key)
+        place = self._place(key)
         return place if place in self._owned() and key in self._rows else None
+
+    def _place(self, key: bytes) -> int | None:
+        return 0 if self._places is None else self._places.get(key)
 
     async def put(self, key: bytes, value: bytes, partition: int) -> None:
         """Write one row; see `put_all`."""
@@ -374,7 +381,7 @@ class Table:
 
     def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
         """Show rows (key, value, partition) that are durable elsewhere, where the table has none of that key."""
-        self._show([row for row in rows if row[0] not in self._rows])
+        self._show(row for row in rows if row[0] not in self._rows)
 
     async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write records (key, value) of another topic with one partition, under this table's right to write.
@@ -387,14 +394,16 @@ class Table:
         if rows := [(key, value, 0) for key, value in records]:
             await self._write(topic, rows)
 
-    def _show(self, rows: Sequence[PlacedRow]) -> None:
+    def _show(self, rows: Iterable[PlacedRow]) -> None:
         for key, value, partition in rows:
-            if value is None:
-                self._rows.pop(key, None)
-                self._places.pop(key, None)
-            else:
+            if value is not None:
                 self._rows[key] = value
+            elif key in self._rows:
+                del self._rows[key]
+            if self._places is not None and value is not None:
                 self._places[key] = partition
+            elif self._places is not None:
+                self._places.pop(key, None)
 
 
 def replaces(before: bytes | None, value: bytes | None, newer: Newer | None) -> bool:
@@ -485,7 +494,8 @@ class Runtime(ABC):
             recovered: Awaited after each recovery, before the first record is handled; its errors end the service.
             one_writer: For a table of one partition: the broker refuses the writes of a worker that does not own it any
                 more, even where it does not know that yet. Each call of `put_all` is then written whole
-                or not at all, and a recovery sees everything that any worker has written before it.
+                or not at all, and a recovery sees everything that any worker has written before it. Its values lie in
+                a file (`FileRows`), its keys in memory.
             begins: For a table of one writer: awaited before each recovery, returns the offset of the changelog at
                 which reading begins. What lies before it must be known otherwise; see `Table.seed`.
             newer: For a table of several writers: whether a row replaces an earlier one of its key. A worker that was
@@ -586,8 +596,15 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
+    async def latest(
+        self, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
+    ) -> MutableMapping[bytes, bytes]:
         """Return the newest value of each key of a compacted topic from an offset on, as it is now.
+
+        Args:
+            topic: The topic.
+            begin: The offset.
+            into: What is filled and returned, where that is to be no dictionary.
 
         Raises:
             UnknownTopic: the topic does not exist.

@@ -6,7 +6,7 @@ import functools
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import faust
@@ -551,9 +551,11 @@ class KafkaRuntime(Runtime):
 
         return await self._asked(topic, found)
 
-    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
+    async def latest(
+        self, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
+    ) -> MutableMapping[bytes, bytes]:
         """Read the topic; see the base."""
-        return await kafka_reading.latest(self.settings, topic, begin)
+        return await kafka_reading.latest(self.settings, topic, begin, into)
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
         """Read the topic from that time on; see the base."""

@@ -5,7 +5,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -428,7 +428,7 @@ def latest(settings: Settings, topics: Iterable[str], begin: int = 0) -> dict[by
     return found
 
 
-def apply(rows: dict[bytes, bytes], records: Iterable[Any]) -> None:
+def apply(rows: MutableMapping[bytes, bytes], records: Iterable[Any]) -> None:
     """Update rows by key from records of a compacted topic; the row that was written last comes last."""
     for record in records:
         key = record.key or b""

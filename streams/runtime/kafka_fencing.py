@@ -17,6 +17,7 @@ from kafka.structs import OffsetAndMetadata
 from schemas.errors import UniscaleError
 from streams.runtime import kafka_admin, kafka_clients, kafka_reading
 from streams.runtime.base import Crash, PlacedRow, Table
+from streams.runtime.file_rows import FileRows
 from streams.settings import Settings
 from streams.topics import writer_of
 
@@ -184,7 +185,8 @@ class FencedTable(Table):
             await fence.write([(key, value) for key, value, _ in rows], topic)
             self._writes += 1  # a reading that has begun meanwhile sees that, too
 
-        super().__init__(fence.topic, write, owned, settings.kafka.max_record_bytes)
+        rows = FileRows(settings.state_path())
+        super().__init__(fence.topic, write, owned, settings.kafka.max_record_bytes, rows)
         self.settings = settings
         self.read_s = 0.0
         self._assignment = assignment
@@ -222,7 +224,7 @@ class FencedTable(Table):
         The partition may move meanwhile, and a handler that began before it came back here may still write.
         """
         began_s, writes = time.monotonic(), self._writes
-        found: dict[bytes, bytes] = {}
+        found = FileRows(self.settings.state_path())
         if self._owned():
             async for records in kafka_reading.read(self.settings, self.changelog, await self._begins()):
                 self._assignment.moved += 1
@@ -234,7 +236,7 @@ class FencedTable(Table):
             return False
         # Another process may have written since the last time. Until now the rows of then are shown: a table that is
         # empty for a while would make every query look new.
-        self._rows, self._places = found, dict.fromkeys(found, 0)
+        self._rows = found
         self._readings, self._read_in = self._readings + 1, epoch
         return True
 

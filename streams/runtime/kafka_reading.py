@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -63,14 +63,16 @@ async def read(settings: Settings, topic: str, begin: int = 0) -> AsyncIterator[
         await stop(reader)
 
 
-async def latest(settings: Settings, topic: str, begin: int = 0) -> dict[bytes, bytes]:
-    """Return the newest value of each key of a compacted topic, as `kafka_clients.latest` does.
+async def latest(
+    settings: Settings, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
+) -> MutableMapping[bytes, bytes]:
+    """Return the newest value of each key of a compacted topic; see `streams.runtime.base.Runtime.latest`.
 
     Raises:
         BrokerUnreachable: no broker answers.
         UnknownTopic: the topic does not exist.
     """
-    found: dict[bytes, bytes] = {}
+    found = {} if into is None else into
     async for records in read(settings, topic, begin):
         kafka_clients.apply(found, records)
     return found

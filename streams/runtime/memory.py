@@ -7,7 +7,16 @@ import contextlib
 import logging
 import random
 import selectors
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextvars import Context
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -33,6 +42,7 @@ from streams.runtime.base import (
     partition_for,
     replaces,
 )
+from streams.runtime.file_rows import FileRows
 from streams.runtime.handler_guard import Crashes, HandlerGuard, handling
 from streams.runtime.queues import Offsets, Queues
 from streams.settings import Settings
@@ -318,7 +328,15 @@ class MemoryTable(Table):
 
     def __init__(self, runtime: MemoryRuntime, changelog: str, declared: DeclaredTable) -> None:
         limit = runtime.settings.kafka.max_record_bytes
-        super().__init__(changelog, runtime.write, lambda: runtime.assigned(declared.source), limit)
+        one = declared.one_writer
+        super().__init__(
+            changelog,
+            runtime.write,
+            lambda: runtime.assigned(declared.source),
+            limit,
+            FileRows(runtime.settings.state_path()) if one else None,
+            None if one else {},
+        )
         self.runtime = runtime
         self.declared = declared
         self._readings, self._read_in = 0, -1
@@ -340,7 +358,8 @@ class MemoryTable(Table):
         self._read_in = -1
         # Empty until it is read: that nothing is handled meanwhile is for the services to see to.
         self._rows.clear()
-        self._places.clear()
+        if self._places is not None:
+            self._places.clear()
         begin = await declared.begins() if declared.begins and owned else 0
         if declared.one_writer:
             await self.runtime.reading()
@@ -496,12 +515,14 @@ class MemoryRuntime(Runtime):
         """Ask the broker; see the base."""
         return self.broker.has(topic)
 
-    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
+    async def latest(
+        self, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
+    ) -> MutableMapping[bytes, bytes]:
         """Read the topic; see the base."""
         self.require_read(topic)
-        found: dict[bytes, bytes] = {}
+        found = {} if into is None else into
         for partition in range(self.broker.partitions(topic)):
-            found |= self.broker.changelog(topic, partition, begin)
+            found.update(self.broker.changelog(topic, partition, begin))
         return found
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:

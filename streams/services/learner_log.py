@@ -6,17 +6,21 @@ The log, not the consumer group, is authoritative. If the commit is behind the l
 if it is ahead, it is moved back, so that the skipped records are read.
 """
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Final
 
 from agents.bandit.errors import CorruptState
 from agents.decider import snapshot
 from agents.decider.decider import Decider
 from agents.decider.log import Recovered, decode_row
+from agents.decider.open_rows import OpenRows
 from agents.decider.repair import shown
 from agents.decider.snapshot import BEGINNING, START_KEY, Manifest, manifests, start_of
 from streams.runtime.base import Moved, Runtime, Unavailable
+from streams.runtime.file_rows import FileRows
 
 log = logging.getLogger("streams.decider")
 
@@ -49,9 +53,14 @@ class LearnerLog:
         self._reading = self.table.reading  # what the learner was recovered from
         self._again_s = 0.0  # no snapshot is tried before
         # Snapshot records as they were read, until they have been folded.
-        self._read: dict[bytes, bytes] | None = None
+        self._read: MutableMapping[bytes, bytes] | None = None
         self._present: set[bytes] = set()
         self._manifests: dict[int, Manifest] = {}
+        # What the newest snapshot holds of open decisions, and the keys of the rows written since.
+        self._open = OpenRows()
+        self._changed: dict[bytes, None] = {}
+        # Rows that have ended and are still in the log, with the sequence number of their last change.
+        self._ended: dict[bytes, int] = {}
 
     @property
     def assigned(self) -> bool:
@@ -72,14 +81,23 @@ class LearnerLog:
         """
         self._reading = self.table.reading
         self._require_current()
-        snapshots = await self.runtime.latest(self.topic) if self._read is None else self._read
+        snapshots = await self._snapshots() if self._read is None else self._read
         self._require_current()
         records = self.table.items()
         began_s = self.runtime.monotonic()
         found = await self.runtime.in_thread(lambda: decider.recover(records, snapshots.items()))
         self._require_current()
         fold_s = self.runtime.monotonic() - began_s
-        self.table.seed((key, value, 0) for key, value in found.carried.items())
+        self._open, self._ended = found.open_rows, {}
+        held = set(found.open_rows.keys()).difference(key for key, _ in records)
+        self._changed = dict.fromkeys(key for key, _ in records)
+        self._changed |= dict.fromkeys(key for key in found.carried if key not in held)
+        carried = list(found.carried)
+        for keys in _slices(carried):
+            self._require_current()
+            self.table.seed((key, found.carried[key], 0) for key in keys)
+            await asyncio.sleep(0)
+        self._require_current()
         self._read, self._present = None, set(snapshots)
         # A newer one was refused, and none may be what lets rows leave the log.
         whole = manifests(snapshots).items()
@@ -115,7 +133,7 @@ class LearnerLog:
                 "estimated again, and is written with the next rewards",
                 ", ".join(map(str, again)),
             )
-        await self._remove_foreign(found, {**dict(records), **snapshots})
+        await self._remove_foreign(found, ChainMap(dict(records), snapshots))
         if decider.seq:
             self._require_current()
             await self._hold_back(found)
@@ -136,7 +154,9 @@ class LearnerLog:
             SendFailed: The broker did not take them.
         """
         self._require_current()
-        await self.table.put_all((*row, 0) for row in rows)
+        written = [(key, value, 0) for key, value in rows]
+        await self.table.put_all(written)
+        self._changed.update((key, None) for key, _, _ in written)
 
     async def _write_snapshots(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write records of snapshots, all or none; raises as `write` does."""
@@ -182,11 +202,21 @@ class LearnerLog:
         topics = self.runtime.topics
         first = await self.runtime.first_offsets((topics.query, topics.context))
         end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
-        rows = self.table.items()
+        changed = self._changed
+        # With the keys that the table has: one object for each serves both.
+        keys = [key for key in self.table if key in changed or key.startswith(b"\x00")]
 
-        def made() -> tuple[list[tuple[bytes, bytes]], dict[bytes, int]]:
-            parsed = [(k, v, decode_row(k, v)) for k, v in rows]
-            carried, ended = snapshot.carry(parsed, end, decider.ended)
+        def made() -> tuple[list[tuple[bytes, bytes]], OpenRows, dict[bytes, int]]:
+            rows = ((key, value, decode_row(key, value)) for key in keys if (value := self.table.get(key)))
+            carried, ended = snapshot.carry(
+                rows,
+                end,
+                decider.ended,
+                value=self.table.get,
+                open_rows=self._open,
+                changed=changed,
+                chunk_bytes=self.chunk_bytes,
+            )
             queries = {partition: at for (name, partition), at in first.items() if name == topics.query}
             _, crowded = decider.ended.forget(queries, first[topics.context, 0])
             if crowded:
@@ -197,25 +227,29 @@ class LearnerLog:
                     decider.ended.most,
                     topics.query,
                 )
-            return decider.snapshot(self.chunk_bytes, carried=carried, present=self._present), ended
+            made = decider.snapshot(self.chunk_bytes, carried=carried, present=self._present)
+            return made, carried.open_rows, ended
 
-        records, ended = await self.runtime.in_thread(made)
+        records, still_open, ended = await self.runtime.in_thread(made)
         await self._post(records)
+        self._open, self._changed, self._ended = still_open, {}, self._ended | ended
         self._manifests |= manifests(dict(records[-1:]))
         self.snapshot_at = decider.seq - 1
         floor = snapshot.floor_of(self._manifests)
         if floor is None:
             return 0
-        old = [key for key, last in ended.items() if last <= floor.version]
-        for keys in _slices(old):
-            await self.write((key, None) for key in keys)
+        old = [key for key, last in self._ended.items() if last <= floor.version]
+        for gone in _slices(old):
+            await self.write((key, None) for key in gone)
+            for key in gone:
+                del self._ended[key]
         await self._post([(START_KEY, str(floor.log_offset).encode())])
-        gone = sorted(snapshot.obsolete(self._present, self._manifests))
-        for keys in _slices(gone):
-            await self._write_snapshots((key, None) for key in keys)
-        self._present.difference_update(gone)
+        left = sorted(snapshot.obsolete(self._present, self._manifests))
+        for gone in _slices(left):
+            await self._write_snapshots((key, None) for key in gone)
+        self._present.difference_update(left)
         self._manifests = {v: m for v, m in self._manifests.items() if v == BEGINNING or v >= floor.version}
-        return len(old) + len(gone)
+        return len(old) + len(left)
 
     async def _post(self, records: Sequence[tuple[bytes, bytes]]) -> None:
         """Write records of snapshots one by one: each may be as large as a request can be."""
@@ -226,7 +260,7 @@ class LearnerLog:
 
     async def _begins(self) -> int:
         """Read the snapshots, and return the offset at which reading the log begins."""
-        self._read = await self.runtime.latest(self.topic)
+        self._read = await self._snapshots()
         start = start_of(self._read)
         end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
         if start > end:
@@ -236,6 +270,10 @@ class LearnerLog:
                 "the log that these snapshots stand for",
             )
         return start
+
+    async def _snapshots(self) -> MutableMapping[bytes, bytes]:
+        """Read the records of snapshots into a file: they hold every open row."""
+        return await self.runtime.latest(self.topic, into=FileRows(self.settings.state_path()))
 
     async def _remove_foreign(self, found: Recovered, values: Mapping[bytes, bytes]) -> None:
         """Put back the rows that foreign records have replaced, and delete the other foreign records."""

@@ -110,6 +110,13 @@ def test_bench_closed() -> None:
     )
 
 
+def test_bench_memory_of_open_rows() -> None:
+    found = json.loads(printed("bench", "memory", "--open", "3000", UNISCALE_SNAPSHOT_EVERY="1000"))
+    assert found["snapshots"] >= 2
+    assert 0 < found["newest_snapshot_bytes_of_open_rows"] < 1.5 * 1000 * found["row_bytes"] + (1 << 20)
+    assert found["row_bytes"] <= found["file_bytes_a_row"] < found["row_bytes"] + 300
+
+
 @pytest.mark.thorough
 def test_bench_memory(tmp_path: Path) -> None:
     """From a recording: the engines' own share takes minutes to load."""

@@ -1,5 +1,7 @@
 """Snapshots through the loop: whoever dies in between, rows leave, duplicates are recognised, fold = live."""
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,10 +10,13 @@ import pytest
 
 from agents.bandit import contextual
 from agents.decider.log import REFIT_KEY, RefitRow, decode_row
+from agents.decider.open_rows import ROWS_KEY
 from agents.decider.snapshot import manifests, start_of
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
+from schemas.record import encode
+from schemas.reward import Feedback, Reward
 from streams.runtime.memory import Effect, MemoryBroker, run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
@@ -25,7 +30,9 @@ from tests.support.cluster import (
     learner_rows,
     read,
     reproduced,
+    running,
     send,
+    served,
     snapshots,
     successor,
     worker_of,
@@ -140,6 +147,62 @@ async def test_rows_leave_and_what_comes_again_is_recognised(
     await cluster.close()
     assert audited(cluster).states == {"answered and learned": QUERIES}
     assert reproduced(cluster)[1] > 0
+
+
+async def test_rows_that_wait_for_feedback_are_written_once_and_learn_after_a_restart(
+    in_memory: InMemory, ask: Ask, audited: Audit
+) -> None:
+    settings = in_memory(policy="knn", snapshot_every=EVERY, feedback_wait_s=1.0)
+    async with running(settings) as cluster:
+        broker, t = cluster.broker, cluster.topics
+        waits = {"reference": None, "feedback_wait_s": 3600.0}
+        open_ = [ask(n, query_id=f"open{n}", learn=n % 2 == 0, **waits) for n in range(10)]
+        for query in [*open_, *(ask(n) for n in range(4 * EVERY))]:
+            send(cluster, query)
+            await cluster.until(lambda: not cluster.busy)
+        versions = len(
+            {key for key in (r.key for r in broker.records(t.snapshot)) if key and b"manifest" in key}
+        )
+        assert versions >= 5
+        lines = [
+            line
+            for r in broker.records(t.snapshot)
+            if (r.key or b"").startswith(ROWS_KEY)
+            for line in (r.value or b"").split(b"\n")
+        ]
+        of = Counter(msgspec.json.decode(line)["query_id"] for line in lines if line)
+        assert len([query_id for query_id in of if query_id.startswith("open")]) == 10
+        assert sum(of.values()) / versions < 10, "not all of them by each"
+        state = decider_of(cluster).policy.state()
+        async with successor(cluster) as fresh:
+            assert decider_of(fresh).policy.state() == state
+            table = worker_of(fresh, "decider").built.learner.log.table
+            mine = worker_of(cluster, "decider").built.learner.log.table
+            assert dict(table.items()) == dict(mine.items())
+        await cluster.stop(worker_of(cluster, "decider"))
+        await cluster.start("decider")
+        for query in open_[:8]:
+            told = Feedback(query_id=query.query_id, correct=True)
+            cluster.produce(t.feedback, told.query_id.encode(), encode(told))
+        await cluster.until(
+            lambda: (
+                not cluster.busy and sum(r.kind == "correction" for r in read(cluster, t.reward, Reward)) == 8
+            )
+        )
+        assert {row.query_id for row in learner_rows(cluster) if row.stage in ("pending", "learned")} == {
+            "open8",
+            "open9",
+        }
+        await served(cluster, *(ask(n, query_id=f"later{n}") for n in range(4 * EVERY)))
+        await asyncio.sleep(5.0)
+        state = decider_of(cluster).policy.state()
+        async with successor(cluster) as fresh:
+            assert decider_of(fresh).policy.state() == state
+            found = worker_of(fresh, "decider").built.learner.log.table
+            assert {key for key in found if key.startswith(b"open")} >= {b"open8", b"open9"}
+        await cluster.until(lambda: not cluster.busy)
+        assert audited(cluster).states
+    assert reproduced(cluster)
 
 
 def test_a_death_after_any_effect_of_a_snapshot_changes_nothing(

@@ -144,7 +144,7 @@ class Shard:
     def snapshot(self, chunk_bytes: int = 4096) -> list[tuple[bytes, bytes | None]]:
         """Return the writes of a snapshot and of what it makes superfluous, in order, as the wiring makes them."""
         rows = [(k, v, decode_row(k, v)) for k, v in self.table.items() if not is_record(k)]
-        carried, ended = snapshot.carry(rows, self.table.end, self.decider.ended)
+        carried, ended = snapshot.carry(rows, self.table.end, self.decider.ended, value=self.table.get)
         writes = self.decider.snapshot(chunk_bytes, carried=carried, present=self.table)
         known = manifests(self.table | dict(writes))
         if (floor := snapshot.floor_of(known)) is None:

@@ -24,7 +24,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ class Keeper(Ordered):
         self.runtime = runtime
         self.lock = asyncio.Lock()
         self.changelog = runtime.topics.changelog(runtime.service, "pending")
-        self.kept: dict[bytes, bytes] = {}
+        self.kept: MutableMapping[bytes, bytes] = {}
         self.offset = -1
         self.table = runtime.table(
             "pending",

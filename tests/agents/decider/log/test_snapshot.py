@@ -212,6 +212,6 @@ def test_what_was_learned_anew_is_cut_into_rows_and_a_snapshot_leaves_them_behin
     # Written again, and shorter: what is left of the first is no part of it.
     again = refit_rows(640, result[:1500], seq=9, size=1000)
     assert refits_of([read[2], *again]) == {640: result[:1500]}
-    carried, ended = carry([(*row, decode_row(*row)) for row in rows], 30, EndedIds())
+    carried, ended = carry([(*row, decode_row(*row)) for row in rows], 30, EndedIds(), value=dict(rows).get)
     assert carried.rows == ()
     assert ended == {b"\x00refit/640/0": 7, b"\x00refit/640/1": 7, b"\x00refit/640/2": 7}

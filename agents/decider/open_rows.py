@@ -1,0 +1,240 @@
+"""The open rows that snapshots hold, in chunks that are written once and that later snapshots refer to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from agents.bandit.errors import CorruptState
+
+# A row may wait for its reward for weeks, and a snapshot is written every few minutes. A chunk has one row per line and
+# is stored under the SHA-256 of its bytes. When a row changes or ends, its line holds no longer: the snapshot says
+# which lines do. A chunk of which little holds is left behind, and what holds of it moves to a new one, a few chunks at
+# a time: so each snapshot writes what is new since the last, and at most `MOVED` chunks more.
+
+ROWS_KEY: Final = b"\x00rows/"
+"""Prefix of the chunks of open rows, each under the SHA-256 of its bytes."""
+
+MOVED: Final = 8
+"""Most chunks whose rows a snapshot moves to new ones."""
+
+
+class RowsPart(Struct, frozen=True, kw_only=True):
+    """A chunk of open rows as a snapshot refers to it.
+
+    Attributes:
+        sha256: Digest of its bytes; part of its record's key.
+        count: Number of rows in it, one per line.
+        live: Which of them hold, one bit each, the first row in the lowest bit of the first byte.
+    """
+
+    sha256: str
+    count: int
+    live: bytes
+
+    @property
+    def key(self) -> bytes:
+        """Return the key of its record."""
+        return ROWS_KEY + self.sha256.encode()
+
+    def lines(self) -> npt.NDArray[np.bool_]:
+        """Return whether each row holds, shape (count,).
+
+        Raises:
+            CorruptState: it says so of another number of rows.
+        """
+        if len(self.live) != -(-self.count // 8):
+            raise CorruptState("bits of a chunk of rows", len(self.live) * 8, self.count)
+        bits = np.unpackbits(np.frombuffer(self.live, np.uint8), count=self.count, bitorder="little")
+        return bits.astype(bool)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chunk:
+    sha256: str
+    keys: Sequence[bytes]
+    lines: npt.NDArray[np.bool_]
+    size: int
+
+    @property
+    def key(self) -> bytes:
+        return ROWS_KEY + self.sha256.encode()
+
+    @property
+    def live(self) -> list[bytes]:
+        return list(compress(self.keys, self.lines))
+
+    @property
+    def live_bytes(self) -> float:
+        return self.size * float(self.lines.mean())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenRows:
+    """The chunks that the newest snapshot refers to, oldest first.
+
+    It holds the keys of their rows, and no value.
+    """
+
+    chunks: tuple[_Chunk, ...] = ()
+
+    def parts(self) -> tuple[RowsPart, ...]:
+        """Return the chunks as a snapshot refers to them."""
+        return tuple(
+            RowsPart(
+                sha256=each.sha256,
+                count=len(each.keys),
+                live=np.packbits(each.lines, bitorder="little").tobytes(),
+            )
+            for each in self.chunks
+        )
+
+    def keys(self) -> Iterator[bytes]:
+        """Yield the keys of the rows that hold."""
+        for each in self.chunks:
+            yield from each.live
+
+    def renewed(
+        self,
+        changed: Collection[bytes],
+        still_open: Sequence[bytes],
+        value: Callable[[bytes], bytes | None],
+        size: int,
+    ) -> tuple[OpenRows, list[tuple[bytes, bytes]]]:
+        """Return the chunks of the next snapshot, and the records of those that are new. Changes nothing.
+
+        Args:
+            changed: Keys of the rows that were written, have ended or are gone since the last snapshot.
+            still_open: Those of them that are open.
+            value: Returns the present value of a row, which must be there.
+            size: Bytes of a chunk; a row that is larger has one to itself.
+        """
+        left = [
+            _Chunk(each.sha256, each.keys, each.lines & [key not in changed for key in each.keys], each.size)
+            for each in self.chunks
+        ]
+        left = [each for each in left if each.lines.any()]
+        sparse = sorted(
+            (each for each in left if each.live_bytes < size / 2), key=lambda each: each.live_bytes
+        )
+        moved = {each.sha256 for each in sparse[:MOVED]}
+        kept = [each for each in left if each.sha256 not in moved]
+        moving = [key for each in left if each.sha256 in moved for key in each.live]
+        if not still_open and len(moved) == 1:
+            return OpenRows(tuple(left)), []  # it would only be written again
+        made, records = list[_Chunk](), list[tuple[bytes, bytes]]()
+        for keys, data in _filled([*moving, *still_open], value, size):
+            sha256 = hashlib.sha256(data).hexdigest()
+            made.append(_Chunk(sha256, keys, np.ones(len(keys), bool), len(data)))
+            records.append((made[-1].key, data))
+        return OpenRows((*kept, *made)), records
+
+
+def _filled(
+    keys: Iterable[bytes], value: Callable[[bytes], bytes | None], size: int
+) -> Iterator[tuple[list[bytes], bytes]]:
+    """Yield the keys of chunks with their bytes."""
+    own, lines, length = list[bytes](), list[bytes](), 0
+    for key in keys:
+        line = value(key)
+        if line is None:
+            raise CorruptState(f"row {key!r}", "nothing", "an open row of the table")
+        if own and length + len(line) + 1 > size:
+            yield own, b"\n".join(lines)
+            own, lines, length = [], [], 0
+        own.append(key)
+        lines.append(line)
+        length += len(line) + 1
+    if own:
+        yield own, b"\n".join(lines)
+
+
+# Reading them back, without holding more than one chunk in memory.
+
+
+class _Line(Struct):
+    query_id: str
+    stage: Literal["pending", "learned", "closed", "priced", "abandoned"] = "pending"
+
+
+_LINES: Final = msgspec.json.Decoder(_Line)
+
+
+class HeldRows(Mapping[bytes, bytes]):
+    """The open rows of a snapshot by key, read from its chunks when they are asked for; in order, each chunk once.
+
+    Attributes:
+        chunks: The same as what the next snapshot goes on with.
+        pending: Keys of those that were decided and have taught nothing yet.
+    """
+
+    def __init__(
+        self, parts: Sequence[RowsPart] = (), load: Callable[[bytes], bytes | None] = lambda key: None
+    ) -> None:
+        """Check every chunk.
+
+        Args:
+            parts: Of the snapshot.
+            load: Returns a record by its key.
+
+        Raises:
+            CorruptState: a chunk is missing or damaged.
+        """
+        self._load = load
+        self._parts = parts
+        self._places: dict[bytes, tuple[int, int]] = {}
+        self.pending = set[bytes]()
+        self._read: tuple[int, list[bytes]] = (-1, [])
+        chunks = []
+        for number, part in enumerate(parts):
+            data, what = load(part.key), f"chunk {number} of open rows"
+            if data is None:
+                raise CorruptState(what, "nothing", part.sha256)
+            if (found := hashlib.sha256(data).hexdigest()) != part.sha256:
+                raise CorruptState(f"{what} sha256", found, part.sha256)
+            values, lines = data.split(b"\n"), part.lines()
+            if len(values) != part.count:
+                raise CorruptState(f"{what} rows", len(values), part.count)
+            rows = [_LINES.decode(value) for value in values]
+            keys = [row.query_id.encode() for row in rows]
+            for at in map(int, np.flatnonzero(lines)):
+                self._places[keys[at]] = number, at
+                if rows[at].stage == "pending":
+                    self.pending.add(keys[at])
+            chunks.append(_Chunk(part.sha256, keys, lines, len(data)))
+        self.chunks = OpenRows(tuple(chunks))
+
+    def leave_out(self, keys: Iterable[bytes]) -> None:
+        """Leave out rows that have changed since; the next snapshot learns of them otherwise."""
+        for key in keys:
+            self._places.pop(key, None)
+            self.pending.discard(key)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Iterate over the keys, chunk by chunk."""
+        return iter(self._places)
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether there is a row, without reading it."""
+        return key in self._places
+
+    def __getitem__(self, key: bytes) -> bytes:
+        """Return the value of a row."""
+        number, at = self._places[key]
+        if self._read[0] != number:
+            data = self._load(self._parts[number].key)
+            assert data is not None, "it was there when it was checked"
+            self._read = number, data.split(b"\n")
+        return self._read[1][at]
