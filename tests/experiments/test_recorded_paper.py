@@ -105,7 +105,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_table_that_a_recording_carries_is_there(written: Path) -> None:
     tables = json.loads((written / "tables.json").read_text())
     promised = """main best_route semantics alpha dense_feedback drifts pareto early_exit verifiers second_task
-        verifier_scores readings versus_best own_policies shared_objective feedback cold_start latency latency_run"""
+        verifier_scores readings versus_best own_policies shared_objective feedback cold_start latency latency_run
+        behaviour"""
     assert set(tables) >= set(promised.split())
     assert set(tables["main"]) == {"tts", "routing", "uis"}
     assert tables["outcomes"]["actions"] == 28 * len(MODELS)
