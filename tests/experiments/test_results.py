@@ -112,7 +112,7 @@ def test_the_readme_says_what_the_tables_say() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     for said in (
         f"it pays {whole(hosted, ours)}",
-        f"never learns again, pays {paid(hosted, ridge)['mean']:.2f}:",
+        f"never learns again, pays {paid(hosted, ridge)['mean']:.2f}.",
         f"GSM8K, 41 models: {whole('zeroeval_gsm', ours)}",
         f"it pays {paid(reasoning, ours)['mean']:.2f} and the ridge {paid(reasoning, ridge)['mean']:.2f} "
         f"(paired {paired['mean']:.2f} [{paired['low']:.2f}, {paired['high']:.2f}])",
