@@ -132,7 +132,7 @@ def self_taught(make_shard: Any) -> Any:
         early = ContextualSettings(refits=(8, 14, 20))
         return Contextual(ContextualFeatures(FeatureSettings(DIM, 10, query_rank=11)), early)
 
-    return make_shard(policy)
+    return make_shard(policy, pairs=((1, 1), (4, 1)), models=2)
 
 
 def taught_anew(shard: Any, without: set[bytes]) -> Any:
@@ -174,10 +174,11 @@ def test_a_repair_takes_no_estimate_of_the_whole_history_for_one_of_what_remains
 
 lives = st.lists(
     st.tuples(st.sampled_from(["ask", "ask", "reward", "reward", "snapshot", "crash"]), st.integers(1, 4)),
-    min_size=8, max_size=30,
+    min_size=8, max_size=20,
 )  # fmt: skip
 
 
+@pytest.mark.seconds
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lives, st.data())
 def test_a_repaired_log_is_that_of_what_remains(
