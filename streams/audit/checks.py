@@ -31,6 +31,7 @@ class Snapshots:
     Attributes:
         versions: What is wrong with each, None where nothing is; oldest first. A version is the sequence number up to
             which it holds everything.
+        after: The sequence number up to which rows may have left the log; -1 for none.
         reset_at: Where the Decisions of each partition ended when `learner reset` deleted the log.
     """
 
@@ -43,6 +44,8 @@ class Snapshots:
         # A row may leave the log once both of the newest snapshots call its query ended; a repaired log starts from
         # a single snapshot, which then is enough.
         kept = [version for version in whole if version >= 0][-_KEPT:]
+        # A prior is the snapshot before all rows; it stays beside the one of a repair.
+        self.after = kept[0] if kept and _START in records else max(-1, min(self.versions, default=-1))
         if len(kept) == _KEPT or (kept and _START in records):
             self._ended = _ended(records, kept[0])
 
@@ -155,12 +158,11 @@ class Checks:
         for version, fault in snapshots.versions.items():
             ledger.add("Version", version, fault)
         self._db.execute("COMMIT")
-        # A prior is the snapshot before all rows.
         self._known = {
             **known,
             "batch": BATCH,
             "clocks_ms": CLOCKS_MS,
-            "after": max(-1, min(snapshots.versions, default=-1)),
+            "after": snapshots.after,
         }
         self._db.create_function("close", 2, _close, deterministic=True)
         self._db.create_function("said", 1, _said, deterministic=True)

@@ -38,7 +38,7 @@ from streams.services import aggregator, decider, embedder, executor, verifier
 from streams.services.embedder import HashedEncoder
 from streams.settings import Settings
 from streams.simulate.limits import small
-from streams.simulate.world import Bad, State, World, same
+from streams.simulate.world import SLOW_S, Bad, State, World, same
 
 T = TypeVar("T")
 
@@ -507,7 +507,7 @@ async def _badly(bad: Bad, drafts: list[Drafted]) -> list[Drafted]:
         case "refuses":
             raise RequestRefusedError("large: HTTP 400: unknown parameter 'seed'")
         case "slow":
-            await asyncio.sleep(1000.0)
+            await asyncio.sleep(SLOW_S)
         case "empty":
             return [replace(each, text="", finish="eos", tokens=1) for each in drafts]
         case "dear":

@@ -39,7 +39,7 @@ from streams.simulate.faults import (
 from streams.simulate.faults import SERVICES as SIMULATED
 from streams.simulate.fold import compared
 from streams.simulate.operator import repair, reset
-from streams.simulate.world import World, entry
+from streams.simulate.world import SLOW_S, World, entry
 
 CALM_S: Final = 30.0
 """Seconds after the last client and the last fault until everything is restarted."""
@@ -281,8 +281,15 @@ class Life:
         models = {"hostile": ("large",), "choices": ("small",)}.get(self.world.trait)
         for at in range(LAST):
             text, reference, _ = next(iter(self.world.questions.values()))
+            # An executor starts when each of its models has answered, or failed to.
+            timeout_s = 2 * SLOW_S if self.world.bad == "slow" else None
             query = Query(
-                query_id=f"last{at}", text=text, reference=reference, tenant="a", allowed_models=models
+                query_id=f"last{at}",
+                text=text,
+                reference=reference,
+                tenant="a",
+                allowed_models=models,
+                timeout_s=timeout_s,
             )
             self.world.queries[query.query_id] = (self.calm_s, query)
             self.cluster.produce(self.topics.query, query.query_id.encode(), encode(query))

@@ -62,6 +62,9 @@ JUDGED_S: Final = 60.0
 CHOOSING: Final = 150
 """Queries of a history whose choices are judged."""
 
+SLOW_S: Final = 60.0
+"""How long a model takes for a step that is never in time."""
+
 _LEARNING = ("contextual", "contextual", "contextual", "linucb", "thompson", "greedy")
 
 
@@ -233,7 +236,7 @@ def _choosing(rng: random.Random, folder: Path) -> World:
         policy_options=_OPTIONS.get(name, {}),
         encoder="hashed",
         max_in_flight=256,
-        timeout_s=20.0,
+        timeout_s=40.0,
         feedback_wait_s=0.0,
     )
     made = World(

@@ -22,6 +22,7 @@ from agents.decider import decider
 from agents.decider.shares import TeachingShares
 from agents.embedding import HttpEncoder
 from streams.runtime.base import BrokerClock
+from streams.runtime.handler_guard import HandlerGuard
 from streams.services import aggregator
 from streams.services.decider import ShardLearner
 from streams.services.embedder import Admission, EmbedderService
@@ -98,7 +99,7 @@ FIXES = {
         (26,),
     ),
     "tenants share the places": Fix(
-        Admission, "_kind", {"return served, place.tenant": 'return True, ""'}, (5,)
+        Admission, "_kind", {"return served, place.tenant": 'return True, ""'}, (87,)
     ),
     "no tenant teaches more than the others": Fix(
         TeachingShares, "weight", {"return int(self._weight[own] <= others)": "return 1"}, (2,)
@@ -113,7 +114,7 @@ FIXES = {
         aggregator, "newer", {"return before is None or (": "return True or ("}, (68,)
     ),
     "nothing is written that follows from another reading": Fix(
-        LearnerLog, "_require_current", {"if not self._reading or ": "if False and "}, (117, 562)
+        LearnerLog, "_require_current", {"if not self._reading or ": "if False and "}, (117,)
     ),
     "deadlines go by the broker's clock": Fix(
         BrokerClock,
@@ -136,6 +137,9 @@ FIXES = {
             "        )": "return Verdict(correct=False, how=kind)"
         },
         (13,),
+    ),
+    "a question that ends processes is found": Fix(
+        HandlerGuard, "_count", {"if not self._stopping:": "if False:"}, (8, 27)
     ),
     "queries for a model that is not ready are refused beyond their places": Fix(
         Admission, "_refuse", {"if turn.done() or now": "if True or now"}, (100,)
