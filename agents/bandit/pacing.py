@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -282,6 +283,12 @@ class Pace:
         return wanted * self.told / self.paid if self.paid > 0 and self.told > 0 else wanted
 
 
+@lru_cache(maxsize=4096)
+def _account(tenant: str, key: str) -> tuple[str, str]:
+    """Return the account of a tenant and a key, the same object for all its open decisions: they may be many."""
+    return tenant, key
+
+
 class Pacer:
     """The accounts of all tenants under all objectives with an aim, and their prices.
 
@@ -356,16 +363,17 @@ class Pacer:
             accuracy: Its predicted accuracy.
         """
         price = self.price(aim)
-        pace = self.paces.pop(aim.account_id, None) or Pace()
+        account = _account(*aim.account_id)
+        pace = self.paces.pop(account, None) or Pace()
         pace.price, pace.factors = price, self.factors
-        self.paces[aim.account_id] = pace  # the newest stands last
+        self.paces[account] = pace  # the newest stands last
         if len(self.paces) > KEYS:
             oldest = spare(self.paces)
             del self.paces[oldest]
             self.open = {i: entry for i, entry in self.open.items() if entry[0] != oldest}
         pace.decisions += 1
         pace.spent += cost
-        self.open[query_id] = (aim.account_id, cost, accuracy)
+        self.open[query_id] = (account, cost, accuracy)
         if pace.decisions % EVERY == 0 or self.recent.borrows(aim.tenant):
             pace.price = self._solved(aim)
 
@@ -428,7 +436,7 @@ class Pacer:
         self.recent.restore(meta["windows"], arrays)
         accounts = meta["pacer"]
         self.paces = {(tenant, key): _paced(pace) for tenant, key, pace in accounts["paces"]}
-        self.open = {i: ((e[0], e[1]), e[2], e[3]) for i, e in accounts["open"].items()}
+        self.open = {i: (_account(e[0], e[1]), e[2], e[3]) for i, e in accounts["open"].items()}
 
     def _pace(self, aim: Aim) -> Pace:
         return self.paces.get(aim.account_id) or Pace()

@@ -171,6 +171,10 @@ class PendingDecisions:
         self._count += 1
         self._since_ms[query_id] = appended_ms
 
+    def heard(self, query_id: str) -> None:
+        """Forget since when a decision waits: a reward has come of which nothing is learned yet."""
+        self._since_ms.pop(query_id, None)
+
     def remove(self, query_id: str) -> None:
         """Forget a decision that was learned, priced or abandoned."""
         self._count -= 1
@@ -678,6 +682,8 @@ class DeciderService(Ordered):
                     self.pending.remove(reward.query_id)
                 continue
             metrics.rewards_ignored.labels(each.verdict).inc()
+            if each.verdict == "unlearnable":
+                self.pending.heard(reward.query_id)
             if each.verdict == "duplicate":
                 metrics.duplicates.labels(at.topic).inc()
             elif each.verdict == "differs":

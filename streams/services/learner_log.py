@@ -156,7 +156,8 @@ class LearnerLog:
         self._require_current()
         written = [(key, value, 0) for key, value in rows]
         await self.table.put_all(written)
-        self._changed.update((key, None) for key, _, _ in written)
+        if self.settings.policy.snapshot_every:
+            self._changed.update((key, None) for key, _, _ in written)
 
     async def _write_snapshots(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write records of snapshots, all or none; raises as `write` does."""

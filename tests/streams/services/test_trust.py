@@ -127,6 +127,19 @@ async def test_a_decider_that_has_lost_the_learner_has_nothing_pending(
         assert (pending.get(), oldest_s.get()) == (0, worker.now_ms() / 1000)
 
 
+async def test_a_query_that_may_teach_nothing_and_waits_for_its_feedback_is_not_overdue(
+    in_memory: InMemory, ask: Ask
+) -> None:
+    async with running(in_memory(), seed=3) as cluster:
+        worker, topics = worker_of(cluster, "decider"), cluster.topics
+        send(cluster, ask(0, learn=False, reference=None, feedback_wait_s=3600.0))
+        await cluster.until(lambda: len(cluster.broker.records(topics.reward)) == 1 and not cluster.busy)
+        await asyncio.sleep(60.0)
+        worker.built.pending.show()
+        pending, oldest_s = worker.metrics.pending._value, worker.metrics.oldest_pending._value
+        assert (pending.get(), oldest_s.get()) == (1, worker.now_ms() / 1000)
+
+
 async def test_queries_wait_for_an_encoder_that_is_down_and_none_is_rejected(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -517,6 +517,17 @@ def test_the_targets_of_one_tenant_put_out_nobody_elses_accounts() -> None:
     assert other.snapshot()[0] == pacer.snapshot()[0]
 
 
+def test_open_decisions_of_an_account_share_it() -> None:
+    """There may be 100,000 of them."""
+    pacer = Pacer(lambda window: None, reachable=True)
+    for at in range(2):
+        aim = Aim("".join(["careful", "/accuracy=0.9"]), accuracy=0.9, tenant="".join(["sh", "op"]))
+        pacer.decided(aim, f"q{at}", 1.0, 0.5)
+    other = Pacer(lambda window: None, reachable=True)
+    other.restore(*pacer.snapshot())
+    assert len({id(account) for each in (pacer, other) for account, _, _ in each.open.values()}) == 1
+
+
 def test_an_account_of_an_earlier_release_begins_its_calibration_anew() -> None:
     """It counted scores that stood in for correctness."""
     policy, other, aim = contextual(), contextual(), Aim("a", accuracy=0.9)
