@@ -1,8 +1,8 @@
 """Answer: how a query ended, with the trace of its search in numbers."""
 
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from schemas.action import Action
 from schemas.errors import InvalidField
@@ -10,8 +10,15 @@ from schemas.forest import Count, Draft, Limits, Unit
 from schemas.record import Record, check_id
 from schemas.search import Served, Spent
 
-Fault = Literal["", "infrastructure"]
-"""infrastructure: an endpoint, an engine or a machine failed, which says nothing about the action."""
+Fault = Literal["", "infrastructure", "model"]
+"""infrastructure: an endpoint, an engine or a machine failed, which says nothing about the action. model: the action's
+model gave no text, which is as wrong as an answer can be; `cause` says how."""
+
+Cause = Literal["", "timeout", "empty", "undecodable", "refused", "filtered"]
+"""What ended a search without a text. timeout: its model generated until the time that the deployment gives a search
+was over, or its server did not reply in time. empty: a completion without text. undecodable: a reply that is no
+completion. refused: the model's server refused the request (400, 413, 422). filtered: a content filter withheld the
+text. Empty: anything else."""
 
 Status = Literal["ok", "unfinished", "budget", "expired", "failed", "rejected", "cancelled"]
 """ok: a completed path. unfinished: no path completed; the best cut-off one is returned and flagged.
@@ -26,6 +33,10 @@ UNCOUNTED: Final[frozenset[Status]] = frozenset({"cancelled", "rejected"})
 """They say nothing about the choice of a configuration."""
 
 
+QUESTIONABLE: Final[frozenset[Cause]] = frozenset({"refused", "filtered"})
+"""Causes that are the question's fault unless the model fails the operator's question as well."""
+
+
 class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One completed path, as an answer.
 
@@ -38,6 +49,18 @@ class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str
     score: Unit | None = None
     extracted: str | None = None
+
+
+class Probe(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a model made of the operator's question (`UNISCALE_PROBE_QUESTION`), sent as a search sends a query's.
+
+    Attributes:
+        passed: Whether it gave a text.
+        age_s: Seconds from its end until it was used.
+    """
+
+    passed: bool
+    age_s: Annotated[float, Meta(ge=0.0)] = 0.0
 
 
 class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
@@ -69,7 +92,11 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         engine: What generated.
         verifier: What scored.
         error: Why it failed, expired, was rejected or cancelled, and what to do.
-        fault: `infrastructure` when the search failed for no reason of its own: nothing is learned from it.
+        fault: `infrastructure` when the search failed for no reason of its own: nothing is learned from it. `model`
+            when its model gave no text: it is learned as wrong, and what it cost is charged but not learned.
+        cause: What ended a search without a text, where that may be its model's fault.
+        probe: Whether the model answered the operator's question at that time, where that decides whose fault a refusal
+            is; None where nobody asked, or the probes of the minute were used up.
     """
 
     framed: ClassVar[bool] = True
@@ -98,6 +125,8 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     verifier: Served | None = None
     error: str | None = None
     fault: Fault = ""
+    cause: Cause = ""
+    probe: Probe | None = None
 
     def __post_init__(self) -> None:
         """Refuse an answer that contradicts itself."""
@@ -108,6 +137,13 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
             )
         if self.status in ("failed", "rejected") and not self.error:
             raise InvalidField("Answer", "error", f"is missing with status {self.status}; say why")
+        if self.fault == "model" and (self.text is not None or not self.cause):
+            raise InvalidField(
+                "Answer", "fault", "is model with a text, or without a cause; say what left it without a text"
+            )
+        if self.fault == "model" and self.cause in QUESTIONABLE and (not self.probe or self.probe.passed):
+            why = f"is model for a request that was {self.cause}, but no probe failed; leave it empty"
+            raise InvalidField("Answer", "fault", why)
         for index, draft in enumerate(self.trace):
             if not -1 <= draft.parent < index:
                 why = f"is {draft.parent}; a parent comes before its children, -1 is the root"

@@ -126,11 +126,14 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         price: The cost with its parts.
         objective: The objective in force at the Decision.
         reward: The scalar under it, for monitors; None where a term is missing.
-        graded_by: Whom `correct` comes from; empty where nobody knows, or not yet.
+        graded_by: Whom `correct` comes from; empty where nobody knows, or not yet, and where a model's fault left
+            nothing to grade.
         grader: Name and version of what compared with the Query's reference: the grader alone shifts accuracy. Empty
             where feedback said what is right.
         latency_s: From the Query's append to the Answer's, on the broker's clock.
-        fault: As the Answer said: after an `infrastructure` fault there is no score, and nothing is learned.
+        fault: As the Answer said: after an `infrastructure` fault there is no score, and nothing is learned. After one
+            of the `model` the kind is `final` and `correct` 0: that is learned, and that the action was tried. Its cost
+            is charged and not learned, because failing is cheap.
         learn: As the Query said; False: nothing is learned.
         bounded: Whether the client's own `max_tokens` or `stop` cut the answer: correctness is then never known, and
             the cost alone is learned.
@@ -177,6 +180,9 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
             raise InvalidField(
                 "Reward", "correct", f"is known in a {self.kind}; send final or correction instead"
             )
+        if self.failed and (self.kind, self.correct, self.score) != ("final", 0.0, None):
+            why = f"is model in a {self.kind} with correct {self.correct} and score {self.score}"
+            raise InvalidField("Reward", "fault", f"{why}; send final with correct 0 and no score")
         if self.bounded and self.kind != "default":
             why = f"is true in a {self.kind}; send default, because an answer that was cut is not graded"
             raise InvalidField("Reward", "bounded", why)
@@ -196,6 +202,11 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     def closes(self) -> bool:
         """Return whether nothing more is to come for this query."""
         return self.kind in CLOSING
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the model gave no text: correctness 0 and a try are learned, the cost is not."""
+        return self.fault == "model"
 
     @property
     def learnable(self) -> bool:

@@ -93,8 +93,20 @@ class Metrics:
         )
         self.suspended = gauge(
             "suspended_models",
-            "1 while the breaker of a model is open: its endpoint failed repeatedly",
+            "1 while a model is not asked: its endpoint failed repeatedly, or it did the operator's question",
             "model",
+        )
+        self.model_failures = counter(
+            "model_failures",
+            "Queries that a model left without a text by a fault of its own",
+            "model",
+            "cause",
+        )
+        self.probes = counter(
+            "probes",
+            "Operator's questions to models whose queries fail: `passed` or `failed`",
+            "model",
+            "result",
         )
         self.scored = counter("scored_drafts", "Drafts scored", "verifier")
 

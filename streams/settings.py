@@ -236,9 +236,9 @@ class QuerySettings(Section, frozen=True):
 class ExecutorSettings(Section, frozen=True):
     """The search (Section 3.3 of the paper) and the executor's heartbeat."""
 
-    LEAST: ClassVar = {"eta": 1, "heartbeat_grace_s": 0}
+    LEAST: ClassVar = {"eta": 1, "heartbeat_grace_s": 0, "probes_per_minute": 1}
     MOST: ClassVar = {"heartbeat_s": 86_400, "heartbeat_grace_s": 86_400}
-    ABOVE_0: ClassVar = ("heartbeat_s",)
+    ABOVE_0: ClassVar = ("heartbeat_s", "probe_timeout_s")
 
     eta: float = 1.2
     early_exit: bool = True
@@ -246,6 +246,17 @@ class ExecutorSettings(Section, frozen=True):
     cut_completes: bool = False
     heartbeat_s: float = 2.0
     heartbeat_grace_s: float = 15.0
+    # Asked of a model whose queries fail, as a search would ask it. Any text answers it; a model that gives none three
+    # times in a row is suspended until it does.
+    probe_question: str = "How much is 2 plus 3?"
+    probe_timeout_s: float = 60.0
+    # Probes of one model by one executor.
+    probes_per_minute: int = 6
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        super().__post_init__()
+        self._require(bool(self.probe_question.strip()), "probe_question", "is empty; ask something")
 
 
 class ServingSettings(

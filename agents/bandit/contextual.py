@@ -396,8 +396,17 @@ class Estimates:
             self.standing[model] = self.standing.get(model, 0) + 1
         else:
             self._compare(x, model, o.correct, o.seq)
-        self.right.add(x, np.array([o.entered, o.score]))
+        self._add_right(x, model, o)
         self.paid.add(x, np.array([paid]))
+
+    def fail(self, z: Vector, action: int, o: Observation) -> None:
+        """Learn that a model gave no text: that is wrong, and says nothing of what an answer costs."""
+        x, model = self.features.row(z, action), self.features.models[action]
+        self._compare(x, model, o.entered, o.seq)
+        self._add_right(x, model, o)
+
+    def _add_right(self, x: Vector, model: str, o: Observation) -> None:
+        self.right.add(x, np.array([o.entered, o.score]))
         self.tried[model] = self.tried.get(model, 0) + 1
 
     def _compare(self, x: Vector, model: str, correct: float, seq: int) -> None:
@@ -430,14 +439,16 @@ class Estimates:
     def replace(self, history: History, cap: float, known: Refit | None) -> Refit:
         """Forget everything and learn a history; the features have been refitted already where a refit is known."""
         d = self.features
+        priced = history.priced
         if known is None:
-            set_anchors(d, history)
-        paid = (history.log_cost - np.log(d.anchors[history.action]))[:, None]
+            set_anchors(d, priced)
+        # What a row without a cost would have cost is taken to be usual: of that, it says nothing.
+        paid = np.where(history.failed, 0.0, history.log_cost - np.log(d.anchors[history.action]))[:, None]
         right = np.stack([history.correct, history.score], axis=1)
         firsts = np.stack([right[:, 0], paid[:, 0]], axis=1)
         z = known.z if known else fit_directions(d, history, firsts)
         of_right = self.right.replace(history, z, right, cap, known.right if known else None)
-        of_paid = self.paid.replace(history, z, paid, cap, known.paid if known else None)
+        of_paid = self.paid.replace(priced, z, paid[~history.failed], cap, known.paid if known else None)
         self.costs, self.accuracy = CostDrift(), AccuracyDrift()
         self._refactor()
         counts = np.bincount(history.action, minlength=len(d.ids))
@@ -648,7 +659,8 @@ class Contextual(Learner):
     def learn(self, outcomes: Sequence[Observation]) -> None:
         """Learn outcomes in order, all checked first.
 
-        With a cost alone the accounts pay, and their calibration stays as it is.
+        With a cost alone the accounts pay, and their calibration stays as it is. With a failure they pay what it cost,
+        and only that of accuracy changes.
         """
         for o in outcomes:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
@@ -661,10 +673,11 @@ class Contextual(Learner):
                 case "reward":
                     self.estimates.add(z, at, o)
                     self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.correct)
-                    if (history := self.memory.take(o, query, at, _unpriced(o))) is not None:
-                        rows = len(history.question)
-                        self.refits[rows] = self.relearn(history, known=self.refits.get(rows, b""))
-                    self._updates += 1
+                    self._kept(o, query, at, _unpriced(o))
+                case "failure":
+                    self.estimates.fail(z, at, o)
+                    self.pacer.settled(o.observation_id, o.paid, o.correct, usual=False)
+                    self._kept(o, query, at, None)
                 case "correction":
                     if o.aim is not None:
                         # Of a draw by the floor nothing was said.
@@ -678,6 +691,13 @@ class Contextual(Learner):
                 case "cost":
                     self.estimates.add_cost(z, at, o)
                     self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
+
+    def _kept(self, o: Observation, query: Vector, at: int, log_cost: float | None) -> None:
+        """Count an outcome and keep it for the refits; learn everything anew where one is due."""
+        if (history := self.memory.take(o, query, at, log_cost)) is not None:
+            rows = len(history.question)
+            self.refits[rows] = self.relearn(history, known=self.refits.get(rows, b""))
+        self._updates += 1
 
     def relearn(self, history: History, cap: float = math.inf, known: bytes = b"") -> bytes:
         """Take anchors, directions and variances from a history, then learn it with them; return what was taken.

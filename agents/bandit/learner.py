@@ -369,7 +369,7 @@ class Learner:
         for kind, group in groupby(outcomes, key=attrgetter("kind")):
             alike = list(group)
             match kind:
-                case "reward":
+                case "reward" | "failure":  # of which `log_cost` is no more than was predicted
                     self.take(alike)
                     self._updates += len(alike)
                 case "correction":

@@ -377,13 +377,16 @@ class Pacer:
         if pace.decisions % EVERY == 0 or self.recent.borrows(aim.tenant):
             pace.price = self._solved(aim)
 
-    def settled(self, query_id: str, cost: float | None, correct: float | None) -> None:
+    def settled(
+        self, query_id: str, cost: float | None, correct: float | None, *, usual: bool = True
+    ) -> None:
         """Record the outcome of a decision.
 
         Args:
             query_id: Its query; a query that was not paced changes nothing.
             cost: Its cost; None if nothing was run.
             correct: Its correctness; None where it is not known, or not yet (`judged`).
+            usual: Whether its cost says how costs compare with predictions; that of a failure does not.
         """
         entry = self.open.pop(query_id, None)
         if entry is None:
@@ -391,7 +394,7 @@ class Pacer:
         account, expected, accuracy = entry
         pace = self.paces[account]
         pace.spent += (cost or 0.0) - expected
-        if cost is not None:
+        if cost is not None and usual:
             pace.told = FADING * pace.told + expected
             pace.paid = FADING * pace.paid + cost
         if correct is not None:

@@ -26,7 +26,7 @@ TERMS: Final = ("correct", "score", "log_cost", "one")
 
 Reason = Literal["policy", "warm-up", "floor", "control"]
 Cohort = Literal["policy", "control"]
-OutcomeKind = Literal["reward", "correction", "cost"]
+OutcomeKind = Literal["reward", "correction", "cost", "failure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +241,14 @@ class Observation:
         clock: Decisions made before this one; forgetting by discount counts in it.
         price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
         tenant: Who asked.
-        kind: What is learned: the first reward; in a correction the true Correct, which replaces the imputed one; or
-            the cost alone, because the client's own bounds cut the answer.
+        kind: What is learned: the first reward; in a correction the true Correct, which replaces the imputed one; the
+            cost alone, because the client's own bounds cut the answer; or a failure of the model, which is a wrong
+            answer without a score. What that cost says nothing of what an answer costs: `log_cost` is then what was
+            predicted at the decision, or the upper bound of the objective's costs where nothing was.
         seq, learned_seq: Sequence numbers of this outcome, and of the first of its decision that was learned.
         aim, predicted: With a correction, the target that the decision counts against, None where it counts against
             none, and the accuracy that was predicted of it.
+        paid: With a failure, what it cost; None where nobody knows.
     """
 
     observation_id: str
@@ -264,6 +267,7 @@ class Observation:
     learned_seq: int = 0
     aim: Aim | None = None
     predicted: float | None = None
+    paid: float | None = None
 
     @property
     def entered(self) -> float:
@@ -410,7 +414,8 @@ class Policy(Protocol):
         """Learn outcomes in order, each as its kind says.
 
         With the first reward, x enters A once. A correction adds (correct − imputed)·x to the column of Correct only.
-        A policy that cannot learn a cost alone takes the decision back.
+        A policy that cannot learn a cost alone takes the decision back. A failure is a first reward of an answer that
+        is wrong; a policy that learns costs apart leaves its cost out, any other enters the one that it brings.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ class History:
         correct, score, log_cost: The terms, shape (m,).
         propensity: Probability with which the action was drawn; ones for a full table.
         tenants: Who asked, of each row; empty for a table, which is nobody's.
+        failed: Whether the model gave no text, so that `log_cost` says nothing, shape (m,); of a table, nowhere.
     """
 
     queries: Matrix
@@ -50,6 +52,7 @@ class History:
     log_cost: Vector
     propensity: Vector
     tenants: Sequence[str] = ()
+    failed: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
 
     def __post_init__(self) -> None:
         """Refuse values that would poison A or B; the message names the field."""
@@ -61,6 +64,19 @@ class History:
             raise InvalidObservation("history", "log_cost", "not finite", "give what each search cost")
         if not (self.propensity > 0).all():
             raise InvalidObservation("history", "propensity", 0.0, "log with exploration, above 0 everywhere")
+        if not len(self.failed):
+            object.__setattr__(self, "failed", np.zeros(len(self.question), bool))
+
+    @property
+    def priced(self) -> History:
+        """Return the rows whose cost says something, of the same questions; they have no tenants."""
+        if not self.failed.any():
+            return self
+        rows = {
+            name: getattr(self, name)[~self.failed]
+            for name in ("question", "action", "correct", "score", "log_cost", "propensity")
+        }
+        return History(self.queries, **rows)
 
     @property
     def weights(self) -> Vector:
@@ -290,37 +306,45 @@ class Memory:
 
     def __init__(self, due: Sequence[int] = REFITS) -> None:
         self.due = tuple(due)
+        # Query, action, Correct, Score, log C (NaN where the model failed), tenant.
         self._kept: dict[str, tuple[Vector, int, float, float, float, str]] = {}
 
     def full(self, more: int) -> bool:
         """Return whether a refit is due after so many more outcomes."""
         return bool(self.due) and len(self._kept) + more >= self.due[0]
 
-    def take(self, o: Observation, query: Vector, at: int, log_cost: float) -> History | None:
+    def take(self, o: Observation, query: Vector, at: int, log_cost: float | None) -> History | None:
         """Keep an outcome; return all that were kept if a refit is due.
+
+        One is left out where fewer than `FEW` outcomes have a cost.
 
         Args:
             o: The outcome.
             query: Its embedding and surface counts.
             at: Index of its action.
-            log_cost: ln(eFLOPs), without a price.
+            log_cost: ln(eFLOPs), without a price; None of a failure.
         """
         if not self.due:
             return None
-        self._kept[o.observation_id] = (query, at, o.entered, o.score, log_cost, o.tenant)
+        cost = math.nan if log_cost is None else log_cost
+        self._kept[o.observation_id] = (query, at, o.entered, o.score, cost, o.tenant)
         if not self.full(0):
             return None
         *columns, tenants = zip(*self._kept.values(), strict=True)
         queries, actions, correct, score, costs = map(np.array, columns)
+        failed = np.isnan(costs)
         self.due = self.due[1:]
         if not self.due:
             self._kept = {}
+        if np.sum(~failed) < FEW:
+            return None
         # What is asked again is the same question: fitted without it, the transform must not know its other answers.
         places: dict[bytes, int] = {}
         question = np.array([places.setdefault(query.tobytes(), len(places)) for query in queries])
         _, first = np.unique(question, return_index=True)
         ones = np.ones(len(question))
-        return History(queries[first], question, actions, correct, score, costs, ones, tenants)
+        costs = np.where(failed, 0.0, costs)
+        return History(queries[first], question, actions, correct, score, costs, ones, tenants, failed)
 
     def correct(self, o: Observation) -> None:
         """Replace the Correct of an outcome that was kept."""

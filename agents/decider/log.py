@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from agents.bandit.errors import FIX_LOG, CorruptState
 from agents.bandit.policy import (
+    LOG_COST_LIMIT,
     ActionVector,
     Aim,
     Objective,
@@ -225,12 +226,13 @@ def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
 #        ├──final, correction, default──────────────────────────▶ closed
 #        ├──default of an answer that the client's bounds cut,
 #        │  or that was neither scored nor graded───────────────▶ priced      (its cost alone is learned)
+#        ├──final of an answer that its model failed to give────────────▶ failed      (that it was wrong is learned)
 #        └──the first of a tenant that has taught enough (weight 0); a reward without score or cost,
 #           or of a query with learn: false────────────────────▶ abandoned   (nothing is learned)
 
-Stage = Literal["pending", "learned", "closed", "priced", "abandoned"]
+Stage = Literal["pending", "learned", "closed", "priced", "failed", "abandoned"]
 
-ENDED: Final[tuple[Stage, ...]] = ("closed", "priced", "abandoned")
+ENDED: Final[tuple[Stage, ...]] = ("closed", "priced", "failed", "abandoned")
 """Stages that no reward changes any more."""
 
 GROWTH: Final = 1024
@@ -256,7 +258,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         reward_offset: Offset of the last reward applied.
         tenant: Among whose outcomes it counts (`Query.account`).
         weight: 0 where its tenant had taught enough: nothing is learned of it then.
-        paid: What an outcome of which nothing is learned cost, for the account of its own tenant; 0 if nobody knows.
+        paid: What an outcome whose cost is not learned cost, for the account of its own tenant; 0 if nobody knows.
         entered: Correct as it entered A, or that account; None where it was not known, and the imputed value entered A.
         correct, score, log_cost, imputed: The present values of the raw terms.
         price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
@@ -322,8 +324,8 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
     def observation(self, kind: OutcomeKind) -> Observation:
         """Return the outcome in the form that the policy takes, with Correct as it was known at the time."""
-        correct = {"reward": self.entered, "correction": self.correct, "cost": None}[kind]
-        aim, told = None, None
+        correct = None if kind == "cost" else self.correct if kind == "correction" else self.entered
+        aim, told, failed = None, None, kind == "failure"
         if kind == "correction" and (aim := self._aim) is not None:
             told = _PREDICTED.decode(self.decision).predicted
         return Observation(
@@ -332,18 +334,25 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             action_id=self.action,
             correct=correct,
             score=self.score,
-            log_cost=self.log_cost,
+            log_cost=self._expected_log_cost() if failed else self.log_cost,
             imputed=self.imputed,
             objective=policy_objective(self.objective),
             clock=self.clock,
             price_factor=self.price_factor,
             tenant=self.tenant,
             kind=kind,
-            seq={"reward": self.learned_seq, "correction": self.corrected_seq, "cost": self.ended_seq}[kind],
+            seq={"correction": self.corrected_seq, "cost": self.ended_seq}.get(kind, self.learned_seq),
             learned_seq=self.learned_seq,
             aim=aim,
             predicted=None if told is None else told.correct,
+            paid=self.paid or None if failed else None,
         )
+
+    def _expected_log_cost(self) -> float:
+        """Return what was predicted of its cost, or else the upper bound, at which a wrong answer earns nothing."""
+        told = _PREDICTED.decode(self.decision).predicted
+        expected = math.log(self.objective.cost_range.high) if told is None else told.log_cost
+        return min(max(expected, -LOG_COST_LIMIT), LOG_COST_LIMIT)
 
 
 class _Told(Struct):
@@ -468,6 +477,7 @@ Verdict = Literal[
     "corrected",
     "closed",
     "priced",
+    "failed",
     "abandoned",
     "duplicate",
     "differs",
@@ -475,7 +485,7 @@ Verdict = Literal[
     "orphan",
     "unlearnable",
 ]
-EventKind = Literal["offer", "decided", "reward", "correction", "cost", "abandoned", "nothing"]
+EventKind = Literal["offer", "decided", "reward", "correction", "cost", "failure", "abandoned", "nothing"]
 """What a policy is told of an event."""
 
 
@@ -538,6 +548,13 @@ def applied(
         check_log_cost(row.query_id, log_cost)
     # The account is its own tenant's: what a search cost counts there, whatever is learned of it.
     paid = {} if log_cost is None else {"paid": math.exp(log_cost)}
+    if reward.failed:
+        change |= paid | {"entered": reward.correct}
+        if not (reward.learn and _weighed(row, shares, change)):
+            return _abandoned(row, seq, change)
+        return "failed", _move(
+            "failure", row, change | {"correct": reward.correct, "stage": "failed", "learned_seq": seq}
+        )
     if reward.closes and reward.cost_only and score is None:
         score = 0.0  # of which nothing is learned
     if score is None or log_cost is None:
@@ -547,11 +564,7 @@ def applied(
     imputed = score if rules.impute == "score" else float(rules.impute)
     correct = 0.0 if _counts_as_wrong(reward, rules) and not reward.cost_only else reward.correct
     check_outcome(row.query_id, correct, score, log_cost, imputed)
-    weight = 0
-    if reward.learn:
-        shares.add(row.tenant, weight := shares.weight(row.tenant))
-        change["weight"] = weight
-    if not weight:
+    if not (reward.learn and _weighed(row, shares, change)):
         return _abandoned(row, seq, change | paid | {"entered": correct})
     change |= {
         "score": score,
@@ -567,10 +580,17 @@ def applied(
     return "learned", _move("reward", row, change)
 
 
+def _weighed(row: Row, shares: TeachingShares, change: dict[str, Any]) -> int:
+    """Return what an outcome that may be learned weighs; note it in its row, and among those of its tenant."""
+    shares.add(row.tenant, weight := shares.weight(row.tenant))
+    change["weight"] = weight
+    return weight
+
+
 def _differs(row: Row, reward: Reward) -> bool:
     """Return whether a reward contradicts one of its identity that was applied: its worker had lost the partition."""
     pairs = [(row.correct, reward.correct)]
-    if row.kinds[0] == reward.kind:  # a later one brings no score and no cost
+    if row.kinds[0] == reward.kind and row.stage != "failed":  # others bring no score, and no cost that is kept
         pairs += [(row.score, reward.score_learned), (row.log_cost, reward.log_cost)]
     return any(known is not None and told is not None and known != told for known, told in pairs)
 
@@ -643,7 +663,7 @@ def events(rows: Iterable[AnyRow], after: int = -1) -> list[LogEvent]:
             ended = _ENDS.get(row.stage, "nothing")
             found += [
                 LogEvent(row.seq, "decided", row),
-                LogEvent(row.learned_seq, "reward", row),
+                LogEvent(row.learned_seq, "failure" if row.stage == "failed" else "reward", row),
                 LogEvent(row.corrected_seq, "correction", row),
                 LogEvent(row.ended_seq, ended, row),
             ]
@@ -656,7 +676,7 @@ def tell(policy: Policy, kind: EventKind, rows: Sequence[Row]) -> None:
     match kind:
         case "decided" | "abandoned":
             policy.decided([row.pending(abandoned=kind == "abandoned") for row in rows])
-        case "reward" | "correction" | "cost":
+        case "reward" | "correction" | "cost" | "failure":
             policy.learn([row.observation(kind) for row in rows])
         case "offer" | "nothing":
             pass
@@ -710,7 +730,7 @@ def fold(
         resume_offer(policy, whole, after, actions)
     told = [event for event in events(whole, after) if event.kind != "nothing"]
     if policy.order_free:
-        order = {"decided": 0, "abandoned": 1, "cost": 1, "reward": 2, "correction": 3}
+        order = {"decided": 0, "abandoned": 1, "cost": 1, "reward": 2, "failure": 2, "correction": 3}
         told = sorted((e for e in told if e.kind != "offer"), key=lambda e: (order[e.kind], e.seq))
     for kind, group in groupby(told, key=attrgetter("kind")):
         rows_of_kind = [event.row for event in group]
@@ -725,7 +745,7 @@ def fold(
     decided = [row for row in whole if isinstance(row, Row)]
     return Folded(
         decisions=counted["decided"],
-        updates=counted["reward"],
+        updates=counted["reward"] + counted["failure"],
         corrections=counted["correction"],
         outstanding=sum(row.stage == "pending" for row in decided),
         last_seq=max((row.last_seq for row in decided), default=after),

@@ -271,7 +271,7 @@ def _scalar(
 #
 #     provisional   score and cost are known, correctness is awaited
 #     correction    feedback told correctness in time: always after a provisional, also where it was there already
-#     final         the reference told correctness, so that all is known at once
+#     final         the reference told correctness, or the model gave no text, so that all is known at once
 #     default       correctness did not come in time, nothing could be run, or the client's own bounds cut the answer;
 #                   the row closes with what it has. Where too many rewards are open, the time is over early
 #
@@ -492,6 +492,8 @@ def _settle(row: JoinRow, value: Valued | None) -> Turn:
         # make the searches that people give up on look cheap. Bounded: whoever judges an answer that the client's own
         # bounds cut judges these, not the configuration, so no feedback is awaited.
         return _close(row, "default", None, "", counts)
+    if value.fault == "model":
+        return _close(row, "final", 0.0, "", counts)
     if value.correct is not None:
         return _close(row, "final", value.correct, "reference", counts)
     if (value.score is None and not value.unscored) or wait_ms == 0:

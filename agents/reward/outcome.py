@@ -116,8 +116,12 @@ def price_of(answer: Answer, pricing: Pricing, generator: Architecture | None = 
 
 
 def gradable(reference: object, answer: Answer) -> bool:
-    """Return whether an Answer is to be graded: not for what was cancelled, or cut by the client's own bounds."""
-    return reference is not None and answer.status != "cancelled" and not answer.bounded
+    """Return whether an Answer is to be graded: not for what was cancelled, or cut by the client's own bounds.
+
+    Nor is what a model's fault left without a text: it is wrong whatever the reference is.
+    """
+    graded = answer.status != "cancelled" and not answer.bounded and answer.fault != "model"
+    return reference is not None and graded
 
 
 def value(

@@ -13,7 +13,7 @@ from agents.serving.engine import Engine, Prefix
 from agents.serving.errors import DeadlinePassedError, ServingError
 from agents.serving.http import within
 from schemas.action import Action
-from schemas.answer import Answer, Completion, Fault, Status
+from schemas.answer import QUESTIONABLE, Answer, Cause, Completion, Fault, Probe, Status
 from schemas.decision import Decision
 from schemas.forest import Forest, Limits, Stop
 from schemas.query import Message
@@ -225,6 +225,36 @@ def failed(
     return msgspec.structs.replace(_without_search(source, "failed", why), engine=engine, fault=fault)
 
 
+def blamed(answer: Answer, cause: Cause, probe: Probe | None = None) -> Answer:
+    """Return an Answer without a text with its cause; it is its model's fault, unless the question may be at fault.
+
+    Args:
+        answer: A path that was completed before is an answer all the same, and is graded: then nothing is said.
+        cause: What left it without a text.
+        probe: Whether the model answered the operator's question; None where nobody knows.
+    """
+    if answer.text is not None:
+        return answer
+    excused = cause in QUESTIONABLE and (probe is None or probe.passed)
+    fault: Fault = answer.fault if excused else "model"
+    return msgspec.structs.replace(answer, fault=fault, cause=cause, probe=probe)
+
+
+NEARLY = 0.9
+"""Share of a search's time that a model has used up if nothing but its own slowness can have ended the search."""
+
+
+def used_up(answer: Answer, rules: SearchRules) -> bool:
+    """Return whether a search ran out of time because its model generated all the while, and gave no text.
+
+    A query that brought less time than the deployment gives says nothing of the model; nor does waiting.
+    """
+    had_s = rules.search_share * rules.timeout_s
+    return (answer.text, answer.error) == (None, ran_out("deadline")) and (
+        answer.spent.generate_s >= NEARLY * had_s
+    )
+
+
 def cancelled(source: Decision | Job, why: str) -> Answer:
     """Return the Answer of a search that nobody waits for any more: status `cancelled`, with what was spent.
 
@@ -400,4 +430,15 @@ def _next(
         return replace(job, forest=forest, ask=request)
     ended = outcome(forest)
     error = ran_out(forest.stopped) if forest.stopped else None
-    return answer_of(job, forest, ended.index, ended.status, error=error, engine=engine, verifier=verifier)
+    made = answer_of(job, forest, ended.index, ended.status, error=error, engine=engine, verifier=verifier)
+    return made if not made.complete or made.bounded or (made.text or "").strip() else _empty(made)
+
+
+def _empty(made: Answer) -> Answer:
+    """Return the Answer of a search whose chosen path is complete and holds nothing: what it cost is in its trace."""
+    why = "the model gave an empty completion; choose another, or look at its chat template and stop tokens"
+    none = msgspec.structs.replace(
+        made, status="failed", text=None, complete=False, extracted=None, score=None, answers=(), path=(), depth=0,
+        error=why,
+    )  # fmt: skip
+    return blamed(none, "empty")

@@ -11,6 +11,7 @@
         ├── EndpointSuspendedError   the endpoint's circuit breaker is open
         ├── EndpointRefusedError     the endpoint refuses us: wrong key, or it does not serve this model
         ├── RequestRefusedError      this request can never succeed
+        │   ├── ContentFilteredError a content filter withheld the completion
         │   └── PromptTooLongError   it leaves no room in the model's context
         └── EngineFaultError         another attempt may succeed
             ├── EngineUnreachableError   no connection
@@ -20,11 +21,13 @@
 
 Three class attributes say what to do: `retryable` (ask again, later), `fatal` (this process cannot go on
 serving: exit and let the supervisor restart it) and `infrastructure` (says nothing about the query or the
-action, so nothing may be learned from it).
+action, so nothing may be learned from it). `cause` says how the model itself may have failed (`schemas.answer.Cause`):
+from a generator, that outweighs `infrastructure`.
 """
 
 from typing import ClassVar
 
+from schemas.answer import Cause
 from schemas.errors import UniscaleError
 
 
@@ -34,6 +37,7 @@ class ServingError(UniscaleError):
     retryable: ClassVar[bool] = False
     fatal: ClassVar[bool] = False
     infrastructure: ClassVar[bool] = True
+    cause: ClassVar[Cause] = ""
 
 
 class EngineEnvironmentError(ServingError):
@@ -76,10 +80,19 @@ class RequestRefusedError(ServingError):
     """The model refuses this request and will refuse it again. Change the request."""
 
     infrastructure = False
+    cause: ClassVar[Cause] = "refused"
+
+
+class ContentFilteredError(RequestRefusedError):
+    """A content filter at the server withheld the completion. Change the request, or the filter."""
+
+    cause: ClassVar[Cause] = "filtered"
 
 
 class PromptTooLongError(RequestRefusedError):
     """A prompt leaves no room in the model's context."""
+
+    cause: ClassVar[Cause] = ""
 
     def __init__(self, model: str, prompt_tokens: int, context_tokens: int, what: str = "prompt") -> None:
         super().__init__(
@@ -107,6 +120,7 @@ class EngineTimeoutError(EngineFaultError):
     """
 
     retryable = False
+    cause = "timeout"
 
 
 class EngineBusyError(EngineFaultError):
@@ -125,3 +139,4 @@ class EngineReplyError(EngineFaultError):
     """The server's reply is not what the protocol promises. The work is done, and the request is not sent again."""
 
     retryable = False
+    cause = "undecodable"

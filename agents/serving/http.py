@@ -20,6 +20,7 @@ from agents.serving.engine import (
     finish_of,
 )
 from agents.serving.errors import (
+    ContentFilteredError,
     DeadlinePassedError,
     EndpointRefusedError,
     EndpointSuspendedError,
@@ -607,7 +608,7 @@ class CompletionChoice(msgspec.Struct):
     """The part of a completion that is used; servers send much more."""
 
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "content_filter"]
     stop_reason: str | int | None = None
     token_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]] | None = None
 
@@ -626,6 +627,8 @@ def _choice(reply: dict[str, Any], model: str, most_tokens: int) -> CompletionCh
     if len(choices) != 1:
         raise EngineReplyError(f"/v1/completions: {len(choices)} choices for a request of one")
     [choice] = choices
+    if choice.finish_reason == "content_filter":
+        raise ContentFilteredError(f"{model}: a content filter at the server withheld the completion")
     if choice.token_ids is None:
         raise EngineReplyError(f"{model}: the server returned no token_ids, so it is not vLLM")
     if len(choice.token_ids) > most_tokens or (choice.text and not choice.token_ids):

@@ -11,7 +11,7 @@ import msgspec
 
 from agents.catalogue.models import DTYPE_BYTES, Model, Sampling, VerifierModel
 from agents.serving.engine import Continuer, Drafted, Engine, Prefix, check_seeds, finish_of
-from agents.serving.errors import EngineDiedError, EngineStartError, ServingError
+from agents.serving.errors import EndpointSuspendedError, EngineDiedError, EngineStartError, ServingError
 from agents.serving.http import (
     USUAL,
     Breaker,
@@ -22,10 +22,12 @@ from agents.serving.http import (
     ServerSettings,
     retrying,
 )
+from agents.serving.probing import Prober, ProbeRules
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import RecordedEngine, Recording
 from agents.serving.vllm_host import EngineHost, Generation
 from agents.serving.vllm_settings import HostedModel, checkpoint_path, kv_cache_bytes
+from schemas.answer import Probe
 from schemas.control import ModelHealth
 from schemas.query import Message
 from schemas.search import Served
@@ -64,6 +66,7 @@ class Loaded:
 class _Place:
     entry: Model
     task: "asyncio.Task[Loaded]" = field(init=False)
+    prober: Prober | None = None  # once it is loaded
     ended_s: float | None = None
     why: str = field(default="")
 
@@ -75,6 +78,10 @@ class Fleet:
         load: Loads or connects one model; called for one model at a time.
         clock: Seconds, monotonic.
         again_s: A model that failed to load is tried again after so long.
+        probes: How models whose queries fail are probed.
+
+    Attributes:
+        probed: Called with the name of a model and whether it passed a probe.
     """
 
     def __init__(
@@ -83,7 +90,10 @@ class Fleet:
         *,
         clock: Callable[[], float] = time.monotonic,
         again_s: float = 60.0,
+        probes: ProbeRules | None = None,
     ) -> None:
+        self.probed: Callable[[str, bool], None] = lambda model, passed: None
+        self._probes = probes or ProbeRules()
         self._load = load
         self._clock = clock
         self._again_s = again_s
@@ -100,15 +110,35 @@ class Fleet:
                 new.task = asyncio.create_task(self._loaded(new, place))
                 # Whoever waits is given the error; a model that nobody waits for must not end in a warning.
                 new.task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            else:
+                place.entry = model  # how it is sampled may have changed
 
     async def get(self, model: Model) -> Engine:
         """Return the engine of a model, once it is loaded.
 
         Raises:
             EngineStartError: it cannot be loaded.
+            EndpointSuspendedError: it failed the operator's question too often.
         """
         self.want([model])
-        return (await asyncio.shield(self._places[model.name].task)).engine
+        place = self._places[model.name]
+        loaded = await asyncio.shield(place.task)
+        if place.prober is not None and place.prober.suspended:
+            raise EndpointSuspendedError(
+                f"{model.name}: is not asked before it passes a probe: {place.prober.why}"
+            )
+        return loaded.engine
+
+    async def verdict(self, model: str) -> Probe | None:
+        """Return whether a model answers the operator's question; None if that is not known (`Prober.verdict`)."""
+        place = self._places.get(model)
+        return None if place is None or place.prober is None else await place.prober.verdict()
+
+    def suspect(self, model: str) -> None:
+        """Have a model probed soon, because it failed a query."""
+        place = self._places.get(model)
+        if place is not None and place.prober is not None:
+            place.prober.suspect()
 
     async def settled(self) -> None:
         """Wait until every model is ready or has failed.
@@ -128,7 +158,9 @@ class Fleet:
             raise failures[0]
 
     async def probe(self) -> None:
-        """Ask every endpoint whose breaker is half-open whether it is back."""
+        """Ask every endpoint whose breaker is half-open whether it is back, and begin the probes that are due."""
+        for prober in self._probers():
+            prober.tick()
         servers = [each.server for each in self._ready() if each.server is not None]
         await asyncio.gather(*(server.probe() for server in servers))
 
@@ -141,7 +173,7 @@ class Fleet:
         tasks = [*(place.task for place in self._places.values()), *self._replaced.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *(each.close() for each in self._probers()), return_exceptions=True)
         for loaded in (*self._ready(), *self._replaced):
             await loaded.engine.close()
 
@@ -149,11 +181,20 @@ class Fleet:
         model = place.entry
         async with self._one:
             if before is not None and _is_ready(before.task):
+                if before.prober is not None:
+                    await before.prober.close()
                 loaded = before.task.result()
                 self._replaced[loaded] = asyncio.create_task(self._close_idle(loaded))
             try:
                 loaded = await self._load(model)
                 await _ask(loaded, model)
+                place.prober = Prober(
+                    loaded.engine,
+                    lambda: place.entry.sampling,
+                    self._probes,
+                    self._clock,
+                    lambda passed: self.probed(model.name, passed),
+                )
                 return loaded
             except Exception as error:
                 place.ended_s, place.why = self._clock(), f"{type(error).__name__}: {error}"[:MAX_WHY]
@@ -172,6 +213,9 @@ class Fleet:
     def _is_due(self, place: _Place) -> bool:
         return place.ended_s is not None and self._clock() - place.ended_s >= self._again_s
 
+    def _probers(self) -> list[Prober]:
+        return [place.prober for place in self._places.values() if place.prober is not None]
+
     def _ready(self) -> list[Loaded]:
         return [place.task.result() for place in self._places.values() if _is_ready(place.task)]
 
@@ -183,6 +227,8 @@ class Fleet:
         breaker = place.task.result().breaker
         if breaker is not None and breaker.state == "open":
             return ModelHealth(model=name, state="suspended", why=breaker.why[:MAX_WHY])
+        if place.prober is not None and place.prober.suspended:
+            return ModelHealth(model=name, state="suspended", why=place.prober.why[:MAX_WHY])
         return ModelHealth(model=name, state="ready")
 
 
@@ -234,6 +280,7 @@ class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         instruction: A system message for conversations without one, e.g. to reason step by step. The mini family is
             trained without one.
         verifier_system: A system message of the verifier, where it was trained with one (Qwen2.5-Math-PRM).
+        probes: How models whose queries fail are probed.
     """
 
     folder: str = "."
@@ -244,6 +291,7 @@ class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     retries: Retries = Retries()
     instruction: str = ""
     verifier_system: str = ""
+    probes: ProbeRules = ProbeRules()
 
 
 def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> HostedModel:
@@ -430,7 +478,7 @@ class GroupEngines(Fleet):
         recording: Recording | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(self._started, clock=clock)
+        super().__init__(self._started, clock=clock, probes=options.probes)
         self.host: EngineHost | None = None
         self._options = options
         self._recording = recording

@@ -149,6 +149,17 @@ AND (
     OR r.unscored <> (a.text AND a.status <> 'cancelled' AND NOT a.fault AND a.score IS NULL)
 );
 
+-- name: blamed_without_probe
+-- A model is blamed for a refusal only if it failed the operator's question as well; the Answer says so.
+SELECT a.query_id, 'the Answer blames its model for a refusal, but no probe failed'
+FROM Timeline t JOIN Answer a ON a.rowid = t.answer WHERE a.early AND a.excused;
+
+-- name: reward_fault
+SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': its model ' || iif(r.failed, 'failed', 'did not fail')
+    || ', but the Answer says ' || iif(a.failed, 'that it did', 'nothing of that')
+FROM Reward r JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
+WHERE r.early AND r.error IS NULL AND r.status = a.status AND r.failed <> a.failed;
+
 -- name: reward_log_cost
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': log_cost is ' || said(r.log_cost)
     || ', the price''s ' || said(r.eflops)
@@ -300,6 +311,11 @@ WHERE t.since_ms > :kept_reward AND l.stage = p.stage AND l.kinds = p.kinds AND 
     l.score IS NOT r.score OR l.log_cost IS NOT r.log_cost OR l.factor <> coalesce(r.factor, 1)
     OR (l.correct IS NOT p.correct AND NOT (p.correct IS NULL AND l.correct = 0))
 );
+
+-- name: row_failed
+-- Of an answer that its model failed to give nothing enters but that it was wrong.
+SELECT query_id, 'the learner''s row: failed with correct ' || said(correct) || ', score ' || score || ', log_cost ' || log_cost
+FROM Row WHERE stage = 'failed' AND (correct IS NOT 0 OR score <> 0 OR log_cost <> 0);
 
 -- name: sequence_twice
 SELECT query_id, 'sequence number ' || seq || ' of the learner''s log belongs to more than one change'

@@ -32,13 +32,14 @@ CREATE TABLE Decision (
 -- How a query ended. `said` is a digest without the measured seconds, which differ whenever a search is run;
 -- `path_score` the mean score of the drafts on its path. `extracted` says whether an answer was found in its text,
 -- `number` which, where it is a plain whole number. `factor` is the price factor that its search began with; NULL for
--- one that never began. `fault` says whether it failed for something that says nothing of its search, `forgotten` whether
--- the numbers of its model are not known, or compaction may have removed them.
+-- one that never began. `fault` says whether it has no text of its own because something failed, `failed` whether that
+-- was its model, and `excused` whether the model was blamed for a refusal though no probe failed; `forgotten` whether the
+-- numbers of its model are not known, or compaction may have removed them.
 CREATE TABLE Answer (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     said BLOB NOT NULL, status TEXT NOT NULL, service TEXT NOT NULL, action TEXT, seq INTEGER, text INTEGER NOT NULL,
     extracted INTEGER NOT NULL, number INTEGER, score REAL, path_score REAL, factor REAL, fault INTEGER NOT NULL,
-    forgotten INTEGER NOT NULL
+    failed INTEGER NOT NULL, excused INTEGER NOT NULL, forgotten INTEGER NOT NULL
 ) STRICT;
 
 -- name: worked
@@ -52,14 +53,16 @@ CREATE TABLE Worked (
 -- name: reward
 -- The terms of a query's reward. `scalar` is what its terms make of its objective, `reward` what it says of that;
 -- `score` is what the learner takes for it, which is correctness where the Answer has none (`unscored`); of `cost_only`
--- only the cost is learned; `closed_early` says that its feedback was not awaited to the end. `graded` is whether the aggregator compared it with a reference, `missing` whether it says why
+-- only the cost is learned, and of one whose model `failed` all but the cost; `closed_early` says that its feedback was not
+-- awaited to the end. `graded` is whether the aggregator compared it with a reference, `missing` whether it says why
 -- a term could not be worked out. `paid` is the logarithm of the stated price, whose parts follow.
 CREATE TABLE Reward (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     whole BLOB NOT NULL, kind TEXT NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, status TEXT NOT NULL,
     correct REAL, score REAL, log_cost REAL, objective BLOB NOT NULL, reward REAL, scalar REAL, graded_by TEXT NOT NULL,
     graded INTEGER NOT NULL, missing INTEGER NOT NULL, learn INTEGER NOT NULL, bounded INTEGER NOT NULL,
-    unscored INTEGER NOT NULL, cost_only INTEGER NOT NULL, closed_early INTEGER NOT NULL, priced INTEGER NOT NULL, paid REAL,
+    unscored INTEGER NOT NULL, cost_only INTEGER NOT NULL, closed_early INTEGER NOT NULL, failed INTEGER NOT NULL,
+    priced INTEGER NOT NULL, paid REAL,
     eflops REAL, prefill_eflops REAL, decoding_eflops REAL, verifier_eflops REAL,
     compute_flops REAL, memory_bytes REAL, intensity REAL, factor REAL
 ) STRICT;

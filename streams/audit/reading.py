@@ -300,7 +300,8 @@ class Facts:
             "Answer", r["query_id"], *where, _same(_without(r, "spent")), r["status"], r["by"],
             _action(r["action"]) if r.get("action") else None, r.get("seq"), r.get("text") is not None,
             extracted is not None, _whole_number(extracted), r.get("score"),
-            sum(scores) / len(scores) if scores else None, factor_of(r), bool(r.get("fault")), forgotten,
+            sum(scores) / len(scores) if scores else None, factor_of(r), bool(r.get("fault")),
+            r.get("fault") == "model", _excused(r), forgotten,
         )  # fmt: skip
         if unknown:
             self.unpriced[model] = self.unpriced.get(model, 0) + 1
@@ -318,7 +319,7 @@ class Facts:
             "Reward", r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"],
             r["correct"], score, r["log_cost"], _objective(r), r.get("reward"), _scalar(r, score),
             r.get("graded_by", ""), bool(r.get("grader")), bool(r.get("missing")), r.get("learn", True),
-            r.get("bounded", False), unscored, cost_only, r.get("closed_early", False),
+            r.get("bounded", False), unscored, cost_only, r.get("closed_early", False), r.get("fault") == "model",
             stated is not None, math.log(paid) if paid > 0 else None,
             *(price.get(name) for name in PriceTerms._fields),
         )  # fmt: skip
@@ -357,6 +358,12 @@ _SORTED: Final = orjson.OPT_SORT_KEYS
 # In rows of the contextual policy, nine counts of the question follow the embedding, float32 each.
 _COUNTING: Final = "contextual"
 _COUNTS_BYTES: Final = 9 * 4
+
+
+def _excused(answer: dict[str, Any]) -> bool:
+    """Return whether an Answer blames a model for a refusal though it did not fail the operator's question."""
+    refused = answer.get("fault") == "model" and answer.get("cause") in ("refused", "filtered")
+    return refused and (answer.get("probe") or {"passed": True})["passed"]
 
 
 def _digest(data: bytes) -> bytes:

@@ -101,7 +101,8 @@ WITH Fact AS (
         coalesce(iif(t.decision IS NULL, q.timeout_ms, d.timeout_ms), :timeout_ms) AS timeout_ms,
         coalesce(iif(t.decision IS NULL, q.wait_ms, d.wait_ms), :wait_ms) AS wait_ms,
         iif(t.learner IS NOT NULL, l.learned >= 0,
-            c.score IS NOT NULL AND c.log_cost IS NOT NULL AND c.learn AND NOT c.cost_only) AS learned,
+            c.learn AND (c.failed OR c.score IS NOT NULL AND c.log_cost IS NOT NULL AND NOT c.cost_only)) AS learned,
+        coalesce(c.failed, 0) AS failed,
         CASE WHEN NOT c.learn THEN 'learn: false' WHEN l.weight = 0 THEN 'its tenant had taught enough'
             WHEN c.bounded THEN 'cut by its client' WHEN c.cost_only THEN 'neither scored nor graded' END AS refused,
         EXISTS (SELECT 1 FROM Reward x WHERE x.query_id = t.query_id AND x.error IS NULL) AS rewarded,
@@ -123,7 +124,7 @@ WITH Fact AS (
         WHEN answer IS NULL THEN CASE
             WHEN no_answer IS NOT NULL THEN NULL
             WHEN decision IS NULL AND learner IS NULL AND coalesce(no_context, no_query) IS NOT NULL THEN NULL
-            WHEN closing IS NOT NULL OR stage IN ('closed', 'priced', 'abandoned') THEN NULL
+            WHEN closing IS NOT NULL OR stage IN ('closed', 'priced', 'failed', 'abandoned') THEN NULL
             WHEN decision IS NOT NULL THEN 'executor'
             WHEN embedded OR learner IS NOT NULL THEN 'decider'
             ELSE 'embedder' END
@@ -133,7 +134,7 @@ WITH Fact AS (
             WHEN coalesce(no_decision, no_reward) IS NOT NULL THEN NULL
             WHEN rewarded THEN 'feedback'
             ELSE 'aggregator' END
-        WHEN stage NOT IN ('closed', 'priced', 'abandoned') AND no_reward IS NULL THEN 'learner'
+        WHEN stage NOT IN ('closed', 'priced', 'failed', 'abandoned') AND no_reward IS NULL THEN 'learner'
     END AS waits_for, CASE
         WHEN answer IS NULL AND no_answer IS NOT NULL THEN 'lost'
         WHEN answer IS NULL AND decision IS NULL AND learner IS NULL AND coalesce(no_context, no_query) IS NOT NULL
@@ -141,7 +142,7 @@ WITH Fact AS (
         WHEN answer IS NULL THEN 'closed'
         WHEN status = 'rejected' THEN 'rejected'
         -- Nothing was chosen, so there is nothing to learn; or what was chosen could not be learned.
-        WHEN closing IS NULL OR stage NOT IN ('closed', 'priced', 'abandoned') THEN 'lost'
+        WHEN closing IS NULL OR stage NOT IN ('closed', 'priced', 'failed', 'abandoned') THEN 'lost'
         ELSE 'closed'
     END AS ending
     FROM Fact
@@ -154,7 +155,8 @@ WITH Fact AS (
         ELSE 'answered, not learnable'
     END AS state FROM Ending
 )
--- answered and learned             it has an Answer, and its row entered the policy and is closed
+-- answered and learned (why)       it has an Answer, and its row entered the policy and is closed; where its model gave
+--                                  no text, as wrong and without its cost
 -- answered, not learnable (why)    it has an Answer, but no score, no price, or learn: false; or the client's own
 --                                  bounds cut it, or it was neither scored nor graded, so that its cost alone was learned
 -- expired                          its deadline passed before an Answer came
@@ -166,6 +168,7 @@ SELECT
     CASE state
         WHEN 'rejected' THEN coalesce(iif(answer IS NULL, no_context, no_query), no_query, no_context, 'by the ' || service)
         WHEN 'expired' THEN iif(ending = 'lost', coalesce(no_answer, no_decision, no_reward), NULL)
+        WHEN 'answered and learned' THEN iif(failed, 'its model failed', NULL)
         WHEN 'answered, not learnable' THEN CASE ending
             WHEN 'lost' THEN coalesce(no_answer, no_decision, no_reward, status)
             ELSE coalesce(refused, status, closing_status, 'its Answer is no longer kept') END
@@ -198,9 +201,9 @@ CREATE TABLE Applied AS
 WITH Own AS (
     SELECT
         r.rowid AS id, r.query_id, r.off, r.kind, iif(r.learn, r.correct, NULL) AS correct,
-        r.cost_only, l.weight, l.r_off, l.stage AS row_stage,
+        r.cost_only, r.failed, l.weight, l.r_off, l.stage AS row_stage,
         r.kind IN ('final', 'correction', 'default') AS closes,
-        r.learn AND (r.score IS NOT NULL OR r.cost_only) AND r.log_cost IS NOT NULL AS learnable
+        r.learn AND (r.failed OR (r.score IS NOT NULL OR r.cost_only) AND r.log_cost IS NOT NULL) AS learnable
     FROM Row l JOIN Reward r ON r.query_id = l.query_id AND r.seq = l.seq AND r.action = l.action
     -- A Reward that was given up is read again where its process ended before the commit, and then it may be applied:
     -- the row says so, unless it can mean another.
@@ -210,7 +213,7 @@ WITH Own AS (
 ), One AS (
     SELECT query_id, min(off) AS off, id, kind, correct, CASE
         -- A tenant that has taught enough teaches nothing.
-        WHEN NOT (learnable AND weight) THEN 'abandoned' WHEN cost_only THEN 'priced' WHEN closes THEN 'closed' ELSE 'learned'
+        WHEN NOT (learnable AND weight) THEN 'abandoned' WHEN failed THEN 'failed' WHEN cost_only THEN 'priced' WHEN closes THEN 'closed' ELSE 'learned'
     END AS stage
     FROM Own WHERE off <= r_off AND (closes OR learnable) GROUP BY query_id
 ), Two AS (
@@ -229,7 +232,7 @@ SELECT
     coalesce(One.kind || ',' || Two.kind, One.kind, '') AS kinds,
     iif(One.stage IN ('learned', 'closed'), One.id, NULL) AS entered,
     iif(l.stage = 'abandoned' AND One.kind = 'default', 0,
-        coalesce(One.stage IN ('learned', 'closed'), 0) + (Two.correct IS NOT NULL)) AS updates,
+        coalesce(One.stage IN ('learned', 'closed', 'failed'), 0) + (Two.correct IS NOT NULL)) AS updates,
     coalesce(One.correct, Two.correct) AS correct
 FROM Row l LEFT JOIN One USING (query_id) LEFT JOIN Two USING (query_id);
 

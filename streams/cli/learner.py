@@ -57,12 +57,13 @@ def _decoded(settings: Settings, topic: str, kind: type[R]) -> Iterator[R]:
 def graded_row(decision: Decision, reward: Reward) -> dict[str, Any] | None:
     """Return a decision and what became of it as a row of a log; None where it has no propensity or no cost.
 
-    Nor has a query with `learn: false` a row: a prior made from it would learn from it after all.
+    Nor has a query with `learn: false` a row, or one whose model failed to answer: a prior made from it would learn
+    after all what is not to be learned, of the latter its cost.
 
     `text` is what was embedded: a prior must read a question as the learner will, a conversation too. `cost` is in
     eFLOPs, as a prior is: what they cost is the catalogue's to say.
     """
-    if reward.log_cost is None or not decision.propensity or not reward.learn:
+    if reward.log_cost is None or not decision.propensity or not reward.learn or reward.failed:
         return None
     return {
         "text": embedded_text(decision.query),

@@ -439,7 +439,9 @@ def _reward(console: Console, reward: Reward) -> None:
         f"{f' ({reward.graded_by})' if reward.graded_by else ''}, score {_n(reward.score)}, "
         f"log cost {_n(reward.log_cost)}"
     )
-    if reward.fault:
+    if reward.failed:
+        console.print("learned as wrong, without its cost: its model gave no text")
+    elif reward.fault:
         console.print(f"nothing is learned from it: a fault of the {reward.fault}")
     if reward.closed_early:
         console.print(

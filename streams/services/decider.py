@@ -678,7 +678,7 @@ class DeciderService(Ordered):
                 continue
             if each.rows:
                 metrics.rewards_applied.labels(reward.kind).inc()
-                if each.verdict in ("learned", "priced", "abandoned"):
+                if each.verdict in ("learned", "priced", "failed", "abandoned"):
                     self.pending.remove(reward.query_id)
                 continue
             metrics.rewards_ignored.labels(each.verdict).inc()

@@ -18,6 +18,7 @@ from agents.search.search import (
     Progress,
     SearchRules,
     begin,
+    blamed,
     cancelled,
     draft,
     failed,
@@ -25,12 +26,13 @@ from agents.search.search import (
     ran_out,
     resume,
     time_left_s,
+    used_up,
 )
 from agents.serving.errors import DeadlinePassedError, ServingError, UnknownEngineError
 from agents.serving.http import within
 from agents.serving.registry import GroupEngines
 from agents.serving.vllm_host import EngineHost
-from schemas.answer import Answer
+from schemas.answer import QUESTIONABLE, Answer, Probe
 from schemas.control import Cancel, Heartbeat, ModelHealth
 from schemas.decision import Decision
 from schemas.errors import RecordTooLarge, UniscaleError
@@ -80,6 +82,7 @@ class ExecutorService(Keyed[None]):
             ServingError: not one of them can be loaded.
         """
         service = cls(runtime, engines_of(runtime.settings, runtime.control.base))
+        service.engines.probed = service._count_probe
         runtime.on_stop(service._last_beat)
         runtime.on_stop(service.engines.close)
         service.engines.want(service._models())
@@ -99,6 +102,8 @@ class ExecutorService(Keyed[None]):
             return Effects(then=self.runtime.metrics.duplicates.labels(at.topic).inc)
         next_ = self._begin(message, at) if isinstance(message, Decision) else self._resume(message)
         done = await self._go(next_) if isinstance(next_, Job) else next_
+        if isinstance(done, Answer) and used_up(done, self.rules):
+            done = blamed(done, "timeout")
         if isinstance(done, SearchStep):
             try:
                 out = Outgoing.of(self.runtime.topics.search_step, done)
@@ -112,7 +117,13 @@ class ExecutorService(Keyed[None]):
             # path. Where none is, the aggregator ends it when the query expires.
             return Effects()
         out = Outgoing.of(self.runtime.topics.answer, done)
-        return Effects(send=[out], then=partial(self.progress.done, done.query_id, _ENDED))
+        return Effects(send=[out], then=partial(self._ended, done))
+
+    def _ended(self, answer: Answer) -> None:
+        self.progress.done(answer.query_id, _ENDED)
+        if answer.fault == "model" and answer.action is not None:
+            self.runtime.metrics.model_failures.labels(answer.action.model, answer.cause).inc()
+            self.engines.suspect(answer.action.model)
 
     def _begin(self, decision: Decision, at: ConsumerRecord) -> Job | Answer:
         model = self.runtime.control.models.get(decision.action.model)
@@ -165,9 +176,19 @@ class ExecutorService(Keyed[None]):
             self.runtime.metrics.engine_faults.labels("executor").inc()
             if error.fatal:
                 raise Death(f"{job.query_id}/{job.step}: {error}") from error
-            return failed(job, error)
+            made = failed(job, error)
+            return blamed(made, error.cause, await self._probed(job, error)) if error.cause else made
         finally:
             self.busy.discard(job.query_id)
+
+    async def _probed(self, job: Job, error: ServingError) -> Probe | None:
+        """Return whether a model that refused a request answers the operator's question; None if nobody knows."""
+        if error.cause not in QUESTIONABLE or job.forest.best >= 0:
+            return None
+        left_s = time_left_s(job, self.runtime.now_ms())
+        with contextlib.suppress(DeadlinePassedError):
+            return await within(left_s, self.engines.verdict(job.action.model), job.query_id)
+        return None
 
     def _drafted(self, step: SearchStep) -> None:
         self.progress.done(step.query_id, step.step)
@@ -206,8 +227,14 @@ class ExecutorService(Keyed[None]):
                 log.warning("no heartbeat: %s", error)
             await runtime.sleep(runtime.settings.executor.heartbeat_s)
 
+    def _count_probe(self, model: str, passed: bool) -> None:
+        self.runtime.metrics.probes.labels(model, "passed" if passed else "failed").inc()
+
     async def _probe(self) -> None:
-        """Ask endpoints whether they are back, beside the heartbeat: one that hangs must not silence its group."""
+        """Ask endpoints whether they are back, beside the heartbeat: one that hangs must not silence its group.
+
+        Models whose queries failed are asked the operator's question.
+        """
         while True:
             await self.engines.probe()
             await self.runtime.sleep(self.runtime.settings.executor.heartbeat_s)

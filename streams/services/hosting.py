@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from agents.catalogue.models import Catalogue, VerifierModel
 from agents.serving.http import Keys, Retries
+from agents.serving.probing import ProbeRules
 from agents.serving.recorded import Recording
 from agents.serving.registry import GroupEngines, HostingOptions
 from agents.serving.vllm_host import EngineHost
@@ -77,6 +78,11 @@ def _options(settings: Settings, base: Catalogue) -> HostingOptions:
         retries=Retries(attempts=settings.engine.attempts),
         instruction=settings.engine.instruction,
         verifier_system=settings.engine.verifier_system,
+        probes=ProbeRules(
+            question=settings.executor.probe_question,
+            timeout_s=settings.executor.probe_timeout_s,
+            per_minute=settings.executor.probes_per_minute,
+        ),
     )
 
 

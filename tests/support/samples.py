@@ -3,7 +3,7 @@
 from array import array
 
 from schemas.action import Action
-from schemas.answer import Answer, Completion
+from schemas.answer import Answer, Completion, Probe
 from schemas.control import (
     Cancel,
     CatalogueEntry,
@@ -177,6 +177,18 @@ SAMPLES: tuple[Record, ...] = (
         ),
         limits=Limits(depth_limit=8, step_tokens=32, answers=2),
     ),
+    Answer(
+        query_id="q-7",
+        status="failed",
+        by="executor",
+        action=ACTION,
+        group="mini",
+        seq=16,
+        error="RequestRefusedError: http://mini/v1: HTTP 400: unknown parameter 'seed'",
+        fault="model",
+        cause="refused",
+        probe=Probe(passed=False, age_s=12.5),
+    ),
     Feedback(query_id="q-1", correct=True, source="teacher", metadata={"seen": 2}),
     Feedback(query_id="q-4", correct=0.5, graded_by="judge", source="judge-0"),
     Due(query_id="q-1", kind="timeout", deadline_ms=1_763_700_060_000),
@@ -264,6 +276,21 @@ SAMPLES: tuple[Record, ...] = (
         objective=OBJECTIVE,
         graded_by="score",
         closed_early=True,
+    ),
+    Reward(
+        reward_id="q-8/final",
+        query_id="q-8",
+        kind="final",
+        seq=17,
+        action=ACTION,
+        status="failed",
+        correct=0.0,
+        score=None,
+        log_cost=None,
+        price=None,
+        objective=OBJECTIVE,
+        latency_s=0.1,
+        fault="model",
     ),
     CatalogueEntry(name="mini-6", op="add", model={"name": "mini-6", "group": "mini"}),
     PriceEntry(name="mini-6", factor=3.0),

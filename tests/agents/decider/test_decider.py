@@ -473,3 +473,41 @@ def test_an_answer_that_its_client_cut_is_closed_without_correctness_under_any_r
     before = shard.decider
     shard.crash()
     shard.same_as(before)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_model_s_failure_teaches_that_it_was_wrong_and_was_tried_and_not_what_it_cost(
+    make_shard: Any, name: str
+) -> None:
+    """The log folds to what the live run made of it, and reproduces every decision."""
+    shard = make_shard(MAKERS[name], rules=RewardRules(default="drop"))
+    live(shard, 4)
+    tried, silent, taken = shard.ask(*(shard.context(tenant=who) for who in ("a", "a", "b")))
+    version = shard.decider.policy.version
+    failure = {"fault": "model", "correct": 0.0, "score": None, "status": "failed"}
+    told = shard.tell(
+        shard.reward(tried, **failure, log_cost=3.0),
+        shard.reward(silent, **failure, log_cost=None, learn=False),
+        shard.reward(taken, **failure, log_cost=None),
+    )
+    assert [one.verdict for one in told] == ["failed", "abandoned", "failed"]
+    assert shard.decider.policy.version == version + 2
+    row = shard.entry(tried.query_id)
+    assert (row.stage, row.correct, row.score, row.log_cost) == ("failed", 0.0, 0.0, 0.0)
+    assert row.paid == pytest.approx(np.exp(3.0)), "its account pays"
+    seen = row.observation("failure")
+    said = decode(tried.value, Decision).predicted
+    assert seen.log_cost == (np.log(row.objective.cost_range.high) if said is None else said.log_cost)
+    assert (seen.correct, seen.paid, seen.seq) == (0.0, row.paid, row.learned_seq)
+    assert shard.tell(shard.reward(tried, **failure, log_cost=3.0))[0].verdict == "duplicate"
+    live(shard, 2)
+    before = shard.decider
+    shard.crash()
+    shard.same_as(before)
+    rows = [decode_row(key, value) for key, value in shard.table.items()]
+    assert list(mismatches(shard.policy(), rows, 7)) == []
+    shard.apply(shard.snapshot())
+    live(shard, 2)
+    before = shard.decider
+    shard.crash()
+    shard.same_as(before)

@@ -26,7 +26,7 @@ from agents.reward.join import (
     on,
     to_value,
 )
-from agents.reward.outcome import Pricing, value
+from agents.reward.outcome import Pricing, gradable, value
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import UnreadableRecord
@@ -237,6 +237,26 @@ def test_the_query_s_own_waits_count_from_append_times() -> None:
     assert dues(join.row) == (("timeout", 3_500),)
     join.take(answer(), 3_000)
     assert dues(join.row) == (("feedback", 7_000),)
+
+
+def test_what_its_model_left_without_a_text_is_wrong_at_once_whoever_could_grade_it() -> None:
+    """No feedback is awaited, and the reference is not asked: there is nothing to grade."""
+    blamed = replace(answer("failed"), fault="model", cause="timeout")
+    for query in ({"reference": "4"}, {"feedback_wait_s": 100.0}):
+        join = Join()
+        join.take(decision(**query), 1_100)
+        asked = to_value(join.row, blamed)
+        assert asked is not None
+        assert not gradable(*asked)
+        found = value(
+            *asked, pricing=Pricing({}, {}, "prm"), judge=lambda gold, given: Verdict(True, "never")
+        )
+        turn = on(join.row, Arrival(blamed, 3_000, ORIGIN), WAITS, found)
+        assert turn.row is None
+        [reward] = turn.out
+        assert isinstance(reward, Reward)
+        assert (reward.kind, reward.correct, reward.score, reward.log_cost) == ("final", 0.0, None, None)
+        assert (reward.fault, reward.graded_by, reward.grader) == ("model", "", "")
 
 
 def test_early_feedback_is_parked_and_used() -> None:

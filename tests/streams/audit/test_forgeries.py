@@ -61,6 +61,16 @@ def test_answers_without_a_score_are_accounted_for(log: Any) -> None:
     assert report.checks <= {"policy_version"}, report.discrepancies
 
 
+def test_a_model_s_failure_is_accounted_for(log: Any) -> None:
+    log.change(log.topics.answer, Answer, "h199", fault="model", cause="timeout")
+    failed_in_the_reward(log, "h199")
+    row = {"learned_seq": row_of(log, "h199").ended_seq, "ended_seq": -1, "kinds": ("final",)}
+    learned(log, "h199", stage="failed", correct=0.0, **row)
+    report = log.audit()
+    assert report.wrong == 0, report.discrepancies
+    assert report.states["answered and learned (its model failed)"] == 1
+
+
 # What is done, and to whom. A forger who knows the system changes whatever else would give a forgery away.
 
 Forge = Callable[[Any], set[str]]
@@ -456,6 +466,41 @@ def query_without_a_trace(log: Any) -> set[str]:
             lambda raw, kind=kind: (raw.key if kind is None else query_id(raw.value, kind)) != b"h195",
         )
     return {f"seq {seq}" for seq in row.seqs if seq >= 0}
+
+
+@names("reward_fault")
+def blamed_after_the_reward(log: Any) -> set[str]:
+    log.change(log.topics.answer, Answer, "h19", fault="model", cause="timeout")
+    return {"h19"}
+
+
+@names("blamed_without_probe")
+def blamed_for_a_question(log: Any) -> set[str]:
+    """The schema refuses to write such an Answer."""
+    plain = msgspec.to_builtins(log.find(log.topics.answer, Answer, "h29"))
+    blamed = orjson.dumps(plain | {"fault": "model", "cause": "refused", "probe": {"passed": True}})
+    raws = log.records[log.topics.answer, 0]
+    (at,) = (i for i, raw in enumerate(raws) if raw.key == b"h29")
+    raws[at] = raws[at]._replace(value=blamed)
+    failed_in_the_reward(log, "h29")
+    learned(log, "h29", weight=0, kinds=("final",))
+    return {"h29"}
+
+
+@names("row_failed")
+def cost_of_a_failure_in_the_row(log: Any) -> set[str]:
+    """Of the last query: no policy version counts what came of it."""
+    log.change(log.topics.answer, Answer, "h199", fault="model", cause="timeout")
+    failed_in_the_reward(log, "h199")
+    row = {"learned_seq": row_of(log, "h199").ended_seq, "ended_seq": -1, "kinds": ("final",)}
+    learned(log, "h199", stage="failed", correct=0.0, log_cost=1.0, **row)
+    return {"h199"}
+
+
+def failed_in_the_reward(log: Any, query_id: str) -> None:
+    """Let the Reward of a query say that its model failed."""
+    final = {"kind": "final", "reward_id": reward_id(query_id, "final"), "correct": 0.0, "graded_by": ""}
+    log.change(log.topics.reward, Reward, query_id, fault="model", **final)
 
 
 @names("policy_version")

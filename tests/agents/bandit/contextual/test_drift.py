@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -283,3 +285,68 @@ def test_suspicion_widens_the_model_and_leaves_the_prediction() -> None:
     assert policy.estimates.predicted(z) == pytest.approx(before)
     assert after[0] == pytest.approx(math.sqrt(width[0] ** 2 + 0.09))
     assert after[1:] == pytest.approx(width[1:])
+
+
+def fail(policy: Contextual, traffic: Traffic, model: str, paid: float | None = None) -> None:
+    """Learn that a model gave no text."""
+    query_id, query, _ = traffic.question()
+    chosen, query_id = f"{model}/1/1/1", f"failed {query_id}"
+    policy.decided([Pending(query_id, query, chosen, AIM)])
+    outcome = Observation(query_id, query, chosen, 0.0, 0.0, 25.0, 0.0, PLAIN, kind="failure", paid=paid)
+    policy.learn([outcome])
+
+
+def test_a_failure_moves_correctness_and_counts_as_a_try_and_leaves_costs_alone() -> None:
+    policy, traffic = contextual(refits=()), Traffic(7)
+    policy.offer(actions())
+    learn_paced(policy, traffic, 300)
+    z = policy.features.short(traffic.question()[1])
+    before, tried, account = policy.estimates.predicted(z), policy.estimates.tried["large"], pace(policy)
+    for _ in range(30):
+        fail(policy, traffic, "large", paid=2.0)
+    after, at = policy.estimates.predicted(z), policy.features.models.index("large")
+    assert np.array_equal(after[:, COST], before[:, COST])
+    assert after[at, 0] < before[at, 0] - 0.4, "what fails is soon known to"
+    assert policy.estimates.tried["large"] == tried + 30
+    assert policy.estimates.costs.sums == {}
+    now = pace(policy)
+    assert (now.told, now.paid) == (account.told, account.paid), "nor is it a sign that searches became cheap"
+    assert now.spent == pytest.approx(account.spent + 60.0), "but its account pays"
+    assert now.known == account.known + 30
+
+
+def pace(policy: Contextual) -> Any:
+    return copy.copy(policy.pacer.paces[AIM.account_id])
+
+
+def test_a_refit_takes_correctness_from_a_failure_and_its_costs_from_the_others() -> None:
+    """The anchors are those of a history without the failures."""
+    found = {}
+    for failures in (0, 15):
+        policy, traffic = contextual(refits=(60 + failures,)), Traffic(7)
+        policy.offer(actions())
+        teach(policy, traffic, 30, in_turn=True)
+        failing = Traffic(3)
+        for _ in range(failures):
+            fail(policy, failing, "large")
+        teach(policy, traffic, 30, in_turn=True)
+        assert policy.memory.due == (), "it has learned anew"
+        found[failures] = policy
+    plain, some = found[0], found[15]
+    assert np.array_equal(some.features.anchors, plain.features.anchors)
+    assert (some.estimates.right.outcomes, some.estimates.paid.outcomes) == (75.0, 60.0)
+    assert some.estimates.tried["large"] == plain.estimates.tried["large"] + 15
+
+
+def test_a_policy_of_which_every_query_failed_goes_on_and_survives_a_restart() -> None:
+    policy, traffic = contextual(), Traffic(7)
+    policy.offer(actions())
+    for _ in range(25):
+        fail(policy, traffic, "small")
+    assert policy.version == 25
+    fresh = contextual()
+    fresh.offer(actions())
+    fresh.load(policy.state())
+    for each in (policy, fresh):
+        teach(each, Traffic(9), 60)
+    assert fresh.state() == policy.state()
