@@ -18,11 +18,13 @@ from agents.search.search import (
     Progress,
     SearchRules,
     begin,
+    blamed,
     draft,
     failed,
     overdue,
     resume,
     time_left_s,
+    used_up,
 )
 from agents.serving.engine import Drafted, Engine, Prefix
 from agents.serving.errors import (
@@ -33,7 +35,7 @@ from agents.serving.errors import (
     RequestRefusedError,
 )
 from schemas.action import Action
-from schemas.answer import Answer
+from schemas.answer import Answer, Probe
 from schemas.decision import Decision
 from schemas.errors import RecordTooLarge
 from schemas.forest import Finish, Forest
@@ -370,3 +372,43 @@ def test_only_a_fault_of_the_infrastructure_is_marked(error: Exception | str, fa
         answer = failed(source, error)
         assert (answer.status, answer.fault) == ("failed", fault)
         assert str(error) in (answer.error or "")
+
+
+def test_only_a_search_that_its_model_alone_kept_from_a_text_is_its_fault() -> None:
+    """Half of 90 s were waited for in the queue, or are what the client gave: neither says anything of the model."""
+    assert used_up(overdue(begun(DECISION), generate_s=89.0), RULES)
+    assert not used_up(overdue(begun(DECISION), generate_s=45.0), RULES)
+    assert not used_up(overdue(second_step(Hanging()), generate_s=89.0), RULES), "it has a text"
+    assert not used_up(failed(DECISION, "why"), RULES)
+
+
+def test_a_refusal_is_the_model_s_fault_if_it_fails_the_operator_s_question_as_well() -> None:
+    refused, passed = failed(DECISION, RequestRefusedError("HTTP 400")), Probe(passed=True)
+    for probe, fault in ((None, ""), (passed, ""), (Probe(passed=False, age_s=3.0), "model")):
+        answer = blamed(refused, "refused", probe)
+        assert (answer.fault, answer.cause, answer.probe) == (fault, "refused", probe)
+        assert decode(encode(answer), Answer) == answer
+    late = blamed(failed(DECISION, EngineTimeoutError("no reply")), "timeout")
+    assert (late.fault, late.cause) == ("model", "timeout")
+    kept = failed(second_step(Hanging()), RequestRefusedError("HTTP 400"))
+    assert blamed(kept, "refused", Probe(passed=False)) == kept, "a text is graded, whatever came after it"
+
+
+class Silent(CountingEngine):
+    """Ends the sequence at once."""
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        return [Drafted(text=" \n", finish="eos", tokens=1, prompt_tokens=9)] * (n * len(prefixes))
+
+
+def test_an_empty_completion_is_a_failure_of_its_model_that_has_a_price() -> None:
+    step = drafted(begun(DECISION), Silent())
+    scores = tuple(Scored(score=0.9) for _ in step.forest.pending)
+    answer = resume(Verification(search=step, scores=scores, verifier=Served(name="v")), now_ms=START_MS)
+    assert isinstance(answer, Answer)
+    assert (answer.status, answer.text, answer.score, answer.path) == ("failed", None, None, ())
+    assert (answer.fault, answer.cause) == ("model", "empty")
+    assert answer.trace
+    assert decode(encode(answer), Answer) == answer
