@@ -249,7 +249,7 @@ def test_what_its_model_left_without_a_text_is_wrong_at_once_whoever_could_grade
         assert asked is not None
         assert not gradable(*asked)
         found = value(
-            *asked, pricing=Pricing({}, {}, "prm"), judge=lambda gold, given: Verdict(True, "never")
+            *asked, pricing=Pricing({}, {}, "prm"), judge=lambda gold, given: Verdict(True, "math-verify")
         )
         turn = on(join.row, Arrival(blamed, 3_000, ORIGIN), WAITS, found)
         assert turn.row is None
