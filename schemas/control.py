@@ -243,8 +243,8 @@ class ModelHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         model: Its name in the catalogue.
-        state: ready: it can be asked. loading: not yet. suspended: its endpoint failed several times in a row and
-            is left alone for a while. failed: it could not be loaded.
+        state: ready: it can be asked. loading: not yet. suspended: its endpoint failed several times in a row, or the
+            model failed the operator's question, and is left alone for a while. failed: it could not be loaded.
         why: What is wrong; empty when nothing is.
     """
 
