@@ -110,6 +110,11 @@ class Metrics:
         )
         self.scored = counter("scored_drafts", "Drafts scored", "verifier")
 
+        self._of_outcomes()
+
+    def _of_outcomes(self) -> None:
+        """Add what the aggregator counts."""
+        counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self.answers = counter("answers", "Answers that count", "status")
         self.ungraded = counter(
             "ungraded",

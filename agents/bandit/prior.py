@@ -336,7 +336,7 @@ class Memory:
         self.due = self.due[1:]
         if not self.due:
             self._kept = {}
-        if np.sum(~failed) < FEW:
+        if failed.any() and np.sum(~failed) < FEW:
             return None
         # What is asked again is the same question: fitted without it, the transform must not know its other answers.
         places: dict[bytes, int] = {}
