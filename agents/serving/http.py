@@ -312,6 +312,10 @@ class JsonServer:
         settings: Where it is.
         sleep: Awaited between attempts with seconds.
         breaker: Counts what becomes of requests; by default one of its own.
+
+    Attributes:
+        answered: Set once the server has answered at all: before, it may be loading its weights.
+        why: What was wrong when it was last asked in vain.
     """
 
     def __init__(
@@ -323,6 +327,7 @@ class JsonServer:
     ) -> None:
         self.settings = settings
         self.breaker = breaker or Breaker(time.monotonic)
+        self.answered, self.why = asyncio.Event(), ""
         self._sleep = sleep
         self._places = asyncio.Semaphore(settings.connections)
         self._silence = _Silence()
@@ -369,6 +374,27 @@ class JsonServer:
             self._callers -= 1
             if not self._callers:
                 self._idle.set()
+
+    async def knock(self) -> None:
+        """Ask a server that has not answered yet for its models, or else its health; any answer but a fault is one."""
+        if self.answered.is_set():
+            return
+        for path in ("/v1/models", "/health"):
+            where = self._where(path)
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    await self._once(where, "GET", path, None)
+            except TimeoutError:
+                self.why = f"{where}: no reply in {PROBE_S:g} s"
+                continue
+            except (EndpointRefusedError, RequestRefusedError, EngineReplyError):
+                pass  # not every server has this path, and vLLM's health has no content
+            except ServingError as error:
+                if not _has_too_much_to_do(error):
+                    self.why = str(error)
+                    continue
+            self.answered.set()
+            return
 
     async def probe(self) -> None:
         """Ask a half-open endpoint which models it has, so that no query has to find out that it is still down."""

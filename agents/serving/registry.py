@@ -114,7 +114,7 @@ class Fleet:
                 place.entry = model  # how it is sampled may have changed
 
     async def get(self, model: Model) -> Engine:
-        """Return the engine of a model, once it is loaded.
+        """Return the engine of a model, once it is loaded, and its server has answered.
 
         Raises:
             EngineStartError: it cannot be loaded.
@@ -123,6 +123,8 @@ class Fleet:
         self.want([model])
         place = self._places[model.name]
         loaded = await asyncio.shield(place.task)
+        if loaded.server is not None:
+            await loaded.server.answered.wait()
         if place.prober is not None and place.prober.suspended:
             raise EndpointSuspendedError(
                 f"{model.name}: is not asked before it passes a probe: {place.prober.why}"
@@ -158,11 +160,11 @@ class Fleet:
             raise failures[0]
 
     async def probe(self) -> None:
-        """Ask every endpoint whose breaker is half-open whether it is back, and begin the probes that are due."""
+        """Ask endpoints that have not answered yet, or whose breaker is half-open; begin the probes that are due."""
         for prober in self._probers():
             prober.tick()
         servers = [each.server for each in self._ready() if each.server is not None]
-        await asyncio.gather(*(server.probe() for server in servers))
+        await asyncio.gather(*(ask() for server in servers for ask in (server.knock, server.probe)))
 
     def health(self) -> tuple[ModelHealth, ...]:
         """Return the state of every model, by name."""
@@ -224,7 +226,9 @@ class Fleet:
             return ModelHealth(model=name, state="loading")
         if not _is_ready(place.task):
             return ModelHealth(model=name, state="failed", why=place.why)
-        breaker = place.task.result().breaker
+        server, breaker = place.task.result().server, place.task.result().breaker
+        if server is not None and not server.answered.is_set():
+            return ModelHealth(model=name, state="loading", why=server.why[:MAX_WHY])
         if breaker is not None and breaker.state == "open":
             return ModelHealth(model=name, state="suspended", why=breaker.why[:MAX_WHY])
         if place.prober is not None and place.prober.suspended:

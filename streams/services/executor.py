@@ -87,6 +87,7 @@ class ExecutorService(Keyed[None]):
         runtime.on_stop(service.engines.close)
         service.engines.want(service._models())
         await unless_vllm_hangs(service._host, service.engines.settled())
+        await service.engines.probe()  # servers that are up are ready with the first heartbeat
         begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
         await runtime.follow([runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=begin)
         service.since_ms = runtime.now_ms()  # loading takes minutes

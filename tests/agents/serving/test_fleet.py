@@ -1,6 +1,7 @@
 """Models loaded in the background: their states, and what one that cannot be loaded does to the others."""
 
 import asyncio
+import socket
 import threading
 from typing import Any, cast
 
@@ -176,6 +177,7 @@ async def test_what_was_asked_of_an_engine_is_answered_before_it_is_closed_for_a
     server = Slow()
     server.listen()
     connection = JsonServer(ServerSettings(url=server.url))
+    connection.answered.set()  # it was up before
 
     class Remote(Engine):
         async def close(self) -> None:
@@ -248,6 +250,7 @@ async def test_a_model_whose_endpoint_fails_is_suspended_until_it_is_back() -> N
     breaker = Breaker(lambda: now[0], failures=1, pause_s=10.0)
     # Nobody listens at port 9 of this machine.
     server = JsonServer(ServerSettings(url="http://127.0.0.1:9"), breaker=breaker)
+    server.answered.set()  # it was up before
     entry = replace(model("a"), endpoint=Endpoint(kind="http", url="http://127.0.0.1:9"))
 
     async def load(entry: Model) -> Loaded:
@@ -265,3 +268,55 @@ async def test_a_model_whose_endpoint_fails_is_suspended_until_it_is_back() -> N
     assert states(fleet) == {"a": "suspended"}
     assert breaker.wait_s == 20.0
     await server.close()
+
+
+class Loading(Server):
+    """A server whose weights are loading: all it says is 503, until `loaded`; then it has no list of its models."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", port), LoadingHandler)
+        self.loaded = False
+
+
+class LoadingHandler(JsonHandler):
+    server: Loading
+
+    def do_GET(self) -> None:
+        self.reply(
+            {"said": self.path}, (200 if self.path == "/health" else 404) if self.server.loaded else 503
+        )
+
+
+async def test_a_model_at_a_server_is_loading_until_its_first_answer_and_what_is_asked_before_waits() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    server = JsonServer(ServerSettings(url=url))
+    entry = replace(model("a"), endpoint=Endpoint(kind="http", url=url))
+
+    async def load(entry: Model) -> Loaded:
+        return Loaded(cast(Any, Engine(entry, set())), server)
+
+    fleet: Any = Fleet(load)
+    fleet.want([entry])
+    await fleet.settled()
+    asked = asyncio.create_task(fleet.get(entry))
+    await fleet.probe()
+    [health] = fleet.health()
+    assert (health.state, "is the server up?" in health.why) == ("loading", True), "nobody listens there"
+    there = Loading(port)
+    there.listen()
+    await fleet.probe()
+    [health] = fleet.health()
+    assert (health.state, "HTTP 503" in health.why) == ("loading", True)
+    assert not asked.done()
+    assert server.breaker.state == "closed", "no request was sent"
+    there.loaded = True
+    await fleet.probe()
+    assert states(fleet) == {"a": "ready"}
+    assert (await asked).entry == entry
+    await fleet.close()
+    there.close()
+    await fleet.probe()
+    assert states(fleet) == {"a": "ready"}, "from here on its breaker counts"
