@@ -32,6 +32,10 @@ from schemas.query import Origin, Query, QueryContext
 class EncoderError(UniscaleError):
     """A text did not become a vector."""
 
+    instead = (
+        "the encoder gives this text no vector; shorten or change it, or ask the operator, whose log says why"
+    )
+
 
 class EncoderFilesError(EncoderError):
     """A file the encoder needs is missing, or is not the pinned one."""
@@ -44,9 +48,13 @@ class EncoderRefused(EncoderError):
 class EncoderUnavailable(EncoderError):
     """The server gave no usable answer within the attempts allowed."""
 
+    instead = "the encoder does not answer at present; try again later"
+
 
 class TextUnanswered(EncoderUnavailable):
     """The server gave no usable answer to this text, and embedded another: a load balancer or the text is at fault."""
+
+    instead = "the encoder does not answer to this text; shorten or change it, or try again later"
 
 
 class BadEmbedding(EncoderError):

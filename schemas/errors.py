@@ -21,10 +21,23 @@ record is at fault, and makes a dead letter. What is the fault of the process or
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import ClassVar
 
 
 class UniscaleError(Exception):
-    """Base class of everything this product refuses. Catch this, never Exception, to make a dead letter or message."""
+    """Base class of everything this product refuses. Catch this, never Exception, to make a dead letter or message.
+
+    Attributes:
+        instead: What a client reads in place of the message, which names addresses or quotes what a server said. Empty
+            where the message is a client's to read.
+    """
+
+    instead: ClassVar[str] = ""
+
+    @property
+    def for_client(self) -> str:
+        """Return what a client may read."""
+        return self.instead or str(self)
 
 
 class RecordError(UniscaleError, ValueError):

@@ -343,7 +343,7 @@ async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: S
                 query_id=query_id,
                 status="rejected" if early else "failed",
                 by=runtime.service,
-                error=letter.reason,
+                error=getattr(each.error, "instead", "") or letter.reason,
             )
             out.append(Outgoing.of(topics.answer, answer))
     if out:

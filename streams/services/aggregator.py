@@ -53,11 +53,11 @@ from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable,
 from streams.runtime.effects import Effects, Keyed, Rows
 from streams.runtime.handler_guard import Refusal
 from streams.services import rejected
-from streams.services.grading import GradersBusy, GraderTurns
 from streams.services.open_rewards import OpenRewards
 from streams.services.priority_queue import PriorityQueue
 from streams.services.recent import RecentIds
 from streams.services.rejected import RejectedIds
+from streams.services.turns import TooManyWait, Turns
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
@@ -101,6 +101,10 @@ class MisplacedRecord(UniscaleError):
     """A record of the services lies in another partition than its query. Only a foreign producer can have sent it."""
 
 
+class GradersBusy(UniscaleError):
+    """Too many answers of a tenant wait for a grader. Send fewer at once, or references that are quicker to grade."""
+
+
 class AggregatorService(Keyed[JoinRow]):
     """The join of one deployment."""
 
@@ -122,9 +126,10 @@ class AggregatorService(Keyed[JoinRow]):
         )
         self.closed = RecentIds(_CLOSED)
         self.pool = GradingPool()
-        self.turns = GraderTurns(
-            self.pool.workers, _AT_GRADERS * settings.kafka.concurrency, runtime.monotonic
-        )
+        # An answer that waits for a grader keeps no other record from beginning, but the offset of its partition stays
+        # with it: so many may wait.
+        most = _AT_GRADERS * settings.kafka.concurrency
+        self.turns = Turns(self.pool.workers, runtime.monotonic, most=most)
         # What the provisional Rewards of queries say is missing, by query: handled again, their Answers get no grade.
         self._ungraded: OrderedDict[str, str] = OrderedDict()
         self.uplift = Uplift()
@@ -284,13 +289,14 @@ class AggregatorService(Keyed[JoinRow]):
         missing = self._ungraded.get(answer.query_id)
         try:
             if missing is not None:  # its Reward was sent, and a worker ended before its row was written
-                raise GradersBusy(missing)
+                raise TooManyWait(missing)
             with self.runtime.aside():
                 async with self.turns.turn(tenant):
                     return await self.runtime.in_thread(
                         partial(work, judge=self.pool.judge, run=self.pool.run)
                     )
-        except GradersBusy as busy:
+        except TooManyWait as wait:
+            busy = GradersBusy(f"answers: {wait}")
             valued = work(judge=_fails(busy), run=_fails(busy))
             return valued if missing is None else replace(valued, missing=missing)
 

@@ -26,6 +26,7 @@ from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable
 from streams.runtime.effects import Effects, Keyed
 from streams.runtime.queues import WINDOW
 from streams.services.recent import RecentIds
+from streams.services.turns import Turns
 from streams.settings import Settings
 from streams.topics import SHARD
 
@@ -303,6 +304,8 @@ _BETWEEN_S = 10.0
 class NotEmbeddedInTime(UniscaleError):
     """The encoder gave a query no vector until its deadline had passed. Send it again once the encoder is back."""
 
+    instead = "timeout_s: was over before the encoder gave the query a vector; send it again later"
+
 
 class EmbedderService(Keyed[None]):
     """Forward queries with their vectors while there is room for more in flight."""
@@ -317,7 +320,7 @@ class EmbedderService(Keyed[None]):
             most, runtime.monotonic, runtime.control.serving, remembered=4 * self._again
         )
         # One text at a time: the encoder is the busiest code of this process and must not starve the heartbeats.
-        self._encoding = asyncio.Lock()
+        self._encoding = Turns(1, runtime.monotonic)
         runtime.answers_for = self.answers_for
 
     @classmethod
@@ -373,7 +376,7 @@ class EmbedderService(Keyed[None]):
     async def _embed(self, arrival: ArrivedQuery, timeout_s: float) -> QueryContext:
         rounds = 0
         while True:
-            async with self._encoding:
+            async with self._encoding.turn(arrival.query.account):
                 try:
                     contexts = await self.runtime.in_thread(lambda: embed([arrival], encoder=self.encoder))
                     return contexts[0]

@@ -166,7 +166,8 @@ class Previews:
                         lambda: embed([arrival], encoder=encoder)
                     )
                 except EncoderUnavailable as error:
-                    raise NotNow(f"the encoder: {error}") from error
+                    log.warning("a preview waits for the encoder: %s", error)
+                    raise NotNow(error.for_client) from error
             else:
                 context = QueryContext(
                     query=query,
@@ -199,7 +200,9 @@ class Previews:
             return _reply(503, {"message": str(error)})
         except UniscaleError as error:
             field = error.field if isinstance(error, RecordError) else ""
-            why = error.why if isinstance(error, RecordError) else str(error)
+            if error.instead:
+                log.warning("a preview is refused: %s", error)
+            why = error.why if isinstance(error, RecordError) else error.for_client
             return _reply(400, {"field": field, "message": why})
         return Response(msgspec.json.encode(found), media_type="application/json")
 

@@ -12,7 +12,7 @@ from prometheus_client import Counter
 
 from agents.answers import GraderFailed, GradingPool, Verdict
 from agents.decider.decider import Decider
-from agents.embedding import EncoderUnavailable
+from agents.embedding import EncoderUnavailable, TextUnanswered
 from agents.reward.join import JoinRow, Opened, encode_row
 from schemas.action import Action
 from schemas.answer import Answer
@@ -29,6 +29,7 @@ from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES, decider
 from streams.services.aggregator import AggregatorService
+from streams.services.embedder import NotEmbeddedInTime
 from tests.support.cluster import (
     Ask,
     Audit,
@@ -167,7 +168,7 @@ async def test_a_text_that_gets_no_answer_while_others_are_embedded_is_refused_a
         (letter,) = read(cluster, cluster.topics.dead_letter, DeadLetter)
         assert (letter.query_id, letter.error) == ("q0", "TextUnanswered")
         answers = {a.query_id: a for a in read(cluster, cluster.topics.answer, Answer)}
-        assert (answers["q0"].status, answers["q0"].error) == ("rejected", letter.reason)
+        assert (answers["q0"].status, answers["q0"].error) == ("rejected", TextUnanswered.instead)
         assert cluster.deaths == []
 
 
@@ -182,7 +183,9 @@ async def test_a_query_past_its_deadline_is_refused_where_the_encoder_does_not_e
         await cluster.until(lambda: answered(cluster) == {"q0"}, 120)
         (answer,) = read(cluster, cluster.topics.answer, Answer)
         assert answer.status == "rejected"
-        assert "timeout_s: 60 s are over, and http://encoder: no connection" in (answer.error or "")
+        assert answer.error == NotEmbeddedInTime.instead
+        [letter] = read(cluster, cluster.topics.dead_letter, DeadLetter)
+        assert "timeout_s: 60 s are over, and http://encoder: no connection" in letter.reason
         encoder.left = 0
         await cluster.until(lambda: len(answered(cluster)) == 2, 60)
         assert {a.query_id: a.status for a in read(cluster, cluster.topics.answer, Answer)}["q1"] == "ok"
@@ -661,7 +664,7 @@ async def test_references_that_take_a_grader_all_of_its_time_hold_nobody_else_up
         await cluster.until(lambda: len(closing(cluster)) == 200, 200)
         missing = Tally(each.missing.partition(": no")[0] for each in closing(cluster).values())
         assert sum(missing.values()) == 200
-        assert any("64 answers wait, most of them of tenant 'hard'" in why for why in missing)
+        assert any("answers: 64 wait, most of them of tenant 'hard'" in why for why in missing)
 
 
 @pytest.fixture

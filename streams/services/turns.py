@@ -1,11 +1,11 @@
-"""Whose answer a grader takes next: of the tenants whose answers wait, the one that has had graders for the least time.
+"""Turns of tenants at what does only so much at once: the one that has had the least time is next.
 
-A reference may take a grader seconds, and whoever sends many of them would otherwise have every grader. An answer that
-waits for one keeps no other record from beginning (`Runtime.aside`), but the offset of its partition stays with it: so
-many may wait, and of more, those of the tenant with the most waiting get no grade.
+Whoever sends many references that take a grader seconds, or many texts that take the encoder long, would otherwise
+hold up everybody.
 """
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -13,35 +13,35 @@ from contextlib import asynccontextmanager, suppress
 from schemas.errors import UniscaleError
 
 
-class GradersBusy(UniscaleError):
-    """Too many answers of a tenant wait for a grader. Send fewer at once, or references that are quicker to grade."""
+class TooManyWait(UniscaleError):
+    """Too much work of a tenant waits for its turn. Send less at once, or what takes less time."""
 
 
-class GraderTurns:
-    """Turns of tenants with graders, in the order of the time that they have had them.
+class Turns:
+    """Turns of tenants, in the order of the time that they have had.
 
-    Only tenants with an answer that waits or is graded are remembered; another begins as the one that had the least.
+    Only tenants whose work waits or is done now are remembered; another begins as the one that had the least.
 
     Args:
-        graders: So many answers are graded at once.
-        most: Answers that wait at most. A tenant alone may have as many; of several, each has its share for certain.
+        at_once: So many have their turn at once.
         clock: Seconds, monotonic.
+        most: So many wait at most. A tenant alone may have as many; of several, each has its share for certain.
     """
 
-    def __init__(self, graders: int, most: int, clock: Callable[[], float]) -> None:
-        self._free = graders
+    def __init__(self, at_once: int, clock: Callable[[], float], *, most: float = math.inf) -> None:
+        self._free = at_once
         self._most = most
         self._clock = clock
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # whoever had a turn goes to the end
-        self._graded: Counter[str] = Counter()  # by tenant, what is with a grader now
+        self._now: Counter[str] = Counter()  # by tenant, how many have their turn
         self._had_s: dict[str, float] = {}
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for a grader, and keep it while the block runs.
+        """Wait for a turn, which lasts as long as the block.
 
         Raises:
-            GradersBusy: too many answers wait, and this tenant has the most of them.
+            TooManyWait: more wait than may, and this tenant has the most of them.
         """
         await self._wait(tenant)
         began_s = self._clock()
@@ -78,19 +78,19 @@ class GraderTurns:
             if turn.done():  # cancelled
                 continue
             self._free -= 1
-            self._graded[tenant] += 1
+            self._now[tenant] += 1
             turn.set_result(None)
 
     def _leave(self, tenant: str) -> None:
         self._free += 1
-        self._graded -= Counter([tenant])
+        self._now -= Counter([tenant])
         self._next()
         self._forget(tenant)
 
     def _forget(self, tenant: str) -> None:
         if not self._waiting.get(tenant):
             self._waiting.pop(tenant, None)
-            if not self._graded[tenant]:
+            if not self._now[tenant]:
                 self._had_s.pop(tenant, None)
 
     def _refuse(self) -> None:
@@ -99,6 +99,4 @@ class GraderTurns:
             turn = self._waiting[tenant].pop()
             self._forget(tenant)
             if not turn.done():
-                turn.set_exception(
-                    GradersBusy(f"{self._most} answers wait, most of them of tenant {tenant!r}")
-                )
+                turn.set_exception(TooManyWait(f"{self._most} wait, most of them of tenant {tenant!r}"))

@@ -1,11 +1,11 @@
-"""Tenants take turns with the graders by the time they have had; nobody is refused who has not the most waiting."""
+"""Tenants take turns by the time they have had; nobody is refused who has not the most waiting."""
 
 import asyncio
 
 import pytest
 
 from streams.runtime.memory import run
-from streams.services.grading import GradersBusy, GraderTurns
+from streams.services.turns import TooManyWait, Turns
 
 MOST = 512
 
@@ -15,7 +15,7 @@ class Graders:
 
     def __init__(self) -> None:
         self.time = asyncio.get_running_loop().time
-        self.turns = GraderTurns(2, MOST, self.time)
+        self.turns = Turns(2, self.time, most=MOST)
         self.took: dict[str, list[float | None]] = {}
 
     async def grade(self, tenant: str, seconds: float) -> None:
@@ -24,7 +24,7 @@ class Graders:
             async with self.turns.turn(tenant):
                 await asyncio.sleep(seconds)
             took.append(self.time() - came_s)
-        except GradersBusy:
+        except TooManyWait:
             took.append(None)
 
 
@@ -88,6 +88,6 @@ def test_who_stops_waiting_or_grading_leaves_nothing_behind() -> None:
         tasks[1].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         turns = graders.turns
-        assert (turns._free, turns._waiting, turns._had_s, +turns._graded) == (2, {}, {}, {})
+        assert (turns._free, turns._waiting, turns._had_s, +turns._now) == (2, {}, {}, {})
 
     run(main())
