@@ -221,7 +221,7 @@ def _hardened(rng: random.Random, world: World, traffic: _Traffic) -> None:
 
 def _choosing(rng: random.Random, folder: Path) -> World:
     """Draw a world in which nothing goes wrong but one of two models, so that its choices can be judged."""
-    bad: Bad = rng.choice(("empty", "dear"))
+    bad: Bad = rng.choice(("refuses", "slow", "empty", "dear"))
     questions = _questions(rng, 24, "mixed")[:12]
     large = entry("large") | _checkpoint(3_000_000)
     catalogue = {

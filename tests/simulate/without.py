@@ -21,9 +21,10 @@ from agents.bandit.pacing import Pacer
 from agents.decider import decider
 from agents.decider.shares import TeachingShares
 from agents.embedding import HttpEncoder
+from agents.serving.probing import Prober
 from streams.runtime.base import BrokerClock
 from streams.runtime.handler_guard import HandlerGuard
-from streams.services import aggregator
+from streams.services import aggregator, executor
 from streams.services.decider import ShardLearner
 from streams.services.embedder import Admission, EmbedderService
 from streams.services.learner_log import LearnerLog
@@ -137,6 +138,13 @@ FIXES = {
             "        )": "return Verdict(correct=False, how=kind)"
         },
         (13,),
+    ),
+    "what a model fails to answer is learned": Fix(
+        executor,  # where it is called from
+        "blamed",
+        {"if answer.text is not None:": "if True:"},
+        (190,),
+        Fix(Prober, "_probe", {"self._failed >= MOST_FAILED": "False"}, ()),
     ),
     "a question that ends processes is found": Fix(
         HandlerGuard, "_count", {"if not self._stopping:": "if False:"}, (8, 27)
