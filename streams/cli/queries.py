@@ -1,9 +1,12 @@
 """What a client of a deployment does: `ask`, `produce`, `answers`, `feedback`, `replay`, `explain`."""
 
+import contextlib
+import itertools
 import sys
 import uuid
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Generator, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,12 +30,14 @@ from schemas.record import decode
 from schemas.reward import Reward
 from streams.client.client import Client, SendSchedule, SentQueries
 from streams.client.questions import QuestionError, query_from, read_questions, renamed
+from streams.client.recorded import Recorded, read_recorded
+from streams.client.replay import Pace, Replay
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.timeline import Timeline
 from streams.topics import Topics
 
-# Send queries with progress bars and wait for their Answers: what `produce` and `replay` share.
+# Send queries with progress bars and wait for their Answers.
 
 
 def send_and_wait(settings: Settings, queries: Sequence[Query], pace: SendSchedule, *, wait: bool) -> int:
@@ -476,64 +481,113 @@ def _n(value: float | None) -> str:
 
 
 @click.command()
-@click.option(
-    "--rate",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    help="Queries per second; 0 sends as fast as the broker accepts them.",
-)
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--since", type=click.DateTime(), help="Of the `query` topic, from this time on (UTC).")
+@click.option("--until", type=click.DateTime(), help="Of the `query` topic, up to this time (UTC).")
 @click.option(
     "--speed",
     type=click.FloatRange(min=0, min_open=True),
-    help="Keep the recorded pace, but this many times faster, instead of --rate.",
+    help="So many times as fast as the queries were asked. [1]",
 )
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    help="Queries per second instead; 0 sends as fast as they are answered.",
+)
+@click.option("--teach", type=bool, default=True, help="Whether the learner may learn from them. [yes]")
 @click.option("--limit", type=click.IntRange(min=1), help="Replay at most this many, the oldest first.")
 @click.option("--objective", help="Use this objective instead of their own.")
 @click.option("--run", help="Name of the run, put before every id. [a new name]")
 @click.option("--from-prefix", help="Replay the queries of another deployment on this broker.")
-@click.option("--wait/--no-wait", default=True, help="Wait for all Answers.")
+@click.option("--wait/--no-wait", default=True, help="Wait for all Answers and Rewards.")
 @click.pass_obj
 def replay(
     settings: Settings,
-    rate: float,
+    file: Path | None,
+    since: datetime | None,
+    until: datetime | None,
     speed: float | None,
+    rate: float | None,
+    teach: bool,
     limit: int | None,
     objective: str | None,
     run: str | None,
     from_prefix: str | None,
     wait: bool,
 ) -> None:
-    """Send the recorded queries of the `query` topic again, under ids RUN:<old id>, never mixed with the originals.
+    """Send recorded queries of FILE (.jsonl, .csv, .parquet), or of the `query` topic, again under ids RUN:<old id>.
 
-    Queries that are replays themselves are skipped. References and pins are kept; deadlines restart.
+    They are sent at the recorded pace unless --speed or --rate says otherwise. Queries that are replays themselves are
+    skipped. References and pins are kept; deadlines restart. It ends with a report (docs/replay.md).
     """
+    if speed is not None and rate is not None:
+        raise click.UsageError("--speed and --rate: give one of them")
+    if file is not None and (since or until or from_prefix):
+        raise click.UsageError(
+            "--since, --until and --from-prefix are of the `query` topic; leave out FILE or them"
+        )
     name = run or f"replay-{uuid.uuid4().hex[:6]}"
     source = settings.replace(prefix=from_prefix) if from_prefix else settings
-    recorded = sorted(_recorded(source), key=lambda pair: pair[0])[: limit or None]
-    if not recorded:
-        click.echo(f"error: {Topics(source).query} holds no queries to replay", err=True)
-        sys.exit(1)
-    asked = (query for _, query in recorded)
-    if objective:
-        goal = {"objective": objective, "weights": None, "mean_cost": None, "accuracy": None}
-        asked = (msgspec.structs.replace(query, **goal) for query in asked)
-    queries = list(renamed(asked, name))
-    at_s = tuple((ms - recorded[0][0]) / 1000 / speed for ms, _ in recorded) if speed else ()
-    click.echo(f"run {name}: {len(queries)} queries")
-    sys.exit(send_and_wait(settings, queries, SendSchedule(rate, at_s), wait=wait))
+    if file is not None:
+        for _ in read_recorded(file):  # a file with a mistake sends nothing
+            pass
+        recorded = read_recorded(file)
+    else:
+        recorded = _recorded(source, _ms(since, 0), _ms(until, 1 << 62))
+    with contextlib.closing(recorded):  # its connections would keep the process from ending
+        chosen: Iterator[Recorded] = itertools.islice(recorded, limit)
+        if objective:
+            goal = {"objective": objective, "weights": None, "mean_cost": None, "accuracy": None}
+            chosen = (each._replace(query=msgspec.structs.replace(each.query, **goal)) for each in chosen)
+        sending = Replay(chosen, name, Pace(speed=speed or 1.0, per_s=rate), learn=teach)
+        if sending.all_sent:
+            click.echo(f"error: {Topics(source).query} holds no queries to replay", err=True)
+            sys.exit(1)
+        click.echo(f"run {name}")
+        sys.exit(_replayed(settings, sending, wait=wait))
 
 
-def _recorded(settings: Settings) -> Iterator[tuple[int, Query]]:
-    seen: set[str] = set()
-    for record in kafka_clients.read_all(settings, [Topics(settings).query]):
+def _replayed(settings: Settings, sending: Replay, *, wait: bool) -> int:
+    with Client(settings) as client, bars(Console(stderr=True)) as bar:
+        sent, answered = bar.add_task("sent", total=None), bar.add_task("answered", total=None)
+
+        def progress(replay: Replay) -> None:
+            bar.update(sent, completed=replay.sent)
+            bar.update(answered, completed=replay.sent - replay.unanswered)
+
+        client.replay(sending, wait=wait, progress=progress)
+    click.echo(sending.report())
+    if sending.behind_s > 1.0:
+        click.echo(f"warning: the last query was sent {sending.behind_s:.0f} s after it was due", err=True)
+    if taken := sending.ends["id taken"]:
+        click.echo(f"error: {taken} id taken: give another --run NAME to replay them again", err=True)
+    if wait and sending.unanswered:
+        click.echo(f"error: {sending.unanswered} queries have no Answer; are the services running?", err=True)
+    return 1 if taken or (wait and sending.unanswered) else 0
+
+
+def _ms(at: datetime | None, default: int) -> int:
+    return default if at is None else int(at.replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def _recorded(settings: Settings, since_ms: int, until_ms: int) -> Generator[Recorded, None, None]:
+    """Yield the queries of the topic in the order of their append times, without what is a replay itself."""
+    seen: OrderedDict[str, None] = OrderedDict()
+    for record in kafka_clients.read_in_time(settings, Topics(settings).query, since_ms, until_ms):
         try:
             query = decode(record.value, Query)
         except UniscaleError:
             continue
         if query.query_id in seen or "replay_of" in query.metadata:
             continue
-        seen.add(query.query_id)
-        yield record.timestamp, query
+        seen[query.query_id] = None
+        if len(seen) > _MOST_SEEN:
+            seen.popitem(last=False)
+        yield Recorded(record.timestamp / 1000, query)
+
+
+_MOST_SEEN = 1_000_000
+"""Ids by which a query that was sent twice is known."""
 
 
 COMMANDS = [ask, produce, answers, feedback, explain, replay]

@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import msgspec
@@ -17,6 +18,7 @@ from schemas.record import decode, encode
 from schemas.reward import Feedback, Grader, Reward
 from streams.client.events import EventFollower, Kind, event_of, executor_groups, kind_of, read_timelines
 from streams.client.questions import query_from
+from streams.client.replay import Replay
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.timeline import Timeline
@@ -311,6 +313,49 @@ class Client:
                     break
             asked.stop()
         return asked
+
+    def replay(
+        self, replay: Replay, *, wait: bool = True, progress: Callable[[Replay], None] | None = None
+    ) -> None:
+        """Send recorded queries when they are due, and note what comes of them.
+
+        Args:
+            replay: The queries; what came of them stands there afterwards.
+            wait: Also wait for what is open when all are sent: for Answers until none has come for the longest deadline
+                and a minute, for Rewards until none has come for 10 s, because the others wait for feedback.
+            progress: Called with the present state, about three times a second.
+
+        Raises:
+            RecordTooLarge: a query does not fit into a record; those before it have been sent.
+            KafkaError: the broker refused one.
+        """
+        pending: deque[Any] = deque()
+        with self._asking:
+            reader = self._at_the_end(rewards=True)
+            began_s = heard_s = time.monotonic()
+            while True:
+                for query in replay.due(time.monotonic() - began_s):
+                    pending.append(self._produce(self.topics.query, query.query_id.encode(), encode(query)))
+                    heard_s = time.monotonic()
+                while pending and (replay.all_sent or pending[0].is_done):
+                    pending.popleft().get(timeout=_SEND_S)
+                wait_s = min(_POLL_S, replay.wait_s(time.monotonic() - began_s))
+                for records in reader.poll(timeout_ms=int(wait_s * 1000)).values():
+                    for raw in records:
+                        with suppress(UniscaleError):  # of another release; ours end with their Answers
+                            if event := event_of(self.topics, raw):
+                                before = replay.unanswered, replay.unclosed
+                                replay.take(event.record)
+                                if before != (replay.unanswered, replay.unclosed):
+                                    heard_s = time.monotonic()
+                if progress:
+                    progress(replay)
+                longest_s = max(replay.longest_s, self.settings.queries.timeout_s)
+                patience_s = longest_s + _MARGIN_S if replay.unanswered else _REWARDS_IDLE_S
+                if replay.all_sent and (
+                    not wait or not replay.unclosed or time.monotonic() - heard_s > patience_s
+                ):
+                    return
 
     def answers(
         self,

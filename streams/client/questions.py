@@ -23,6 +23,11 @@ _TEXT = ("text", "question", "problem", "prompt")
 _REFERENCE = ("reference", "answer", "solution")
 _KEPT = ("family", "level", "domain", "subject", "source", "id", "split")
 
+QUESTION_FIELDS = frozenset(
+    {*(each.name for each in msgspec.structs.fields(Query)), *_TEXT, *_REFERENCE, *_KEPT}
+)
+"""The fields of a line that are read; others are left out."""
+
 
 class QuestionError(UniscaleError):
     """A line of a question file is not a question; the message names file, line and field."""

@@ -1,6 +1,7 @@
 """Connections: the one place that turns the settings into arguments of kafka-python, aiokafka and faust."""
 
 import contextlib
+import heapq
 import logging
 import socket
 import ssl
@@ -365,6 +366,34 @@ def read_all(
         ends, begins = reader.end_offsets(parts), reader.beginning_offsets(parts)
         spans = {tp: (max(begin, begins[tp]), ends[tp]) for tp in parts}
         yield from read(reader, spans, timeout_ms=timeout_ms)
+
+
+def read_in_time(settings: Settings, topic: str, since_ms: int, until_ms: int) -> Iterator[Any]:
+    """Yield the records of a topic that were appended in a span of time, in its order, in constant memory.
+
+    Each partition has a connection of its own, and the earliest of their next records comes next.
+
+    Args:
+        settings: The deployment.
+        topic: The topic.
+        since_ms: First append time, ms since the epoch.
+        until_ms: First append time that is left out.
+
+    Raises:
+        UnknownTopic: the topic does not exist.
+    """
+
+    def of(part: TopicPartition) -> Iterator[Any]:
+        with contextlib.closing(consumer(settings)) as reader:
+            begin, end = reader.beginning_offsets([part])[part], reader.end_offsets([part])[part]
+            first = reader.offsets_for_times({part: since_ms})[part]
+            for record in read(reader, {part: (begin if first is None else first.offset, end)}):
+                if since_ms <= record.timestamp < until_ms:
+                    yield record
+
+    with contextlib.closing(consumer(settings)) as reader:
+        parts = partitions(reader, [topic])
+    yield from heapq.merge(*map(of, parts), key=lambda record: record.timestamp)
 
 
 def read(

@@ -137,7 +137,8 @@ def test_explain_tells_why_and_what_each_step_was(live: Any) -> None:
 
 def test_replay_goes_under_new_ids_and_leaves_the_originals_alone(live: Any) -> None:
     before = timelines(live).by_id
-    live.run("replay", "--run", "r1", "--speed", "1000", "--limit", "9")
+    report = live.run("replay", "--run", "r1", "--speed", "1000", "--limit", "9").stdout
+    assert report.startswith("run r1\nsent 9\nanswered 9: ok ")
     after = timelines(live).by_id
     new = {q: s for q, s in after.items() if q not in before}
     assert len(new) == 9

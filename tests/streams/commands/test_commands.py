@@ -29,6 +29,8 @@ from schemas.query import Origin, Query
 from streams.cli import control, learner, main, operating, queries
 from streams.cli.queries import show
 from streams.client.client import SendSchedule
+from streams.client.recorded import Recorded
+from streams.client.replay import Replay
 from streams.local.deployment import service_commands
 from streams.runtime import kafka_clients
 from streams.runtime.kafka_fencing import StillRunning
@@ -194,15 +196,15 @@ def test_a_replay_under_an_objective_takes_the_place_of_any_goal(monkeypatch: py
         {"mean_cost": 1e9},
         {"weights": Weights(correct=1.0)},
     ]
-    recorded = [(n, Query(query_id=f"q{n}", text="?", **goal)) for n, goal in enumerate(goals)]
+    recorded = [Recorded(n, Query(query_id=f"q{n}", text="?", **goal)) for n, goal in enumerate(goals)]
     sent: list[Query] = []
 
-    def send(settings: Settings, asked: list[Query], pace: SendSchedule, wait: bool) -> int:
-        sent.extend(asked)
+    def send(settings: Settings, replay: Replay, wait: bool) -> int:
+        sent.extend(replay.due(10.0))
         return 0
 
-    monkeypatch.setattr(queries, "_recorded", lambda settings: iter(recorded))
-    monkeypatch.setattr(queries, "send_and_wait", send)
+    monkeypatch.setattr(queries, "_recorded", lambda *_: (each for each in recorded))
+    monkeypatch.setattr(queries, "_replayed", send)
     done = CliRunner().invoke(queries.replay, ["--objective", "mine"], obj=Settings())
     assert done.exit_code == 0, done.output
     assert [(q.objective, q.accuracy, q.mean_cost, q.weights) for q in sent] == [

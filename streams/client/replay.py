@@ -1,0 +1,150 @@
+"""A replay: which recorded query is due when, which are open, and what came of them. Knows no broker and no clock."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from schemas.answer import Answer
+from schemas.dead_letter import DeadLetter
+from schemas.query import Query
+from schemas.reward import Reward
+from streams.client.questions import renamed
+from streams.client.recorded import Recorded
+
+OPEN = 10_000
+"""Queries without an Answer at most: the replay waits for the deployment, and its memory does not grow."""
+
+_EXACT_S = 1e-6
+"""A sum of floats may be off by less."""
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """How fast recorded queries are sent.
+
+    Attributes:
+        speed: So many times as fast as they were asked.
+        per_s: Queries per second instead; 0 for as fast as they are answered.
+
+    >>> Pace(speed=10.0).due_s(3, 20.0), Pace(per_s=2.0).due_s(3, 20.0)
+    (2.0, 1.5)
+    """
+
+    speed: float = 1.0
+    per_s: float | None = None
+
+    def due_s(self, index: int, after_s: float) -> float:
+        """Return when query `index`, asked `after_s` seconds after the first, is due, in seconds from the beginning."""
+        if self.per_s is None:
+            return after_s / self.speed
+        return index / self.per_s if self.per_s else 0.0
+
+
+class Replay:
+    """The queries of a recording on their way through a deployment.
+
+    Args:
+        recorded: What was asked, in order of time.
+        run: Goes before every id.
+        pace: How fast they are sent.
+        learn: Whether the learner may learn from them, as far as they say so themselves.
+
+    Attributes:
+        sent: Number of queries sent.
+        ends: How many ended how: the status of their Answer, or `id taken`.
+        longest_s: The longest `timeout_s` of a query sent.
+        behind_s: By how much the latest query was sent after it was due, in seconds.
+        costs: The costs of closed queries, summed by unit.
+        priced, graded: How many closed queries have a cost, and a grade.
+        correct: The sum of the grades.
+    """
+
+    def __init__(self, recorded: Iterable[Recorded], run: str, pace: Pace, *, learn: bool = True) -> None:
+        self.sent = self.priced = self.graded = 0
+        self.ends: Counter[str] = Counter()
+        self.costs: defaultdict[str, float] = defaultdict(float)
+        self.longest_s = self.behind_s = self.correct = 0.0
+        self._run, self._pace, self._learn = run, pace, learn
+        self._left = iter(recorded)
+        self._next = next(self._left, None)
+        self._began_s = self._next.at_s if self._next else 0.0
+        self._unanswered: set[str] = set()
+        self._unclosed: set[str] = set()
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until a query is due: infinity where none is left, or too many have no Answer.
+
+        Args:
+            now_s: Seconds since the replay began.
+        """
+        if self._next is None or len(self._unanswered) >= OPEN:
+            return math.inf
+        left_s = self._due_s(self._next) - now_s
+        return left_s if left_s > _EXACT_S else 0.0
+
+    def due(self, now_s: float) -> Iterator[Query]:
+        """Yield what is due, under its new id."""
+        while self._next is not None and not self.wait_s(now_s):
+            self.behind_s = now_s - self._due_s(self._next)
+            [query] = renamed([self._next.query], self._run)
+            if not self._learn:
+                query = replace(query, learn=False)
+            self.sent += 1
+            self.longest_s = max(self.longest_s, query.timeout_s or 0.0)
+            self._unanswered.add(query.query_id)
+            self._unclosed.add(query.query_id)
+            self._next = next(self._left, None)
+            yield query
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether no query is left to send."""
+        return self._next is None
+
+    @property
+    def unanswered(self) -> int:
+        """How many queries that were sent have no Answer yet."""
+        return len(self._unanswered)
+
+    @property
+    def unclosed(self) -> int:
+        """How many queries that were sent have no closing Reward yet."""
+        return len(self._unclosed)
+
+    def take(self, record: Any) -> None:
+        """Record what an Answer, Reward or dead letter says about a query of this replay; the first counts."""
+        match record:
+            case Answer(query_id=query_id, status=status) if query_id in self._unanswered:
+                self._unanswered.remove(query_id)
+                self.ends[status] += 1
+                if status == "rejected":  # before a Decision: no Reward comes
+                    self._unclosed.discard(query_id)
+            case DeadLetter(error="DuplicateQuery", query_id=str(query_id)) if query_id in self._unanswered:
+                self._unanswered.remove(query_id)
+                self._unclosed.discard(query_id)
+                self.ends["id taken"] += 1
+            case Reward(query_id=query_id, closes=True) if query_id in self._unclosed:
+                self._unclosed.remove(query_id)
+                if record.price is not None:
+                    self.priced += 1
+                    self.costs[record.price.unit] += record.price.cost
+                if record.correct is not None:
+                    self.graded += 1
+                    self.correct += record.correct
+
+    def _due_s(self, recorded: Recorded) -> float:
+        return self._pace.due_s(self.sent, recorded.at_s - self._began_s)
+
+    def report(self) -> str:
+        """Return what came of the queries, in lines."""
+        ends = ", ".join(f"{end} {count}" for end, count in self.ends.most_common()) or "none"
+        lines = [f"sent {self.sent}", f"answered {sum(self.ends.values())}: {ends}"]
+        lines += [
+            f"cost {total:.4g} {unit}, {total / self.priced:.4g} a query"
+            for unit, total in self.costs.items()
+        ]
+        right = f"accuracy {self.correct / self.graded:.1%}" if self.graded else "no accuracy"
+        return "\n".join([*lines, f"{right}: {self.graded} of {self.sent} are graded"])
