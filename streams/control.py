@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agents.catalogue.actions import ActionSpace, parse_pairs, uis_space
 from agents.catalogue.file import beside_catalogue, load_catalogue
-from agents.catalogue.models import ActionError, Catalogue, Model
+from agents.catalogue.models import ActionError, Catalogue, CatalogueError, Model
 from agents.catalogue.objectives import CAREFUL, DEFAULT_MODE, Objectives, Steering
 from agents.reward.outcome import Pricing
 from schemas.control import CatalogueEntry, Heartbeat, PriceEntry, decode_control
@@ -36,6 +36,35 @@ def default_objective(settings: Settings) -> str:
     return settings.queries.objective or (CAREFUL if aims else DEFAULT_MODE)
 
 
+def catalogue_of(settings: Settings) -> Catalogue:
+    """Return the catalogue that a deployment starts with: that of its file, with the verifier that the settings name.
+
+    Raises:
+        CatalogueError: the file cannot be used.
+        SettingsError: the catalogue has no such verifier.
+    """
+    found = load_catalogue(Path(settings.catalogue))
+    if not settings.engine.verifier:
+        return found
+    try:
+        return found.scored_by(settings.engine.verifier)
+    except CatalogueError as error:
+        raise SettingsError(str(error), "verifier") from None
+
+
+def overlong_in_words(catalogue: Catalogue) -> str:
+    """Return what to say of models whose paths may be too long for the verifier; empty where there are none."""
+    if not (overlong := catalogue.overlong):
+        return ""
+    verifier = catalogue.verifier_named()
+    return (
+        f"paths of {', '.join(overlong)} may have up to {max(overlong.values())} tokens (depth_limit times "
+        f"step_tokens); of those beyond the {verifier.engine.context_tokens} of verifier {verifier.name}, it scores "
+        "the last steps alone (`uniscale_shortened_paths_total` counts them). Lower depth_limit or step_tokens, or "
+        "take a verifier with a longer context"
+    )
+
+
 class Control:
     """The deployment's state as control records have made it.
 
@@ -48,7 +77,7 @@ class Control:
     """
 
     def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.base = load_catalogue(Path(settings.catalogue))
+        self.base = catalogue_of(settings)
         beside = beside_catalogue(Path(settings.catalogue))
         asked, named_by = settings.policy.parallelism, variable("parallelism")
         if not asked:

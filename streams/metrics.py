@@ -109,6 +109,11 @@ class Metrics:
             "result",
         )
         self.scored = counter("scored_drafts", "Drafts scored", "verifier")
+        self.shortened = counter(
+            "shortened_paths",
+            "Drafts scored on the last steps of their path: the verifier holds no more",
+            "verifier",
+        )
 
         self._of_outcomes()
 

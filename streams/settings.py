@@ -284,6 +284,8 @@ class ServingSettings(
     # Whether checkpoints must be folders; false asks the Hugging Face hub.
     offline: bool = True
     instruction: str = ""
+    # Which of the catalogue's verifiers scores; empty: the one that the catalogue names.
+    verifier: str = ""
     verifier_system: str = ""
     # A recording to answer from instead of engines: for replays, and to measure the control plane.
     recorded: str = ""

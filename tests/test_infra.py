@@ -161,6 +161,24 @@ def test_every_share_of_80_gb_holds_the_weights_and_one_whole_context(
         assert share_of(service) * 80e9 >= weights + context + 1.5e9, each.checkpoint
 
 
+def test_any_verifier_of_the_catalogue_can_be_the_one_in_use(gpu_services: Services, project: Path) -> None:
+    """The setting names it, its server is asked as the other one is, and README says how to start it."""
+    catalogue = gpu_catalogue()
+    commands = [
+        [word for word in server["command"][1:] if not re.fullmatch(r"0\.\d+", word)]
+        for server in of_image(gpu_services, "uniscale-vllm").values()
+        if server["command"][0] in {verifier.checkpoint for verifier in catalogue.verifiers}
+    ]
+    assert len(commands) == len(catalogue.verifiers) == 2
+    assert commands[0] == commands[1]
+    for verifier in catalogue.verifiers:
+        (project / ".env").write_text(f"UNISCALE_VERIFIER={verifier.name}\n")
+        for name, service in of_image(gpu_services, "uniscale-streams").items():
+            settings = settings_of(service, project)
+            assert catalogue.scored_by(settings.engine.verifier).verifier_named() == verifier, name
+    assert "UNISCALE_VERIFIER=skywork-o1-open-prm-qwen-2.5-7b" in (INFRA / "README.md").read_text()
+
+
 def test_each_server_has_its_own_variables(gpu_services: Services) -> None:
     """A variable of qwen3.env moves one server and no other; none is without use."""
     env = env_of(GPU_ENV)

@@ -192,6 +192,11 @@ def decode_model(entry: Mapping[str, Any], where: str) -> Model:
     return _convert(_served(entry), Model, f"{where}, model {entry.get('name')!r}")
 
 
+def entry_of(model: Model) -> str:
+    """Return a model as the YAML entry that `decode_model` makes it of, whole: nothing is left to defaults."""
+    return str(yaml.safe_dump(msgspec.to_builtins(model), sort_keys=False, allow_unicode=True))
+
+
 def decode_verifier(entry: Mapping[str, Any], where: str) -> VerifierModel:
     """Return the verifier that an entry describes, as `decode_model` does a model."""
     return _convert(_served(entry), VerifierModel, f"{where}, verifier {entry.get('name')!r}")

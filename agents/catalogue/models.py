@@ -39,6 +39,7 @@ class ActionError(UniscaleError):
 Positive = Annotated[int, Meta(ge=1)]
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.'+-]+$", max_length=60)]
+LabelOrNone = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.'+-]*$", max_length=60)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 # Costs are priced eFLOPs; within these bounds every logarithm of one stays far from what a regression could not take.
@@ -123,7 +124,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ]  # Hugging Face id, or a folder relative to the repository root
     architecture: Architecture
     sampling: Sampling
-    params: Label = ""  # nominal size as its description prints it; empty: made from the count
+    params: LabelOrNone = ""  # nominal size as its description prints it; empty: made from the count
     group: Name = "default"  # the executor group that hosts it
     endpoint: Endpoint = Endpoint()
     engine: EngineSettings = EngineSettings()
@@ -322,6 +323,27 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 return each
         known = ", ".join(each.name for each in self.verifiers)
         raise CatalogueError(f"catalogue {self.name!r}: no verifier {wanted!r}; choose one of {known}")
+
+    def scored_by(self, verifier: str) -> "Catalogue":
+        """Return the catalogue with another of its verifiers in use.
+
+        Raises:
+            CatalogueError: when the catalogue does not hold it.
+        """
+        return msgspec.structs.replace(self, verifier=self.verifier_named(verifier).name)
+
+    @property
+    def overlong(self) -> dict[str, int]:
+        """Return the tokens of the longest path of each model whose paths may be too long for the verifier in use.
+
+        Of such a path only the last steps are read, those that the verifier's context holds beside the question.
+        """
+        holds = self.verifier_named().engine.context_tokens
+        longest = {
+            each.name: min(each.sampling.depth_limit * each.sampling.step_tokens, each.engine.context_tokens)
+            for each in self.models
+        }
+        return {name: tokens for name, tokens in longest.items() if tokens > holds}
 
     def add(self, model: Model, version: int | None = None) -> "Catalogue":
         """Return the catalogue with one more model, at the end so that no other action changes its index.

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agents.catalogue.file import load_catalogue, read_yaml
+from agents.catalogue.file import entry_of, read_yaml
 from agents.catalogue.models import CatalogueError
 from agents.catalogue.objectives import Accuracy, Goal, MeanCost, Steering
 from schemas.control import (
@@ -27,7 +27,7 @@ from schemas.errors import UniscaleError
 from schemas.objective import CostRange, Weights
 from schemas.record import check_name
 from streams.client.client import Client
-from streams.control import default_objective
+from streams.control import catalogue_of, default_objective, overlong_in_words
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
@@ -37,7 +37,7 @@ from streams.topics import Topics
 
 def steering(settings: Settings) -> Steering:
     """Return what is in force: the catalogue file, the settings' objectives and the control records on the broker."""
-    base = load_catalogue(Path(settings.catalogue))
+    base = catalogue_of(settings)
     found = Steering.of(base, settings.queries.own_objectives(), default_objective(settings))
     for offset, entry in _entries(settings):
         try:
@@ -65,12 +65,20 @@ def _send(settings: Settings, entry: ControlRecord) -> int:
 
 @click.group()
 def catalogue() -> None:
-    """Add, remove or price a model while everything runs, or list the models."""
+    """Add, remove or price a model while everything runs, or list and show the models."""
+
+
+@catalogue.command("show")
+@click.argument("name")
+@click.pass_obj
+def show_entry(settings: Settings, name: str) -> None:
+    """Print the entry of model NAME as it is in force: a file for `catalogue add`."""
+    click.echo(entry_of(steering(settings).catalogue.model(name)), nl=False)
 
 
 @catalogue.command("list")
 @click.pass_obj
-def show(settings: Settings) -> None:
+def list_models(settings: Settings) -> None:
     """Print the models in force, with their groups and sizes."""
     found = steering(settings)
     table = Table(
@@ -120,6 +128,8 @@ def add_entry(settings: Settings, file: Path) -> None:
     kafka_admin.require(settings, declared(after.catalogue.groups))  # of a group that was here before
     offset = _send(settings, record)
     click.echo(f"{record.name} added to group {group}, control offset {offset}")
+    if record.name in after.catalogue.overlong:
+        click.echo(f"note: {overlong_in_words(after.catalogue)}", err=True)
     if group not in before.catalogue.groups:
         click.echo(
             f"no executor serves {group} yet: start `python -m streams worker executor --group {group}`"

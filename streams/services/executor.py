@@ -144,9 +144,9 @@ class ExecutorService(Keyed[None]):
         )
 
     def _resume(self, verification: Verification) -> Job | Answer:
-        self.runtime.metrics.scored.labels(verification.verifier.model or verification.verifier.name).inc(
-            len(verification.scores)
-        )
+        verifier = verification.verifier.model or verification.verifier.name
+        self.runtime.metrics.scored.labels(verifier).inc(len(verification.scores))
+        self.runtime.metrics.shortened.labels(verifier).inc(sum(s.shortened for s in verification.scores))
         price = self.runtime.control.pricing.forest_eflops
         try:
             job = resume(verification, now_ms=self.runtime.now_ms(), price=price)

@@ -1,5 +1,6 @@
 """The verifier's service: SearchStep in, Verification out, to the group the step came from."""
 
+import logging
 from typing import Self
 
 from msgspec.structs import replace
@@ -9,9 +10,12 @@ from agents.serving.errors import ServingError
 from agents.verifier.prm import Verifier, ask, verify
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.search import SearchStep
+from streams.control import overlong_in_words
 from streams.runtime.base import ConsumerRecord, Death, Outgoing, Runtime
 from streams.runtime.effects import Effects, Keyed
 from streams.services.hosting import unless_vllm_hangs, verifier_of, watch_vllm
+
+log = logging.getLogger("streams.verifier")
 
 
 class UnknownGroup(UniscaleError):
@@ -28,7 +32,10 @@ class VerifierService(Keyed[None]):
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
         """Load the catalogue's verifier in use."""
-        entry = runtime.control.catalogue.verifier_named()
+        catalogue = runtime.control.catalogue
+        if said := overlong_in_words(catalogue):
+            log.warning("%s", said)
+        entry = catalogue.verifier_named()
         verifier = await verifier_of(runtime.settings, entry, runtime.control.base)
         runtime.on_stop(verifier.close)
         if entry.endpoint.kind != "http":

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from agents.catalogue.file import beside_catalogue, decode_model, decode_objective, load_catalogue
+from agents.catalogue.file import beside_catalogue, decode_model, decode_objective, entry_of, load_catalogue
 from agents.catalogue.models import Catalogue, CatalogueError
 from agents.catalogue.objectives import Steering
-from schemas.control import ObjectiveEntry
+from schemas.control import CatalogueEntry, ObjectiveEntry
 
 Load = Callable[[dict[str, Any]], Catalogue]
 
@@ -295,3 +295,35 @@ def test_own_objectives_are_in_force_until_control_says_otherwise(qwen3: Catalog
     assert start.objectives.in_force("careful").mean_cost == 1e12
     after = start.after(ObjectiveEntry(name="thrifty", op="set", accuracy=0.8), 0)
     assert after.objectives.in_force("thrifty").accuracy == 0.8
+
+
+@pytest.mark.parametrize("file", ["mini", "qwen3"])
+def test_the_entry_shown_of_a_model_can_be_added_again(file: str) -> None:
+    """The family's models say no nominal size of their own."""
+    found = load_catalogue(Path(f"infra/catalogue/{file}.yaml"))
+    assert any(not model.params for model in found.models) == (file == "mini")
+    for model in found.models:
+        entry = yaml.safe_load(entry_of(model))
+        assert decode_model(entry, "shown") == model
+        record = CatalogueEntry(name=model.name, op="add", model=entry)
+        after = Steering.of(found, {}, "careful").after(record, 5).catalogue
+        assert after.model(model.name) == model
+
+
+def test_any_of_the_verifiers_can_be_the_one_in_use(qwen3: Catalogue) -> None:
+    other = qwen3.scored_by("skywork-o1-open-prm-qwen-2.5-7b")
+    assert other.verifier_named().architecture.parameters == 7_610_000_000
+    assert other.scored_by(qwen3.verifier) == qwen3
+    with pytest.raises(
+        CatalogueError, match=r"no verifier 'qwen3-8b'; choose one of skywork-o1-open-prm-qwen-2\.5-1"
+    ):
+        qwen3.scored_by("qwen3-8b")
+
+
+def test_models_whose_paths_the_verifier_cannot_hold_are_known(qwen3: Catalogue) -> None:
+    """40 steps of 512 tokens; the verifiers hold 4,096."""
+    assert qwen3.overlong == dict.fromkeys(qwen3.model_names, 20_480)
+    mini = load_catalogue(Path("infra/catalogue/mini.yaml"))
+    assert mini.overlong == {}, "40 steps of 50 tokens; the verifiers hold 16,384"
+    short = tuple(replace(each, engine=replace(each.engine, context_tokens=4096)) for each in qwen3.models)
+    assert replace(qwen3, models=short).overlong == {}

@@ -1,12 +1,15 @@
 """Each service as what it is: records and rows in, effects out. Nothing is sent and nothing runs beside it."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import yaml
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -130,7 +133,32 @@ async def test_a_step_that_cannot_be_scored_is_answered_and_one_of_an_unknown_gr
             await service.on(None, replace(step, group="nowhere"), record)
 
 
+async def test_a_verifier_that_cannot_hold_the_longest_path_says_so_when_it_starts(
+    in_memory: InMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = yaml.safe_load(Path(in_memory().catalogue).read_text(encoding="utf-8"))
+    async with alone(in_memory(), VerifierService):
+        assert "scores the last steps alone" not in caplog.text
+    for verifier in written["verifiers"]:
+        verifier["engine"] = {"context_tokens": 100}
+    (tmp_path / "short.yaml").write_text(yaml.safe_dump(written), encoding="utf-8")
+    async with alone(in_memory(catalogue=str(tmp_path / "short.yaml")), VerifierService):
+        [said] = [message for message in caplog.messages if "scores the last steps alone" in message]
+    assert re.search(r"paths of .*small.* may have up to \d+ tokens .* beyond the 100 of verifier", said)
+
+
 # The executor.
+
+
+async def test_scores_of_paths_that_were_shortened_are_counted(in_memory: InMemory, lived: Lived) -> None:
+    record = lived["verification.mini"][0]
+    verification = decode(record.value, Verification)
+    first, *others = verification.scores
+    cut = replace(verification, scores=(replace(first, shortened=True), *others))
+    async with alone(in_memory(), ExecutorService) as service:
+        await service.on(None, cut, record)
+        counted = service.runtime.metrics.shortened.labels(verification.verifier.name)
+        assert counted._value.get() == 1
 
 
 async def test_a_search_goes_from_effect_to_effect_and_what_was_sent_before_is_not_searched_again(
