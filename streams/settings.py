@@ -138,22 +138,30 @@ class KafkaSettings(Section, frozen=True):
     }
     ABOVE_0: ClassVar = ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s")
 
+    # HOST:PORT of a broker, or of several with commas.
     bootstrap: str = "127.0.0.1:9092"
-    # Of every topic and consumer group.
+    # Of the names of every topic and consumer group.
     prefix: str = "uniscale."
+    # Replicas of each topic that `topics create` makes; 3 in production.
     replication: int = 1
-    # Partitions only spread work over workers: a service can have as many workers as its topics have partitions.
+    # Of `query`. Partitions only spread work over workers: a service can have as many workers as its topics have
+    # partitions. They must stay what the topics were created with, as must the next two.
     query_partitions: int = 2
+    # Of `action-decision`, `answer`, `feedback`, `due` and the aggregator's table.
     join_partitions: int = 2
+    # Of `search-step` and of each group's `action-decision`, `verification` and `cancel`.
     group_partitions: int = 2
     # Records that a worker handles side by side, of different queries.
     concurrency: int = 256
-    # One limit for producers, consumers, topics and the preflight.
+    # The largest record: one limit for producers, consumers, topics and the preflight.
     max_record_bytes: int = MAX_RECORD
-    # Of a record that could not be handled, in its dead letter: with a Query, its prompt. 0 keeps none.
+    # How much of a record that could not be handled its dead letter keeps: of a Query, its prompt. 0 keeps none.
     dead_letter_bytes: int = HEAD_BYTES
+    # After so long without a sign of life, the broker gives a worker's partitions to others.
     session_timeout_s: float = 30.0
+    # How long a worker may take to join the group again while partitions are reassigned.
     rebalance_timeout_s: float = 60.0
+    # Time between two commits of offsets: so much is read again after a crash.
     commit_interval_s: float = 1.0
     # Minimum time between two produce requests of a process; records sent in between share the next one.
     send_interval_ms: float = 10.0
@@ -172,13 +180,21 @@ class KafkaSettings(Section, frozen=True):
 class SecuritySettings(Section, frozen=True, rename={"protocol": "security_protocol"}):
     """TLS and SASL of every connection to the broker."""
 
+    # What connections to the broker are secured with.
     protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    # How clients authenticate where the protocol is SASL_….
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = "PLAIN"
+    # Of PLAIN and SCRAM.
     sasl_username: str = ""
+    # Of PLAIN and SCRAM. Secret.
     sasl_password: str = ""
+    # Of OAUTHBEARER: a file that holds the current token, read again for every connection.
     sasl_token_file: str = ""
+    # PEM file of the authorities that sign the brokers' certificates; empty: the system's.
     ssl_cafile: str = ""
+    # PEM file of this process's own certificate, where brokers ask for one.
     ssl_certfile: str = ""
+    # PEM file of its private key; empty: in the certificate's file.
     ssl_keyfile: str = ""
 
     def __post_init__(self) -> None:
@@ -202,8 +218,11 @@ class QuerySettings(Section, frozen=True):
     MOST: ClassVar = {"timeout_s": MAX_TIMEOUT_S, "feedback_wait_s": MAX_WAIT_S}
     ABOVE_0: ClassVar = ("timeout_s",)
 
+    # Queries admitted and not yet answered, in all; others wait in the embedder.
     max_in_flight: int = 256
+    # After so long a query is answered `expired`, where it does not set a timeout itself.
     timeout_s: float = 600.0
+    # How long a reward waits for feedback after the answer, where the query has no reference and does not say.
     feedback_wait_s: float = 0.0
     # Rewards that wait for feedback, in all and of each account (tenant, or else API key): beyond either, the oldest of
     # the account that has most is closed ungraded. Each partition of the join may hold its share of them.
@@ -240,11 +259,15 @@ class ExecutorSettings(Section, frozen=True):
     MOST: ClassVar = {"heartbeat_s": 86_400, "heartbeat_grace_s": 86_400}
     ABOVE_0: ClassVar = ("heartbeat_s", "probe_timeout_s")
 
+    # Depth limit over the depth of the best completed path: H_max = ceil(eta · D_best).
     eta: float = 1.2
+    # Whether paths that cannot win, or that reach H_max, are stopped.
     early_exit: bool = True
     # Whether a path cut at the depth limit counts as completed, as the paper has it: docs/readings.md, "Search".
     cut_completes: bool = False
+    # Time between two signs of life of an executor; after three missed ones its models are not chosen.
     heartbeat_s: float = 2.0
+    # How long a decider that has just started waits for executors before it leaves models out.
     heartbeat_grace_s: float = 15.0
     # Asked of a model whose queries fail, as a search would ask it. Any text answers it; a model that gives none three
     # times in a row is suspended until it does.
@@ -275,17 +298,21 @@ class ServingSettings(
 
     # After so many attempts of one request to a model, the step fails and its query is answered `failed`.
     attempts: int = 3
-    # 0: one for each core.
+    # Threads of an engine in this process; 0: one for each core.
     threads: int = 0
-    # API keys: one for the endpoints of the catalogue file, and host=key,host:port=key for others.
+    # API key of the endpoints in the catalogue file. Secret.
     key: str = ""
+    # API keys of other endpoints, as host=key,host:port=key. Secret.
     keys: str = ""
+    # What models in this process run on.
     device: Literal["cpu", "gpu"] = "cpu"
     # Whether checkpoints must be folders; false asks the Hugging Face hub.
     offline: bool = True
+    # System message of conversations without one, such as to reason step by step; empty: none.
     instruction: str = ""
     # Which of the catalogue's verifiers scores; empty: the one that the catalogue names.
     verifier: str = ""
+    # System message that is put before what a step-tag verifier reads; empty: none.
     verifier_system: str = ""
     # A recording to answer from instead of engines: for replays, and to measure the control plane.
     recorded: str = ""
@@ -304,10 +331,15 @@ class EncoderSettings(
 ):
     """What turns a query and an action into an embedding."""
 
+    # MiniLM in this process, an OpenAI-compatible server, or hashed words, for tests.
     kind: Literal["minilm", "http", "hashed"] = "minilm"
+    # Of the server, up to and with /v1.
     url: str = ""
+    # Its model's name there.
     model: str = ""
+    # Numbers in its vectors.
     dimension: int = 0
+    # Its API key. Secret.
     key: str = ""
 
     def __post_init__(self) -> None:
@@ -326,8 +358,9 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
 
     LEAST: ClassVar = {"warm_up": 0, "snapshot_every": 0, "remembered_ids": 1}
 
+    # What chooses configurations; docs/policies.md lists the policies.
     name: str = "contextual"
-    # docs/policies.md lists them.
+    # Of the policy; docs/policies.md lists them.
     options: dict[str, Any] = {}
     # Question and candidate parallelism on offer, as QP/CP, such as 1/1,4/1,4/16. Empty: what the catalogue offers;
     # `all`: all 28 of Table 1, as where the catalogue does not say.
@@ -339,6 +372,7 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
     # Rounds of uniform choice before the policy decides; with a prior there are none. Empty: none where the policy is
     # `contextual`, which explores by what it does not know yet, else the paper's 50.
     warm_up: int | None = None
+    # Of all that is drawn: exploration, and each query's own seed.
     seed: int = 3
     # Decisions and updates between two snapshots of the learner. Rows that have ended stay in its memory and its log
     # until two snapshots hold them. 0 writes none and keeps every row.
@@ -367,8 +401,9 @@ class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{fiel
     LEAST: ClassVar = {"port": 0, "recent": 1, "streams": 0, "reads": 1}
     MOST: ClassVar = {"port": MAX_PORT}
 
-    # Beyond this machine it needs an API key (`keys add`).
+    # Address on which the gateway listens. Beyond this machine it needs an API key (`keys add`).
     host: str = "127.0.0.1"
+    # Port on which it listens; 0: any free one.
     port: int = 8080
     # Host names that requests may be addressed to beside 127.0.0.1, localhost and [::1].
     hosts: tuple[str, ...] = ()
@@ -394,11 +429,11 @@ class PreviewSettings(
     LEAST: ClassVar = {"port": 0}
     MOST: ClassVar = {"port": MAX_PORT}
 
-    # Keep it inside your network: the decider asks for no key.
+    # Address on which a decider answers previews. Keep it inside your network: the decider asks for no key.
     host: str = "127.0.0.1"
-    # 0 serves nothing.
+    # Port on which it answers them; 0 serves nothing.
     port: int = 0
-    # Asked in order; without any, the decider's port of this machine.
+    # Deciders that a gateway asks for previews, in order; without any, the decider's port of this machine.
     urls: tuple[str, ...] = ()
 
 
@@ -434,12 +469,15 @@ class Settings(Section, frozen=True):
 
     # The configuration file. The default one is read where it exists; empty: none.
     config: str = "uniscale.yaml"
-    # A file; in the configuration file, the catalogue itself may stand here.
+    # The models: a file; in the configuration file, the catalogue itself may stand here.
     catalogue: str = "infra/catalogue/mini.yaml"
+    # Crash counts, locks of instance names, cached action vectors and logs; keep it across restarts.
     state_dir: str = "out/state"
-    # Metrics and health probes need no key: whoever reaches them reads them.
+    # Address on which metrics and health probes are served. They need no key: whoever reaches them reads them.
     metrics_host: str = "127.0.0.1"
+    # Port of a service's metrics and health probes; 0 serves none. `up` gives each of its services the next one.
     metrics_port: int = 0
+    # Lines below it are left out of the process log.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
     kafka: KafkaSettings = KafkaSettings()
     security: SecuritySettings = SecuritySettings()

@@ -1,5 +1,6 @@
 """Settings are parsed once and refuse what cannot work, naming the field."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,9 @@ import yaml
 from agents.catalogue.file import load_catalogue
 from streams.control import Control
 from streams.settings import SECRETS, KafkaSettings, Settings, SettingsError, origins, variable
+from tests.support.settings_page import page
+
+SETTINGS_PAGE = Path("docs/settings.md")
 
 
 def test_environment_gives_settings_and_settings_give_the_environment_back() -> None:
@@ -259,6 +263,18 @@ SERVICE_LINKS = {
     "UNISCALE_PORT_53_UDP_ADDR": "10.96.0.8",
     "UNISCALE_GATEWAY_PORT": "tcp://10.96.0.9:8080",
 }
+
+
+def test_every_setting_stands_in_the_page_with_what_it_is() -> None:
+    text = page()
+    if os.environ.get("WRITE_GOLDEN"):
+        SETTINGS_PAGE.write_text(text, encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(UNISCALE_\w+)` \| .* \| (.*) \|$", text, re.MULTILINE))
+    assert rows.keys() == Settings().variables().keys()
+    assert [name for name, told in rows.items() if len(told) < 10] == [], "say what it is, above the field"
+    assert SETTINGS_PAGE.read_text(encoding="utf-8") == text, (
+        "WRITE_GOLDEN=1 python -m pytest tests/streams/test_settings.py writes docs/settings.md again"
+    )
 
 
 def test_a_service_of_kubernetes_named_like_us_sets_nothing(caplog: pytest.LogCaptureFixture) -> None:
