@@ -28,7 +28,7 @@ from schemas.record import MAX_RECORD
 ENV_PREFIX: Final = "UNISCALE_"
 
 SECRETS: Final = ("sasl_password", "engine_key", "engine_keys", "encoder_key")
-"""Names of the settings that are never shown."""
+"""Names of the settings that are never shown. UNISCALE_<NAME>_FILE names a file that holds one."""
 
 SECRET_OPTIONS: Final = ("control_salt",)
 """Names of policy options that are never shown."""
@@ -592,10 +592,31 @@ def _layers(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, d
         for name, text in environ.items()
         if name.startswith(ENV_PREFIX) and name not in links
     }
+    for name in SECRETS:
+        if file := given.pop(f"{name}_file", ""):
+            if given.get(name):
+                raise SettingsError(
+                    f"is given as well as {variable(name)}_FILE; leave it out, the file holds it", name
+                )
+            given[name] = _secret(name, file)
     said = {name: value for name, value in flags.items() if value is not None}
     path = said.get("config", given.get("config"))
     held = _read_config(Settings().config) if path is None else _read_config(path, needed=True)
     return {path or Settings().config: held, "environment": given, "command line": said}
+
+
+def _secret(name: str, file: str) -> str:
+    """Return what a file holds, without the line's end; an empty file holds no secret.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"{file} cannot be read ({error}); name a file that holds the secret", f"{name}_file"
+        ) from None
 
 
 def _read_config(path: str, *, needed: bool = False) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The deployment files name only what exists: commands, groups, models, metrics, one record size."""
 
+import configparser
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import yaml
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Catalogue
 from schemas.record import MAX_RECORD
-from streams.settings import Settings, variable
+from streams.settings import SECRETS, Settings, variable
 from tests.support.compose import GPU_ENV, env_of, environment_of, services_of
 
 Services = dict[str, dict[str, Any]]
@@ -34,10 +36,20 @@ def gpu_services() -> Services:
     return services_of(env_of(GPU_ENV))
 
 
-def of_image(services: Services, image: str) -> Services:
-    found = {name: each for name, each in services.items() if each["image"] == image}
+OURS = ("uniscale-services", "uniscale-engines")
+ENGINES = {"executor", "verifier"}
+"""The services whose processes may hold models."""
+
+
+def of_image(services: Services, *images: str) -> Services:
+    found = {name: each for name, each in services.items() if each["image"].partition(":")[0] in images}
     assert found
     return found
+
+
+def service_of(command: list[str]) -> str:
+    """What of the command line a container runs: a service's name, or a command's."""
+    return command[1] if command[0] == "worker" else command[0]
 
 
 def settings_of(service: dict[str, Any], folder: Path) -> Settings:
@@ -64,8 +76,10 @@ def test_volumes_that_are_used_are_declared(services: Services) -> None:
 def test_build_targets_are_stages_of_the_dockerfile(services: Services) -> None:
     dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
     stages = set(re.findall(r"^FROM \S+ AS (\w+)$", dockerfile, re.MULTILINE))
-    targets = {each["build"]["target"] for each in services.values() if "build" in each}
-    assert targets == stages
+    built = {each["build"]["target"]: each["image"] for each in services.values() if "build" in each}
+    assert built.keys() == stages
+    version = tomllib.loads((COMPOSE.parent / "pyproject.toml").read_text())["project"]["version"]
+    assert built == {stage: f"uniscale-{stage}:{version}" for stage in stages}, "tagged by the release"
     for copied in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
         for source in copied.split():
             assert (COMPOSE.parent / source).exists(), source
@@ -76,8 +90,11 @@ def test_no_image_of_ours_runs_as_root_or_shares_what_is_the_host_s(
 ) -> None:
     dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
     for stage in re.split(r"^FROM ", dockerfile, flags=re.MULTILINE)[1:]:
-        users = re.findall(r"^USER (\w+)$", stage, re.MULTILINE)
-        assert users == ["uniscale"], stage.splitlines()[0]
+        users = re.findall(r"^USER (.+)$", stage, re.MULTILINE)
+        assert users[-1] == "10001:10001", "by number, so that Kubernetes can tell that it is not root"
+        assert f"--uid {users[-1].partition(':')[0]} " in stage or stage.startswith("services "), (
+            stage.splitlines()[0]
+        )
     for name, service in services.items():
         shared = {"privileged", "ipc", "pid", "network_mode", "user", "cap_add"} & set(service)
         assert not shared, f"{name}: {shared}"
@@ -85,10 +102,82 @@ def test_no_image_of_ours_runs_as_root_or_shares_what_is_the_host_s(
             assert "docker.sock" not in volume, name
 
 
+def test_every_container_is_bounded_and_has_no_right_that_it_does_not_need(
+    services: Services, gpu_services: Services
+) -> None:
+    for name, service in (*services.items(), *gpu_services.items()):
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert re.fullmatch(r"\d+[mg]", service["mem_limit"]), name
+        assert service["pids_limit"] > 0, name
+        log = service["logging"]
+        assert (log["driver"], set(log["options"])) == ("json-file", {"max-size", "max-file"}), name
+        assert service["restart"] == "on-failure", f"{name}: after a reboot the unit starts all in order"
+
+
+def test_the_unit_starts_everything_in_order_after_a_reboot() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(INFRA / "systemd" / "uniscale-streams.service")
+    assert unit["Service"]["ExecStart"].endswith("docker compose $OPTIONS up --detach")
+    assert unit["Service"]["ExecStop"].endswith("docker compose $OPTIONS stop")
+    assert (unit["Service"]["Type"], unit["Service"]["RemainAfterExit"]) == ("oneshot", "yes")
+    assert "docker.service" in unit["Unit"]["After"]
+
+
+SECRETS_OF = {
+    "embedder": {"encoder_key"},
+    "decider": {"encoder_key"},  # it embeds the actions
+    "executor": {"engine_key", "engine_keys", "hf_token"},
+    "verifier": {"engine_key", "engine_keys", "hf_token"},
+}
+
+
+def test_each_service_gets_the_secrets_that_it_needs_and_no_others(services: Services) -> None:
+    declared = yaml.safe_load(COMPOSE.read_text())["secrets"]
+    assert set(declared) == {*SECRETS, "hf_token"}
+    for name, secret in declared.items():
+        assert secret == {"file": f"${{{name.upper()}_FILE:-/dev/null}}"}, name
+    for name, service in of_image(services, *OURS).items():
+        wanted = {"sasl_password"} | SECRETS_OF.get(service_of(service["command"]), set())
+        assert set(service["secrets"]) == wanted, name
+        files = {variable(each) + "_FILE": f"/run/secrets/{each}" for each in wanted - {"hf_token"}}
+        given = {key: text for key, text in service["environment"].items() if key.endswith("_FILE")}
+        assert given == files, name
+        token = service["environment"].get("HF_TOKEN_PATH")
+        assert token == ("/run/secrets/hf_token" if "hf_token" in wanted else None), name
+    for name, server in of_image(services, "uniscale-vllm").items():
+        assert server["secrets"] == ["hf_token"], name
+        assert set(server["environment"]) == {"HF_TOKEN_PATH"}, name
+
+
+def test_only_processes_that_may_hold_models_carry_engines(
+    services: Services, gpu_services: Services
+) -> None:
+    """Where all models are at servers none does. What the other image suffices for: test_light_image.py."""
+    for name, service in of_image(services, *OURS).items():
+        heavy = service["image"].startswith("uniscale-engines:")
+        assert heavy == (service_of(service["command"]) in ENGINES), name
+    assert not [n for n, s in gpu_services.items() if s["image"].startswith("uniscale-engines")]
+
+
+def test_what_is_kept_lies_in_volumes(services: Services) -> None:
+    dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
+    folders = dict(re.findall(r"(UNISCALE_STATE_DIR|HF_HOME|VLLM_CACHE_ROOT)=(\S+)", dockerfile))
+    for name, service in services.items():
+        mounted = [volume.split(":")[1] for volume in service.get("volumes", ()) if ":" in volume]
+        kept = {"UNISCALE_STATE_DIR"} if service["image"].startswith(OURS) else set()
+        runs = service_of(service["command"]) if "command" in service else ""
+        if runs in ENGINES or service["image"].startswith("uniscale-vllm"):
+            kept |= {"HF_HOME", "VLLM_CACHE_ROOT"}
+        for folder in kept:
+            assert any(Path(folders[folder]).is_relative_to(mount) for mount in mounted), f"{name}: {folder}"
+
+
 def test_every_services_command_is_one_of_the_command_line(services: Services) -> None:
     from streams.cli import main
 
-    for name, service in of_image(services, "uniscale-streams").items():
+    for name, service in of_image(services, *OURS).items():
         command: click.Command = main
         args = service["command"]
         context = click.Context(main)
@@ -104,7 +193,7 @@ def test_every_service_runs_once_and_every_group_has_an_executor(
 ) -> None:
     from streams.services import SERVICES
 
-    plain = {n: s for n, s in of_image(services, "uniscale-streams").items() if "profiles" not in s}
+    plain = {n: s for n, s in of_image(services, *OURS).items() if "profiles" not in s}
     assert sorted(s["command"][1] for s in plain.values() if s["command"][0] == "worker") == sorted(SERVICES)
     served = [s["command"][3] for s in gpu_services.values() if s.get("command", [])[1:2] == ["executor"]]
     assert sorted(served) == sorted(gpu_catalogue().groups)
@@ -173,7 +262,7 @@ def test_any_verifier_of_the_catalogue_can_be_the_one_in_use(gpu_services: Servi
     assert commands[0] == commands[1]
     for verifier in catalogue.verifiers:
         (project / ".env").write_text(f"UNISCALE_VERIFIER={verifier.name}\n")
-        for name, service in of_image(gpu_services, "uniscale-streams").items():
+        for name, service in of_image(gpu_services, *OURS).items():
             settings = settings_of(service, project)
             assert catalogue.scored_by(settings.engine.verifier).verifier_named() == verifier, name
     assert "UNISCALE_VERIFIER=skywork-o1-open-prm-qwen-2.5-7b" in (INFRA / "README.md").read_text()
@@ -208,14 +297,10 @@ def test_the_gpu_profile_can_fetch_tokenizers_keep_them_and_ask_for_a_box(
     services: Services, gpu_services: Services, project: Path
 ) -> None:
     """Prompts are rendered in the services: without the checkpoints' tokenizers no service with an engine can start."""
-    dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
-    cache = re.findall(r"^ENV HF_HOME=(\S+)$", dockerfile, re.MULTILINE)[0]
-    assert "chown uniscale out $HF_HOME" in dockerfile
-    for name, service in of_image(gpu_services, "uniscale-streams").items():
+    for name, service in of_image(gpu_services, *OURS).items():
         settings = settings_of(service, project)
         assert settings.engine.offline is False, name
         assert "\\boxed{}" in settings.engine.instruction, name
-        assert any(mount.endswith(f":{cache}") for mount in service["volumes"]), name
         plain = settings_of(services[name], project)
         assert plain.engine.offline is True, "the mini family is in the image"
         assert plain.engine.instruction == "", "the mini family is trained without one"
@@ -238,10 +323,11 @@ FIXED = {
 
 @pytest.mark.parametrize("profile", [{}, env_of(GPU_ENV)], ids=["mini", "qwen3.env"])
 def test_every_setting_in_the_env_file_reaches_every_service(profile: dict[str, str], project: Path) -> None:
-    mine = {name: f"my {name}" for name in Settings().variables()}
+    secret = {variable(name) for name in SECRETS}  # those come from files
+    mine = {name: f"my {name}" for name in Settings().variables() if name not in secret}
     (project / ".env").write_text("".join(f"{name}='{text}'\n" for name, text in mine.items()))
     # `--env-file infra/qwen3.env --env-file .env`, or neither, when Compose takes `.env`.
-    for name, service in of_image(services_of({**profile, **mine}), "uniscale-streams").items():
+    for name, service in of_image(services_of({**profile, **mine}), *OURS).items():
         given = environment_of(service, project)
         changed = {name for name, text in mine.items() if given.get(name) != text}
         fixed = {variable("bootstrap"), variable("metrics_host"), *FIXED.get(name, ())}
@@ -252,7 +338,7 @@ def test_a_service_with_an_embedding_server_starts(project: Path) -> None:
     lines = ["ENCODER=http", "ENCODER_URL=http://host:8000/v1", "ENCODER_MODEL=e", "ENCODER_DIMENSION=1024"]
     options = """POLICY_OPTIONS='{"alpha": 2.0}'"""
     (project / ".env").write_text("".join(f"UNISCALE_{line}\n" for line in [*lines, options]))
-    for service in of_image(services_of(env_of(project / ".env")), "uniscale-streams").values():
+    for service in of_image(services_of(env_of(project / ".env")), *OURS).values():
         settings = settings_of(service, project)
         assert (settings.encoder.kind, settings.encoder.url) == ("http", "http://host:8000/v1")
         assert (settings.encoder.model, settings.encoder.dimension) == ("e", 1024)
@@ -260,7 +346,7 @@ def test_a_service_with_an_embedding_server_starts(project: Path) -> None:
 
 
 def test_settings_given_to_services_exist(services: Services, project: Path) -> None:
-    for name, service in of_image(services, "uniscale-streams").items():
+    for name, service in of_image(services, *OURS).items():
         assert settings_of(service, project).kafka.bootstrap == "kafka:9092", name
 
 
@@ -273,7 +359,8 @@ def test_an_env_file_of_ones_own_stays_out_of_git_and_of_images() -> None:
 def test_every_image_has_a_digest_or_is_named_as_one_without(services: Services) -> None:
     dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
     used = {each["image"] for each in services.values() if "build" not in each}
-    used |= set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE))
+    stages = dict(re.findall(r"^FROM (\S+) AS (\w+)$", dockerfile, re.MULTILINE))
+    used |= stages.keys() - set(stages.values())
     for image in used:
         assert re.fullmatch(r"[\w./-]+:[\w.-]+(@sha256:[0-9a-f]{64})?", image), image
     without = re.findall(r"^- `(\S+)`$", (INFRA.parent / "docs" / "trust.md").read_text(), re.MULTILINE)
@@ -282,6 +369,8 @@ def test_every_image_has_a_digest_or_is_named_as_one_without(services: Services)
 
 def test_no_key_is_in_a_log_and_nobody_can_log_in_to_grafana(services: Services) -> None:
     command = services["key"]["command"]
+    scopes = [command[at + 1] for at, word in enumerate(command) if word == "--scope"]
+    assert "admin" not in scopes, "who sees every tenant's queries has a key of its own"
     file = Path(command[command.index("--file") + 1])
     assert f"key:{file.parent}" in services["key"]["volumes"]
     grafana = services["grafana"]["environment"]
@@ -305,9 +394,7 @@ def test_prometheus_scrapes_every_service_and_every_server(services: Services) -
         for dns in job["dns_sd_configs"]
         for name in dns["names"]
     }
-    workers = {
-        n for n, s in of_image(services, "uniscale-streams").items() if "--metrics-port" in s["command"]
-    }
+    workers = {n for n, s in of_image(services, *OURS).items() if "--metrics-port" in s["command"]}
     servers = set(of_image(services, "uniscale-vllm"))
     assert scraped == {("services", name) for name in workers} | {("vllm", name) for name in servers}
     for file in config["rule_files"]:
@@ -378,7 +465,6 @@ def test_panels_do_not_overlap_and_have_a_unit() -> None:
 def test_the_entry_point_for_vllm_exists() -> None:
     """The image `vllm` finds Skywork's class by it. The module is read, not imported: vLLM takes half a minute."""
     import ast
-    import tomllib
 
     project = tomllib.loads((COMPOSE.parent / "pyproject.toml").read_text())["project"]
     module, function = project["entry-points"]["vllm.general_plugins"]["uniscale"].split(":")

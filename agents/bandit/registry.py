@@ -205,6 +205,10 @@ def build_policy(
         made = kinds()[name].make(options, Inputs(query_dim, action_dim, encoder))
     except ValueError as error:
         raise PolicyRefused(f"policy_options: {error}") from None
+    except ModuleNotFoundError as error:
+        raise PolicyRefused(
+            f"policy: {name!r} needs the package {error.name}, which is not installed here"
+        ) from None
     control = None
     if options.control_share:
         control = ControlGroup(options.control_share, options.control_action, options.control_salt)

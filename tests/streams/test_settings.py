@@ -319,6 +319,29 @@ def test_a_secret_is_shown_nowhere(name: str) -> None:
     assert settings.environ()[variable(name)] == "hunter2", "the processes it starts need it"
 
 
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_may_be_in_a_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hunter2\n")
+    environ = {f"{variable(name)}_FILE": str(tmp_path / "secret")}
+    settings = Settings.from_env(environ)
+    assert settings.environ()[variable(name)] == "hunter2"
+    assert origins(environ, {})[variable(name)] == "environment"
+    with pytest.raises(
+        SettingsError, match=f"{variable(name)}: is given as well as {variable(name)}_FILE"
+    ) as both:
+        Settings.from_env(environ | {variable(name): "hunter3"})
+    assert "hunter" not in str(both.value)
+    with pytest.raises(SettingsError, match=f"{variable(name)}_FILE: {tmp_path}/none cannot be read"):
+        Settings.from_env({f"{variable(name)}_FILE": f"{tmp_path}/none"})
+    # What Docker Compose mounts where a deployment has no such secret.
+    assert Settings.from_env({f"{variable(name)}_FILE": "/dev/null"}) == Settings().replace(**{name: ""})
+
+
+def test_no_other_setting_is_read_from_a_file(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="UNISCALE_PREFIX_FILE: there is no such setting"):
+        Settings.from_env({"UNISCALE_PREFIX_FILE": "/dev/null"})
+
+
 def test_what_is_refused_is_not_shown_where_it_may_hold_a_secret() -> None:
     with pytest.raises(SettingsError) as refused:
         Settings.from_env({"UNISCALE_POLICY_OPTIONS": '{"control_salt": "hunter2"'})

@@ -52,4 +52,6 @@ def environment_of(service: Mapping[str, Any], folder: Path = ROOT) -> dict[str,
         entry: Mapping[str, Any] = {"path": each, "required": True} if isinstance(each, str) else each
         if (file := folder / entry["path"]).exists() or entry.get("required", True):
             given |= env_of(file)
-    return given | {name: str(value) for name, value in service["environment"].items()}
+    given |= {name: str(value) for name, value in service["environment"].items()}
+    # What is mounted there where a deployment names no file of its own.
+    return {name: re.sub(r"^/run/secrets/\w+$", "/dev/null", value) for name, value in given.items()}
