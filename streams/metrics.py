@@ -82,6 +82,16 @@ class Metrics:
         self.recovery_seconds = gauge(
             "recovery_seconds", "How long the last recovery took: `read` the log, `fold` it", "part"
         )
+        self.cost_drift = gauge(
+            "model_cost_drift",
+            "What a model's latest searches cost, as a multiple of what was learned; absent or 1 where that holds",
+            "model",
+        )
+        self.accuracy_drifts = counter(
+            "model_accuracy_drifts",
+            "Times that a model's answers proved to be right more or less often than was learned",
+            "model",
+        )
         self.masked = counter(
             "masked_models", "Decisions made without a model whose executor is silent", "model"
         )

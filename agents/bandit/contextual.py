@@ -18,6 +18,7 @@ from agents.bandit.policy import (
     UNPRICED,
     ActionVector,
     Context,
+    Drift,
     Ground,
     Matrix,
     Objective,
@@ -634,6 +635,14 @@ class Contextual(Learner):
         chosen = cheapest[drawn] if drawn in new else of.chosen
         reason: Reason = "policy" if chosen == of.chosen else "warm-up"
         return replace(of, chosen=chosen, probability=probability, reason=reason)
+
+    def drifted(self) -> dict[str, Drift]:
+        """Return the models whose costs are corrected, or whose accuracy is learned anew since the last refit."""
+        costs, accuracy = self.estimates.costs, self.estimates.accuracy
+        found = {
+            model: Drift(costs.factor(model), accuracy.changed.get(model)) for model in self.estimates.tried
+        }
+        return {model: each for model, each in found.items() if each != Drift()}
 
     def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
         """Return what each block of columns contributes, and first what is predicted before any of them."""

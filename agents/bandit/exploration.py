@@ -20,6 +20,7 @@ from agents.bandit.policy import (
     UNPRICED,
     ActionVector,
     Context,
+    Drift,
     Ground,
     Objective,
     Observation,
@@ -171,6 +172,10 @@ class Explored:
         if self.floor:
             of = floored(of, self.floor, seed)
         return controlled(of, self.control) if self.control else of
+
+    def drifted(self) -> Mapping[str, Drift]:
+        """Return what the inner policy notices."""
+        return self.inner.drifted()
 
     def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
         """Return the inner policy's parts."""

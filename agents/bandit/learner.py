@@ -22,6 +22,7 @@ from agents.bandit.policy import (
     Candidate,
     Choice,
     Context,
+    Drift,
     Ground,
     Matrix,
     Objective,
@@ -356,6 +357,10 @@ class Learner:
     def refit_due(self, outcomes: int) -> bool:
         """Return False: it never learns everything anew."""
         return False
+
+    def drifted(self) -> Mapping[str, Drift]:
+        """Return nothing: it does not compare outcomes with what it predicted."""
+        return {}
 
     def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
         """Return nothing: one x for query and action has no parts to tell apart."""

@@ -160,6 +160,20 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Drift:
+    """How a model differs from what was learned of it, as its latest outcomes show.
+
+    Attributes:
+        cost: What its searches cost, as a multiple of what was learned; 1 where that holds.
+        accuracy_seq: Sequence number of the outcome that showed its accuracy to be another; since then it is learned
+            anew. None where it holds.
+    """
+
+    cost: float = 1.0
+    accuracy_seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ground:
     """What one part of the model contributes to a predicted accuracy.
 
@@ -401,6 +415,10 @@ class Policy(Protocol):
 
         Changes no state.
         """
+        ...
+
+    def drifted(self) -> Mapping[str, Drift]:
+        """Return the models that its outcomes show to be other than was learned; none if it does not look."""
         ...
 
     def decided(self, decisions: Sequence[Pending]) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from agents.bandit.policy import ActionVector, Ground
+from agents.bandit.policy import ActionVector, Drift, Ground
 from agents.decider.decider import Decider, Surroundings, context_of, in_force
 from agents.decider.log import aim_of, policy_objective
 from schemas.decision import PolicyState, Predicted
@@ -66,6 +66,7 @@ class Preview(Struct, frozen=True, kw_only=True):
         served: Whether a living executor serves a model that the query allows; otherwise it waits for one.
         configurations: All that could be chosen, the highest score first.
         grounds: What the action's predicted accuracy rests on, in the model's terms; empty where that has no parts.
+        drifted: Models that are no longer what was learned of them, as their latest outcomes show.
     """
 
     action: str
@@ -81,6 +82,7 @@ class Preview(Struct, frozen=True, kw_only=True):
     configurations: tuple[Configuration, ...]
     shortfall: float | None = None
     grounds: tuple[Ground, ...] = ()
+    drifted: dict[str, Drift] = {}
 
 
 def anonymous(query: Query) -> Query:
@@ -135,6 +137,7 @@ def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Pre
         configurations=tuple(sorted(found, key=lambda each: (-each.score, each.action != action))),
         shortfall=None if aim is None or policy.pacer is None else policy.pacer.shortfall(aim),
         grounds=tuple(policy.explain(context, action)),
+        drifted=dict(policy.drifted()),
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from agents.bandit.errors import CorruptState, DuplicateQuery, PolicyRefused, PriorRefused
 from agents.bandit.exploration import Explored
 from agents.bandit.pacing import KEYS, spare
-from agents.bandit.policy import Account, ActionVector, Aim, Policy
+from agents.bandit.policy import Account, ActionVector, Aim, Drift, Policy
 from agents.bandit.prior import digest
 from agents.bandit.registry import build_policy
 from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
@@ -185,6 +185,52 @@ class PendingDecisions:
         self.runtime.metrics.pending.set(self._count)
         oldest_ms = next(iter(self._since_ms.values()), self.runtime.now_ms())
         self.runtime.metrics.oldest_pending.set(oldest_ms / 1000)
+
+
+# What an operator sees of models that are no longer what was learned, though nobody has said so.
+
+
+class DriftNotice:
+    """Shows what the policy notices of models: in metrics, and once in the log.
+
+    Args:
+        metrics: Where it is shown.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._known: Mapping[str, Drift] = {}
+
+    def recovered(self, policy: Policy) -> None:
+        """Show what the policy had noticed before; the process that saw it happen has said it."""
+        self._known = policy.drifted()
+        for model, drift in self._known.items():
+            self._metrics.cost_drift.labels(model).set(drift.cost)
+
+    def learned(self, policy: Policy) -> None:
+        """Compare with what was noticed before the latest outcomes."""
+        before, self._known = self._known, policy.drifted()
+        for model in sorted(before.keys() | self._known.keys()):
+            was, now = before.get(model, Drift()), self._known.get(model, Drift())
+            if now.cost != was.cost:
+                self._metrics.cost_drift.labels(model).set(now.cost)
+            if was.cost == 1.0 != now.cost:
+                log.warning(
+                    "%s: its searches cost %.2g times what was learned; predictions of its cost are corrected by that. "
+                    "Has its template, its sampling or its server changed?",
+                    model,
+                    now.cost,
+                )
+            elif was.cost != 1.0 == now.cost:
+                log.info("%s: its searches cost what was learned again", model)
+            if now.accuracy_seq is not None and now.accuracy_seq != was.accuracy_seq:
+                self._metrics.accuracy_drifts.labels(model).inc()
+                log.warning(
+                    "%s: its answers are right more or less often than was learned; its accuracy is learned anew from "
+                    "sequence number %d on. Has its checkpoint, its template or its server changed?",
+                    model,
+                    now.accuracy_seq,
+                )
 
 
 # What an operator sees of an objective with a target: its account as metrics, and a word where it cannot be met.
@@ -554,6 +600,7 @@ class DeciderService(Ordered):
         self.pending = PendingDecisions(runtime)
         self.learner = ShardLearner(runtime, encoder, self.pending, self._recovered)
         self.pacing = Pacing(runtime.metrics)
+        self.drift = DriftNotice(runtime.metrics)
         self.lock = asyncio.Lock()
         self._beats_awaited = False
 
@@ -688,6 +735,7 @@ class DeciderService(Ordered):
                 metrics.duplicates.labels(at.topic).inc()
             elif each.verdict == "differs":
                 log.warning("%s: differs from the one that was learned from: ignored", reward.reward_id)
+        self.drift.learned(self.learner.live.policy)
 
     def _outgoing(self, decided: Decided) -> list[Outgoing]:
         if decided.value is None:
@@ -732,6 +780,8 @@ class DeciderService(Ordered):
                 log.warning("no model is on offer: %s", error)
             except Moved:
                 self.pending.recovered(0)
+            if self.learner.decider is not None:
+                self.drift.recovered(self.learner.decider.policy)
             self.pending.show()
 
 

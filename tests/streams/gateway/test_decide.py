@@ -44,6 +44,7 @@ def test_every_configuration_has_its_terms_before_the_first_query_and_after(site
     assert found["served"] is True
     assert found["choice"]["action"] == found["action"] == found["configurations"][0]["action"]
     assert found["runner_up"] == found["configurations"][1]
+    assert found["drifted"] == {}, "nothing has moved"
     rests = sum(each["mean"] for each in found["grounds"])
     assert rests == pytest.approx(found["choice"]["predicted"]["correct"])
     scores = [each["score"] for each in found["configurations"]]

@@ -29,10 +29,14 @@ def test_longer_searches_of_a_model_are_noticed_and_those_of_others_are_not() ->
     ratio = policy.estimates.predicted(z)[:, COST] / before
     assert np.median(ratio[middle]) > 2.5
     assert (policy.estimates.factors[~middle] == 1.0).all()
+    [(model, drift)] = policy.drifted().items()
+    assert (model, drift.accuracy_seq) == ("middle", None)
+    assert drift.cost == policy.estimates.factors[middle][0] > 2.0
     # A price is told, not noticed: it multiplies on top.
     drifted = policy.estimates.factors.copy()
     policy.offer(actions(), {"middle": 3.0})
     assert np.allclose(policy.estimates.factors, np.where(middle, 3.0 * drifted, drifted))
+    assert policy.drifted() == {"middle": drift}
 
 
 def test_what_was_noticed_survives_a_restart() -> None:
