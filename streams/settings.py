@@ -224,9 +224,10 @@ class QuerySettings(Section, frozen=True):
     timeout_s: float = 600.0
     # How long a reward waits for feedback after the answer, where the query has no reference and does not say.
     feedback_wait_s: float = 0.0
-    # Rewards that wait for feedback, in all and of each account (tenant, or else API key): beyond either, the oldest of
-    # the account that has most is closed ungraded. Each partition of the join may hold its share of them.
+    # Rewards that wait for feedback, in all: beyond it, the oldest of the account that has most is closed ungraded.
+    # Each partition of the join may hold its share of them.
     max_open_rewards: int = 100_000
+    # The same of each account (tenant, or else API key).
     max_open_rewards_per_account: int = 100_000
     # Objective of a query that asks for none. Empty: `careful` where the policy is `contextual`, which can aim at an
     # accuracy, else `cost-sensitive`.

@@ -13,7 +13,7 @@ from tests.support.traffic import actions, contextual
 
 @pytest.fixture
 def policy() -> Contextual:
-    """A policy that knows three models; how it comes to notice anything is tests/agents/bandit/contextual/test_drift.py."""
+    """A policy that knows three models. How it comes to notice anything is tested in its own package."""
     made = contextual()
     made.offer(actions())
     made.estimates.tried = {"small": 1000, "middle": 1000, "large": 1000}
