@@ -774,14 +774,12 @@ class DeciderService(Ordered):
         async with self.lock:
             self.learner.decider = None
             try:
-                await self.learner.ready()
+                self.drift.recovered((await self.learner.ready()).policy)
             except NotEmbedded as error:
                 # It is recovered: the first question waits, and asks again.
                 log.warning("no model is on offer: %s", error)
             except Moved:
                 self.pending.recovered(0)
-            if self.learner.decider is not None:
-                self.drift.recovered(self.learner.decider.policy)
             self.pending.show()
 
 
