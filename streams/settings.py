@@ -273,6 +273,7 @@ class ExecutorSettings(Section, frozen=True):
     # Asked of a model whose queries fail, as a search would ask it. Any text answers it; a model that gives none three
     # times in a row is suspended until it does.
     probe_question: str = "How much is 2 plus 3?"
+    # How long a probe waits for its answer.
     probe_timeout_s: float = 60.0
     # Probes of one model by one executor.
     probes_per_minute: int = 6
