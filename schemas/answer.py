@@ -63,6 +63,20 @@ class Probe(Struct, frozen=True, kw_only=True, omit_defaults=True):
     age_s: Annotated[float, Meta(ge=0.0)] = 0.0
 
 
+class CutStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A step that the deadline cut while an engine worked on it: nothing but this is known of what it cost.
+
+    Attributes:
+        parents: The draft that each of its drafts continues, -1 at the root.
+        tokens: Tokens of a draft, at most.
+        prompt_tokens: Tokens of the prompt, at most.
+    """
+
+    parents: tuple[int, ...]
+    tokens: Count
+    prompt_tokens: Count
+
+
 class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     """How a query ended. Key: query_id. Its value is a zstd frame. The first in offset order counts.
 
@@ -92,6 +106,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         engine: What generated.
         verifier: What scored.
         error: Why it failed, expired, was rejected or cancelled, and what to do.
+        cut: The step that its deadline cut; None where none was in an engine's hands.
         fault: `infrastructure` when the search failed for no reason of its own: nothing is learned from it. `model`
             when its model gave no text: it is learned as wrong, and what it cost is charged but not learned.
         cause: What ended a search without a text, where that may be its model's fault.
@@ -124,6 +139,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     engine: Served | None = None
     verifier: Served | None = None
     error: str | None = None
+    cut: CutStep | None = None
     fault: Fault = ""
     cause: Cause = ""
     probe: Probe | None = None
@@ -148,6 +164,10 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
             if not -1 <= draft.parent < index:
                 why = f"is {draft.parent}; a parent comes before its children, -1 is the root"
                 raise InvalidField("Answer", f"trace[{index}].parent", why)
+        if self.cut is not None and any(not -1 <= parent < len(self.trace) for parent in self.cut.parents):
+            raise InvalidField(
+                "Answer", "cut.parents", "names a draft outside the trace; send the whole trace"
+            )
         if any(not 0 <= index < len(self.trace) for index in self.path):
             raise InvalidField("Answer", "path", "names a draft outside the trace; send the whole trace")
 

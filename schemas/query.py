@@ -291,11 +291,17 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         check_aims("Query", mean_cost=self.mean_cost, accuracy=self.accuracy)
 
     @property
+    def api_key(self) -> str:
+        """Return the digest of the API key under which a gateway took it; "" for none."""
+        kept = self.metadata.get(GATEWAY)
+        key = kept.get("key") if isinstance(kept, dict) else None
+        return key if isinstance(key, str) else ""
+
+    @property
     def account(self) -> str:
         """Return to whom its share of the deployment counts: its tenant, or else its API key; "" for neither."""
         kept = self.metadata.get(GATEWAY)
-        key = kept.get("key") if isinstance(kept, dict) else None
-        return account_of(self.tenant, key)
+        return account_of(self.tenant, kept.get("key") if isinstance(kept, dict) else None)
 
     @property
     def question(self) -> str:
@@ -315,7 +321,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         return None if self.pin_action is None else Action.parse(self.pin_action)
 
 
-def account_of(tenant: str | None, key: Any) -> str:
+def account_of(tenant: str | None, key: object) -> str:
     """Return what counts for a client's share: its tenant, or else its API key's digest; "" for neither.
 
     >>> account_of("shop", "0f"), account_of(None, "0f"), account_of(None, "")

@@ -110,6 +110,18 @@ class Price(Struct, frozen=True, kw_only=True, omit_defaults=True):
     factor: PriceFactor = 1.0
 
 
+class Charge(Struct, frozen=True, kw_only=True):
+    """What a query counts against the eFLOPs a day of its API key.
+
+    Attributes:
+        key: Digest of the key.
+        eflops: What its search cost; with a step that the deadline cut, the most that this may have cost.
+    """
+
+    key: str
+    eflops: float
+
+
 class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     """The raw terms of one query's reward. Key: policy shard. Applied once per reward_id.
 
@@ -139,6 +151,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
             the cost alone is learned.
         unscored: Whether the answer has no score because nothing scored it. Where its correctness is known, the column
             Score takes its value, so that w₁ and w₂ add up; else the cost alone is learned.
+        charge: What it counts against the limits of its API key; in the first stage of a query alone, and None
+            where it came under no key or nothing was run.
         missing: Why the price or the grade could not be worked out; empty when nothing went wrong.
         closed_early: Whether the wait for feedback was cut short because too many rewards were open: nobody knows then
             whether the answer was right, and nobody failed to say so.
@@ -163,6 +177,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     learn: bool = True
     bounded: bool = False
     unscored: bool = False
+    charge: Charge | None = None
     missing: str = ""
     closed_early: bool = False
 

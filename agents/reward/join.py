@@ -19,7 +19,7 @@ from schemas.forest import Unit
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Reference
 from schemas.record import MAX_VALUE, is_id
-from schemas.reward import Due, Feedback, GradedBy, Kind, Price, Reward, reward_id
+from schemas.reward import Charge, Due, Feedback, GradedBy, Kind, Price, Reward, reward_id
 
 # What is known of a query while its reward is open: a row of the join's table.
 
@@ -50,6 +50,7 @@ class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
     feedback_ms: int  # from the Answer to the default
     reference: Reference | None = None
     tenant: str = ""
+    key: str = ""  # digest of its API key, up to its first reward, which says what is charged to it
     generator: Architecture | None = None
     learn: bool = True
     cohort: Cohort | Literal[""] = ""
@@ -61,6 +62,7 @@ class Valued(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: Status
     score: Unit | None = None
     price: Price | None = None
+    cut_eflops: float = 0.0  # the most that a step may have cost which its deadline cut
     correct: Unit | None = None  # None: nobody knows yet
     grader: str = ""  # name and version, where a reference was graded against
     fault: Fault = ""
@@ -254,9 +256,17 @@ def reward_of(
         learn=opened.learn,
         bounded=valued.bounded,
         unscored=valued.unscored,
+        charge=_charge(opened, valued),
         missing=valued.missing,
         closed_early=closed_early,
     )
+
+
+def _charge(opened: Opened, valued: Valued) -> Charge | None:
+    eflops = valued.cut_eflops
+    if valued.price is not None and valued.price.unit == "eflops":
+        eflops += valued.price.cost
+    return Charge(key=opened.key, eflops=eflops) if opened.key and eflops else None
 
 
 def _scalar(
@@ -459,6 +469,7 @@ def _on_decision(
         feedback_ms=feedback_ms,
         reference=query.reference,
         tenant=query.account,
+        key=query.api_key,
         learn=query.learn,
         cohort=decision.cohort if decision.randomised else "",
         generator=generator,
@@ -498,7 +509,10 @@ def _settle(row: JoinRow, value: Valued | None) -> Turn:
         return _close(row, "final", value.correct, "reference", counts)
     if (value.score is None and not value.unscored) or wait_ms == 0:
         return _close(row, "default", None, _stands_in(value), counts)
-    return Turn(replace(row, provisional=True), (_reward(row, "provisional", None, ""),), counts)
+    charged = replace(opened, key="")
+    return Turn(
+        replace(row, provisional=True, opened=charged), (_reward(row, "provisional", None, ""),), counts
+    )
 
 
 def _on_feedback(row: JoinRow, feedback: Feedback, arrival: Arrival, waits: Waits) -> Turn:

@@ -6,6 +6,7 @@ Both are worked out once, when Decision and Answer have met (`join.to_value`), a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agents.answers import Grade, Judge, Runner, Undecided, grade, run_here
 from agents.catalogue import eflops
@@ -115,6 +116,33 @@ def price_of(answer: Answer, pricing: Pricing, generator: Architecture | None = 
     )
 
 
+class _Lost(NamedTuple):
+    """A draft of a step that was cut, as long as it can have become; nothing scored it."""
+
+    parent: int
+    tokens: int
+    score: float | None = None
+
+
+def cut_eflops(answer: Answer, pricing: Pricing, generator: Architecture | None = None) -> float:
+    """Return the most that the step may have cost that an Answer's deadline cut, in eFLOPs; 0 where none was.
+
+    Raises:
+        UnpricedAnswer: its model is unknown.
+    """
+    if answer.cut is None or answer.action is None:
+        return 0.0
+    model = generator or pricing.generators.get(answer.action.model)
+    if model is None:
+        raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
+    lost = [_Lost(parent, answer.cut.tokens) for parent in answer.cut.parents]
+    scorer = pricing.scorer(answer.verifier) or model  # of what is scored, both prices below have the same
+    prompt, intensity = max(1, answer.cut.prompt_tokens), pricing.intensity
+    whole = eflops.price(prompt, [*answer.trace, *lost], model, scorer, intensity).eflops
+    known = eflops.price(prompt, answer.trace, model, scorer, intensity).eflops if answer.trace else 0.0
+    return (whole - known) * (answer.limits.price_factor if answer.limits is not None else 1.0)
+
+
 def gradable(reference: object, answer: Answer) -> bool:
     """Return whether an Answer is to be graded: not for what was cancelled, or cut by the client's own bounds.
 
@@ -152,9 +180,11 @@ def value(
     """
     missing: list[str] = []
     price: Price | None = None
+    lost_eflops = 0.0
     graded: Grade | None = None
     try:
         price = price_of(answer, pricing, generator)
+        lost_eflops = cut_eflops(answer, pricing, generator)
     except (UniscaleError, ValueError, ArithmeticError) as error:
         missing.append(f"price: {error}")
     try:
@@ -172,6 +202,7 @@ def value(
         score=answer.score if scored else None,
         unscored=scored and answer.score is None,
         price=price,
+        cut_eflops=lost_eflops,
         correct=None if graded is None else float(graded.correct),
         grader="" if graded is None else f"{graded.grader} {graded.version}",
         fault=answer.fault,

@@ -13,7 +13,7 @@ from agents.serving.engine import Engine, Prefix
 from agents.serving.errors import DeadlinePassedError, ServingError
 from agents.serving.http import within
 from schemas.action import Action
-from schemas.answer import QUESTIONABLE, Answer, Cause, Completion, Fault, Probe, Status
+from schemas.answer import QUESTIONABLE, Answer, Cause, Completion, CutStep, Fault, Probe, Status
 from schemas.decision import Decision
 from schemas.forest import Forest, Limits, Stop
 from schemas.query import Message
@@ -138,6 +138,10 @@ class Progress:
 # The Answers of searches: finished, out of time, failed, cancelled. Each says what was spent.
 
 
+_TURN_TOKENS = 16
+"""Tokens that a chat template puts around a turn, at most; ours takes five."""
+
+
 def answer_of(
     source: Job | SearchStep,
     forest: Forest,
@@ -204,7 +208,18 @@ def overdue(job: Job, *, generate_s: float = 0.0) -> Answer:
     forest = stop(job.forest, "deadline")
     ended = outcome(forest)
     took = msgspec.structs.replace(job.spent, generate_s=job.spent.generate_s + generate_s)
-    return answer_of(replace(job, spent=took), forest, ended.index, ended.status, error=ran_out("deadline"))
+    made = answer_of(replace(job, spent=took), forest, ended.index, ended.status, error=ran_out("deadline"))
+    return msgspec.structs.replace(made, cut=_cut(job)) if generate_s > 0 else made
+
+
+def _cut(job: Job) -> CutStep:
+    """Return the most that a step may have drafted. No tokenizer makes more tokens of a text than it has bytes."""
+    prompt = sum(len(message.text.encode()) + _TURN_TOKENS for message in job.messages)
+    return CutStep(
+        parents=tuple(each.parent for each in job.ask.expansions for _ in range(job.ask.n)),
+        tokens=job.ask.max_tokens,
+        prompt_tokens=job.forest.prompt_tokens or prompt,
+    )
 
 
 def failed(

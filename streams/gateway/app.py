@@ -22,7 +22,7 @@ from schemas.query import Query
 from schemas.record import Record, decode
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
-from streams.gateway.auth import Gate, check_host, is_local
+from streams.gateway.auth import SPENT_MS, Gate, check_host, is_local
 from streams.gateway.chat import chat
 from streams.gateway.endpoint import Call, RouteGuard, cross_origin, refusal, reply
 from streams.gateway.exchange import Exchange
@@ -30,7 +30,7 @@ from streams.gateway.index import Index
 from streams.gateway.responses import ApiError
 from streams.gateway.routes import Page, routes
 from streams.health import Server, server_of
-from streams.runtime.base import ConsumerRecord, Runtime
+from streams.runtime.base import ConsumerRecord, Runtime, Since
 
 # All routes of the gateway as one ASGI application.
 
@@ -192,13 +192,18 @@ class GatewayService:
         followed: tuple[tuple[str, type[Record], Callable[[Any, ConsumerRecord], object]], ...] = (
             (topics.query, Query, on_query),
             (topics.decision, Decision, exchange.on_decision),
-            (topics.answer, Answer, exchange.on_answer),
+            # Before the Answers: of what was spent, Rewards tell further back, and say it under which key.
             (topics.reward, Reward, exchange.on_reward),
+            (topics.answer, Answer, exchange.on_answer),
             (topics.feedback, Feedback, lambda given, raw: index.note_feedback(given)),
             (topics.dead_letter, DeadLetter, exchange.on_letter),
         )
+        # A day of Rewards takes minutes to read where many were answered: not for keys none of which has a quota.
+        counts = self.gate.has_quotas or not self.gate.has_keys
+        spent = Since(self.runtime.now_ms() - SPENT_MS, least=self.recent) if counts else self.recent
         for topic, kind, take in followed:
-            await self.runtime.follow([topic], _decoded(kind, take), begin=self.recent)
+            begin = spent if topic == topics.reward else self.recent
+            await self.runtime.follow([topic], _decoded(kind, take), begin=begin)
         # Only what searches do from now on can still be streamed.
         await self.runtime.follow([topics.search_step], self._on_step, begin="end")
 

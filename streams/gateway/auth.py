@@ -27,6 +27,8 @@ from streams.gateway.responses import NO_RETRY, ApiError, no_model, not_found
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 _DAY_HOURS: Final = 24
+SPENT_MS: Final = (_DAY_HOURS + 1) * HOUR_MS
+"""How far back it counts what was spent: 24 hours, by whole ones."""
 
 PREVIEWS: Final = 600
 """Previews a minute of a key that states no requests a minute: a slider asks ten times a second while it moves."""
@@ -48,7 +50,8 @@ MINUTE_BYTES: Final = 64 * 1024 * 1024
 
 SCHEMA: Final = """
 create table if not exists spending (
-    key text, hour integer, eflops real not null, answers integer not null, primary key (key, hour)
+    key text, hour integer, eflops real not null, priced real not null, answers integer not null,
+    primary key (key, hour)
 ) without rowid;
 create index if not exists open_by_key on queries (key, until_ms, budget, status) where status is null;
 """
@@ -168,14 +171,22 @@ class Usage:
             reset_s=max(1, math.ceil((sent.oldest_ms + MINUTE_MS - now_ms) / 1000)) if sent else 0,
         )
 
-    def charge(self, key: str, created_ms: int, eflops: float) -> None:
-        """Settle one Answer."""
-        if key:
-            self._db.execute(
-                "insert into spending (key, hour, eflops, answers) values (?, ?, ?, 1) on conflict (key, hour)"
-                " do update set eflops = eflops + excluded.eflops, answers = answers + 1",
-                (key, created_ms // HOUR_MS, eflops),
-            )
+    def charge(self, key: str, at_ms: int, price: float | None, cut: float = 0.0) -> None:
+        """Settle one Answer.
+
+        Args:
+            key: Its key.
+            at_ms: When it was asked, or answered.
+            price: What its search cost, in eFLOPs; None where that is not known. It counts in the mean.
+            cut: What a step that its deadline cut may have cost beside. The mean knows nothing of it: a key that lets
+                its queries be cut must not lower what the next one reserves.
+        """
+        self._db.execute(
+            "insert into spending (key, hour, eflops, priced, answers) values (?, ?, ?, ?, ?) on conflict (key, hour)"
+            " do update set eflops = eflops + excluded.eflops, priced = priced + excluded.priced,"
+            " answers = answers + excluded.answers",
+            (key, at_ms // HOUR_MS, (price or 0.0) + cut, price or 0.0, price is not None),
+        )
 
     def trim(self, now_ms: int) -> None:
         """Forget what is too old to count, by the clock of any gateway."""
@@ -187,10 +198,10 @@ class Usage:
     def mean(self, key: str) -> float:
         """Return the mean cost of a key's answers in eFLOPs; of everybody's while it has none."""
         found = self._db.execute(
-            "select total(eflops), total(answers) from spending where key = ?", (key,)
+            "select total(priced), total(answers) from spending where key = ?", (key,)
         ).fetchone()
         if not found[1]:
-            found = self._db.execute("select total(eflops), total(answers) from spending").fetchone()
+            found = self._db.execute("select total(priced), total(answers) from spending").fetchone()
         return float(found[0] / found[1]) if found[1] else 0.0
 
 
@@ -299,6 +310,11 @@ class Gate:
     def has_keys(self) -> bool:
         """Return whether any key exists or ever existed: revoking the last one does not open the gateway."""
         return self._had_keys
+
+    @property
+    def has_quotas(self) -> bool:
+        """Return whether any key may spend so much a day only."""
+        return any(entry.eflops_per_day is not None for entry in self._by_digest.values())
 
     def change(self, entry: KeyEntry) -> None:
         """Add a key entry from `control`: the last one with a name counts."""

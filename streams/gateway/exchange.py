@@ -142,16 +142,6 @@ class Admitted(Struct, frozen=True):
     body: Body | None = None
 
 
-def was_cut(answer: Answer) -> bool:
-    """Return whether an engine worked on a first step that the deadline cut: nothing but that is known of its cost."""
-    return (
-        answer.by == "executor"
-        and answer.status == "budget"
-        and not answer.trace
-        and answer.spent.generate_s > 0
-    )
-
-
 def other_body() -> ApiError:
     """Return the 422 for a key that came with another body before."""
     return ApiError(
@@ -677,14 +667,13 @@ class Exchange:
         self._sent.pop(answer.query_id, None)
         if self.index.answer(answer, raw.value or b"", raw.timestamp_ms):
             price = responses.price(answer, self.runtime.control.pricing)
-            self.index.priced(answer.query_id, price)
-            if price is None and was_cut(answer):
-                self.index.cut(answer.query_id)
+            self.index.priced(answer.query_id, price, responses.cut(answer, self.runtime.control.pricing))
             self.waiting.seen(answer.query_id, answer)
 
     def on_reward(self, reward: Reward, raw: ConsumerRecord) -> None:
         """Process a Reward read from the topic."""
         self.index.reward(reward, raw.value or b"")
+        self.index.spent(reward, raw.timestamp_ms)
         self.waiting.seen(reward.query_id, reward)
 
     def on_letter(self, letter: DeadLetter, raw: ConsumerRecord) -> None:

@@ -16,8 +16,9 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from streams.gateway.auth import Tenants, Usage, reserved
+from streams.gateway.auth import Tenants, Usage
 from streams.gateway.request import BASELINE_OF, kept_of
+from streams.services.recent import RecentIds
 from streams.timeline import Timeline
 
 # Changes of catalogue, objectives and cost bounds, as marks on the page's time axis.
@@ -76,7 +77,7 @@ create table if not exists queries (
     groups text not null default '[]', baseline_of text,
     question text, action text, objective text, cohort text, randomised integer,
     reason text,
-    status text, answered_ms integer, eflops real, correct real,
+    status text, answered_ms integer, eflops real, cut real not null default 0, correct real,
     size integer not null default 0,
     decision blob, answer blob, reward blob
 ) without rowid;
@@ -102,6 +103,9 @@ _ENDED: Final = "status is not null or until_ms = 0"
 _SPARE: Final = f"key = '' or {_ENDED}"  # an open query of a key counts against its limits
 
 _MOST_WORD: Final = 80
+
+_CHARGED: Final = 16
+"""Queries known to be charged, times those that are kept: an Answer and a Reward tell of each, in either order."""
 
 _AT_ONCE: Final = 500
 """Queries that are read before others may run: a few milliseconds."""
@@ -234,6 +238,8 @@ class Index:
         self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._db.executescript(SCHEMA)
         self.usage = Usage(self._db)
+        # Of those that are read at the start, every Answer is known from its Reward.
+        self._charged = RecentIds(_CHARGED * most)
         self._forgotten_ms = 0  # when the newest was asked that is kept no more
         self._strange: list[str] = []  # what feedback came for without its query being known
         self._since_trim = 0
@@ -270,15 +276,14 @@ class Index:
         done = self._db.execute(
             f"insert into queries (query_id, {', '.join(columns)}) values (?{', ?' * len(columns)})"
             f" on conflict (query_id) do update set {', '.join(f'{name} = excluded.{name}' for name in columns)}"
-            " where asked = 0 returning eflops",
+            " where asked = 0 returning eflops, cut",
             (query.query_id, *columns.values()),
         ).fetchone()
         if done is None:
             return
         if key:
             self.usage.count(key, query.query_id, created_ms, len(encode(query)))
-        if done[0] is not None:
-            self.usage.charge(key, created_ms, done[0])  # its Answer was read first
+        self._charge(query.query_id, key, created_ms, *done)  # its Answer may have been read first
         self._since_trim += 1
         self._trim_if_due()
 
@@ -327,26 +332,40 @@ class Index:
             (value, reward.correct, len(value), reward.query_id),
         )
 
-    def priced(self, query_id: str, price: Mapping[str, float] | None) -> None:
-        """Add the cost of a query, once."""
-        if price is None:
-            return
+    def priced(self, query_id: str, price: Mapping[str, float] | None, cut: float = 0.0) -> None:
+        """Add the cost of a query, and charge it to its key, once.
+
+        Args:
+            query_id: Its id.
+            price: What its search cost by part, in eFLOPs; None where that is not known.
+            cut: The most that a step of it may have cost which its deadline cut.
+        """
+        total = None if price is None else price["total"]
         done = self._db.execute(
-            "update queries set eflops = ? where query_id = ? and eflops is null returning key, created_ms",
-            (price["total"], query_id),
+            "update queries set eflops = coalesce(eflops, ?), cut = max(cut, ?) where query_id = ?"
+            " returning key, created_ms",
+            (total, cut, query_id),
         ).fetchone()
         if done is not None:
             key, created_ms = done
-            self.usage.charge(key, created_ms, price["total"])
+            self._charge(query_id, key, created_ms, total, cut)
 
-    def cut(self, query_id: str) -> None:
-        """Charge what is reserved for a query that ran and has no price; once, at its Answer."""
-        found = self._db.execute(
-            "select key, created_ms, budget from queries where query_id = ? and eflops is null", (query_id,)
-        ).fetchone()
-        if found is not None:
-            key, created_ms, budget = found
-            self.usage.charge(key, created_ms, reserved(self.usage.mean(key), budget))
+    def spent(self, reward: Reward, at_ms: int) -> None:
+        """Charge what a Reward says to the key that it names, unless its Answer was seen to cost it.
+
+        Args:
+            reward: The Reward.
+            at_ms: When it was appended.
+        """
+        if reward.charge is not None:
+            price = None if reward.price is None else reward.price.cost
+            cut = reward.charge.eflops - (price or 0.0)
+            self._charge(reward.query_id, reward.charge.key, at_ms, price, cut)
+
+    def _charge(self, query_id: str, key: str, at_ms: int, price: float | None, cut: float) -> None:
+        if key and (price is not None or cut) and query_id not in self._charged:
+            self._charged.add(query_id)
+            self.usage.charge(key, at_ms, price, cut)
 
     def withdraw(self, query_id: str) -> None:
         """Take back a query that could not be sent: it does not count against its key's limits."""

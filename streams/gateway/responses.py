@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from agents.reward.outcome import Pricing, UnpricedAnswer, price_of
+from agents.reward.outcome import Pricing, UnpricedAnswer, cut_eflops, price_of
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import RecordError, UniscaleError
@@ -289,6 +289,14 @@ def price(answer: Answer, pricing: Pricing) -> dict[str, float] | None:
         "decoding": cost.decoding_eflops,
         "verifier": cost.verifier_eflops,
     }
+
+
+def cut(answer: Answer, pricing: Pricing) -> float:
+    """Return the most that a step may have cost which the deadline cut, in eFLOPs; 0 where that is not known."""
+    try:
+        return cut_eflops(answer, pricing)
+    except (UnpricedAnswer, ValueError, ArithmeticError):
+        return 0.0
 
 
 def finish_reason(answer: Answer) -> str:

@@ -228,8 +228,22 @@ BatchHandler: TypeAlias = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
 Recovered: TypeAlias = Callable[[], Awaitable[None]]
 Begins: TypeAlias = Callable[[], Awaitable[int]]
 Newer: TypeAlias = Callable[[bytes, bytes], bool]
-Begin: TypeAlias = Literal["beginning", "end"] | int
-"""Where following starts: the beginning, the end, or so many records before the end of each partition."""
+
+
+class Since(NamedTuple):
+    """Where following starts: at the first record of each partition that was appended at a time or later.
+
+    Attributes:
+        at_ms: The time, ms since the epoch.
+        least: So many records before the end of each partition at least, however old they are.
+    """
+
+    at_ms: int
+    least: int = 0
+
+
+Begin: TypeAlias = Literal["beginning", "end"] | int | Since
+"""Where following starts: the beginning, the end, so many records before the end of each partition, or a time."""
 
 
 PlacedRow: TypeAlias = tuple[bytes, bytes | None, int]

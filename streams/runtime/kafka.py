@@ -37,6 +37,7 @@ from streams.runtime.base import (
     Recovered,
     Runtime,
     SendFailed,
+    Since,
     Table,
     Unavailable,
 )
@@ -345,6 +346,10 @@ class TopicFollower:
         starts = ends if self.begin == "end" else await reader.beginning_offsets(parts)
         if isinstance(self.begin, int):
             starts = {tp: max(starts[tp], ends[tp] - self.begin) for tp in parts}
+        if isinstance(self.begin, Since):
+            found = await reader.offsets_for_times(dict.fromkeys(parts, self.begin.at_ms))
+            latest = {tp: max(starts[tp], ends[tp] - self.begin.least) for tp in parts}
+            starts = {tp: min(latest[tp], found[tp].offset) if found[tp] else latest[tp] for tp in parts}
         assign(reader, {tp: starts[tp] for tp in parts})
         async for _, records in to_ends(reader, ends):
             self._show(records)

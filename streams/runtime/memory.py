@@ -37,6 +37,7 @@ from streams.runtime.base import (
     Runtime,
     SendFailed,
     ServiceSpec,
+    Since,
     Table,
     UnknownTopic,
     partition_for,
@@ -457,12 +458,19 @@ class MemoryRuntime(Runtime):
             self.require_read(topic)
             for partition in range(broker.partitions(topic)):
                 first, end = broker.first(topic, partition), broker.end(topic, partition)
-                at = first if begin == "beginning" else end
+                at = end if begin == "end" else first
                 if isinstance(begin, int):
                     at = max(first, end - begin)
                 while (found := broker.at(topic, partition, at)) is not None:
-                    on_record(found[1])
-                    at = found[1].offset + 1
+                    record = found[1]
+                    at = record.offset + 1
+                    if (
+                        isinstance(begin, Since)
+                        and record.timestamp_ms < begin.at_ms
+                        and at <= end - begin.least
+                    ):
+                        continue
+                    on_record(record)
 
         loop = asyncio.get_running_loop()
 

@@ -3,7 +3,7 @@
 from array import array
 
 from schemas.action import Action
-from schemas.answer import Answer, Completion, Probe
+from schemas.answer import Answer, Completion, CutStep, Probe
 from schemas.control import (
     Cancel,
     CatalogueEntry,
@@ -20,7 +20,7 @@ from schemas.forest import Draft, Forest, Limits
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Budget, Message, Origin, Query, QueryContext, ToolCall, pack
 from schemas.record import Record
-from schemas.reward import Due, Feedback, Price, Reward
+from schemas.reward import Charge, Due, Feedback, Price, Reward
 from schemas.search import Scored, SearchStep, Served, Spent, Verification
 
 ACTION = Action(model="mini-3", qp=1, cp=2, bs=1)
@@ -291,6 +291,31 @@ SAMPLES: tuple[Record, ...] = (
         objective=OBJECTIVE,
         latency_s=0.1,
         fault="model",
+    ),
+    Reward(
+        reward_id="q-9/default",
+        query_id="q-9",
+        kind="default",
+        seq=18,
+        action=ACTION,
+        status="budget",
+        correct=None,
+        score=None,
+        log_cost=None,
+        price=None,
+        objective=OBJECTIVE,
+        charge=Charge(key="0f" * 32, eflops=3e9),
+    ),
+    Answer(
+        query_id="q-9",
+        status="budget",
+        by="executor",
+        action=ACTION,
+        group="mini",
+        seq=18,
+        limits=LIMITS,
+        error="the budget of deadline ran out",
+        cut=CutStep(parents=(-1, -1), tokens=50, prompt_tokens=44),
     ),
     CatalogueEntry(name="mini-6", op="add", model={"name": "mini-6", "group": "mini"}),
     PriceEntry(name="mini-6", factor=3.0),

@@ -32,7 +32,7 @@ from schemas.decision import Decision
 from schemas.errors import UnreadableRecord
 from schemas.forest import Draft
 from schemas.query import Origin
-from schemas.reward import CLOSING, Due, Feedback, Grader, Reward
+from schemas.reward import CLOSING, Charge, Due, Feedback, Grader, Reward
 from streams.services.recent import RecentIds
 from tests.support.records import ACTION, ORIGIN, PRICE, answer, decision
 
@@ -105,6 +105,19 @@ class Join:
         assert self.row is not None
         (deadline,) = [d.deadline_ms for d in dues(self.row) if d.kind == kind]
         return self.take(Due(query_id="q", kind=kind, deadline_ms=deadline), deadline + late_ms)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_the_first_reward_alone_says_what_is_charged_to_the_key(judged: bool) -> None:
+    metadata = {"gateway": {"key": "0f", "digest": "d"}}
+    join = Join().answered(metadata=metadata)
+    assert join.row is not None
+    assert join.row.opened is not None
+    assert join.row.opened.key == ""
+    join.take(feedback(), 4_000) if judged else join.due("feedback")
+    assert join.kinds() == ["provisional", "correction" if judged else "default"]
+    assert [each.charge for each in join.rewards] == [Charge(key="0f", eflops=PRICE.cost), None]
+    assert [each.charge for each in Join(correct=1.0).answered(reference="4").rewards] == [None], "no key"
 
 
 def test_a_reference_makes_the_first_reward_final() -> None:

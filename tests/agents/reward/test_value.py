@@ -3,13 +3,14 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from agents.answers import GraderFailed, GradingPoolError, Undecided, Verdict, ask_later
 from agents.catalogue import eflops
 from agents.catalogue.models import Architecture
-from agents.reward.outcome import MAX_MISSING, Pricing, UnpricedAnswer, price_of, value
+from agents.reward.outcome import MAX_MISSING, Pricing, UnpricedAnswer, cut_eflops, price_of, value
 from schemas.action import Action
-from schemas.answer import Answer
+from schemas.answer import Answer, CutStep
 from schemas.forest import Draft, Forest, Limits
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.search import Served
@@ -41,6 +42,27 @@ def answer(**changes: object) -> Answer:
         "verifier": Served(name="prm"),
     }
     return Answer(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_step_that_was_cut_costs_at_most_what_its_longest_drafts_would_have() -> None:
+    first = answer(trace=(), path=(), text=None, status="budget", prompt_tokens=0)
+    assert cut_eflops(first, PRICING) == 0.0
+    lost = CutStep(parents=(-1, -1), tokens=7, prompt_tokens=10)
+    whole = eflops.price(
+        10, [Draft(parent=-1, depth=1, tokens=7, finish="eos")] * 2, GENERATOR, VERIFIER
+    ).eflops
+    assert cut_eflops(replace(first, cut=lost), PRICING) == whole
+    later = replace(answer(), cut=CutStep(parents=(2,), tokens=7, prompt_tokens=10))
+    more = eflops.price(
+        10, [*TRACE, Draft(parent=2, depth=3, tokens=7, finish="eos")], GENERATOR, VERIFIER
+    ).eflops
+    price = price_of(later, PRICING)
+    assert price is not None
+    assert cut_eflops(later, PRICING) == pytest.approx(more - price.cost)
+    assert price == price_of(answer(), PRICING), "what is learned of the configuration"
+    dearer = replace(first, cut=lost, limits=Limits(step_tokens=7, depth_limit=3, price_factor=3.0))
+    assert cut_eflops(dearer, PRICING) == 3.0 * whole
+    assert value(None, dearer, pricing=PRICING, judge=no_judge).cut_eflops == 3.0 * whole
 
 
 def no_judge(gold: str, given: str) -> Verdict:

@@ -35,7 +35,7 @@ from agents.serving.errors import (
     RequestRefusedError,
 )
 from schemas.action import Action
-from schemas.answer import Answer, Probe
+from schemas.answer import Answer, CutStep, Probe
 from schemas.decision import Decision
 from schemas.errors import RecordTooLarge
 from schemas.forest import Finish, Forest
@@ -347,11 +347,19 @@ def test_a_step_that_hangs_ends_at_the_deadline_with_the_best_path_so_far() -> N
     assert (answer.status, answer.text, answer.complete) == ("budget", "so \\boxed{4}", True)
     assert (answer.error, answer.fault) == ("the budget of deadline ran out", "")
     assert [row.fate for row in answer.trace] == ["finished", "stopped"]
+    assert answer.cut == CutStep(
+        parents=(1, 1), tokens=job.ask.max_tokens, prompt_tokens=answer.prompt_tokens
+    )
 
 
 def test_a_first_step_that_hangs_has_no_path() -> None:
     answer = overdue(begun(DECISION))
     assert (answer.status, answer.text, answer.trace) == ("budget", None, ())
+    assert answer.cut is None, "it waited for its model: no engine worked"
+    worked = overdue(begun(DECISION), generate_s=0.1).cut
+    assert worked is not None
+    assert worked.parents == (-1,) * (DECISION.action.qp * DECISION.action.cp)
+    assert worked.prompt_tokens > len(DECISION.query.question)
 
 
 @pytest.mark.parametrize(

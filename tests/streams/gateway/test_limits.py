@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import KeyEntry
 from schemas.objective import Weights
 from schemas.query import Budget, Query
 from schemas.record import encode
-from schemas.search import Spent
+from schemas.reward import Charge, Price, Reward
 from streams.gateway.auth import LOOKUPS, MINUTE_BYTES, TARGETS, Credential, Gate, Used, check_host, is_local
-from streams.gateway.exchange import was_cut
 from streams.gateway.index import Index
 from streams.gateway.responses import ApiError
+from tests.support.records import OBJECTIVE
 
 MODELS = ("mini-1", "mini-2")
 LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -331,19 +332,38 @@ def test_a_key_may_not_send_more_bytes_a_minute() -> None:
     assert (error.status, error.headers["retry-after"]) == (429, "7")
 
 
-def test_a_search_that_its_deadline_cut_in_the_first_step_costs_what_was_reserved() -> None:
-    index = Index(100)
-    asked = Query(query_id="q", text="?", budget=Budget(eflops=5.0), metadata={"gateway": {"key": "k"}})
-    index.query(asked, 1_000_000)
-    ran_out = Answer(query_id="q", status="budget", by="executor", error="the budget of deadline ran out")
-    assert not was_cut(ran_out), "it waited for its executor, or for the model: no engine worked"
-    ended = msgspec.structs.replace(ran_out, spent=Spent(generate_s=0.1))
-    assert was_cut(ended)
-    assert not was_cut(msgspec.structs.replace(ended, by="aggregator")), "no executor lived"
-    index.answer(ended, encode(ended), 1_000_010)
-    index.cut("q")
-    used = index.usage.used("k", 1_000_020)
-    assert (used.eflops, used.reserved, used.mean) == (5.0, 0.0, 5.0)
+def test_what_a_step_that_was_cut_may_have_cost_is_charged_and_is_not_in_the_mean() -> None:
+    """A key that lets its queries be cut pays for them, and reserves no less for the next."""
+    index, by_reward = Index(100), Index(100)
+    cheap = msgspec.structs.replace(sent("cut"), budget=Budget(eflops=1e-9))
+    for at, query in enumerate((sent("whole"), cheap)):
+        index.query(query, 1_000_000 + at)
+        index.answer(ended(query.query_id), b"", 1_000_010 + at)
+    index.priced("whole", {"total": 8.0})
+    index.priced("cut", None, 100.0)
+    for charged in (index, by_reward):
+        for _ in range(2):  # a Reward tells the same as its Answer, and may be redelivered
+            charged.spent(reward("whole", price=8.0, charge=8.0), 1_000_020)
+            charged.spent(reward("cut", price=None, charge=100.0), 1_000_020)
+        used = charged.usage.used("k", 1_000_030)
+        assert (used.eflops, used.reserved, used.mean) == (108.0, 0.0, 8.0)
+
+
+def reward(query_id: str, *, price: float | None, charge: float) -> Reward:
+    return Reward(
+        reward_id=f"{query_id}/default",
+        query_id=query_id,
+        kind="default",
+        seq=0,
+        action=Action.parse("m/1/1/1"),
+        status="budget",
+        correct=None,
+        score=None,
+        log_cost=None,
+        price=None if price is None else Price(cost=price),
+        objective=OBJECTIVE,
+        charge=Charge(key="k", eflops=charge),
+    )
 
 
 def test_a_key_may_state_a_few_targets_of_its_own_a_minute() -> None:
