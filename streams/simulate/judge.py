@@ -284,6 +284,9 @@ _EXPECTED: Final = {
 }
 """Errors of dead letters, and the kinds of fault that explain them for the queries that they met."""
 
+_DOWN: Final = ("engine down", "verifier down")
+"""Kinds of fault in which an engine may die of nothing that it was asked."""
+
 _CLIENTS: Final = frozenset({"DuplicateQuery", "OrphanFeedback"})
 """Errors for which a client is to blame."""
 
@@ -325,5 +328,7 @@ def _explained(letter: DeadLetter, faults: Faults) -> bool:
         case "KilledProcess" if letter.query_id in faults.deadly:
             return True
         case "KilledProcess":
-            return faults.raised[place] >= LIMIT or faults.witnessed[place] >= LIMIT
+            # A machine that fails while a query is alone under suspicion, because of a deadly one, seems its doing.
+            fell = faults.deadly and any(faults.met(kind, letter.query_id or "") for kind in _DOWN)
+            return bool(fell) or faults.raised[place] >= LIMIT or faults.witnessed[place] >= LIMIT
     return any(faults.met(kind, letter.query_id or "") for kind in _EXPECTED.get(letter.error, ()))
