@@ -349,7 +349,9 @@ class TopicFollower:
         if isinstance(self.begin, Since):
             found = await reader.offsets_for_times(dict.fromkeys(parts, self.begin.at_ms))
             latest = {tp: max(starts[tp], ends[tp] - self.begin.least) for tp in parts}
-            starts = {tp: min(latest[tp], found[tp].offset) if found[tp] else latest[tp] for tp in parts}
+            # Where no record is so late, the embedded broker names the first one.
+            late = {tp: at.offset for tp, at in found.items() if at and at.timestamp >= self.begin.at_ms}
+            starts = {tp: min(latest[tp], late.get(tp, latest[tp])) for tp in parts}
         assign(reader, {tp: starts[tp] for tp in parts})
         async for _, records in to_ends(reader, ends):
             self._show(records)
