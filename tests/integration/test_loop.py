@@ -222,8 +222,9 @@ def test_feedback_in_every_partition_but_its_querys_counts_once(loop: Any) -> No
     assert {r.graded_by for r in loop.read(t.reward, Reward) if r.query_id in ids and r.closes} == {"person"}
     told = [(r.partition, decode(r.value, Feedback).query_id) for r in loop.raw(t.feedback)]
     assert sorted(at == home[i] for at, i in told if i in ids) == [False] * 3 + [True] * 3
-    rows = {(r.partition, r.key.decode()) for r in loop.raw(t.changelog("aggregator", "join"))}
-    assert {at for at in rows if at[1] in ids} == {(home[i], i) for i in ids}
+    rows = {(r.partition, r.key) for r in loop.raw(t.changelog("aggregator", "join"))}
+    keys = {i.encode() for i in ids}
+    assert {at for at in rows if at[1] in keys} == {(home[i], i.encode()) for i in ids}
 
 
 def test_an_objective_set_at_run_time_is_used_at_once(loop: Any) -> None:
