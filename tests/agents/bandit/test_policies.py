@@ -245,11 +245,11 @@ def test_an_unknown_action_is_refused(policy: Policy, world: Any) -> None:
         policy.learn([world.outcome(context, "nobody/1/1/1")])
 
 
+# A network does not unlearn a target: the corrected one counts from the next training on.
+@pytest.mark.parametrize("name", [each for each in POLICIES if each not in NEURAL])
 def test_a_correction_replaces_what_was_imputed(
     policy: Policy, name: str, world: Any, make_world: Any, quality: Any
 ) -> None:
-    if name in NEURAL:
-        pytest.skip("a network does not unlearn a target; the corrected one counts from the next training on")
     sure = POLICIES[name](make_world())
     sure.offer(make_world().actions())
     contexts = [world.context() for _ in range(8)]
