@@ -47,6 +47,16 @@ def read_questions(path: Path) -> Iterator[Query]:
     name = re.sub(r"[^!-~]+", "-", path.stem)[:140]
     if name != path.stem:  # of another file the same may be left
         name += "-" + hashlib.sha256(path.stem.encode(errors="surrogateescape")).hexdigest()[:8]
+    for number, where, entry in json_lines(path):
+        yield query_of(entry, where=where, default_id=f"{name}-{number}")
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield the objects of a file of JSON lines, each with its line's number and with what an error calls it.
+
+    Raises:
+        QuestionError: a line is no JSON object; the message names it.
+    """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if number == 1:
@@ -60,7 +70,7 @@ def read_questions(path: Path) -> Iterator[Query]:
                 raise QuestionError(f"{where}: not JSON ({error}); write one object per line") from None
             if not isinstance(entry, dict):
                 raise QuestionError(f"{where}: a {type(entry).__name__}, not an object")
-            yield query_of(entry, where=where, default_id=f"{name}-{number}")
+            yield number, where, entry
 
 
 def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:

@@ -4,7 +4,6 @@ A row is a question as `questions.py` reads it, and a `timestamp`: seconds or mi
 (UTC where it names no zone). A format is a function from a file to rows (`_FORMATS`); everything else is shared.
 """
 
-import codecs
 import csv
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -17,7 +16,7 @@ import msgspec
 import orjson
 
 from schemas.query import Query
-from streams.client.questions import QUESTION_FIELDS, QuestionError, query_of
+from streams.client.questions import QUESTION_FIELDS, QuestionError, json_lines, query_of
 
 TIMESTAMP = "timestamp"
 
@@ -86,19 +85,8 @@ def _seconds(value: Any, where: str) -> float:
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if not text.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                entry = orjson.loads(text)
-            except orjson.JSONDecodeError as error:
-                raise QuestionError(f"{where}: not JSON ({error}); write one object per line") from None
-            if not isinstance(entry, dict):
-                raise QuestionError(f"{where}: a {type(entry).__name__}, not an object")
-            yield where, {field: value for field, value in entry.items() if value is not None}
+    for _, where, entry in json_lines(path):
+        yield where, {field: value for field, value in entry.items() if value is not None}
 
 
 def _csv(path: Path) -> Iterator[Row]:
