@@ -25,7 +25,7 @@ import numpy as np
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.objectives import Steering
-from agents.decider.decider import Decider, Surroundings
+from agents.decider.decider import Decider, DecisionEnvironment
 from agents.decider.log import Decided
 from agents.decider.snapshot import EndedIds
 from agents.embedding import Encoder, encoder_id
@@ -183,7 +183,7 @@ async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> 
     recovered: Callable[[], Awaitable[None]] = _recovered
     learner_log = LearnerLog(writer, recovered)  # type: ignore[arg-type]
     catalogue = load_catalogue(Path(settings.catalogue))
-    around = Surroundings(Steering.of(catalogue), uis_space(catalogue))
+    environment = DecisionEnvironment(Steering.of(catalogue), uis_space(catalogue))
     await learner_log.write(decider.offer(action_vectors(catalogue, encoder)))
     rng = np.random.default_rng(settings.policy.seed)
     for start in range(queries - lived, queries, _BATCH):
@@ -194,7 +194,7 @@ async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> 
             )
             for at in range(start, min(start + _BATCH, queries))
         ]
-        made = decider.decide(asked, _no_row, around)
+        made = decider.decide(asked, _no_row, environment)
         table = {d.query_id: d.row[1] for d in made if d.row}
         await learner_log.write(each.row for each in made if each.row)
         rewards = [(_drawn_reward(each, rng), start + at) for at, each in enumerate(made)]

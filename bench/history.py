@@ -13,9 +13,9 @@ import numpy as np
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.objectives import Steering
-from agents.decider.decider import Decider, Surroundings
+from agents.decider.decider import Decider, DecisionEnvironment
 from agents.embedding import ArrivedQuery, embed, encoder_id
-from agents.reward.join import Arrival, JoinRow, Valued, Waits, encode_row, on
+from agents.reward.join import Arrival, JoinRow, ScoredAnswer, Timeouts, encode_row, on
 from agents.reward.outcome import Pricing, price_of
 from schemas.answer import Answer
 from schemas.decision import Decision
@@ -59,8 +59,8 @@ class SyntheticHistory:
         self.decider = Decider(
             policy_of(settings, self.encoder), seed=settings.policy.seed, encoder=encoder_id(self.encoder)
         )
-        self.around = Surroundings(Steering.of(self.catalogue), uis_space(self.catalogue))
-        self.waits = Waits(timeout_ms=int(settings.queries.timeout_s * 1000), feedback_ms=_WAIT_MS)
+        self.environment = DecisionEnvironment(Steering.of(self.catalogue), uis_space(self.catalogue))
+        self.timeouts = Timeouts(timeout_ms=int(settings.queries.timeout_s * 1000), feedback_ms=_WAIT_MS)
         self.rng = np.random.default_rng(settings.policy.seed)
         self._ends: dict[str, int] = {}
         self._rows: dict[str, bytes] = {}
@@ -75,7 +75,7 @@ class SyntheticHistory:
             asked: list[tuple[QueryContext, Origin]] = []
             for number in range(start, min(start + _BATCH, queries)):
                 yield from self._asked(number, asked)
-            decided = self.decider.decide(asked, self._rows.get, self.around)
+            decided = self.decider.decide(asked, self._rows.get, self.environment)
             for each in decided:
                 assert each.row is not None, each.error
                 self._rows[each.query_id] = each.row[1]
@@ -115,24 +115,24 @@ class SyntheticHistory:
         """Yield the Answer, what was said of it, and what the join makes of both."""
         answer = self._answer(number, decision)
         yield self._put(self.topics.answer, answer.query_id.encode(), encode(answer))
-        turns: list[tuple[Decision | Answer | Feedback | Due, Valued | None]] = [(decision, None)]
-        turns.append((answer, self._valued(decision, answer)))
+        records: list[tuple[Decision | Answer | Feedback | Due, ScoredAnswer | None]] = [(decision, None)]
+        records.append((answer, self._scored(decision, answer)))
         if number % 10 == 7:
             feedback = Feedback(query_id=answer.query_id, correct=bool(self.rng.random() < 0.5))
             yield self._put(self.topics.feedback, answer.query_id.encode(), encode(feedback))
-            turns.append((feedback, None))
+            records.append((feedback, None))
         elif number % 10 == 8:
             deadline_ms = self.now_ms + _WAIT_MS
-            turns.append((Due(query_id=answer.query_id, kind="feedback", deadline_ms=deadline_ms), None))
+            records.append((Due(query_id=answer.query_id, kind="feedback", deadline_ms=deadline_ms), None))
         row: JoinRow | None = None
-        for record, valued in turns:
+        for record, scored in records:
             at_ms = record.deadline_ms if isinstance(record, Due) else self.now_ms
-            turn = on(row, Arrival(record, at_ms), self.waits, valued)
-            for out in turn.out:
+            transition = on(row, Arrival(record, at_ms), self.timeouts, scored)
+            for out in transition.out:
                 if isinstance(out, Reward):
                     yield self._put(self.topics.reward, SHARD, encode(out))
                     rewards.append((out, self._ends[self.topics.reward] - 1))
-            if (row := turn.row) is not None:
+            if (row := transition.row) is not None:
                 changelog = self.topics.changelog("aggregator", "join")
                 yield self._put(changelog, answer.query_id.encode(), encode_row(row))
 
@@ -187,12 +187,12 @@ class SyntheticHistory:
             verifier=Served(name="drawn", model=self.catalogue.verifier),
         )
 
-    def _valued(self, decision: Decision, answer: Answer) -> Valued:
+    def _scored(self, decision: Decision, answer: Answer) -> ScoredAnswer:
         correct = None
         if decision.query.reference is not None:
             correct = float(answer.extracted == decision.query.reference)
         score = answer.score if answer.text is not None else None
-        return Valued(
+        return ScoredAnswer(
             status=answer.status,
             score=score,
             price=price_of(answer, self.pricing),

@@ -20,7 +20,7 @@ import psutil
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.objectives import Steering
-from agents.decider.decider import Decider, Surroundings
+from agents.decider.decider import Decider, DecisionEnvironment
 from agents.decider.log import Row, decode_row, encode_row
 from agents.decider.open_rows import ROWS_KEY
 from agents.embedding import encoder_id
@@ -101,7 +101,7 @@ async def _measure(settings: Settings, rows: int) -> dict[str, Any]:
     encoder = encoder_of(settings)
     decider = Decider(policy_of(settings, encoder), seed=settings.policy.seed, encoder=encoder_id(encoder))
     catalogue = load_catalogue(Path(settings.catalogue))
-    around = Surroundings(Steering.of(catalogue), uis_space(catalogue))
+    environment = DecisionEnvironment(Steering.of(catalogue), uis_space(catalogue))
     await learner_log.write(decider.offer(action_vectors(catalogue, encoder)))
     text = "How many of them are there together? " * 4
     vector = encoder.encode([text])[0].astype("<f4").tobytes()
@@ -109,7 +109,7 @@ async def _measure(settings: Settings, rows: int) -> dict[str, Any]:
     context = QueryContext(
         query=Query(query_id="q", text=text), embedding=vector, encoder=encoder_id(encoder), origin=origin
     )
-    (made,) = decider.decide([(context, origin)], lambda query_id: None, around)
+    (made,) = decider.decide([(context, origin)], lambda query_id: None, environment)
     assert made.row is not None, made.error
     like = decode_row(*made.row)
     assert isinstance(like, Row)

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending, Policy
+from agents.bandit.policy import ActionVector, Context, Objective, Observation, Pending, Policy, Target
 from agents.bandit.prior import begin
 from experiments.contenders import ALL, NETWORKS, SERVICE, with_prior
 from experiments.outcomes import Arm, Array, BanditWorld, Outcomes, QuestionInfo
@@ -26,7 +26,7 @@ QUERIES, HISTORY = 100, 24
 
 WITH_PRIOR = "default_with_prior"
 WORDS = ("sum", "story", "list", "program")
-ACCURACY = Aim("behaviour", accuracy=0.95)
+ACCURACY = Target("behaviour", accuracy=0.95)
 
 Behaviour = Mapping[str, str]
 """By policy, the letters of the arms that it chose."""
@@ -68,12 +68,12 @@ def _scores(name: str) -> Array:
 def _told(policy: Policy, world: BanditWorld, at: int) -> Array:
     """Ask a policy about the query at a place of the stream, then tell it an outcome; return the scores."""
     o, question = world.outcomes, HISTORY + at
-    objective, aim = _objective(policy, world, at)
+    objective, target = _objective(policy, world, at)
     query_id, embedding = f"b/{at}", world.queries[question]
     (prediction,) = policy.predict([Context(query_id, embedding)], [objective], 0)
     arm = at * 5 % len(o.arms)
     taken = world.vectors[arm].action_id
-    policy.decided([Pending(query_id, embedding, taken, aim)])
+    policy.decided([Pending(query_id, embedding, taken, target)])
     right, score, log_cost = (float(each[0, question, arm]) for each in (o.correct, o.score, o.log_cost))
     policy.learn(
         [Observation(query_id, embedding, taken, right, score, log_cost, right, objective, clock=at + 1)]
@@ -81,14 +81,14 @@ def _told(policy: Policy, world: BanditWorld, at: int) -> Array:
     return prediction.score
 
 
-def _objective(policy: Policy, world: BanditWorld, at: int) -> tuple[Objective, Aim | None]:
+def _objective(policy: Policy, world: BanditWorld, at: int) -> tuple[Objective, Target | None]:
     """Return a query's objective: in turn the paper's two modes and, where the policy can, a price and an accuracy."""
     turn = at % (2 if policy.pacer is None else 4)
     if turn < 2:
         return world.objective(("cost-sensitive", "quality-priority")[turn]), None
-    aim = None if turn == 2 else ACCURACY
-    price = 0.05 if aim is None or policy.pacer is None else policy.pacer.price(aim)
-    return Objective(1.0, 0.0, 0.0, *world.bounds, price=price), aim
+    target = None if turn == 2 else ACCURACY
+    price = 0.05 if target is None or policy.pacer is None else policy.pacer.shadow_price(target)
+    return Objective(1.0, 0.0, 0.0, *world.bounds, price=price), target
 
 
 def _world() -> BanditWorld:

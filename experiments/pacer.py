@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from agents.bandit.learner import choose
-from agents.bandit.policy import Aim, Context, Objective, Observation, Pending, Policy
+from agents.bandit.policy import Context, Objective, Observation, Pending, Policy, Target
 from agents.bandit.prior import begin
 from experiments.contenders import SERVICE, with_prior
 from experiments.frontier import FEWEST, most_accurate, points_of, tidied
@@ -129,11 +129,11 @@ def _one(
 
 
 def _play(
-    world: BanditWorld, live: Sequence[int], prior: bytes, target: float, seed: int, *, restored: bool
+    world: BanditWorld, live: Sequence[int], prior: bytes, mean_cost: float, seed: int, *, restored: bool
 ) -> list[tuple[Round, Market]]:
     o, rng = world.outcomes, np.random.default_rng([seed, 9])
     index = {vector.action_id: i for i, vector in enumerate(world.vectors)}
-    aim, policy = Aim("lab", mean_cost=target), _fresh(world, seed, prior)
+    target, policy = Target("lab", mean_cost=mean_cost), _fresh(world, seed, prior)
     held_back = _models(world)[len(_models(world)) // 2]
     market = Market(
         {i for i, arm in enumerate(o.arms) if arm.model != held_back},
@@ -155,14 +155,14 @@ def _play(
             sample = int(rng.integers(o.samples))
             query_id, embedding = f"{seed}/{len(done)}", world.queries[question]
             assert policy.pacer is not None
-            price = policy.pacer.price(aim)
+            price = policy.pacer.shadow_price(target)
             objective = Objective(1.0, 0.0, 0.0, *world.bounds, price=price)
             (choice,) = choose(policy, [Context(query_id, embedding)], [objective], seed)
             arm = index[choice.action_id]
             right, score = float(o.correct[sample, question, arm]), float(o.score[sample, question, arm])
             factor = float(market.price[arm])
             log_cost = float(o.log_cost[sample, question, arm] + np.log(market.length[arm] * factor))
-            policy.decided([Pending(query_id, embedding, choice.action_id, aim)])
+            policy.decided([Pending(query_id, embedding, choice.action_id, target)])
             policy.learn(
                 [
                     Observation(

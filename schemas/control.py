@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from schemas.errors import InvalidField, UnknownSchema, shown
 from schemas.forest import Count
-from schemas.objective import CostRange, Weights, check_aims
+from schemas.objective import CostRange, Weights, check_targets
 from schemas.record import Record, check_finite, check_id, check_json, decode, load
 from schemas.search import Served
 
@@ -109,7 +109,7 @@ class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"
             what = f"comes with {', '.join(given)}" if given else "is missing with op 'set'"
             why = f"{what}; give exactly one of {', '.join(names)}"
             raise InvalidField("ObjectiveEntry", given[-1] if given else "weights", why)
-        check_aims("ObjectiveEntry", mean_cost=self.mean_cost, accuracy=self.accuracy)
+        check_targets("ObjectiveEntry", mean_cost=self.mean_cost, accuracy=self.accuracy)
 
     @property
     def key(self) -> str:

@@ -41,8 +41,8 @@ class Weights(Struct, frozen=True, kw_only=True):
                 msgspec.structs.force_setattr(self, name, weight / total)
 
 
-def check_aims(kind: str, *, mean_cost: float | None, accuracy: float | None) -> None:
-    """Refuse an aim that cannot be met by any price, and two aims at once.
+def check_targets(kind: str, *, mean_cost: float | None, accuracy: float | None) -> None:
+    """Refuse a target that cannot be met by any price, and two targets at once.
 
     Args:
         kind: The record's name, for the message.
@@ -97,7 +97,7 @@ class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (log_cost - low) / (high - low)
 
 
-Aim = Literal["weights", "mean_cost", "accuracy"]
+ObjectiveKind = Literal["weights", "mean_cost", "accuracy"]
 
 
 class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,15 +122,15 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a price below zero, two aims at once, and a name that no control record can set."""
+        """Refuse a price below zero, two targets at once, and a name that no control record can set."""
         if self.name is not None:
             check_name("ObjectiveInForce", "name", self.name)
         if not 0.0 <= self.price < math.inf:
             raise InvalidField("ObjectiveInForce", "price", f"is {self.price}; give zero or more, finite")
-        check_aims("ObjectiveInForce", mean_cost=self.mean_cost, accuracy=self.accuracy)
+        check_targets("ObjectiveInForce", mean_cost=self.mean_cost, accuracy=self.accuracy)
 
     @property
-    def aim(self) -> Aim:
+    def kind(self) -> ObjectiveKind:
         """Return the kind of objective: `weights`, `mean_cost` or `accuracy`."""
         if self.mean_cost is not None:
             return "mean_cost"

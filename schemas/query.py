@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from schemas.action import Action
 from schemas.errors import InvalidField
-from schemas.objective import Weights, check_aims
+from schemas.objective import Weights, check_targets
 from schemas.record import MAX_NAME, Millis, Record, check_finite, check_id, check_json, check_name
 
 # An incoming question, as clients send it.
@@ -288,7 +288,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         if len(given) > 1:
             why = f"cannot be combined with {given[0]}; give one of {', '.join(names)}"
             raise InvalidField("Query", given[1], why)
-        check_aims("Query", mean_cost=self.mean_cost, accuracy=self.accuracy)
+        check_targets("Query", mean_cost=self.mean_cost, accuracy=self.accuracy)
 
     @property
     def api_key(self) -> str:

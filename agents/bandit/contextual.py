@@ -18,8 +18,8 @@ from agents.bandit.policy import (
     UNPRICED,
     ActionVector,
     Context,
+    Contribution,
     Drift,
-    Ground,
     Matrix,
     Objective,
     Observation,
@@ -31,7 +31,7 @@ from agents.bandit.policy import (
     check_outcome,
     generator,
 )
-from agents.bandit.prior import REFITS, History, Memory, fit_directions, set_anchors
+from agents.bandit.prior import REFITS, History, RefitSchedule, fit_directions, set_anchors
 from agents.bandit.registry import Inputs, Options, policy
 from agents.bandit.ridge import Ridge
 from agents.bandit.variances import Variances, estimated, evidence_of, usual_mean, usual_variance
@@ -95,14 +95,14 @@ class Regression:
         d = self._features
         return np.asarray(self.centre + d.sides @ d.project(z, self.theta))
 
-    def parts(self, x: Vector) -> list[Ground]:
+    def parts(self, x: Vector) -> list[Contribution]:
         """Return what each block contributes to the first target's prediction and variance, after its centre."""
         blocks = self._features.column_blocks
         means, variances = x * self.theta[:, 0], self.noise * x * self.ridge.solve(x)
         of = {block: [name == block for name in blocks] for block in dict.fromkeys(blocks)}
         return [
-            Ground("centre", float(self.centre[0]), 0.0),
-            *(Ground(b, float(means[own].sum()), float(variances[own].sum())) for b, own in of.items()),
+            Contribution("centre", float(self.centre[0]), 0.0),
+            *(Contribution(b, float(means[own].sum()), float(variances[own].sum())) for b, own in of.items()),
         ]
 
     def widths(self, z: Vector, sides: Matrix) -> Vector:
@@ -520,7 +520,7 @@ SOME: Final = 5
 # - A model of which hardly anything is known is tried: one query in as many as there are models goes to each such
 #   model. Before anything is known, that is every query.
 # - A prior from history (`prior`) is a complete state to start from. Without one, the policy learns anew from its own
-#   first outcomes whenever there are twice as many (`Memory`).
+#   first outcomes whenever there are twice as many (`RefitSchedule`).
 # - The pacer (`pacing`) determines λ for objectives by mean cost and by accuracy.
 
 TINY: Final = 1e-12
@@ -562,11 +562,11 @@ class Contextual(Learner):
         self.settings = settings or ContextualSettings()
         self.estimates = Estimates(features)
         self.pacer: Pacer = Pacer(self._forecast, reachable=self.settings.accuracy_of == "reachable")
-        self.memory = Memory(self.settings.refits)
+        self.refit_schedule = RefitSchedule(self.settings.refits)
 
     def refit_due(self, outcomes: int) -> bool:
-        """Return whether the memory will be full."""
-        return self.memory.full(outcomes)
+        """Return whether a refit will be due."""
+        return self.refit_schedule.full(outcomes)
 
     def grown(self, kept: Sequence[int]) -> None:
         """Append the columns of new features."""
@@ -644,22 +644,22 @@ class Contextual(Learner):
         }
         return {model: each for model, each in found.items() if each != Drift()}
 
-    def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
+    def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
         """Return what each block of columns contributes, and first what is predicted before any of them."""
         (query,) = self.features.queries([(context.query_id, context.embedding)])
         at = self.features.position(context.query_id, action_id)
         return self.estimates.right.parts(self.features.row(self.features.short(query), at))
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Add decisions to the window and to the account of their aims; close the account of those abandoned."""
+        """Add decisions to the window and to the account of their targets; close the account of those abandoned."""
         made = [d for d in decisions if not d.abandoned]
         queries = self.features.queries([(d.observation_id, d.embedding) for d in made])
         for decision, query in zip(made, queries, strict=True):
             z = self.features.short(query)
-            if decision.aim is not None:
+            if decision.target is not None:
                 terms = self.estimates.predicted(z)[self._place(decision)]
                 cost, accuracy = float(terms[COST]), float(np.clip(terms[CORRECT], 0.0, 1.0))
-                self.pacer.decided(decision.aim, decision.observation_id, cost, accuracy)
+                self.pacer.decided(decision.target, decision.observation_id, cost, accuracy)
             self.pacer.recent.add(decision.tenant, z)
         for decision in decisions:
             if decision.abandoned:
@@ -688,14 +688,14 @@ class Contextual(Learner):
                     self.pacer.settled(o.observation_id, o.paid, o.correct, usual=False)
                     self._kept(o, query, at, None)
                 case "correction":
-                    if o.aim is not None:
+                    if o.target is not None:
                         # Of a draw by the floor nothing was said.
                         told = (
                             self.estimates.predicted(z)[at, CORRECT] if o.predicted is None else o.predicted
                         )
-                        self.pacer.judged(o.aim, float(np.clip(told, 0.0, 1.0)), o.entered)
+                        self.pacer.judged(o.target, float(np.clip(told, 0.0, 1.0)), o.entered)
                     self.estimates.amend(z, at, o)
-                    self.memory.correct(o)
+                    self.refit_schedule.correct(o)
                     self._corrections += 1
                 case "cost":
                     self.estimates.add_cost(z, at, o)
@@ -703,7 +703,7 @@ class Contextual(Learner):
 
     def _kept(self, o: Observation, query: Vector, at: int, log_cost: float | None) -> None:
         """Count an outcome and keep it for the refits; learn everything anew where one is due."""
-        if (history := self.memory.take(o, query, at, log_cost)) is not None:
+        if (history := self.refit_schedule.take(o, query, at, log_cost)) is not None:
             rows = len(history.question)
             self.refits[rows] = self.relearn(history, known=self.refits.get(rows, b""))
         self._updates += 1
@@ -753,9 +753,9 @@ class Contextual(Learner):
         return Refit(arrays["z"], right, paid)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return regressions, window, accounts and memory, all bit for bit."""
+        """Return regressions, window, accounts and refit schedule, all bit for bit."""
         learned, arrays = self.estimates.snapshot()
-        ahead, outcomes = self.memory.snapshot()
+        ahead, outcomes = self.refit_schedule.snapshot()
         accounts, windows = self.pacer.snapshot()
         return {"estimates": learned} | accounts | ahead, arrays | windows | outcomes
 
@@ -764,7 +764,7 @@ class Contextual(Learner):
         self.estimates.restore(meta["estimates"], arrays)
         self.pacer.factors = self.estimates.price_factors
         self.pacer.restore(meta, arrays)
-        self.memory.restore(meta, arrays)
+        self.refit_schedule.restore(meta, arrays)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal when a state is loaded; α and the meaning of accuracy may change."""

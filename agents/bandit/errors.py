@@ -38,12 +38,12 @@ class PriorRefused(DeciderError):
 class UnservedObjective(DeciderError):
     """An objective states a mean cost or an accuracy, and the policy cannot aim at either."""
 
-    def __init__(self, query_id: str, aim: str, policy: str) -> None:
+    def __init__(self, query_id: str, kind: str, policy: str) -> None:
         super().__init__(
-            f"{query_id}: {aim}: policy {policy!r} cannot aim at it; ask for weights, or deploy the policy "
+            f"{query_id}: {kind}: policy {policy!r} cannot aim at it; ask for weights, or deploy the policy "
             "'contextual'"
         )
-        self.field = aim
+        self.field = kind
 
 
 class InvalidObservation(DeciderError):

@@ -20,8 +20,8 @@ from agents.bandit.policy import (
     UNPRICED,
     ActionVector,
     Context,
+    Contribution,
     Drift,
-    Ground,
     Objective,
     Observation,
     Pending,
@@ -177,7 +177,7 @@ class Explored:
         """Return what the inner policy notices."""
         return self.inner.drifted()
 
-    def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
+    def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
         """Return the inner policy's parts."""
         return self.inner.explain(context, action_id)
 

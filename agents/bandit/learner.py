@@ -22,8 +22,8 @@ from agents.bandit.policy import (
     Candidate,
     Choice,
     Context,
+    Contribution,
     Drift,
-    Ground,
     Matrix,
     Objective,
     Observation,
@@ -362,7 +362,7 @@ class Learner:
         """Return nothing: it does not compare outcomes with what it predicted."""
         return {}
 
-    def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
+    def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
         """Return nothing: one x for query and action has no parts to tell apart."""
         return ()
 

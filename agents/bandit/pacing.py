@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from agents.bandit.policy import Account, Aim, Matrix, Vector
+from agents.bandit.policy import BudgetStatus, Matrix, Target, Vector
 
 # What the policy, as it predicts now, would choose for recent queries at any price λ, and which λ meets a target.
 
@@ -116,13 +116,13 @@ def _least(holds: Callable[[float], bool], scale: float) -> float:
     return scale * float(np.exp(high))
 
 
-# Which recent queries stand for those of a tenant: from what is predicted of them follow λ, and what an aim cannot ask
-# for.
+# Which recent queries stand for those of a tenant: what is predicted of them determines λ, and which targets cannot be
+# met.
 #
-# An aim is met on the queries of its own tenant: what others ask changes neither its price nor what it is charged. The
+# A target is met on the queries of its own tenant: what others ask changes neither its λ nor what it is charged. The
 # questions of a prior are nobody's, so they stand for everybody until a tenant has enough queries of its own. Without
 # a prior, a tenant who has asked little borrows: of every other tenant equally many queries, so that none of them alone
-# sets the price for a newcomer.
+# sets λ for a newcomer.
 
 WINDOW: Final = 500
 """Most recent contexts of a tenant, and of a prior, on which λ is solved."""
@@ -170,7 +170,7 @@ class RecentContexts:
                 self.add(tenant, context)
 
     def window(self, tenant: str) -> list[Vector]:
-        """Return the contexts on which a tenant's aims are met, the newest last."""
+        """Return the contexts on which a tenant's targets are met, the newest last."""
         own = [*self.prior, *self.of.get(tenant, ())][-WINDOW:]
         if not self.borrows(tenant):
             return own
@@ -179,7 +179,7 @@ class RecentContexts:
         return [*[context for each in others for context in each[-share:]][len(own) - FEW :], *own]
 
     def borrows(self, tenant: str) -> bool:
-        """Return whether some of the contexts on which a tenant's aims are met are those of others."""
+        """Return whether some of the contexts on which a tenant's targets are met are those of others."""
         own = len(self.of.get(tenant, ()))
         return len(self.prior) + own < FEW and self._count > own
 
@@ -234,7 +234,7 @@ KEYS: Final = 1024
 
 
 @dataclass(slots=True)
-class Pace:
+class BudgetAccount:
     """The account of one tenant under one objective.
 
     Attributes:
@@ -290,7 +290,7 @@ def _account(tenant: str, key: str) -> tuple[str, str]:
 
 
 class Pacer:
-    """The accounts of all tenants under all objectives with an aim, and their prices.
+    """The accounts of all tenants under all objectives with a target, and their prices.
 
     Args:
         predict: From contexts as rows, shape (m, rank), to what is predicted of everything on offer; None as long as
@@ -299,8 +299,8 @@ class Pacer:
 
     Attributes:
         factors: The models' price factors in force.
-        recent: The contexts on which aims are met.
-        paces: The accounts, by tenant and key.
+        recent: The contexts on which targets are met.
+        accounts: The accounts, by tenant and key.
         open: For each decision whose outcome is not known its account, and its predicted cost and accuracy.
     """
 
@@ -308,74 +308,74 @@ class Pacer:
         self._predict, self._reachable = predict, reachable
         self.factors: dict[str, float] = {}
         self.recent = RecentContexts()
-        self.paces: dict[tuple[str, str], Pace] = {}
+        self.accounts: dict[tuple[str, str], BudgetAccount] = {}
         self.open: dict[str, tuple[tuple[str, str], float, float]] = {}
 
-    def price(self, aim: Aim) -> float:
-        """Return λ, the price of one eFLOP at which an aim is met by now. Changes no state.
+    def shadow_price(self, target: Target) -> float:
+        """Return λ, the price of one eFLOP at which a target is met by now. Changes no state.
 
-        That is the last solution, or a new one if the aim is new or models' prices have changed since.
+        That is the last solution, or a new one if the target is new or models' prices have changed since.
         """
-        pace = self.paces.get(aim.account_id)
-        return self._solved(aim) if pace is None or pace.factors != self.factors else pace.price
+        account = self.accounts.get(target.account_id)
+        return self._solved(target) if account is None or account.factors != self.factors else account.price
 
-    def _solved(self, aim: Aim) -> float:
-        """Return λ at which an aim is met on its tenant's window; 0 as long as nothing is known."""
-        forecast = self.forecast(aim.tenant)
+    def _solved(self, target: Target) -> float:
+        """Return λ at which a target is met on its tenant's window; 0 as long as nothing is known."""
+        forecast = self.forecast(target.tenant)
         if forecast is None:
             return 0.0
-        if aim.mean_cost is not None:
-            return price_for_cost(forecast, self._pace(aim).momentary(aim.mean_cost))
-        assert aim.accuracy is not None
-        share = aim.accuracy / self._pace(aim).optimism
+        if target.mean_cost is not None:
+            return price_for_cost(forecast, self._account_of(target).momentary(target.mean_cost))
+        assert target.accuracy is not None
+        share = target.accuracy / self._account_of(target).optimism
         return price_for_accuracy(forecast, share, reachable=self._reachable)
 
-    def shortfall(self, aim: Aim) -> float | None:
-        """Return what can be had at best of an aim that cannot be met; None if it can be, or nothing is known yet.
+    def shortfall(self, target: Target) -> float | None:
+        """Return what can be had at best of a target that cannot be met; None if it can be, or nothing is known yet.
 
         The least mean cost, or the largest share of the accuracy within reach, on its tenant's window.
         """
-        forecast = self.forecast(aim.tenant)
+        forecast = self.forecast(target.tenant)
         if forecast is None:
             return None
-        if aim.mean_cost is not None:
-            least = float(forecast.cost.min(axis=1).mean()) * self._pace(aim).dearer
-            return least if least > aim.mean_cost else None
-        assert aim.accuracy is not None
+        if target.mean_cost is not None:
+            least = float(forecast.cost.min(axis=1).mean()) * self._account_of(target).dearer
+            return least if least > target.mean_cost else None
+        assert target.accuracy is not None
         best = forecast.best_accuracy(reachable=self._reachable)
         if best <= 0.0:
             return None  # nothing was right yet: what share can be had is not known
-        most = forecast.mean_accuracy(0.0) / best * self._pace(aim).optimism
-        return most if most < aim.accuracy else None
+        most = forecast.mean_accuracy(0.0) / best * self._account_of(target).optimism
+        return most if most < target.accuracy else None
 
     def forecast(self, tenant: str = "") -> Forecast | None:
         """Return what is predicted of everything on offer, for every context of a window; None without any."""
         window = self.recent.window(tenant)
         return self._predict(np.array(window)) if window else None
 
-    def decided(self, aim: Aim, query_id: str, cost: float, accuracy: float) -> None:
+    def decided(self, target: Target, query_id: str, cost: float, accuracy: float) -> None:
         """Record a decision; solve for the price again if that is due.
 
         Args:
-            aim: The aim of its objective.
+            target: The target of its objective.
             query_id: Its query.
             cost: Predicted cost of the chosen action.
             accuracy: Its predicted accuracy.
         """
-        price = self.price(aim)
-        account = _account(*aim.account_id)
-        pace = self.paces.pop(account, None) or Pace()
-        pace.price, pace.factors = price, self.factors
-        self.paces[account] = pace  # the newest stands last
-        if len(self.paces) > KEYS:
-            oldest = spare(self.paces)
-            del self.paces[oldest]
+        price = self.shadow_price(target)
+        account_id = _account(*target.account_id)
+        account = self.accounts.pop(account_id, None) or BudgetAccount()
+        account.price, account.factors = price, self.factors
+        self.accounts[account_id] = account  # the newest stands last
+        if len(self.accounts) > KEYS:
+            oldest = spare(self.accounts)
+            del self.accounts[oldest]
             self.open = {i: entry for i, entry in self.open.items() if entry[0] != oldest}
-        pace.decisions += 1
-        pace.spent += cost
-        self.open[query_id] = (account, cost, accuracy)
-        if pace.decisions % EVERY == 0 or self.recent.borrows(aim.tenant):
-            pace.price = self._solved(aim)
+        account.decisions += 1
+        account.spent += cost
+        self.open[query_id] = (account_id, cost, accuracy)
+        if account.decisions % EVERY == 0 or self.recent.borrows(target.tenant):
+            account.price = self._solved(target)
 
     def settled(
         self, query_id: str, cost: float | None, correct: float | None, *, usual: bool = True
@@ -391,46 +391,49 @@ class Pacer:
         entry = self.open.pop(query_id, None)
         if entry is None:
             return
-        account, expected, accuracy = entry
-        pace = self.paces[account]
-        pace.spent += (cost or 0.0) - expected
+        account_id, expected, accuracy = entry
+        account = self.accounts[account_id]
+        account.spent += (cost or 0.0) - expected
         if cost is not None and usual:
-            pace.told = FADING * pace.told + expected
-            pace.paid = FADING * pace.paid + cost
+            account.told = FADING * account.told + expected
+            account.paid = FADING * account.paid + cost
         if correct is not None:
-            pace.judged(accuracy, correct)
+            account.judged(accuracy, correct)
 
-    def judged(self, aim: Aim, accuracy: float, correct: float) -> None:
+    def judged(self, target: Target, accuracy: float, correct: float) -> None:
         """Record the correctness of a decision whose outcome was recorded without it.
 
         Args:
-            aim: The aim of its objective.
+            target: The target of its objective.
             accuracy: Its predicted accuracy.
             correct: Its correctness.
         """
-        if (pace := self.paces.get(aim.account_id)) is not None:
-            pace.judged(accuracy, correct)
+        if (account := self.accounts.get(target.account_id)) is not None:
+            account.judged(accuracy, correct)
 
-    def account(self, aim: Aim) -> Account | None:
+    def status(self, target: Target) -> BudgetStatus | None:
         """Return what all tenants' decisions under an objective came to, in means; None before the tenant's first."""
-        own = self.paces.get(aim.account_id)
+        own = self.accounts.get(target.account_id)
         if own is None or not own.decisions:
             return None
-        paces = [pace for (_, key), pace in self.paces.items() if key == aim.key]
-        known = sum(pace.known for pace in paces) or None
-        return Account(
+        accounts = [account for (_, key), account in self.accounts.items() if key == target.key]
+        known = sum(account.known for account in accounts) or None
+        return BudgetStatus(
             price=own.price,
-            mean_cost=sum(pace.spent for pace in paces) / sum(pace.decisions for pace in paces),
-            predicted=known and sum(pace.predicted for pace in paces) / known,
-            correct=known and sum(pace.correct for pace in paces) / known,
+            mean_cost=sum(account.spent for account in accounts)
+            / sum(account.decisions for account in accounts),
+            predicted=known and sum(account.predicted for account in accounts) / known,
+            correct=known and sum(account.correct for account in accounts) / known,
         )
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Matrix]]:
         """Return accounts and windows as plain values and arrays."""
         counts, arrays = self.recent.snapshot()
         accounts = {
-            "paces": [[*account, _plain(pace)] for account, pace in self.paces.items()],
-            "open": {i: [*account, cost, accuracy] for i, (account, cost, accuracy) in self.open.items()},
+            "paces": [[*account_id, _plain(account)] for account_id, account in self.accounts.items()],
+            "open": {
+                i: [*account_id, cost, accuracy] for i, (account_id, cost, accuracy) in self.open.items()
+            },
         }
         return {"pacer": accounts, "windows": counts}, arrays
 
@@ -438,11 +441,11 @@ class Pacer:
         """Become what `snapshot` returned."""
         self.recent.restore(meta["windows"], arrays)
         accounts = meta["pacer"]
-        self.paces = {(tenant, key): _paced(pace) for tenant, key, pace in accounts["paces"]}
+        self.accounts = {(tenant, key): _account_from(account) for tenant, key, account in accounts["paces"]}
         self.open = {i: (_account(e[0], e[1]), e[2], e[3]) for i, e in accounts["open"].items()}
 
-    def _pace(self, aim: Aim) -> Pace:
-        return self.paces.get(aim.account_id) or Pace()
+    def _account_of(self, target: Target) -> BudgetAccount:
+        return self.accounts.get(target.account_id) or BudgetAccount()
 
 
 def spare(accounts: Mapping[tuple[str, str], object]) -> tuple[str, str]:
@@ -452,18 +455,18 @@ def spare(accounts: Mapping[tuple[str, str], object]) -> tuple[str, str]:
     ('evil', '1')
     """
     most, _ = Counter(tenant for tenant, _ in accounts).most_common(1)[0]
-    return next(account for account in accounts if account[0] == most)
+    return next(account_id for account_id in accounts if account_id[0] == most)
 
 
-def _plain(pace: Pace) -> dict[str, Any]:
+def _plain(account: BudgetAccount) -> dict[str, Any]:
     """Return an account as plain values, without `factors` if no model has a price."""
-    return {name: value for name, value in asdict(pace).items() if value != {}}
+    return {name: value for name, value in asdict(account).items() if value != {}}
 
 
-def _paced(plain: dict[str, Any]) -> Pace:
+def _account_from(plain: dict[str, Any]) -> BudgetAccount:
     """Return an account from plain values: from those of earlier releases without what was true, or stood in for it."""
     if "rewarded" in plain:
         plain = {
             name: value for name, value in plain.items() if name not in ("rewarded", "predicted", "correct")
         }
-    return Pace(**plain)
+    return BudgetAccount(**plain)

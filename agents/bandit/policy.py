@@ -86,7 +86,7 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class Target:
     """The target of an objective by mean cost or by accuracy; exactly one of the two is given.
 
     Attributes:
@@ -108,7 +108,7 @@ class Aim:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class BudgetStatus:
     """What the decisions of a paced objective came to since its target was set, those of all tenants together.
 
     Attributes:
@@ -174,7 +174,7 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class Contribution:
     """What one part of the model contributes to a predicted accuracy.
 
     Attributes:
@@ -227,7 +227,7 @@ class Pending:
     """A decision whose reward is outstanding: x is known, r is not.
 
     Attributes:
-        aim: Target of its objective; None for plain weights, and in the control group, which is not paced.
+        target: That of its objective; None for plain weights, and in the control group, which is not paced.
         tenant: Who asks.
         abandoned: Whether it is taken back, as nothing will be learned of it.
         paid, correct: What its account then takes from its outcome; None where that is unknown.
@@ -236,7 +236,7 @@ class Pending:
     observation_id: str
     embedding: Vector
     action_id: str
-    aim: Aim | None = None
+    target: Target | None = None
     tenant: str = ""
     abandoned: bool = False
     paid: float | None = None
@@ -260,7 +260,7 @@ class Observation:
             answer without a score. What that cost says nothing of what an answer costs: `log_cost` is then what was
             predicted at the decision, or the upper bound of the objective's costs where nothing was.
         seq, learned_seq: Sequence numbers of this outcome, and of the first of its decision that was learned.
-        aim, predicted: With a correction, the target that the decision counts against, None where it counts against
+        target, predicted: With a correction, that which the decision counts against, None where it counts against
             none, and the accuracy that was predicted of it.
         paid: With a failure, what it cost; None where nobody knows.
     """
@@ -279,7 +279,7 @@ class Observation:
     kind: OutcomeKind = "reward"
     seq: int = 0
     learned_seq: int = 0
-    aim: Aim | None = None
+    target: Target | None = None
     predicted: float | None = None
     paid: float | None = None
 
@@ -410,7 +410,7 @@ class Policy(Protocol):
         """
         ...
 
-    def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
+    def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
         """Return the parts whose means add up to the predicted accuracy of an action; none if the policy has none.
 
         Changes no state.
@@ -422,7 +422,7 @@ class Policy(Protocol):
         ...
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Record decisions: they advance the decision clock and may count in widths, and in the accounts of aims.
+        """Record decisions: they advance the decision clock and may count in widths, and in the accounts of targets.
 
         One that is abandoned stops counting in widths, and its account settles; the clock does not go back.
         """

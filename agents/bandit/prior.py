@@ -289,7 +289,8 @@ def _chosen_ridge(sizes: Vector, along: Matrix, wanted: Matrix) -> float:
     return float(RIDGES[int(np.argmin(errors))])
 
 
-# The memory: how a policy that began without a prior learns directions, anchors and variances from its own outcomes.
+# The refit schedule: when a policy that began without a prior learns directions, anchors and variances from its own
+# outcomes.
 #
 # It keeps these outcomes, and whenever there are twice as many it turns all into a `History` and learns anew from it.
 
@@ -297,7 +298,7 @@ REFITS: Final = (10, 20, 40, 80, 160, 320, 640, 1280, 2560)
 """Numbers of outcomes at which a policy without a prior learns anew; after the last it keeps them no longer."""
 
 
-class Memory:
+class RefitSchedule:
     """The refits still due, and the outcomes kept for them.
 
     Args:
@@ -403,7 +404,7 @@ def teach(
         raise CorruptState("the policy", "rewards learned", "a fresh policy")
     policy.relearn(history, cap)
     # The policy must not discard what history taught for its first few outcomes.
-    policy.memory.due = ()
+    policy.refit_schedule.due = ()
     state = policy.state()
     if pricing is None:
         return state

@@ -23,7 +23,7 @@ from agents.bandit.errors import (
 )
 from agents.bandit.features import counts
 from agents.bandit.learner import choose
-from agents.bandit.policy import ActionVector, Aim, Choice, Context, Policy
+from agents.bandit.policy import ActionVector, Choice, Context, Policy, Target
 from agents.bandit.prior import begin, outcomes_of, require_pricing
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError
@@ -40,13 +40,13 @@ from agents.decider.log import (
     Recovered,
     RewardRules,
     Row,
-    aim_of,
     applied,
     decode_row,
     encode_row,
     offer,
     policy_objective,
     refit_rows,
+    target_of,
     tell,
     with_question,
     without_question,
@@ -65,7 +65,7 @@ from schemas.reward import Reward
 # A Context whose query has been decided already: send the same Decision again, send nothing, or refuse a duplicate.
 
 
-def again(context: QueryContext, value: bytes) -> Decided:
+def resend_decision(context: QueryContext, value: bytes) -> Decided:
     """Return the result for a Context whose query has a row: the Decision already made, or DuplicateQuery."""
     row = decode_row(context.query_id.encode(), value)
     assert isinstance(row, Row)
@@ -77,7 +77,7 @@ def again(context: QueryContext, value: bytes) -> Decided:
     return Decided(context.query_id, encode(decision), decision.group)
 
 
-def over(context: QueryContext, place: tuple[int, int]) -> Decided:
+def reject_ended(context: QueryContext, place: tuple[int, int]) -> Decided:
     """Return the result for a Context whose query has ended and lost its row: nothing, or DuplicateQuery."""
     partition, offset = place
     if (context.origin.partition, context.origin.offset) == place:
@@ -93,7 +93,7 @@ def over(context: QueryContext, place: tuple[int, int]) -> Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class DecisionEnvironment:
     """What a decision depends on, besides the query and the policy.
 
     Attributes:
@@ -169,7 +169,7 @@ and the rest is room for an answer."""
 def decisions(
     policy: Policy,
     asked: Sequence[tuple[QueryContext, Origin]],
-    around: Surroundings,
+    environment: DecisionEnvironment,
     *,
     seq: int,
     clock: int,
@@ -183,7 +183,7 @@ def decisions(
     Args:
         policy: The policy, which is not told yet what it chose.
         asked: New Contexts with their origins, in offset order.
-        around: What can be chosen now.
+        environment: What can be chosen now.
         seq: Sequence number of the first Decision; those of the others follow.
         clock: Decisions made before the first.
         seed: The decider's seed.
@@ -194,9 +194,9 @@ def decisions(
     Raises:
         UniscaleError: One of them must be refused, whatever the others are.
     """
-    price = cache(policy.pacer.price) if policy.pacer else None  # of one state, so the same for all
-    objectives = [in_force(record, around, policy.name, price) for record, _ in asked]
-    contexts = [context_of(record, around, encoder, policy.surface) for record, _ in asked]
+    price = cache(policy.pacer.shadow_price) if policy.pacer else None  # of one state, so the same for all
+    objectives = [in_force(record, environment, policy.name, price) for record, _ in asked]
+    contexts = [context_of(record, environment, encoder, policy.surface) for record, _ in asked]
     choices = choose(policy, contexts, [policy_objective(o) for o in objectives], seed)
     made = []
     for i, ((record, origin), objective, choice) in enumerate(zip(asked, objectives, choices, strict=True)):
@@ -204,7 +204,7 @@ def decisions(
             record,
             choice,
             objective,
-            around,
+            environment,
             policy=policy.name,
             seq=seq + i,
             seed=seed,
@@ -233,37 +233,40 @@ def decisions(
 
 
 def in_force(
-    record: QueryContext, around: Surroundings, policy: str, price: Callable[[Aim], float] | None
+    record: QueryContext,
+    environment: DecisionEnvironment,
+    policy: str,
+    price: Callable[[Target], float] | None,
 ) -> ObjectiveInForce:
-    """Return the objective of a Context, with the price λ of its aim.
+    """Return the objective of a Context, with the price λ of its target.
 
     Args:
         record: The Context.
-        around: The objectives that there are.
+        environment: The objectives that there are.
         policy: The policy's name.
-        price: Its pacer's price of an aim; None if it has no pacer.
+        price: Its pacer's price of a target; None if it has no pacer.
 
     Raises:
         ObjectiveError: It names an objective that does not exist.
         UnservedObjective: It states a mean cost or an accuracy, and the policy cannot aim at either.
     """
-    objective = around.steering.objectives.of(record.query)
-    aim = aim_of(objective, record.query.account)
-    if aim is None:
+    objective = environment.steering.objectives.of(record.query)
+    target = target_of(objective, record.query.account)
+    if target is None:
         return objective
     if price is None:
-        raise UnservedObjective(record.query_id, objective.aim, policy)
-    return msgspec.structs.replace(objective, price=price(aim))
+        raise UnservedObjective(record.query_id, objective.kind, policy)
+    return msgspec.structs.replace(objective, price=price(target))
 
 
 def context_of(
-    record: QueryContext, around: Surroundings, encoder: str = "", surface: bool = False
+    record: QueryContext, environment: DecisionEnvironment, encoder: str = "", surface: bool = False
 ) -> Context:
     """Return a Context as the policy takes it.
 
     Args:
         record: The record.
-        around: What can be chosen now.
+        environment: What can be chosen now.
         encoder: Id of the encoder of the action vectors; empty accepts any.
         surface: Whether surface counts of the question follow the embedding.
 
@@ -274,10 +277,10 @@ def context_of(
     if encoder and record.encoder != encoder:
         fix = f"embed the query with {encoder!r}"
         raise InvalidObservation(record.query_id, "encoder", record.encoder, fix)
-    indices = around.choices(record.query)
+    indices = environment.choices(record.query)
     allowed = None
-    if len(indices) < len(around.space):
-        allowed = frozenset(around.space[i].id for i in indices)
+    if len(indices) < len(environment.space):
+        allowed = frozenset(environment.space[i].id for i in indices)
     vector = np.frombuffer(record.embedding, dtype="<f4").astype(np.float64)
     if surface:
         vector = np.concatenate([vector, counts(record.query.question)])
@@ -288,7 +291,7 @@ def decision_of(
     record: QueryContext,
     choice: Choice,
     objective: ObjectiveInForce,
-    around: Surroundings,
+    environment: DecisionEnvironment,
     *,
     policy: str,
     seq: int,
@@ -301,14 +304,14 @@ def decision_of(
         record: The Context.
         choice: What the policy chose.
         objective: The objective in force.
-        around: What could be chosen.
+        environment: What could be chosen.
         policy: The policy's name.
         seq: Sequence number among decisions and updates.
         seed: The decider's seed, from which the query's seed derives.
         price_factors: What an eFLOP costs on each model where that is not 1, as the policy knew it.
     """
     action = Action.parse(choice.action_id)
-    catalogue = around.steering.catalogue
+    catalogue = environment.steering.catalogue
     pinned = record.query.pinned is not None
     by_policy = not pinned and choice.reason not in ("warm-up", "control")
     predicted = None
@@ -334,8 +337,8 @@ def decision_of(
             for c in choice.runners_up
         ),
         candidates=choice.candidates,
-        masked_models=around.masked_models(),
-        short_models=tuple(sorted(around.short_models(record.query))),
+        masked_models=environment.masked_models(),
+        short_models=tuple(sorted(environment.short_models(record.query))),
         reason="pinned" if pinned else choice.reason,
         cohort=choice.cohort,
         randomised=choice.randomised,
@@ -437,32 +440,32 @@ class Decider:
         return rows
 
     def decide(
-        self, asked: Sequence[tuple[QueryContext, Origin]], rows: Rows, around: Surroundings
+        self, asked: Sequence[tuple[QueryContext, Origin]], rows: Rows, environment: DecisionEnvironment
     ) -> list[Decided]:
         """Choose an action for each Context.
 
         Args:
             asked: Contexts with their origins, in offset order.
             rows: The table.
-            around: Catalogue, objectives and living executors.
+            environment: Catalogue, objectives and living executors.
         """
         results: dict[int, Decided] = {}
         fresh: dict[str, tuple[int, QueryContext, Origin]] = {}
         repeated: list[tuple[int, QueryContext]] = []
         for at, (context, origin) in enumerate(asked):
             if (value := rows(context.query_id)) is not None:
-                results[at] = again(context, value)
+                results[at] = resend_decision(context, value)
             elif (place := self.ended.find(context.query_id)) is not None:
-                results[at] = over(context, place)
+                results[at] = reject_ended(context, place)
             elif context.query_id in fresh:
                 repeated.append((at, context))
             else:
                 fresh[context.query_id] = (at, context, origin)
         places, records = [at for at, _, _ in fresh.values()], [(c, o) for _, c, o in fresh.values()]
-        results |= zip(places, self._decide_fresh(records, around), strict=True)
+        results |= zip(places, self._decide_fresh(records, environment), strict=True)
         for at, context in repeated:
             first = results[fresh[context.query_id][0]]
-            results[at] = again(context, first.row[1]) if first.row else first
+            results[at] = resend_decision(context, first.row[1]) if first.row else first
         return [results[at] for at in range(len(asked))]
 
     def learn(self, rewards: Sequence[tuple[Reward, int]], rows: Rows) -> list[Learned]:
@@ -585,7 +588,7 @@ class Decider:
         return list(written)
 
     def _decide_fresh(
-        self, asked: Sequence[tuple[QueryContext, Origin]], around: Surroundings
+        self, asked: Sequence[tuple[QueryContext, Origin]], environment: DecisionEnvironment
     ) -> list[Decided]:
         step = 1 if self.policy.counts_decisions else max(1, len(asked))
         results: list[Decided] = []
@@ -595,7 +598,7 @@ class Decider:
                 made = decisions(
                     self.policy,
                     part,
-                    around,
+                    environment,
                     seq=self.seq,
                     clock=self.clock,
                     seed=self.seed,
@@ -608,7 +611,7 @@ class Decider:
                     results.append(Decided(part[0][0].query_id, error=error))
                 else:
                     for one in part:
-                        results += self._decide_fresh([one], around)
+                        results += self._decide_fresh([one], environment)
                 continue
             # Every row is known to fit. What raises from here on is no record's fault.
             tell(self.policy, "decided", [row for _, row in made])

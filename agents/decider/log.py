@@ -19,12 +19,12 @@ from agents.bandit.errors import FIX_LOG, CorruptState
 from agents.bandit.policy import (
     LOG_COST_LIMIT,
     ActionVector,
-    Aim,
     Objective,
     Observation,
     OutcomeKind,
     Pending,
     Policy,
+    Target,
     Vector,
     check_log_cost,
     check_outcome,
@@ -254,7 +254,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         batch: Sequence number of the first decision made together with this one: prices are those of its state.
         learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 where there was none.
         kinds: Rewards applied, in order.
-        paced: Whether its cost counts against the objective's aim; a control's or a pinned query's does not.
+        paced: Whether its cost counts against the objective's target; a control's or a pinned query's does not.
         reward_offset: Offset of the last reward applied.
         tenant: Among whose outcomes it counts (`Query.account`).
         weight: 0 where its tenant had taught enough: nothing is learned of it then.
@@ -315,18 +315,18 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         paid = self.paid or None
         correct = self.entered if self.paid else None
         return Pending(
-            self.query_id, self.vector(), self.action, self._aim, self.tenant, abandoned, paid, correct
+            self.query_id, self.vector(), self.action, self._target, self.tenant, abandoned, paid, correct
         )
 
     @property
-    def _aim(self) -> Aim | None:
-        return aim_of(self.objective, self.tenant) if self.paced else None
+    def _target(self) -> Target | None:
+        return target_of(self.objective, self.tenant) if self.paced else None
 
     def observation(self, kind: OutcomeKind) -> Observation:
         """Return the outcome in the form that the policy takes, with Correct as it was known at the time."""
         correct = None if kind == "cost" else self.correct if kind == "correction" else self.entered
-        aim, told, failed = None, None, kind == "failure"
-        if kind == "correction" and (aim := self._aim) is not None:
+        target, told, failed = None, None, kind == "failure"
+        if kind == "correction" and (target := self._target) is not None:
             told = _PREDICTED.decode(self.decision).predicted
         return Observation(
             observation_id=self.query_id,
@@ -343,7 +343,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             kind=kind,
             seq={"correction": self.corrected_seq, "cost": self.ended_seq}.get(kind, self.learned_seq),
             learned_seq=self.learned_seq,
-            aim=aim,
+            target=target,
             predicted=None if told is None else told.correct,
             paid=self.paid or None if failed else None,
         )
@@ -388,16 +388,18 @@ def policy_objective(objective: ObjectiveInForce) -> Objective:
     return Objective(w.correct, w.score, w.cost, low, high, objective.price)
 
 
-def aim_of(objective: ObjectiveInForce, tenant: str) -> Aim | None:
-    """Return a tenant's aim at an objective; None if it states weights.
+def target_of(objective: ObjectiveInForce, tenant: str) -> Target | None:
+    """Return a tenant's target under an objective; None if it states weights.
 
     The key includes the target, so a new target is paced from the start and a repeated one is not.
     """
     named = objective.name or ""
     if objective.mean_cost is not None:
-        return Aim(f"{named}/mean_cost={objective.mean_cost!r}", mean_cost=objective.mean_cost, tenant=tenant)
+        return Target(
+            f"{named}/mean_cost={objective.mean_cost!r}", mean_cost=objective.mean_cost, tenant=tenant
+        )
     if objective.accuracy is not None:
-        return Aim(f"{named}/accuracy={objective.accuracy!r}", accuracy=objective.accuracy, tenant=tenant)
+        return Target(f"{named}/accuracy={objective.accuracy!r}", accuracy=objective.accuracy, tenant=tenant)
     return None
 
 

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from agents.bandit.policy import ActionVector, Drift, Ground
-from agents.decider.decider import Decider, Surroundings, context_of, in_force
-from agents.decider.log import aim_of, policy_objective
+from agents.bandit.policy import ActionVector, Contribution, Drift
+from agents.decider.decider import Decider, DecisionEnvironment, context_of, in_force
+from agents.decider.log import policy_objective, target_of
 from schemas.decision import PolicyState, Predicted
 from schemas.objective import ObjectiveInForce
 from schemas.query import Query, QueryContext
@@ -65,7 +65,7 @@ class Preview(Struct, frozen=True, kw_only=True):
         short_models: Models left out because their context may not hold the question and an answer.
         served: Whether a living executor serves a model that the query allows; otherwise it waits for one.
         configurations: All that could be chosen, the highest score first.
-        grounds: What the action's predicted accuracy rests on, in the model's terms; empty where that has no parts.
+        contributions: Parts of the action's predicted accuracy, in the model's terms; empty where it has no parts.
         drifted: Models that are no longer what was learned of them, as their latest outcomes show.
     """
 
@@ -81,7 +81,7 @@ class Preview(Struct, frozen=True, kw_only=True):
     served: bool
     configurations: tuple[Configuration, ...]
     shortfall: float | None = None
-    grounds: tuple[Ground, ...] = ()
+    contributions: tuple[Contribution, ...] = ()
     drifted: dict[str, Drift] = {}
 
 
@@ -90,21 +90,21 @@ def anonymous(query: Query) -> Query:
     return msgspec.structs.replace(query, query_id=PREVIEW)
 
 
-def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Preview:
+def preview(decider: Decider, record: QueryContext, environment: DecisionEnvironment) -> Preview:
     """Return what would be chosen for a context.
 
     Args:
         decider: The learner, which is not changed.
         record: The context; its query comes from `anonymous`.
-        around: Catalogue, objectives and living executors.
+        environment: Catalogue, objectives and living executors.
 
     Raises:
         UniscaleError: any error that would refuse the query itself.
     """
     policy = decider.policy
-    price = policy.pacer.price if policy.pacer else None
-    objective = in_force(record, around, policy.name, price)
-    context = context_of(record, around, decider.encoder, policy.surface)
+    price = policy.pacer.shadow_price if policy.pacer else None
+    objective = in_force(record, environment, policy.name, price)
+    context = context_of(record, environment, decider.encoder, policy.surface)
     (of,) = policy.predict([context], [policy_objective(objective)], decider.seed)
     terms = of.terms and of.terms()
     # A draw by the floor or the control group is not the policy's preference.
@@ -120,8 +120,8 @@ def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Pre
         )
         for at, action in enumerate(of.action_ids)
     ]
-    action, aim = found[chosen].action, aim_of(objective, record.query.account)
-    living, catalogue = around.living, around.steering.catalogue
+    action, target = found[chosen].action, target_of(objective, record.query.account)
+    living, catalogue = environment.living, environment.steering.catalogue
     warming = of.reason == "warm-up"
     return Preview(
         action=action,
@@ -131,12 +131,12 @@ def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Pre
         objective=objective,
         policy=PolicyState(name=policy.name, version=policy.version),
         catalogue_version=catalogue.version,
-        masked_models=around.masked_models(),
-        short_models=tuple(sorted(around.short_models(record.query))),
+        masked_models=environment.masked_models(),
+        short_models=tuple(sorted(environment.short_models(record.query))),
         served=living is not None,
         configurations=tuple(sorted(found, key=lambda each: (-each.score, each.action != action))),
-        shortfall=None if aim is None or policy.pacer is None else policy.pacer.shortfall(aim),
-        grounds=tuple(policy.explain(context, action)),
+        shortfall=None if target is None or policy.pacer is None else policy.pacer.shortfall(target),
+        contributions=tuple(policy.explain(context, action)),
         drifted=dict(policy.drifted()),
     )
 

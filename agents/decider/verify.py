@@ -26,7 +26,6 @@ from agents.decider.log import (
     LogEvent,
     OfferRow,
     Row,
-    aim_of,
     decode_row,
     events,
     introduce,
@@ -34,6 +33,7 @@ from agents.decider.log import (
     policy_objective,
     refits_of,
     resume_offer,
+    target_of,
     tell,
     untold,
 )
@@ -164,9 +164,9 @@ def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
 
 def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -> Iterator[Difference]:
     """Yield (field, logged, replayed) of what the state does not call for."""
-    aim = aim_of(row.objective, row.tenant)
-    if aim is not None and policy.pacer is not None:
-        price = policy.pacer.price(aim)
+    target = target_of(row.objective, row.tenant)
+    if target is not None and policy.pacer is not None:
+        price = policy.pacer.shadow_price(target)
         if not _close(row.objective.price, price, relative=True):
             yield "objective.price", row.objective.price, price
     if decision.candidates != len(of.action_ids):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agents.catalogue.models import Architecture
@@ -33,7 +33,7 @@ class Deadline(NamedTuple):
     deadline_ms: int
 
 
-class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the join keeps of a Decision. The reference goes as soon as the Answer is graded.
 
     `generator` is the model's architecture when the Decision arrived: the search can be priced even when the
@@ -56,7 +56,7 @@ class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cohort: Cohort | Literal[""] = ""
 
 
-class Valued(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An Answer in the terms of the reward: its price, its path score, its grade."""
 
     status: Status
@@ -96,10 +96,10 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
     Attributes:
         query_id: The query's id.
-        opened: Of its Decision.
+        decision: What is kept of its Decision; stored as `opened`.
         answer: An Answer that came before the Decision, whole.
         answered_ms: Append time of the Answer that counts.
-        valued: That Answer in the terms of the reward.
+        scored: That Answer in the terms of the reward; stored as `valued`.
         parked: A Feedback that was read before the Answer or the Decision.
         orphaned: Where a Feedback lies that became a dead letter: it stays one.
         provisional: Whether a provisional reward waits for its correction.
@@ -109,10 +109,10 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
     """
 
     query_id: str
-    opened: Opened | None = None
+    decision: DecisionInfo | None = field(default=None, name="opened")
     answer: Answer | None = None
     answered_ms: int | None = None
-    valued: Valued | None = None
+    scored: ScoredAnswer | None = field(default=None, name="valued")
     parked: Parked | None = None
     orphaned: Origin | None = None
     provisional: bool = False
@@ -123,24 +123,24 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
     @property
     def feedback_deadline_ms(self) -> int:
         """Return when an awaited Feedback is too late: `feedback_wait_s` after the Answer."""
-        assert self.opened is not None
+        assert self.decision is not None
         assert self.answered_ms is not None
-        return self.answered_ms + self.opened.feedback_ms
+        return self.answered_ms + self.decision.feedback_ms
 
     @property
     def rejected(self) -> bool:
         """Return whether it says only that its query was rejected before it was decided: a digest can stand for it."""
         answer = self.answer
-        alone = self.opened is None and self.parked is None
+        alone = self.decision is None and self.parked is None
         return alone and answer is not None and answer.status == "rejected" and answer.seq is None
 
     @property
     def parked_deadline_ms(self) -> int:
         """Return by when the Answer of a parked Feedback must come, or its Decision where that is not known yet."""
         assert self.parked is not None
-        if self.opened is None or self.parked.at_ms is None:
+        if self.decision is None or self.parked.at_ms is None:
             return self.parked.until_ms
-        return self.parked.at_ms + self.opened.feedback_ms
+        return self.parked.at_ms + self.decision.feedback_ms
 
 
 def rejected_row(query_id: str, answered_ms: int) -> JoinRow:
@@ -152,8 +152,8 @@ def rejected_row(query_id: str, answered_ms: int) -> JoinRow:
 def dues(row: JoinRow) -> tuple[Deadline, ...]:
     """Return the deadlines a row waits for. The timer sends each back as a Due once it has passed."""
     found: list[Deadline] = []
-    if row.opened is not None and row.answered_ms is None and not row.expiry_sent:
-        found.append(Deadline("timeout", row.opened.appended_ms + row.opened.timeout_ms))
+    if row.decision is not None and row.answered_ms is None and not row.expiry_sent:
+        found.append(Deadline("timeout", row.decision.appended_ms + row.decision.timeout_ms))
     if row.provisional:
         found.append(Deadline("feedback", row.feedback_deadline_ms))
     if row.parked is not None:
@@ -186,14 +186,14 @@ def decode_row(value: bytes) -> JoinRow:
 
 def _possible(row: JoinRow) -> bool:
     """Return whether a fold can have made a row: the next record and the timer rely on it."""
-    price = None if row.valued is None else row.valued.price
+    price = None if row.scored is None else row.scored.price
     if not is_id(row.query_id) or (price is not None and not price.cost > 0.0):
         return False
     if row.answered_ms is None:
-        return row.answer is None and row.valued is None and not row.provisional
-    if row.opened is None:
-        return (row.answer is None) != (row.valued is None) and not row.provisional
-    return row.provisional and row.answer is None and row.valued is not None
+        return row.answer is None and row.scored is None and not row.provisional
+    if row.decision is None:
+        return (row.answer is None) != (row.scored is None) and not row.provisional
+    return row.provisional and row.answer is None and row.scored is not None
 
 
 class _Seen(Struct):
@@ -226,47 +226,47 @@ def _offsets(value: bytes) -> Offsets | None:
 def reward_of(
     query_id: str,
     kind: Kind,
-    opened: Opened,
-    valued: Valued,
+    decision: DecisionInfo,
+    scored: ScoredAnswer,
     answered_ms: int | None,
     correct: float | None,
     graded_by: GradedBy,
     closed_early: bool = False,
 ) -> Reward:
     """Return the Reward record of one stage, its scalar where no term is missing."""
-    log_cost = math.log(valued.price.cost) if valued.price is not None else None
-    score = correct if valued.unscored else valued.score
+    log_cost = math.log(scored.price.cost) if scored.price is not None else None
+    score = correct if scored.unscored else scored.score
     return Reward(
         reward_id=reward_id(query_id, kind),
         query_id=query_id,
         kind=kind,
-        seq=opened.seq,
-        action=opened.action,
-        status=valued.status,
+        seq=decision.seq,
+        action=decision.action,
+        status=scored.status,
         correct=correct,
-        score=valued.score,
+        score=scored.score,
         log_cost=log_cost,
-        price=valued.price,
-        objective=opened.objective,
-        reward=_scalar(correct, score, log_cost, opened.objective),
+        price=scored.price,
+        objective=decision.objective,
+        reward=_scalar(correct, score, log_cost, decision.objective),
         graded_by=graded_by,
-        grader=valued.grader if valued.correct is not None else "",
-        latency_s=(answered_ms - opened.appended_ms) / 1000 if answered_ms is not None else None,
-        fault=valued.fault,
-        learn=opened.learn,
-        bounded=valued.bounded,
-        unscored=valued.unscored,
-        charge=_charge(opened, valued),
-        missing=valued.missing,
+        grader=scored.grader if scored.correct is not None else "",
+        latency_s=(answered_ms - decision.appended_ms) / 1000 if answered_ms is not None else None,
+        fault=scored.fault,
+        learn=decision.learn,
+        bounded=scored.bounded,
+        unscored=scored.unscored,
+        charge=_charge(decision, scored),
+        missing=scored.missing,
         closed_early=closed_early,
     )
 
 
-def _charge(opened: Opened, valued: Valued) -> Charge | None:
-    eflops = valued.cut_eflops
-    if valued.price is not None and valued.price.unit == "eflops":
-        eflops += valued.price.cost
-    return Charge(key=opened.key, eflops=eflops) if opened.key and eflops else None
+def _charge(decision: DecisionInfo, scored: ScoredAnswer) -> Charge | None:
+    eflops = scored.cut_eflops
+    if scored.price is not None and scored.price.unit == "eflops":
+        eflops += scored.price.cost
+    return Charge(key=decision.key, eflops=eflops) if decision.key and eflops else None
 
 
 def _scalar(
@@ -296,7 +296,7 @@ def _scalar(
 # changes nothing; whoever runs the fold keeps records of closed queries from it, and sends what it returns *before* the
 # row is stored: after a crash in between, the same record makes the same rewards again, under the same identity.
 #
-# A row always fits a record: what would make it too large is left out, and the turn says so (`oversized`). All
+# A row always fits a record: what would make it too large is left out, and the transition says so (`oversized`). All
 # times are append times of the broker. Which deadline comes next is read from the row (`dues`); the clock
 # only sends Due records back into the fold.
 
@@ -314,8 +314,8 @@ Count = Literal[
 
 
 @dataclass(frozen=True)
-class Waits:
-    """What a deployment waits, in ms, where the query does not say."""
+class Timeouts:
+    """How long a deployment waits, in ms, where the query does not say."""
 
     timeout_ms: int = 600_000
     feedback_ms: int = 0
@@ -344,10 +344,10 @@ class Orphan:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Transition:
     """What one record led to: the row to store (None: remove it), what to send first, what to count.
 
-    `cohort` is that of the query, where the turn closes it.
+    `cohort` is that of the query, where the transition closes it.
     """
 
     row: JoinRow | None
@@ -363,9 +363,9 @@ def to_value(
 
     Pricing and grading take time that the fold does not have: do them, then call `on` with the result.
     """
-    if isinstance(record, Answer) and row is not None and row.opened is not None and row.valued is None:
-        return row.opened.reference, record
-    if isinstance(record, Decision) and row is not None and row.opened is None and row.answer is not None:
+    if isinstance(record, Answer) and row is not None and row.decision is not None and row.scored is None:
+        return row.decision.reference, record
+    if isinstance(record, Decision) and row is not None and row.decision is None and row.answer is not None:
         return record.query.reference, row.answer
     return None
 
@@ -373,26 +373,28 @@ def to_value(
 def on(
     row: JoinRow | None,
     arrival: Arrival,
-    waits: Waits,
-    value: Valued | None = None,
+    timeouts: Timeouts,
+    value: ScoredAnswer | None = None,
     generator: Architecture | None = None,
-) -> Turn:
+) -> Transition:
     """Fold one record into its query's row.
 
     Args:
         row: As stored; None for a query not heard of.
         arrival: The record.
-        waits: Of this deployment.
+        timeouts: Of this deployment.
         value: Price and grade, exactly when `to_value` asked for them.
         generator: With a Decision, the architecture of its model where the catalogue knows it.
 
     Raises:
         ValueError: a value is missing.
     """
-    turn = _fold(row, arrival, waits, value, generator)
-    if turn.row is not None and turn.row != row and arrival.origin is not None:
-        turn = dataclasses.replace(turn, row=replace(turn.row, seen=_seen(turn.row, arrival)))
-    return _fitted(turn, waits)
+    transition = _fold(row, arrival, timeouts, value, generator)
+    if transition.row is not None and transition.row != row and arrival.origin is not None:
+        transition = dataclasses.replace(
+            transition, row=replace(transition.row, seen=_seen(transition.row, arrival))
+        )
+    return _fitted(transition, timeouts)
 
 
 def _seen(row: JoinRow, arrival: Arrival) -> Offsets:
@@ -406,64 +408,64 @@ def _seen(row: JoinRow, arrival: Arrival) -> Offsets:
 def _fold(
     row: JoinRow | None,
     arrival: Arrival,
-    waits: Waits,
-    value: Valued | None,
+    timeouts: Timeouts,
+    value: ScoredAnswer | None,
     generator: Architecture | None,
-) -> Turn:
+) -> Transition:
     record = arrival.record
     if isinstance(record, Decision):
         row = row or JoinRow(query_id=record.query_id)
-        return _on_decision(row, record, arrival.at_ms, waits, value, generator)
+        return _on_decision(row, record, arrival.at_ms, timeouts, value, generator)
     if isinstance(record, Answer):
-        return _on_answer(row or JoinRow(query_id=record.query_id), record, arrival.at_ms, waits, value)
+        return _on_answer(row or JoinRow(query_id=record.query_id), record, arrival.at_ms, timeouts, value)
     if isinstance(record, Feedback):
-        return _on_feedback(row or JoinRow(query_id=record.query_id), record, arrival, waits)
-    return _on_due(row, record, arrival.at_ms, waits)
+        return _on_feedback(row or JoinRow(query_id=record.query_id), record, arrival, timeouts)
+    return _on_due(row, record, arrival.at_ms, timeouts)
 
 
-def _fitted(turn: Turn, waits: Waits) -> Turn:
-    """Return a turn whose row can be written: a row that cannot would meet each of its deadlines in vain.
+def _fitted(transition: Transition, timeouts: Timeouts) -> Transition:
+    """Return a transition whose row can be written: a row that cannot would meet each of its deadlines in vain.
 
     In this order a parked Feedback, an early Answer and the reference are left out until the rest fits. The
     first is a dead letter; without the others the query closes with a term unknown, and the reward says why.
     """
-    most_bytes = waits.row_bytes
-    if turn.row is None or len(encode_row(turn.row)) <= most_bytes:
-        return turn
-    row, out = turn.row, turn.out
+    most_bytes = timeouts.row_bytes
+    if transition.row is None or len(encode_row(transition.row)) <= most_bytes:
+        return transition
+    row, out = transition.row, transition.out
     if row.parked is not None:
         out = (*out, Orphan(row.parked.feedback, row.parked.origin, "oversized"))
         forget_ms = row.forget_ms
-        if row.opened is None and forget_ms is None:  # of an unknown query nothing else would end the row
-            forget_ms = row.parked.until_ms + waits.keep_ms
+        if row.decision is None and forget_ms is None:  # of an unknown query nothing else would end the row
+            forget_ms = row.parked.until_ms + timeouts.keep_ms
         row = replace(row, parked=None, orphaned=row.parked.origin, forget_ms=forget_ms)
     if row.answer is not None and len(encode_row(row)) > most_bytes:
         missing = f"price, correct: the Answer came before its Decision and does not fit a row of {most_bytes} bytes"
-        valued = Valued(status=row.answer.status, missing=missing, fault=row.answer.fault)
-        row = replace(row, answer=None, valued=valued)
-    if row.opened is not None and len(encode_row(row)) > most_bytes:
-        row = replace(row, opened=replace(row.opened, reference=None, tenant=""))
-    return dataclasses.replace(turn, row=row, out=out, counts=(*turn.counts, "oversized"))
+        scored = ScoredAnswer(status=row.answer.status, missing=missing, fault=row.answer.fault)
+        row = replace(row, answer=None, scored=scored)
+    if row.decision is not None and len(encode_row(row)) > most_bytes:
+        row = replace(row, decision=replace(row.decision, reference=None, tenant=""))
+    return dataclasses.replace(transition, row=row, out=out, counts=(*transition.counts, "oversized"))
 
 
 def _on_decision(
     row: JoinRow,
-    decision: Decision,
+    record: Decision,
     at_ms: int,
-    waits: Waits,
-    value: Valued | None,
+    timeouts: Timeouts,
+    value: ScoredAnswer | None,
     generator: Architecture | None,
-) -> Turn:
-    if row.opened is not None:
-        return Turn(row, counts=("duplicate_decision",))
-    query = decision.query
-    timeout_ms = waits.timeout_ms if query.timeout_s is None else int(query.timeout_s * 1000)
-    feedback_ms = waits.feedback_ms if query.feedback_wait_s is None else int(query.feedback_wait_s * 1000)
-    opened = Opened(
-        seq=decision.seq,
-        action=decision.action,
-        objective=decision.objective,
-        appended_ms=decision.appended_ms or at_ms,
+) -> Transition:
+    if row.decision is not None:
+        return Transition(row, counts=("duplicate_decision",))
+    query = record.query
+    timeout_ms = timeouts.timeout_ms if query.timeout_s is None else int(query.timeout_s * 1000)
+    feedback_ms = timeouts.feedback_ms if query.feedback_wait_s is None else int(query.feedback_wait_s * 1000)
+    decision = DecisionInfo(
+        seq=record.seq,
+        action=record.action,
+        objective=record.objective,
+        appended_ms=record.appended_ms or at_ms,
         decided_ms=at_ms,
         timeout_ms=timeout_ms,
         feedback_ms=feedback_ms,
@@ -471,32 +473,34 @@ def _on_decision(
         tenant=query.account,
         key=query.api_key,
         learn=query.learn,
-        cohort=decision.cohort if decision.randomised else "",
+        cohort=record.cohort if record.randomised else "",
         generator=generator,
     )
-    row = replace(row, opened=opened, forget_ms=None)
-    return _judged(row, Turn(row) if row.answered_ms is None else _settle(row, value or row.valued))
+    row = replace(row, decision=decision, forget_ms=None)
+    return _judged(row, Transition(row) if row.answered_ms is None else _settle(row, value or row.scored))
 
 
-def _on_answer(row: JoinRow, answer: Answer, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
+def _on_answer(
+    row: JoinRow, answer: Answer, at_ms: int, timeouts: Timeouts, value: ScoredAnswer | None
+) -> Transition:
     # The first in offset order counts: one topic, one partition a query, so the first to arrive.
     if row.answered_ms is not None:
-        return Turn(row, counts=("duplicate_answer",))
+        return Transition(row, counts=("duplicate_answer",))
     row = replace(row, answered_ms=at_ms)
-    if row.opened is None:
-        return Turn(replace(row, answer=answer, forget_ms=at_ms + waits.keep_ms))
+    if row.decision is None:
+        return Transition(replace(row, answer=answer, forget_ms=at_ms + timeouts.keep_ms))
     return _judged(row, _settle(row, value))
 
 
-def _settle(row: JoinRow, value: Valued | None) -> Turn:
+def _settle(row: JoinRow, value: ScoredAnswer | None) -> Transition:
     """Make the first reward of a query whose Decision and Answer have met. What is parked is for `_judged`."""
     if value is None:
         raise ValueError(f"{row.query_id}: the Answer is not priced and graded; ask `to_value` first")
-    assert row.opened is not None
-    wait_ms = row.opened.feedback_ms
+    assert row.decision is not None
+    wait_ms = row.decision.feedback_ms
     # Neither text is needed any more, nor what the price was worked out from.
-    opened = replace(row.opened, reference=None, generator=None)
-    row = replace(row, opened=opened, answer=None, valued=value, parked=None)
+    decision = replace(row.decision, reference=None, generator=None)
+    row = replace(row, decision=decision, answer=None, scored=value, parked=None)
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:
         # Cancelled: priced, but without score and correctness, so the decider abandons the row. To learn from it would
@@ -509,76 +513,76 @@ def _settle(row: JoinRow, value: Valued | None) -> Turn:
         return _close(row, "final", value.correct, "reference", counts)
     if (value.score is None and not value.unscored) or wait_ms == 0:
         return _close(row, "default", None, _stands_in(value), counts)
-    charged = replace(opened, key="")
-    return Turn(
-        replace(row, provisional=True, opened=charged), (_reward(row, "provisional", None, ""),), counts
+    charged = replace(decision, key="")
+    return Transition(
+        replace(row, provisional=True, decision=charged), (_reward(row, "provisional", None, ""),), counts
     )
 
 
-def _on_feedback(row: JoinRow, feedback: Feedback, arrival: Arrival, waits: Waits) -> Turn:
+def _on_feedback(row: JoinRow, feedback: Feedback, arrival: Arrival, timeouts: Timeouts) -> Transition:
     if arrival.origin is not None and arrival.origin == row.orphaned:
-        return Turn(row, counts=("duplicate_feedback",))
+        return Transition(row, counts=("duplicate_feedback",))
     if row.parked is not None:
-        return Turn(row, counts=("duplicate_feedback",))
+        return Transition(row, counts=("duplicate_feedback",))
     at_ms, origin = arrival.at_ms, arrival.origin
-    parked = Parked(feedback=feedback, at_ms=at_ms, until_ms=at_ms + waits.feedback_ms, origin=origin)
+    parked = Parked(feedback=feedback, at_ms=at_ms, until_ms=at_ms + timeouts.feedback_ms, origin=origin)
     row = replace(row, parked=parked)
-    return _judged(row, Turn(replace(row, parked=None) if row.provisional else row))
+    return _judged(row, Transition(replace(row, parked=None) if row.provisional else row))
 
 
-def _judged(row: JoinRow, turn: Turn) -> Turn:
-    """Return a turn with what becomes of the Feedback that is parked in a row.
+def _judged(row: JoinRow, transition: Transition) -> Transition:
+    """Return a transition with what becomes of the Feedback that is parked in a row.
 
     Args:
         row: All that is known of the query.
-        turn: What that leads to without the Feedback, which stays in its row where there is no Answer.
+        transition: What that leads to without the Feedback, which stays in its row where there is no Answer.
     """
-    parked, opened = row.parked, row.opened
-    if parked is None or opened is None:
-        return turn
+    parked, decision = row.parked, row.decision
+    if parked is None or decision is None:
+        return transition
     answered_ms = row.answered_ms
     unmet = answered_ms is not None and answered_ms > row.parked_deadline_ms
-    if unmet or opened.decided_ms > parked.until_ms:
-        return _orphaned(turn, parked)
+    if unmet or decision.decided_ms > parked.until_ms:
+        return _orphaned(transition, parked)
     if answered_ms is None:
-        return turn
+        return transition
     late = parked.at_ms is not None and parked.at_ms > row.feedback_deadline_ms
-    if turn.row is None or late:
-        return dataclasses.replace(turn, counts=(*turn.counts, "late_feedback"))
+    if transition.row is None or late:
+        return dataclasses.replace(transition, counts=(*transition.counts, "late_feedback"))
     # The next Reward teaches only if the feedback may.
-    opened = replace(opened, learn=opened.learn and parked.feedback.learn)
-    judged, feedback = replace(turn.row, opened=opened), parked.feedback
-    closed = _close(judged, "correction", feedback.grade, feedback.graded_by, turn.counts)
-    return dataclasses.replace(closed, out=(*turn.out, *closed.out))
+    decision = replace(decision, learn=decision.learn and parked.feedback.learn)
+    judged, feedback = replace(transition.row, decision=decision), parked.feedback
+    closed = _close(judged, "correction", feedback.grade, feedback.graded_by, transition.counts)
+    return dataclasses.replace(closed, out=(*transition.out, *closed.out))
 
 
-def _orphaned(turn: Turn, parked: Parked) -> Turn:
-    """Return a turn with a Feedback as a dead letter."""
-    row = turn.row and replace(turn.row, parked=None, orphaned=parked.origin)
+def _orphaned(transition: Transition, parked: Parked) -> Transition:
+    """Return a transition with a Feedback as a dead letter."""
+    row = transition.row and replace(transition.row, parked=None, orphaned=parked.origin)
     orphan = Orphan(parked.feedback, parked.origin)
-    counts: tuple[Count, ...] = (*turn.counts, "orphan_feedback")
-    return dataclasses.replace(turn, row=row, out=(*turn.out, orphan), counts=counts)
+    counts: tuple[Count, ...] = (*transition.counts, "orphan_feedback")
+    return dataclasses.replace(transition, row=row, out=(*transition.out, orphan), counts=counts)
 
 
-def _on_due(row: JoinRow | None, due: Due, at_ms: int, waits: Waits) -> Turn:
+def _on_due(row: JoinRow | None, due: Due, at_ms: int, timeouts: Timeouts) -> Transition:
     crowded = due.kind == "crowded" and row is not None and row.provisional
     if row is None or not (crowded or Deadline(due.kind, due.deadline_ms) in dues(row)):
-        return Turn(row, counts=("stale_due",))
+        return Transition(row, counts=("stale_due",))
     if at_ms < due.deadline_ms:
         # A timer whose clock runs ahead must not expire what still has time.
-        return Turn(row, counts=("early_due",))
+        return Transition(row, counts=("early_due",))
     if due.kind == "timeout":
-        assert row.opened is not None
-        return Turn(replace(row, expiry_sent=True), (_expired(row, row.opened),))
+        assert row.decision is not None
+        return Transition(replace(row, expiry_sent=True), (_expired(row, row.decision),))
     if due.kind in ("feedback", "crowded"):
-        assert row.valued is not None
-        return _close(row, "default", None, _stands_in(row.valued), closed_early=crowded)
+        assert row.scored is not None
+        return _close(row, "default", None, _stands_in(row.scored), closed_early=crowded)
     if due.kind == "forget":
-        return Turn(None)
+        return Transition(None)
     assert row.parked is not None
     # Of an unknown query only this is kept: delivered again, the Feedback stays what it was.
-    forget_ms = row.forget_ms if row.opened or row.answer else at_ms + waits.keep_ms
-    return _orphaned(Turn(replace(row, forget_ms=forget_ms)), row.parked)
+    forget_ms = row.forget_ms if row.decision or row.answer else at_ms + timeouts.keep_ms
+    return _orphaned(Transition(replace(row, forget_ms=forget_ms)), row.parked)
 
 
 def _close(
@@ -589,13 +593,15 @@ def _close(
     counts: tuple[Count, ...] = (),
     *,
     closed_early: bool = False,
-) -> Turn:
+) -> Transition:
     """Close a query: its row goes, and whoever runs the fold remembers its id."""
-    assert row.opened is not None
-    return Turn(None, (_reward(row, kind, correct, graded_by, closed_early),), counts, row.opened.cohort)
+    assert row.decision is not None
+    return Transition(
+        None, (_reward(row, kind, correct, graded_by, closed_early),), counts, row.decision.cohort
+    )
 
 
-def _stands_in(value: Valued) -> GradedBy:
+def _stands_in(value: ScoredAnswer) -> GradedBy:
     """Return what stands in for a correctness that nobody told."""
     return "" if value.score is None else "score"
 
@@ -603,19 +609,19 @@ def _stands_in(value: Valued) -> GradedBy:
 def _reward(
     row: JoinRow, kind: Kind, correct: float | None, graded_by: GradedBy, closed_early: bool = False
 ) -> Reward:
-    assert row.opened is not None
-    assert row.valued is not None
-    terms = row.opened, row.valued, row.answered_ms, correct, graded_by, closed_early
+    assert row.decision is not None
+    assert row.scored is not None
+    terms = row.decision, row.scored, row.answered_ms, correct, graded_by, closed_early
     return reward_of(row.query_id, kind, *terms)
 
 
-def _expired(row: JoinRow, opened: Opened) -> Answer:
+def _expired(row: JoinRow, decision: DecisionInfo) -> Answer:
     """Return the Answer of a query whose executor is silent: it takes the topic's order like any other."""
     return Answer(
         query_id=row.query_id,
         status="expired",
         by="aggregator",
-        action=opened.action,
-        seq=opened.seq,
-        error=f"no answer within {opened.timeout_ms / 1000:g} s; is an executor of this model running?",
+        action=decision.action,
+        seq=decision.seq,
+        error=f"no answer within {decision.timeout_ms / 1000:g} s; is an executor of this model running?",
     )

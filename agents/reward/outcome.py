@@ -1,7 +1,7 @@
 """The aggregator's logic beside the join: what an Answer cost, and whether it was right.
 
 Both are worked out once, when Decision and Answer have met (`join.to_value`), and go into the fold as a
-`Valued`.
+`ScoredAnswer`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from agents.answers import Grade, Judge, Runner, Undecided, grade, run_here
 from agents.catalogue import eflops
 from agents.catalogue.models import Architecture, Catalogue
-from agents.reward.join import Valued
+from agents.reward.join import ScoredAnswer
 from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.forest import Forest
@@ -160,7 +160,7 @@ def value(
     judge: Judge,
     run: Runner = run_here,
     generator: Architecture | None = None,
-) -> Valued:
+) -> ScoredAnswer:
     """Return an Answer in the terms of the reward. May block for as long as grading takes.
 
     A term that cannot be worked out is None, and `missing` says why: the query is closed all the same. No text
@@ -197,7 +197,7 @@ def value(
     # An outage says nothing about the action, and nobody waited for a cancelled search: without a score the
     # learner abandons both.
     scored = answer.text is not None and not answer.fault and answer.status != "cancelled"
-    return Valued(
+    return ScoredAnswer(
         status=answer.status,
         score=answer.score if scored else None,
         unscored=scored and answer.score is None,

@@ -71,13 +71,13 @@ class _Place:
     why: str = field(default="")
 
 
-class Fleet:
+class ModelRegistry:
     """Loads models and knows their state.
 
     Args:
         load: Loads or connects one model; called for one model at a time.
         clock: Seconds, monotonic.
-        again_s: A model that failed to load is tried again after so long.
+        retry_s: A model that failed to load is tried again after so long.
         probes: How models whose queries fail are probed.
 
     Attributes:
@@ -89,14 +89,14 @@ class Fleet:
         load: Callable[[Model], Awaitable[Loaded]],
         *,
         clock: Callable[[], float] = time.monotonic,
-        again_s: float = 60.0,
+        retry_s: float = 60.0,
         probes: ProbeRules | None = None,
     ) -> None:
         self.probed: Callable[[str, bool], None] = lambda model, passed: None
         self._probes = probes or ProbeRules()
         self._load = load
         self._clock = clock
-        self._again_s = again_s
+        self._retry_s = retry_s
         self._places: dict[str, _Place] = {}
         self._one = asyncio.Lock()
         self._replaced: dict[Loaded, asyncio.Task[None]] = {}
@@ -213,7 +213,7 @@ class Fleet:
         del self._replaced[loaded]
 
     def _is_due(self, place: _Place) -> bool:
-        return place.ended_s is not None and self._clock() - place.ended_s >= self._again_s
+        return place.ended_s is not None and self._clock() - place.ended_s >= self._retry_s
 
     def _probers(self) -> list[Prober]:
         return [place.prober for place in self._places.values() if place.prober is not None]
@@ -464,7 +464,7 @@ class VllmEngine:
 # The engines of an executor: from catalogue entries, or from a recording.
 
 
-class GroupEngines(Fleet):
+class GroupEngines(ModelRegistry):
     """The engines of one executor group, loaded in the background and whenever the catalogue changes.
 
     Args:

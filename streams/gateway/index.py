@@ -302,7 +302,7 @@ class Index:
             decision.query_id,
             question=decision.query.question[:200],
             action=decision.action.id,
-            objective=decision.objective.name or decision.objective.aim,
+            objective=decision.objective.name or decision.objective.kind,
             cohort=decision.cohort,
             randomised=decision.randomised,
             reason=decision.reason,

@@ -272,7 +272,11 @@ def details(
 def objective(in_force: ObjectiveInForce) -> dict[str, Any]:
     """Return an objective as it was in force."""
     weights = {"weights": picked(in_force.weights, "correct", "score", "cost")}
-    return picked(in_force, "name", "aim", "mean_cost", "accuracy", "price") | weights
+    return (
+        {"name": in_force.name, "aim": in_force.kind}
+        | picked(in_force, "mean_cost", "accuracy", "price")
+        | weights
+    )
 
 
 def price(answer: Answer, pricing: Pricing) -> dict[str, float] | None:

@@ -61,7 +61,7 @@ def preview(found: Preview) -> dict[str, Any]:
         "masked_models": list(found.masked_models),
         "short_models": list(found.short_models),
         "choice": configurations[found.action],
-        "grounds": [picked(each, "part", "mean", "variance") for each in found.grounds],
+        "grounds": [picked(each, "part", "mean", "variance") for each in found.contributions],
         "drifted": {model: picked(each, "cost", "accuracy_seq") for model, each in found.drifted.items()},
         "runner_up": next(others, None),
         "configurations": list(configurations.values()),

@@ -32,9 +32,9 @@ from agents.reward.join import (
     Arrival,
     JoinRow,
     Orphan,
-    Turn,
-    Valued,
-    Waits,
+    ScoredAnswer,
+    Timeouts,
+    Transition,
     decode_row,
     dues,
     encode_row,
@@ -119,7 +119,7 @@ class AggregatorService(Keyed[JoinRow]):
             newer=newer,
         )
         self.rows: Rows[JoinRow] = Rows(self.table, decode_row, encode_row)
-        self.waits = Waits(
+        self.timeouts = Timeouts(
             timeout_ms=int(settings.queries.timeout_s * 1000),
             feedback_ms=int(settings.queries.feedback_wait_s * 1000),
             row_bytes=settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE),
@@ -134,7 +134,7 @@ class AggregatorService(Keyed[JoinRow]):
         self._ungraded: OrderedDict[str, str] = OrderedDict()
         self.uplift = Uplift()
         self.rejected = RejectedIds(
-            self.table, max(1, _REJECTED // settings.kafka.join_partitions), self.waits.keep_ms
+            self.table, max(1, _REJECTED // settings.kafka.join_partitions), self.timeouts.keep_ms
         )
         self._rows = 0
         self._open: dict[int, OpenRewards] = {}
@@ -197,25 +197,25 @@ class AggregatorService(Keyed[JoinRow]):
             return Effects(row=None, then=partial(self._seen, row, message, at))
         known = self._known(row, query_id)
         wanted = to_value(known, message)
-        valued = await self._value(*wanted, known, message) if wanted else None
-        if wanted and valued and valued.correct is None and gradable(*wanted):
+        scored = await self._value(*wanted, known, message) if wanted else None
+        if wanted and scored and scored.correct is None and gradable(*wanted):
             self.runtime.metrics.ungraded.inc()
-            log.warning("%s: its correctness stays unknown: %s", query_id, valued.missing)
+            log.warning("%s: its correctness stays unknown: %s", query_id, scored.missing)
         generator = None
         if isinstance(message, Decision):
             generator = self.runtime.control.pricing.generators.get(message.action.model)
-        turn = on(known, Arrival(message, at.timestamp_ms, at.origin), self.waits, valued, generator)
-        after, beside = turn.row, list[tuple[bytes, bytes | None]]()
+        transition = on(known, Arrival(message, at.timestamp_ms, at.origin), self.timeouts, scored, generator)
+        after, beside = transition.row, list[tuple[bytes, bytes | None]]()
         if after is not None and after.rejected:
             assert after.answered_ms is not None
             beside = self.rejected.rows(query_id, after.answered_ms, at.partition)
             after = None
         return Effects(
-            send=[self._outgoing(out) for out in turn.out if not isinstance(out, Orphan)],
+            send=[self._outgoing(out) for out in transition.out if not isinstance(out, Orphan)],
             row=after,
             beside=beside,
-            refused=[_orphan(out, at) for out in turn.out if isinstance(out, Orphan)],
-            then=partial(self._done, row, after, beside, message, at, turn, valued),
+            refused=[_orphan(out, at) for out in transition.out if isinstance(out, Orphan)],
+            then=partial(self._done, row, after, beside, message, at, transition, scored),
         )
 
     def _known(self, row: JoinRow | None, query_id: str) -> JoinRow | None:
@@ -259,33 +259,35 @@ class AggregatorService(Keyed[JoinRow]):
         beside: Sequence[tuple[bytes, bytes | None]],
         message: Message,
         at: ConsumerRecord,
-        turn: Turn,
-        valued: Valued | None,
+        transition: Transition,
+        scored: ScoredAnswer | None,
     ) -> None:
         self._rows += (after is not None) - (before is not None)
         self._watch(before, after)
         self.rejected.written(beside, at.partition)
-        for out in turn.out:
+        for out in transition.out:
             if isinstance(out, Reward) and out.closes:
                 self.closed.add(out.query_id)
-        self._count(message, at, turn, valued)
+        self._count(message, at, transition, scored)
 
     async def _value(
         self, reference: object, answer: Answer, row: JoinRow | None, message: Message
-    ) -> Valued:
-        opened = row.opened if row is not None else None
+    ) -> ScoredAnswer:
+        decision = row.decision if row is not None else None
         work = partial(
             value,
             reference,
             answer,
             pricing=self.runtime.control.pricing,
-            generator=opened.generator if opened is not None else None,
+            generator=decision.generator if decision is not None else None,
         )
         try:
             return work(judge=ask_later, run=ask_later)
         except Undecided:
             pass
-        tenant = message.query.account if isinstance(message, Decision) else opened.tenant if opened else ""
+        tenant = (
+            message.query.account if isinstance(message, Decision) else decision.tenant if decision else ""
+        )
         missing = self._ungraded.get(answer.query_id)
         try:
             if missing is not None:  # its Reward was sent, and a worker ended before its row was written
@@ -297,33 +299,35 @@ class AggregatorService(Keyed[JoinRow]):
                     )
         except TooManyWait as wait:
             busy = GradersBusy(f"answers: {wait}")
-            valued = work(judge=_fails(busy), run=_fails(busy))
-            return valued if missing is None else replace(valued, missing=missing)
+            scored = work(judge=_fails(busy), run=_fails(busy))
+            return scored if missing is None else replace(scored, missing=missing)
 
-    def _count(self, message: Message, record: ConsumerRecord, turn: Turn, valued: Valued | None) -> None:
+    def _count(
+        self, message: Message, record: ConsumerRecord, transition: Transition, scored: ScoredAnswer | None
+    ) -> None:
         metrics = self.runtime.metrics
         undecided = isinstance(message, Answer) and message.status == "rejected" and message.seq is None
-        if undecided and valued is None and "duplicate_answer" not in turn.counts:
+        if undecided and scored is None and "duplicate_answer" not in transition.counts:
             metrics.answers.labels("rejected").inc()  # no Decision will come to value it with
-        for count in turn.counts:
+        for count in transition.counts:
             if count.startswith("duplicate"):
                 metrics.duplicates.labels(record.topic).inc()
             elif count == "late_feedback":  # of a parked one the Decision or the Answer says so
                 metrics.late.labels(self.runtime.topics.feedback).inc()
             elif count == "expired":
                 metrics.late.labels(record.topic).inc()
-        if valued is not None:
-            metrics.answers.labels(valued.status).inc()
-            if valued.price is not None:
-                metrics.eflops.labels("prefill").inc(valued.price.prefill_eflops)
-                metrics.eflops.labels("decoding").inc(valued.price.decoding_eflops)
-                metrics.eflops.labels("verifier").inc(valued.price.verifier_eflops)
-        for out in turn.out:
+        if scored is not None:
+            metrics.answers.labels(scored.status).inc()
+            if scored.price is not None:
+                metrics.eflops.labels("prefill").inc(scored.price.prefill_eflops)
+                metrics.eflops.labels("decoding").inc(scored.price.decoding_eflops)
+                metrics.eflops.labels("verifier").inc(scored.price.verifier_eflops)
+        for out in transition.out:
             if isinstance(out, Reward):
                 metrics.closed_early.inc(out.closed_early)
                 self._observe(out)
-                if out.closes and turn.cohort:
-                    self._observe_cohort(out, turn.cohort)
+                if out.closes and transition.cohort:
+                    self._observe_cohort(out, transition.cohort)
 
     def _observe(self, reward: Reward) -> None:
         metrics = self.runtime.metrics
@@ -371,13 +375,13 @@ class AggregatorService(Keyed[JoinRow]):
         waited, waits = before is not None and before.provisional, after is not None and after.provisional
         if waits and not waited:
             assert after is not None
-            assert after.opened is not None
+            assert after.decision is not None
             assert after.answered_ms is not None
-            self._open_beside(after).add(after.opened.tenant, after.answered_ms, after.query_id)
+            self._open_beside(after).add(after.decision.tenant, after.answered_ms, after.query_id)
         elif waited and not waits:
             assert before is not None
-            assert before.opened is not None
-            self._open_beside(before).remove(before.opened.tenant, before.query_id)
+            assert before.decision is not None
+            self._open_beside(before).remove(before.decision.tenant, before.query_id)
             self._crowded.pop(before.query_id, None)
 
     def _open_beside(self, row: JoinRow) -> OpenRewards:

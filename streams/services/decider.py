@@ -17,15 +17,15 @@ from threadpoolctl import threadpool_limits
 from agents.bandit.errors import CorruptState, DuplicateQuery, PolicyRefused, PriorRefused
 from agents.bandit.exploration import Explored
 from agents.bandit.pacing import KEYS, spare
-from agents.bandit.policy import Account, ActionVector, Aim, Drift, Policy
+from agents.bandit.policy import ActionVector, BudgetStatus, Drift, Policy, Target
 from agents.bandit.prior import digest
 from agents.bandit.registry import build_policy
 from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import beside_catalogue
 from agents.catalogue.models import ActionError, Catalogue
-from agents.decider.decider import Decider, Surroundings
-from agents.decider.log import Decided, Learned, aim_of
+from agents.decider.decider import Decider, DecisionEnvironment
+from agents.decider.log import Decided, Learned, target_of
 from agents.decider.snapshot import EndedIds
 from agents.embedding import BadEmbedding, Encoder, EncoderError, EncoderRefused, embed_actions, encoder_id
 from schemas.action import Action
@@ -255,38 +255,38 @@ class Pacing:
 
     def decided(self, objective: ObjectiveInForce, policy: Policy, tenant: str = "") -> None:
         """Take note of a decision; look for a shortfall at the first and at every hundredth after it."""
-        aim = aim_of(objective, tenant)
+        target = target_of(objective, tenant)
         if objective.name is not None:
-            self._forget(objective.name, aim)
-        if aim is None or policy.pacer is None:
+            self._forget(objective.name, target)
+        if target is None or policy.pacer is None:
             return
-        count, short = self._seen.pop(aim.account_id, (0, False))
+        count, short = self._seen.pop(target.account_id, (0, False))
         if count % EVERY == 0:
-            short = self._told(objective, tenant, policy.pacer.shortfall(aim), short)
-        self._seen[aim.account_id] = count + 1, short
+            short = self._told(objective, tenant, policy.pacer.shortfall(target), short)
+        self._seen[target.account_id] = count + 1, short
         if len(self._seen) > KEYS:
             del self._seen[spare(self._seen)]
         if objective.name is not None:
-            self._show(objective.name, aim, policy.pacer.account(aim))
+            self._show(objective.name, target, policy.pacer.status(target))
 
-    def _forget(self, name: str, aim: Aim | None) -> None:
+    def _forget(self, name: str, target: Target | None) -> None:
         """Remove the metrics of a named objective whose target is another one now, or none."""
-        if name not in self._shown or (aim is not None and self._shown[name] == aim.key):
+        if name not in self._shown or (target is not None and self._shown[name] == target.key):
             return
         del self._shown[name]
         shown = self._metrics
         for gauge in (shown.objective_price, shown.objective_cost, shown.objective_accuracy):
             gauge.remove_by_labels({"objective": name})
 
-    def _show(self, name: str, aim: Aim, account: Account | None) -> None:
+    def _show(self, name: str, target: Target, account: BudgetStatus | None) -> None:
         """Set the metrics of a named objective; targets that queries state themselves would make a series each."""
         if account is None:
             return
-        self._shown[name] = aim.key
+        self._shown[name] = target.key
         self._metrics.objective_price.labels(name).set(account.price)
         cost, accuracy = self._metrics.objective_cost, self._metrics.objective_accuracy
-        if aim.mean_cost is not None:
-            cost.labels(name, "target").set(aim.mean_cost)
+        if target.mean_cost is not None:
+            cost.labels(name, "target").set(target.mean_cost)
         cost.labels(name, "spent").set(account.mean_cost)
         if account.predicted is not None and account.correct is not None:
             accuracy.labels(name, "predicted").set(account.predicted)
@@ -654,7 +654,7 @@ class DeciderService(Ordered):
         """Return the learner; None until it has recovered."""
         return self.learner.decider
 
-    def surroundings(self, space: ActionSpace) -> tuple[Surroundings, Surroundings]:
+    def environments(self, space: ActionSpace) -> tuple[DecisionEnvironment, DecisionEnvironment]:
         """Return what decisions depend on now: for queries that a living executor can take, and for the others.
 
         The others are decided all the same: their deadline then starts, and they end in an `expired` Answer, never in
@@ -665,13 +665,13 @@ class DeciderService(Ordered):
         """
         steering = self.runtime.control.steering
         waiting = frozenset(steering.catalogue.model_names).difference(space.models)
-        others = Surroundings(steering, space, waiting=waiting)
+        others = DecisionEnvironment(steering, space, waiting=waiting)
         return replace(others, living=self.runtime.control.serving()), others
 
     def _decide(self, batch: Sequence[tuple[QueryContext, ConsumerRecord]]) -> BatchEffects:
         """Decide for each context that is new; send the stored Decision again for one that is not."""
         assert self.learner.offered is not None, "nothing is on offer"
-        living, others = self.surroundings(self.learner.offered.space)
+        living, others = self.environments(self.learner.offered.space)
         served = [living.serves(context.query) for context, _ in batch]
         made: dict[bytes, bytes] = {}
 
@@ -680,11 +680,13 @@ class DeciderService(Ordered):
 
         done: list[tuple[QueryContext, ConsumerRecord, Decided]] = []
         # Those that a living executor can take, then the others.
-        for trust, around in ((True, living), (False, others)):
+        for trust, environment in ((True, living), (False, others)):
             part = [each for each, known in zip(batch, served, strict=True) if known is trust]
             if not part:
                 continue
-            results = self.learner.live.decide([(context, at.origin) for context, at in part], row, around)
+            results = self.learner.live.decide(
+                [(context, at.origin) for context, at in part], row, environment
+            )
             made.update(each.row for each in results if each.row)
             done += [(context, at, each) for (context, at), each in zip(part, results, strict=True)]
         return BatchEffects(

@@ -114,7 +114,7 @@ class Previews:
             version = None
         if version != control.catalogue_version:
             raise NotNow("the catalogue has just changed; try again")
-        living, others = service.surroundings(space)
+        living, others = service.environments(space)
         return preview(decider, context, living if living.serves(context.query) else others)
 
     async def _actions(self) -> Changed | None:

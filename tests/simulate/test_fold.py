@@ -61,7 +61,7 @@ def _policy(change: Callable[[Contextual], object]) -> Callable[[Decider], objec
 
 
 FALSIFIED: dict[str, Callable[[Decider], object]] = {
-    "paces": _policy(lambda p: setattr(next(iter(p.pacer.paces.values())), "price", 1e9)),
+    "paces": _policy(lambda p: setattr(next(iter(p.pacer.accounts.values())), "price", 1e9)),
     "open": _policy(lambda p: p.pacer.open.update(ghost=(("a", "x"), 1.0, 1.0))),
     "tried": _policy(lambda p: p.estimates.tried.update(small=0)),
     "standing": _policy(lambda p: p.estimates.standing.update(large=77)),
@@ -70,7 +70,7 @@ FALSIFIED: dict[str, Callable[[Decider], object]] = {
     "noise": _policy(lambda p: setattr(p.estimates.right, "noise", 1e6)),
     "variances": _policy(lambda p: p.estimates.right.variances.update({"model": 1e6})),
     "estimates.price_factors": _policy(lambda p: p.estimates.price_factors.update(large=1000.0)),
-    "refits": _policy(lambda p: setattr(p.memory, "due", ())),
+    "refits": _policy(lambda p: setattr(p.refit_schedule, "due", ())),
     "the tenants": lambda d: setattr(d, "shares", TeachingShares(10_000)),
     "ids of ended queries": lambda d: setattr(d, "ended", EndedIds()),
     "prior": lambda d: setattr(d, "prior", "0" * 64),

@@ -69,8 +69,8 @@ def gain_in_metrics(cluster: Cluster) -> dict[str, float]:
 async def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMemory, ask: Ask) -> None:
     options = {"control_share": 0.3, "control_action": "small/2/1/1", "control_salt": "s"}
     settings = in_memory(policy="contextual", policy_options=orjson.dumps(options).decode())
-    aims: list[dict[str, float]] = [{"mean_cost": 3e9}, {"accuracy": 0.9}, {}, {"n": 2}]
-    queries = [ask(n, **aims[n % 4]) for n in range(24)]
+    targets: list[dict[str, float]] = [{"mean_cost": 3e9}, {"accuracy": 0.9}, {}, {"n": 2}]
+    queries = [ask(n, **targets[n % 4]) for n in range(24)]
 
     async with running(settings) as cluster:
         for at in range(0, len(queries), 6):
@@ -85,7 +85,7 @@ async def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory:
     assert not any(d.randomised for d in made[:2])
     assert all(d.randomised for d in made[2:] if d.query.n == 1)
     assert all(
-        d.objective.price > 0 for d in made[8:] if d.objective.aim == "mean_cost" and d.objective.price
+        d.objective.price > 0 for d in made[8:] if d.objective.kind == "mean_cost" and d.objective.price
     )
     wide = {d.query_id for d in made if d.query.n == 2}
     answers = {each.query_id: each for each in read(cluster, cluster.topics.answer, Answer)}

@@ -47,9 +47,9 @@ async def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keep
     in_memory: InMemory, ask: Ask, audited: Audit, policy: str
 ) -> None:
     settings = in_memory(policy=policy, warm_up=4, snapshot_every=20)
-    aim = {"accuracy": 0.9} if policy == "contextual" else {}
-    before = [ask(n, **aim) for n in range(14)]
-    after = [ask(n, query_id=f"after-{n}", **aim) for n in range(14)]
+    target = {"accuracy": 0.9} if policy == "contextual" else {}
+    before = [ask(n, **target) for n in range(14)]
+    after = [ask(n, query_id=f"after-{n}", **target) for n in range(14)]
     pinned = [ask(n, query_id=f"pin-{n}", pin_action="large/2/1/1") for n in range(3)]
     async with running(settings) as cluster:
         await served(cluster, *before[:10])

@@ -14,7 +14,7 @@ from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.objectives import Steering
 from agents.decider import snapshot
-from agents.decider.decider import Decider, Surroundings
+from agents.decider.decider import Decider, DecisionEnvironment
 from agents.decider.log import Row, decode_row
 from agents.decider.snapshot import START_KEY, is_record, manifests, start_of
 from schemas.decision import Decision
@@ -66,7 +66,7 @@ class Shard:
         self.catalogue = load_catalogue(CATALOGUES / "qwen3.yaml")
         self.space = uis_space(self.catalogue, pairs).restrict(set(self.catalogue.model_names[:models]))
         self.table = Log()
-        self.around = Surroundings(Steering.of(self.catalogue), self.space)
+        self.environment = DecisionEnvironment(Steering.of(self.catalogue), self.space)
         self.vectors: dict[str, ActionVector] = {}
         self.price_factors: dict[str, float] = {}
         self.asked = self.rewarded = 0
@@ -95,7 +95,7 @@ class Shard:
 
     def use(self, space: ActionSpace) -> None:
         self.space = space
-        self.around = Surroundings(self.around.steering, space, self.around.living)
+        self.environment = DecisionEnvironment(self.environment.steering, space, self.environment.living)
         self.offer()
 
     def row(self, query_id: str) -> bytes | None:
@@ -117,7 +117,7 @@ class Shard:
         return record, Origin(topic="context", partition=0, offset=at)
 
     def ask(self, *contexts: tuple[QueryContext, Origin]) -> list[Any]:
-        made = self.decider.decide(contexts, self.row, self.around)
+        made = self.decider.decide(contexts, self.row, self.environment)
         self.table |= [d.row for d in made if d.row]
         return made
 

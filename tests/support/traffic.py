@@ -1,4 +1,4 @@
-"""Questions of two kinds for the contextual policy, its actions, and a run of it under an aim."""
+"""Questions of two kinds for the contextual policy, its actions, and a run of it under a target."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from agents.bandit.contextual import Contextual, ContextualSettings
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import FeatureSettings
 from agents.bandit.learner import choose
-from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
+from agents.bandit.policy import ActionVector, Context, Objective, Observation, Pending, Target
 
 DIM = 21  # 12 of an embedding and nine counts
 MODELS = (("small", 1e6), ("middle", 1e7), ("large", 1e8))
@@ -59,9 +59,9 @@ class Traffic:
         return float(self.rng.random() < chance), float(log_cost)
 
 
-def decide(policy: Contextual, asked: Context, aim: Aim) -> tuple[str, Objective]:
-    """Return what a policy chooses at the price that an aim now sets, and the objective that has this price."""
-    objective = replace(PLAIN, price=policy.pacer.price(aim))
+def decide(policy: Contextual, asked: Context, target: Target) -> tuple[str, Objective]:
+    """Return what a policy chooses at the price that a target now sets, and the objective that has this price."""
+    objective = replace(PLAIN, price=policy.pacer.shadow_price(target))
     return choose(policy, [asked], [objective], 1)[0].action_id, objective
 
 
@@ -71,22 +71,22 @@ def learn(
     action: str,
     outcome: tuple[float, float],
     *,
-    aim: Aim | None = None,
+    target: Target | None = None,
     objective: Objective = PLAIN,
     score: float | None = None,
 ) -> None:
-    """Let a policy decide an action under an aim and learn what came of it.
+    """Let a policy decide an action under a target and learn what came of it.
 
     Args:
         policy: It learns.
         asked: The query.
         action: Its action.
         outcome: Whether it was correct, 0 or 1, and the natural logarithm of its cost.
-        aim: Under which it was decided.
+        target: Under which it was decided.
         objective: By which it was decided.
         score: The verifier's; None for what is correct.
     """
-    policy.decided([Pending(asked.query_id, asked.embedding, action, aim)])
+    policy.decided([Pending(asked.query_id, asked.embedding, action, target)])
     (correct, log_cost), terms = outcome, (asked.query_id, asked.embedding, action)
     policy.learn(
         [Observation(*terms, correct, correct if score is None else score, log_cost, correct, objective)]
@@ -99,7 +99,7 @@ def teach(
     rounds: int,
     *,
     in_turn: bool = False,
-    aim: Aim | None = None,
+    target: Target | None = None,
     longer: float = 1.0,
 ) -> None:
     """Let a policy learn from actions drawn at random or in turn; the middle model's cost `longer` times as much."""
@@ -109,24 +109,32 @@ def teach(
         action = ids[at % len(ids) if in_turn else int(traffic.rng.integers(len(ids)))]
         correct, log_cost = traffic.outcome(action, hard)
         log_cost += float(np.log(longer)) if action.startswith("middle") else 0.0
-        learn(policy, Context(query_id, query), action, (correct, log_cost), aim=aim)
+        learn(policy, Context(query_id, query), action, (correct, log_cost), target=target)
 
 
 def live(
-    policy: Contextual, rounds: int, *, aim: Aim, traffic: Traffic, price: float = 1.0, warm_up: int = 60
+    policy: Contextual,
+    rounds: int,
+    *,
+    target: Target,
+    traffic: Traffic,
+    price: float = 1.0,
+    warm_up: int = 60,
 ) -> dict[str, float]:
-    """Run a policy under an aim; return mean accuracy and cost after the first 100 rounds."""
+    """Run a policy under a target; return mean accuracy and cost after the first 100 rounds."""
     right, spent = [], []
     for _ in range(rounds):
         query_id, query, hard = traffic.question()
         asked = Context(query_id, query)
         warm = policy.version < warm_up
-        chosen, objective = decide(policy, asked, aim)
+        chosen, objective = decide(policy, asked, target)
         if warm:
             chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
         correct, log_cost = traffic.outcome(chosen, hard)
         log_cost += float(np.log(price))
-        learn(policy, asked, chosen, (correct, log_cost), aim=None if warm else aim, objective=objective)
+        learn(
+            policy, asked, chosen, (correct, log_cost), target=None if warm else target, objective=objective
+        )
         right.append(correct)
         spent.append(np.exp(log_cost))
     return {"accuracy": float(np.mean(right)), "cost": float(np.mean(spent))}

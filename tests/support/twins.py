@@ -180,7 +180,7 @@ def life(shards: Sequence[Shard], rounds: int) -> Iterator[tuple[Any, Any]]:
 
 
 def asked(shard: Shard) -> tuple[QueryContext, Origin]:
-    """Return a new question, under weights or, where they are served, under an aim."""
+    """Return a new question, under weights or, where they are served, under a target."""
     correct, score, cost = WEIGHTS[int(shard.rng.integers(len(WEIGHTS)))]
     goal: dict[str, Any] = {"weights": Weights(correct=correct, score=score, cost=cost)}
     if shard.decider.policy.pacer is not None and shard.rng.random() < 0.5:

@@ -63,9 +63,9 @@ def test_a_goal_by_mean_cost_or_accuracy_weighs_correctness_alone() -> None:
     cheap = objectives.of(Query(query_id="a", text="?", objective="cheap"))
     right = objectives.of(Query(query_id="a", text="?", objective="right"))
     own = objectives.of(Query(query_id="a", text="?", mean_cost=1e9))
-    assert (cheap.aim, cheap.mean_cost, cheap.name, cheap.version) == ("mean_cost", 2e10, "cheap", 3)
-    assert (right.aim, right.accuracy) == ("accuracy", 0.98)
-    assert (own.aim, own.mean_cost, own.name) == ("mean_cost", 1e9, None)
+    assert (cheap.kind, cheap.mean_cost, cheap.name, cheap.version) == ("mean_cost", 2e10, "cheap", 3)
+    assert (right.kind, right.accuracy) == ("accuracy", 0.98)
+    assert (own.kind, own.mean_cost, own.name) == ("mean_cost", 1e9, None)
     assert {o.weights.correct for o in (cheap, right, own)} == {1.0}
     assert {o.price for o in (cheap, right, own)} == {0.0}  # the decider fills it in
 

@@ -20,7 +20,7 @@ from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWind
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError, Catalogue
 from agents.catalogue.objectives import Steering
-from agents.decider.log import RewardRules, Row, aim_of, decode_row, without_question
+from agents.decider.log import RewardRules, Row, decode_row, target_of, without_question
 from agents.decider.verify import mismatches
 from schemas.action import Action
 from schemas.decision import Decision
@@ -149,7 +149,7 @@ def test_every_decision_is_reproduced_from_the_log(shard: Any) -> None:
     shard.use(ActionSpace((*shard.space, *list(single_paths(shard.catalogue))[1:])))
     live(shard, 3)
     shard.use(single_paths(shard.catalogue))
-    shard.around = replace(shard.around, living=frozenset(shard.space.models[1:4]))
+    shard.environment = replace(shard.environment, living=frozenset(shard.space.models[1:4]))
     live(shard, 3)
     shard.ask(
         shard.context(pin_action=shard.space[2].id), shard.context(allowed_models=shard.space.models[2:3])
@@ -171,7 +171,7 @@ def test_a_model_too_short_for_a_question_is_left_out_where_another_can_run_it(m
         for model in shard.catalogue.models
     ]
     catalogue = msgspec.structs.replace(shard.catalogue, models=tuple(models))
-    shard.around = replace(shard.around, steering=Steering.of(catalogue))
+    shard.environment = replace(shard.environment, steering=Steering.of(catalogue))
 
     def left_out(size: int, **query: Any) -> tuple[tuple[str, ...], int]:
         """Return the models left out, and how many actions are left."""
@@ -186,15 +186,15 @@ def test_a_model_too_short_for_a_question_is_left_out_where_another_can_run_it(m
     assert left_out(302, pin_action=f"{first}/1/1/1") == ((), 1)
     rows = [decode_row(key, value) for key, value in shard.table.items()]
     assert list(mismatches(shard.policy(), rows, seed=7)) == []
-    shard.around = replace(shard.around, living=frozenset({first}))
+    shard.environment = replace(shard.environment, living=frozenset({first}))
     assert left_out(302) == ((), 1)
 
 
 def account_of(shard: Any, decided: Any) -> Any:
     """Return the account that a decision counts in."""
-    aim = aim_of(shard.entry(decided.query_id).objective, "")
-    assert aim is not None
-    return shard.decider.policy.pacer.account(aim)
+    target = target_of(shard.entry(decided.query_id).objective, "")
+    assert target is not None
+    return shard.decider.policy.pacer.status(target)
 
 
 def test_an_account_takes_the_correctness_that_is_told_later_and_not_what_stood_in_for_it(
@@ -208,8 +208,8 @@ def test_an_account_takes_the_correctness_that_is_told_later_and_not_what_stood_
     [made] = shard.ask(shard.context(accuracy=0.9))
     shard.tell(shard.reward(made, "provisional", score=0.2))
     account = account_of(shard, made)
-    (pace,) = shard.decider.policy.pacer.paces.values()
-    assert (account.correct, pace.known) == (1.0, 30)
+    (kept,) = shard.decider.policy.pacer.accounts.values()
+    assert (account.correct, kept.known) == (1.0, 30)
     shard.crash()
     assert account_of(shard, made) == account
 

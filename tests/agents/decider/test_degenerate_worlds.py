@@ -53,7 +53,7 @@ class World:
         scored: Probability that a reward has a score. Without one, nothing may be learned from it.
         kinds: The rewards of a query, one of these. Until correctness is known, the score stands for it.
         late: Queries between a decision and its reward.
-        aim: What queries ask for, where the policy paces.
+        target: What queries ask for, where the policy paces.
     """
 
     questions: int
@@ -63,7 +63,7 @@ class World:
     scored: float
     kinds: tuple[tuple[Kind, ...], ...]
     late: int
-    aim: Mapping[str, float]
+    target: Mapping[str, float]
 
     @classmethod
     def drawn(cls, name: str) -> World:
@@ -78,12 +78,12 @@ class World:
             scored=rng.choice((0.9, 1.0)),
             kinds=(FINAL, FINAL, ("provisional", "correction"), ("provisional", "default")),
             late=rng.choice((0, 5)),
-            aim=rng.choice(({"accuracy": 0.98}, {"accuracy": 0.5}, {"mean_cost": float(np.exp(low + 2))})),
+            target=rng.choice(({"accuracy": 0.98}, {"accuracy": 0.5}, {"mean_cost": float(np.exp(low + 2))})),
         )
 
 
 TRAITS: dict[str, dict[str, Any]] = {
-    "all wrong": {"right": (0.0, 0.0, 0.0), "kinds": (FINAL,), "aim": {"accuracy": 0.98}},
+    "all wrong": {"right": (0.0, 0.0, 0.0), "kinds": (FINAL,), "target": {"accuracy": 0.98}},
     "all right": {"right": (1.0, 1.0, 1.0)},
     "one question": {"questions": 1, "scored": 1.0},
     "two questions": {"questions": 2},
@@ -95,7 +95,7 @@ TRAITS: dict[str, dict[str, Any]] = {
     "scores missing": {"scored": 0.0},
     "rewards only late": {"late": 400},
     "grades only late": {"kinds": (("provisional", "correction"),)},
-    "out of reach": {"aim": {"mean_cost": 1e-300}},
+    "out of reach": {"target": {"mean_cost": 1e-300}},
 }
 WORLDS = [
     *((trait,) for trait in TRAITS),
@@ -139,7 +139,7 @@ class Life:
         self.vectors: dict[int, bytes] = {}
         self.shard = make_shard(lambda _: self.policy(), pairs=PAIRS, models=world.models)
         self.waiting: deque[Any] = deque()
-        self.aim = world.aim if self.policy().pacer else {}
+        self.target = world.target if self.policy().pacer else {}
 
     def policy(self) -> Any:
         return build_policy(
@@ -147,7 +147,7 @@ class Life:
         )
 
     def context(self) -> Any:
-        record, origin = self.shard.context(**self.aim)
+        record, origin = self.shard.context(**self.target)
         which = self.rng.randrange(self.world.questions)
         if which not in self.vectors:
             self.vectors[which] = record.embedding
@@ -194,7 +194,7 @@ class Life:
             self.ask()
             self.tell(self.world.late)
             if at % 10 == 0:
-                shown = preview(self.shard.decider, self.context()[0], self.shard.around)
+                shown = preview(self.shard.decider, self.context()[0], self.shard.environment)
                 assert shown.action in {action.id for action in self.shard.space}
             if at in restarts:
                 self.restart()

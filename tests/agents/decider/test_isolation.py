@@ -11,7 +11,7 @@ from agents.bandit import pacing
 from agents.bandit.contextual import Contextual
 from agents.bandit.learner import choose
 from agents.bandit.pacing import FEW, RecentContexts
-from agents.bandit.policy import Aim, Context, Objective, Observation, Pending
+from agents.bandit.policy import Context, Objective, Observation, Pending, Target
 from tests.support.traffic import Traffic, actions, contextual
 
 TARGET = 0.9
@@ -43,10 +43,10 @@ def experienced() -> Contextual:
     return policy
 
 
-def served(policy: Contextual, query_id: str, query: np.ndarray, aim: Aim) -> str:
-    objective = Objective(1, 0, 0, 0, 30, policy.pacer.price(aim))
+def served(policy: Contextual, query_id: str, query: np.ndarray, target: Target) -> str:
+    objective = Objective(1, 0, 0, 0, 30, policy.pacer.shadow_price(target))
     (choice,) = choose(policy, [Context(query_id, query)], [objective], 1)
-    policy.decided([Pending(query_id, query, choice.action_id, aim, aim.tenant)])
+    policy.decided([Pending(query_id, query, choice.action_id, target, target.tenant)])
     return choice.action_id
 
 
@@ -68,15 +68,15 @@ def bill(rounds: int, *, hostile: bool, settled: int = 0) -> list[tuple[str, flo
     """
     policy, asked, hard, found = experienced(), Traffic(5), Traffic(7), []
     for at in range(rounds):
-        aim = Aim("careful", accuracy=TARGET, tenant=f"shop{at % 5}")
+        target = Target("careful", accuracy=TARGET, tenant=f"shop{at % 5}")
         query_id, query = of_kind(asked, hard=at % 25 < 5)
-        action = served(policy, query_id, query, aim)
-        policy.decided([Pending(query_id, query, action, aim, aim.tenant, abandoned=True)])
-        found.append((action, policy.pacer.price(aim)))
+        action = served(policy, query_id, query, target)
+        policy.decided([Pending(query_id, query, action, target, target.tenant, abandoned=True)])
+        found.append((action, policy.pacer.shadow_price(target)))
         if hostile and at >= 5 * settled:
-            own = Aim(f"/mean_cost={at}", mean_cost=1e9 * (at + 1), tenant="evil")
+            own = Target(f"/mean_cost={at}", mean_cost=1e9 * (at + 1), tenant="evil")
             query_id, query = of_kind(hard, hard=True)
-            same = Aim("careful", accuracy=TARGET, tenant="evil")
+            same = Target("careful", accuracy=TARGET, tenant="evil")
             served(policy, f"evil-{query_id}", query, own if at % 2 else same)
     return found
 

@@ -51,10 +51,10 @@ def test_a_preview_changes_nothing_to_the_bit(make_shard: Any, name: str) -> Non
     for fields in aims:
         shard.decider.policy.predict([], [], 0)
         context, _ = shard.context(PREVIEW, **{k: v for k, v in fields.items() if v is not None})
-        preview(shard.decider, context, shard.around)  # which actions may be chosen is memorised once
+        preview(shard.decider, context, shard.environment)  # which actions may be chosen is memorised once
         before = pickle.dumps(shard.decider)
-        first = preview(shard.decider, context, shard.around)
-        assert preview(shard.decider, context, shard.around) == first
+        first = preview(shard.decider, context, shard.environment)
+        assert preview(shard.decider, context, shard.environment) == first
         assert pickle.dumps(shard.decider) == before
 
 
@@ -63,7 +63,7 @@ def test_a_preview_is_what_the_next_decision_says(make_shard: Any, name: str) ->
     shard = make_shard(MAKERS[name])
     life(shard)
     context = shard.context(PREVIEW)
-    found = preview(shard.decider, context[0], shard.around)
+    found = preview(shard.decider, context[0], shard.environment)
     (decided,) = shard.ask(context)
     decision = decode(decided.value, Decision)
     assert found.action == decision.action.id
@@ -84,7 +84,7 @@ def test_a_preview_is_what_the_next_decision_says(make_shard: Any, name: str) ->
 def test_terms_are_predicted_where_the_policy_models_them(make_shard: Any, name: str) -> None:
     shard = make_shard(MAKERS[name])
     life(shard)
-    found = preview(shard.decider, shard.context(PREVIEW)[0], shard.around)
+    found = preview(shard.decider, shard.context(PREVIEW)[0], shard.environment)
     assert {each.predicted is not None for each in found.configurations} == {name in MODELLED}
     if name == "contextual":  # the mean is the predicted reward: the terms, weighed
         for each in found.configurations:
@@ -97,17 +97,17 @@ def test_terms_are_predicted_where_the_policy_models_them(make_shard: Any, name:
 def test_what_a_prediction_rests_on_adds_up_to_it(make_shard: Any, name: str) -> None:
     shard = make_shard(MAKERS[name])
     life(shard)
-    found = preview(shard.decider, shard.context(PREVIEW)[0], shard.around)
+    found = preview(shard.decider, shard.context(PREVIEW)[0], shard.environment)
     if name == "linucb":
-        assert found.grounds == ()
+        assert found.contributions == ()
         return
     best = found.configurations[0]
     assert {"centre", "one × constant", "model × constant", "model × counts"} <= {
-        g.part for g in found.grounds
+        g.part for g in found.contributions
     }
-    assert sum(g.mean for g in found.grounds) == pytest.approx(best.predicted.correct)
+    assert sum(g.mean for g in found.contributions) == pytest.approx(best.predicted.correct)
     # The objective has no price here, so the width is 0.25 standard deviations.
-    assert 0.25 * np.sqrt(sum(g.variance for g in found.grounds)) == pytest.approx(best.width)
+    assert 0.25 * np.sqrt(sum(g.variance for g in found.contributions)) == pytest.approx(best.width)
 
 
 def test_what_is_drawn_beside_the_policy_shows_in_the_propensities(make_shard: Any) -> None:
@@ -116,12 +116,12 @@ def test_what_is_drawn_beside_the_policy_shows_in_the_propensities(make_shard: A
         lambda f: Explored(LinUCB(f), floor=0.2, warm_up=5, control=ControlGroup(0.3, action, "salt"))
     )
     context = shard.context(PREVIEW)[0]
-    warming = preview(shard.decider, context, shard.around)
+    warming = preview(shard.decider, context, shard.environment)
     n = len(shard.space)
     assert warming.reason == "warm-up"
     assert {each.propensity for each in warming.configurations} == {1 / n}
     life(shard)
-    found = preview(shard.decider, context, shard.around)
+    found = preview(shard.decider, context, shard.environment)
     assert found.reason == "policy"
     by_action = {each.action: each.propensity for each in found.configurations}
     assert found.action == found.configurations[0].action
@@ -137,13 +137,13 @@ def test_what_would_refuse_the_query_refuses_its_preview(make_shard: Any) -> Non
         ({"n": 64, "pin_action": shard.space[0].id}, ActionError),
     ):
         with pytest.raises(error):
-            preview(shard.decider, shard.context(PREVIEW, **fields)[0], shard.around)
+            preview(shard.decider, shard.context(PREVIEW, **fields)[0], shard.environment)
 
 
 def test_a_pin_is_said_to_be_one(make_shard: Any) -> None:
     shard = make_shard(LinUCB)
     pinned = shard.space[5].id
-    found = preview(shard.decider, shard.context(PREVIEW, pin_action=pinned)[0], shard.around)
+    found = preview(shard.decider, shard.context(PREVIEW, pin_action=pinned)[0], shard.environment)
     assert (found.action, found.reason, len(found.configurations)) == (pinned, "pinned", 1)
 
 
@@ -158,6 +158,6 @@ def test_a_copy_offers_what_the_learner_does_not_yet(make_shard: Any) -> None:
     assert pickle.dumps(shard.decider) == before
     assert copied.ended is shard.decider.ended, "up to 160 MB are not copied"
     assert copied.policy.version == shard.decider.policy.version
-    found = preview(copied, shard.context(PREVIEW)[0], other.around)
+    found = preview(copied, shard.context(PREVIEW)[0], other.environment)
     assert {each.action for each in found.configurations} == {action.id for action in more}
     assert np.isfinite([each.score for each in found.configurations]).all()

@@ -16,7 +16,7 @@ from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.linucb import LinUCB
 from agents.bandit.policy import Context
 from agents.decider import shares
-from agents.decider.log import aim_of
+from agents.decider.log import target_of
 from agents.decider.shares import TeachingShares
 from tests.support.shard import Shard
 from tests.support.worlds import QUALITY
@@ -95,9 +95,9 @@ def test_a_hostile_tenant_teaches_no_more_than_the_others_together(policy: Any) 
 def test_what_may_not_teach_teaches_nothing_and_settles_the_account_of_its_own_tenant(policy: Any) -> None:
     shard = Shard(policy, seed=2)
     taught(shard, "h" * 20)
-    before, aims = known(shard), {"accuracy": 0.9} if policy is contextual else {}
+    before, targets = known(shard), {"accuracy": 0.9} if policy is contextual else {}
     for at, (kind, told, entered) in enumerate(OUTCOMES):
-        [decided] = shard.ask(shard.context(f"e{at}", tenant="e", learn=False, **aims))
+        [decided] = shard.ask(shard.context(f"e{at}", tenant="e", learn=False, **targets))
         [one] = shard.tell(
             shard.reward(decided, kind, learn=False, **{"score": 0.25, "log_cost": 20.0, **told})
         )
@@ -108,15 +108,15 @@ def test_what_may_not_teach_teaches_nothing_and_settles_the_account_of_its_own_t
     assert taught(shard, "e") == ["learned"], "none of it counts in the shares"
     live = shard.decider
     if policy is contextual:
-        aim = aim_of(row.objective, "e")
-        assert aim is not None
-        account = live.policy.pacer.account(aim)
+        target = target_of(row.objective, "e")
+        assert target is not None
+        account = live.policy.pacer.status(target)
         assert account is not None
         assert account.mean_cost == pytest.approx(np.exp(20.0))
         assert account.correct == 1.0, "of the others, nobody knows"
     shard.crash()
     shard.same_as(live)
-    assert shard.decider.policy.pacer.account(aim) == account if policy is contextual else True
+    assert shard.decider.policy.pacer.status(target) == account if policy is contextual else True
 
 
 def test_answers_that_their_client_cut_count_in_the_shares() -> None:

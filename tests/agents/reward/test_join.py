@@ -16,9 +16,9 @@ from agents.reward.join import (
     Deadline,
     JoinRow,
     Orphan,
-    Turn,
-    Valued,
-    Waits,
+    ScoredAnswer,
+    Timeouts,
+    Transition,
     decode_row,
     dues,
     encode_row,
@@ -36,17 +36,17 @@ from schemas.reward import CLOSING, Charge, Due, Feedback, Grader, Reward
 from streams.services.recent import RecentIds
 from tests.support.records import ACTION, ORIGIN, PRICE, answer, decision
 
-WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
+WAITS = Timeouts(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
 
 
 def feedback(correct: float = 1.0) -> Feedback:
     return Feedback(query_id="q", correct=correct)
 
 
-def valued(record: Answer, correct: float | None) -> Valued:
+def scored(record: Answer, correct: float | None) -> ScoredAnswer:
     price = PRICE if record.text else None
     unscored = record.text is not None and record.score is None
-    return Valued(
+    return ScoredAnswer(
         status=record.status,
         score=record.score,
         price=price,
@@ -59,32 +59,32 @@ def valued(record: Answer, correct: float | None) -> Valued:
 class Join:
     """A row with what came out of it; `correct` is what the grader would find."""
 
-    def __init__(self, correct: float | None = None, waits: Waits = WAITS) -> None:
+    def __init__(self, correct: float | None = None, timeouts: Timeouts = WAITS) -> None:
         self.row: JoinRow | None = None
         self.correct = correct
-        self.waits = waits
+        self.timeouts = timeouts
         self.closed = RecentIds(200_000)
         self.rewards: list[Reward] = []
         self.counts: list[str] = []
 
-    def turn(self, record: Decision | Answer | Feedback | Due, at_ms: int) -> Turn:
+    def transition(self, record: Decision | Answer | Feedback | Due, at_ms: int) -> Transition:
         if "q" in self.closed:
-            return Turn(None)
+            return Transition(None)
         asked = to_value(self.row, record)
-        value = valued(asked[1], self.correct) if asked else None
-        return on(self.row, Arrival(record, at_ms, ORIGIN), self.waits, value)
+        value = scored(asked[1], self.correct) if asked else None
+        return on(self.row, Arrival(record, at_ms, ORIGIN), self.timeouts, value)
 
-    def take(self, record: Decision | Answer | Feedback | Due, at_ms: int) -> Turn:
-        turn = self.turn(record, at_ms)
-        self.row = None if turn.row is None else decode_row(encode_row(turn.row))
-        assert self.row == turn.row
-        rewards = [out for out in turn.out if isinstance(out, Reward)]
+    def take(self, record: Decision | Answer | Feedback | Due, at_ms: int) -> Transition:
+        transition = self.transition(record, at_ms)
+        self.row = None if transition.row is None else decode_row(encode_row(transition.row))
+        assert self.row == transition.row
+        rewards = [out for out in transition.out if isinstance(out, Reward)]
         self.rewards += rewards
         if any(reward.closes for reward in rewards):
             assert self.row is None
             self.closed.add("q")
-        self.counts += turn.counts
-        return turn
+        self.counts += transition.counts
+        return transition
 
     def opened(self, **query: Any) -> JoinRow:
         """Take a decision and return its row."""
@@ -101,7 +101,7 @@ class Join:
     def kinds(self) -> list[str]:
         return [reward.kind for reward in self.rewards]
 
-    def due(self, kind: str, late_ms: int = 0) -> Turn:
+    def due(self, kind: str, late_ms: int = 0) -> Transition:
         assert self.row is not None
         (deadline,) = [d.deadline_ms for d in dues(self.row) if d.kind == kind]
         return self.take(Due(query_id="q", kind=kind, deadline_ms=deadline), deadline + late_ms)  # type: ignore[arg-type]
@@ -112,8 +112,8 @@ def test_the_first_reward_alone_says_what_is_charged_to_the_key(judged: bool) ->
     metadata = {"gateway": {"key": "0f", "digest": "d"}}
     join = Join().answered(metadata=metadata)
     assert join.row is not None
-    assert join.row.opened is not None
-    assert join.row.opened.key == ""
+    assert join.row.decision is not None
+    assert join.row.decision.key == ""
     join.take(feedback(), 4_000) if judged else join.due("feedback")
     assert join.kinds() == ["provisional", "correction" if judged else "default"]
     assert [each.charge for each in join.rewards] == [Charge(key="0f", eflops=PRICE.cost), None]
@@ -159,7 +159,7 @@ def test_a_row_says_of_each_topic_what_it_has_seen_and_an_older_one_does_not_rep
     opened = on(None, Arrival(decision(), 1_100, at(7)), WAITS).row
     assert opened is not None
     assert opened.seen == (7, -1, -1, -1)
-    told = on(opened, Arrival(answer(), 3_000, at(2)), WAITS, valued(answer(), None)).row
+    told = on(opened, Arrival(answer(), 3_000, at(2)), WAITS, scored(answer(), None)).row
     assert told is not None
     assert told.seen == (7, 2, -1, -1)
     assert on(told, Arrival(decision(), 4_000, at(9)), WAITS).row == told, "a duplicate changes nothing"
@@ -198,8 +198,8 @@ def test_a_reward_says_whom_its_correctness_comes_from(graded_by: Grader) -> Non
 def test_feedback_that_never_comes_is_a_default_at_its_deadline() -> None:
     join = Join().answered()
     assert join.row is not None
-    assert join.row.opened is not None
-    assert join.row.opened.reference is None, "no text that is not needed any more is kept"
+    assert join.row.decision is not None
+    assert join.row.decision.reference is None, "no text that is not needed any more is kept"
     assert [d.deadline_ms for d in dues(join.row)] == [33_000]
     join.due("feedback", late_ms=5)
     join.take(feedback(), 34_000)
@@ -221,8 +221,8 @@ def test_a_reward_is_closed_early_on_request_and_says_so() -> None:
     join.opened(feedback_wait_s=3600.0)
     assert join.take(crowded, 5_000).counts == ("stale_due",), "its Answer is still to come"
     join.take(answer(), 3_000)
-    turn = join.take(crowded, 5_001)
-    assert (turn.row, join.kinds()) == (None, ["provisional", "default"])
+    transition = join.take(crowded, 5_001)
+    assert (transition.row, join.kinds()) == (None, ["provisional", "default"])
     closed = join.rewards[-1]
     assert (closed.closed_early, closed.correct, closed.graded_by) == (True, None, "score")
     assert not join.rewards[0].closed_early
@@ -234,8 +234,8 @@ def test_a_reward_is_closed_early_on_request_and_says_so() -> None:
 def test_a_row_knows_whose_reward_waits() -> None:
     row = Join().answered(tenant="shop", feedback_wait_s=60.0).row
     assert row is not None
-    assert row.opened is not None
-    assert row.opened.tenant == "shop"
+    assert row.decision is not None
+    assert row.decision.tenant == "shop"
 
 
 def test_a_query_that_waits_for_no_feedback_closes_at_once() -> None:
@@ -264,9 +264,9 @@ def test_what_its_model_left_without_a_text_is_wrong_at_once_whoever_could_grade
         found = value(
             *asked, pricing=Pricing({}, {}, "prm"), judge=lambda gold, given: Verdict(True, "math-verify")
         )
-        turn = on(join.row, Arrival(blamed, 3_000, ORIGIN), WAITS, found)
-        assert turn.row is None
-        [reward] = turn.out
+        transition = on(join.row, Arrival(blamed, 3_000, ORIGIN), WAITS, found)
+        assert transition.row is None
+        [reward] = transition.out
         assert isinstance(reward, Reward)
         assert (reward.kind, reward.correct, reward.score, reward.log_cost) == ("final", 0.0, None, None)
         assert (reward.fault, reward.graded_by, reward.grader) == ("model", "", "")
@@ -359,12 +359,12 @@ def test_an_answer_before_its_decision_waits_for_it() -> None:
 def test_a_clock_that_runs_ahead_expires_nothing() -> None:
     join = Join()
     join.take(decision(), 1_100)
-    turn = join.take(Due(query_id="q", kind="timeout", deadline_ms=61_000), 60_999)
-    assert (turn.out, turn.counts) == ((), ("early_due",))
+    transition = join.take(Due(query_id="q", kind="timeout", deadline_ms=61_000), 60_999)
+    assert (transition.out, transition.counts) == ((), ("early_due",))
     join.take(Due(query_id="q", kind="timeout", deadline_ms=50_000), 70_000)
     join.take(Due(query_id="q", kind="feedback", deadline_ms=33_000), 70_000)
     assert join.counts == ["early_due", "stale_due", "stale_due"]
-    assert on(None, Arrival(Due(query_id="q", kind="forget", deadline_ms=1), 5), WAITS) == Turn(
+    assert on(None, Arrival(Due(query_id="q", kind="forget", deadline_ms=1), 5), WAITS) == Transition(
         None, counts=("stale_due",)
     )
 
@@ -420,13 +420,13 @@ def test_any_order_any_repetition_any_crash_makes_each_reward_once(
     def deliver(record: Decision | Answer | Feedback | Due, crash: bool) -> None:
         if crash:
             # The records went out, the row was not stored: the same record comes again and says the same.
-            assert join.turn(record, now) == join.turn(record, now)
-        turn = join.take(record, now)
-        answers.extend(out for out in turn.out if isinstance(out, Answer))
+            assert join.transition(record, now) == join.transition(record, now)
+        transition = join.take(record, now)
+        answers.extend(out for out in transition.out if isinstance(out, Answer))
         seen.append((record, now))
         # Whatever was seen before changes nothing and says nothing, at once and later.
         for old, at_ms in seen:
-            again = join.turn(old, at_ms)
+            again = join.transition(old, at_ms)
             assert (again.row, again.out) == (join.row, ())
 
     for record, gap, fire, crash in zip(order, gaps, fires, crashes, strict=False):
@@ -473,26 +473,28 @@ Appended = tuple[Decision | Answer | Feedback, int]
 
 
 def read(
-    records: Sequence[Appended], fires: Sequence[bool], waits: Waits, correct: float | None
+    records: Sequence[Appended], fires: Sequence[bool], timeouts: Timeouts, correct: float | None
 ) -> tuple[Join, str]:
     """Return the join that read records in this order, and what became of their Feedback.
 
     Args:
         records: With their append times.
         fires: After which of them the timer sends each Due that it may; it does so after the last in any case.
-        waits: Of the deployment.
+        timeouts: Of the deployment.
         correct: What a reference says.
     """
-    join, unread = Join(correct, waits), list(records)
+    join, unread = Join(correct, timeouts), list(records)
     fates: list[str] = []
 
     def take(record: Decision | Answer | Feedback | Due, at_ms: int) -> None:
         closed = "q" in join.closed
-        turn = join.take(record, at_ms)
-        fates.extend("dead letter" for out in turn.out if isinstance(out, Orphan))
-        if "late_feedback" in turn.counts or (closed and isinstance(record, Feedback)):
+        transition = join.take(record, at_ms)
+        fates.extend("dead letter" for out in transition.out if isinstance(out, Orphan))
+        if "late_feedback" in transition.counts or (closed and isinstance(record, Feedback)):
             fates.append("late")
-        fates.extend("counts" for out in turn.out if isinstance(out, Reward) and out.kind == "correction")
+        fates.extend(
+            "counts" for out in transition.out if isinstance(out, Reward) and out.kind == "correction"
+        )
 
     for record, at_ms, fire in [(*each, fire) for each, fire in zip(records, fires, strict=True)]:
         take(record, at_ms)
@@ -543,7 +545,7 @@ def test_rewards_and_what_becomes_of_feedback_follow_from_append_times_alone(
     it counts as late, and is no dead letter. Of two, the second may count only where the first is a dead letter before
     the second is read: a row keeps one. That may change the Reward, and is not drawn here.
     """
-    waits = Waits(timeout_ms=60_000, feedback_ms=1000 * deployment_s, keep_ms=1_000_000)
+    timeouts = Timeouts(timeout_ms=60_000, feedback_ms=1000 * deployment_s, keep_ms=1_000_000)
     decided_ms, answered_ms, told_ms = (1000 * time_s for time_s in times_s)
     told = replace(feedback(), learn=learn)
     ended = CANCELLED if end == "cancelled" else answer("failed" if end == "failed" else "ok")
@@ -556,10 +558,10 @@ def test_rewards_and_what_becomes_of_feedback_follow_from_append_times_alone(
     late = closes or told_ms > answered_ms + 1000 * wait_s
     fate = "dead letter" if unmet else "late" if late else "counts"
 
-    in_order, _ = read(sorted(records, key=lambda each: each[1]), (True, True, True), waits, correct)
+    in_order, _ = read(sorted(records, key=lambda each: each[1]), (True, True, True), timeouts, correct)
     for order in permutations(records):
         for each in ((True, True, True), (False, False, False), fires):
-            join, became = read(order, each, waits, correct)
+            join, became = read(order, each, timeouts, correct)
             assert join.rewards == in_order.rewards
             assert became == fate or (fate, became, order[-1]) == ("dead letter", "late", records[2])
     first = ["final"] if end == "graded" else ["default"] if closes else ["provisional"]
@@ -580,9 +582,9 @@ GOLDEN_ROW = (
 def test_a_row_of_the_first_version_is_read_for_ever() -> None:
     join = Join().answered()
     assert join.row is not None
-    assert join.row.opened is not None
-    opened = replace(join.row.opened, decided_ms=0)  # which it did not keep
-    assert decode_row(GOLDEN_ROW) == replace(join.row, opened=opened, seen=(-1, -1, -1, -1))
+    assert join.row.decision is not None
+    decision = replace(join.row.decision, decided_ms=0)  # which it did not keep
+    assert decode_row(GOLDEN_ROW) == replace(join.row, decision=decision, seen=(-1, -1, -1, -1))
 
 
 def test_feedback_parked_without_its_append_time_waits_as_long_as_its_row_says() -> None:
@@ -601,16 +603,16 @@ def test_feedback_parked_without_its_append_time_waits_as_long_as_its_row_says()
 
 # Rows that would be too large, and what a row keeps for the price.
 
-SMALL = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000, row_bytes=2_000)
+SMALL = Timeouts(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000, row_bytes=2_000)
 
 
 def test_feedback_that_does_not_fit_its_row_is_a_dead_letter_and_the_query_closes() -> None:
-    join = Join(waits=SMALL)
+    join = Join(timeouts=SMALL)
     join.take(decision(), 1_100)
     large = Feedback(query_id="q", correct=1.0, metadata={"note": "x" * 3_000})
-    turn = join.take(large, 1_200)
-    assert turn.out == (Orphan(large, ORIGIN, "oversized"),)
-    assert turn.counts == ("oversized",)
+    transition = join.take(large, 1_200)
+    assert transition.out == (Orphan(large, ORIGIN, "oversized"),)
+    assert transition.counts == ("oversized",)
     # Delivered again it changes nothing, and every deadline of the row is still met.
     assert join.take(large, 1_300).out == ()
     join.take(answer(), 3_000)
@@ -619,9 +621,9 @@ def test_feedback_that_does_not_fit_its_row_is_a_dead_letter_and_the_query_close
 
 
 def test_an_early_answer_that_does_not_fit_closes_its_query_with_the_price_unknown() -> None:
-    join = Join(waits=SMALL)
-    turn = join.take(replace(answer(), text="x" * 3_000), 900)
-    assert turn.counts == ("oversized",)
+    join = Join(timeouts=SMALL)
+    transition = join.take(replace(answer(), text="x" * 3_000), 900)
+    assert transition.counts == ("oversized",)
     join.take(decision(reference="4"), 1_100)
     (reward,) = join.rewards
     assert (reward.kind, reward.correct, reward.price, reward.learnable) == ("default", None, None, False)
@@ -629,7 +631,7 @@ def test_an_early_answer_that_does_not_fit_closes_its_query_with_the_price_unkno
 
 
 def test_a_reference_that_does_not_fit_is_left_out() -> None:
-    join = Join(waits=SMALL)
+    join = Join(timeouts=SMALL)
     join.take(decision(reference="x" * 3_000), 1_100)
     assert join.counts == ["oversized"]
     join.take(answer(), 3_000)
@@ -645,8 +647,8 @@ def test_a_reference_that_does_not_fit_is_left_out() -> None:
 @example(sizes=(0, 1293, 0), order=[1, 0, 2], most=1_500)
 @example(sizes=(3343, 1650, 1585), order=[1, 0, 2], most=1_500)
 def test_a_row_always_fits(sizes: tuple[int, int, int], order: list[int], most: int) -> None:
-    waits = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000, row_bytes=most)
-    join = Join(waits=waits)
+    timeouts = Timeouts(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000, row_bytes=most)
+    join = Join(timeouts=timeouts)
     records = (
         decision(reference="r" * max(1, sizes[0])),
         replace(answer(), text="t" * max(1, sizes[1])),
@@ -662,7 +664,7 @@ def test_a_row_always_fits(sizes: tuple[int, int, int], order: list[int], most: 
                 join.due(kind)
     if join.row is not None:  # of feedback after the close, which waited for its query
         assert join.row.orphaned is not None
-        assert join.row.opened is None
+        assert join.row.decision is None
         join.due("forget")
     assert join.row is None
     assert sum(kind in CLOSING for kind in join.kinds()) == 1
@@ -670,15 +672,15 @@ def test_a_row_always_fits(sizes: tuple[int, int, int], order: list[int], most: 
 
 def test_the_architecture_of_the_model_is_kept_until_the_answer_is_priced() -> None:
     generator = Architecture(parameters=1000, layers=2, query_heads=4, kv_heads=2, head_dim=8)
-    turn = on(None, Arrival(decision(), 1_100, ORIGIN), WAITS, None, generator)
-    assert turn.row is not None
-    row = decode_row(encode_row(turn.row))
-    assert row.opened is not None
-    assert row.opened.generator == generator
-    settled = on(row, Arrival(answer(), 3_000, ORIGIN), WAITS, valued(answer(), None))
+    transition = on(None, Arrival(decision(), 1_100, ORIGIN), WAITS, None, generator)
+    assert transition.row is not None
+    row = decode_row(encode_row(transition.row))
+    assert row.decision is not None
+    assert row.decision.generator == generator
+    settled = on(row, Arrival(answer(), 3_000, ORIGIN), WAITS, scored(answer(), None))
     assert settled.row is not None
-    assert settled.row.opened is not None
-    assert settled.row.opened.generator is None
+    assert settled.row.decision is not None
+    assert settled.row.decision.generator is None
 
 
 # Searches that their client ended, by hanging up or by its own bounds: they cost what they spent, and no more.
@@ -692,16 +694,16 @@ def no_judge(gold: str, answer: str) -> Verdict:
 
 def test_a_cancelled_search_is_priced_and_never_learned_from() -> None:
     pricing = Pricing(generators={}, verifiers={}, verifier="")
-    valued = value("4", CANCELLED, pricing=pricing, judge=no_judge)
-    assert (valued.status, valued.score, valued.correct) == ("cancelled", None, None)
+    scored = value("4", CANCELLED, pricing=pricing, judge=no_judge)
+    assert (scored.status, scored.score, scored.correct) == ("cancelled", None, None)
     opened = on(None, Arrival(decision(reference="4"), 1_100, ORIGIN), WAITS).row
-    turn = on(opened, Arrival(CANCELLED, 3_000, ORIGIN), WAITS, replace(valued, price=PRICE))
-    (reward,) = [out for out in turn.out if isinstance(out, Reward)]
+    transition = on(opened, Arrival(CANCELLED, 3_000, ORIGIN), WAITS, replace(scored, price=PRICE))
+    (reward,) = [out for out in transition.out if isinstance(out, Reward)]
     assert (reward.kind, reward.status, reward.correct, reward.score) == ("default", "cancelled", None, None)
     assert reward.price == PRICE
     assert reward.log_cost is not None
     assert not reward.learnable
-    assert turn.row is None, "it is closed"
+    assert transition.row is None, "it is closed"
 
 
 @pytest.mark.parametrize(
@@ -720,15 +722,15 @@ def test_what_the_client_s_own_bounds_cut_teaches_cost_and_never_wrong(
         complete=complete, path=(0,), trace=trace,
     )  # fmt: skip
     pricing = Pricing(generators={}, verifiers={}, verifier="")
-    valued = replace(value("4", answer, pricing=pricing, judge=no_judge), price=PRICE)
-    assert (valued.bounded, valued.score, valued.correct) == (bounded, 0.5, None if bounded else 0.0)
+    scored = replace(value("4", answer, pricing=pricing, judge=no_judge), price=PRICE)
+    assert (scored.bounded, scored.score, scored.correct) == (bounded, 0.5, None if bounded else 0.0)
     for early in (False, True):
         row = on(None, Arrival(decision(reference="4"), 1_100, ORIGIN), WAITS).row
         if early:
             row = on(row, Arrival(Feedback(query_id="q", correct=False), 1_200, ORIGIN), WAITS).row
-        turn = on(row, Arrival(answer, 3_000, ORIGIN), WAITS, valued)
-        (reward,) = [out for out in turn.out if isinstance(out, Reward)]
+        transition = on(row, Arrival(answer, 3_000, ORIGIN), WAITS, scored)
+        (reward,) = [out for out in transition.out if isinstance(out, Reward)]
         assert reward.log_cost is not None
         assert reward.bounded is bounded
         assert (reward.kind, reward.correct) == (("default", None) if bounded else ("final", 0.0))
-        assert turn.row is None, "it is closed"
+        assert transition.row is None, "it is closed"

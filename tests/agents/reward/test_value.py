@@ -119,8 +119,8 @@ def test_a_search_under_way_costs_what_its_drafts_cost() -> None:
 def test_what_was_never_run_has_no_price() -> None:
     silent = Answer(query_id="q", status="expired", by="aggregator", action=ACTION, error="silent")
     assert price_of(silent, PRICING) is None
-    valued = value(None, silent, pricing=PRICING, judge=no_judge)
-    assert (valued.score, valued.price, valued.correct, valued.missing) == (None, None, None, "")
+    scored = value(None, silent, pricing=PRICING, judge=no_judge)
+    assert (scored.score, scored.price, scored.correct, scored.missing) == (None, None, None, "")
 
 
 def test_an_unknown_model_is_named() -> None:
@@ -142,10 +142,10 @@ def test_an_unknown_model_is_named() -> None:
 def test_an_answer_is_graded_against_what_is_known(
     reference: object, correct: float | None, grader: bool
 ) -> None:
-    valued = value(reference, answer(), pricing=PRICING, judge=no_judge)
-    assert valued.correct == correct
-    assert bool(valued.grader) == grader == (reference is not None and not valued.missing)
-    assert valued.score == 0.85
+    scored = value(reference, answer(), pricing=PRICING, judge=no_judge)
+    assert scored.correct == correct
+    assert bool(scored.grader) == grader == (reference is not None and not scored.missing)
+    assert scored.score == 0.85
 
 
 def test_no_text_is_wrong_where_a_reference_is_known() -> None:
@@ -168,11 +168,11 @@ NESTED = '{"tests": ' + "[" * 100_000 + "]" * 100_000 + "}"
 def test_a_reference_that_cannot_be_graded_leaves_correct_unknown_and_says_why(
     reference: object, why: str
 ) -> None:
-    valued = value(reference, answer(), pricing=PRICING, judge=no_judge)
-    assert (valued.correct, valued.grader) == (None, "")
-    assert valued.missing.startswith(f"correct: {why}")
-    assert len(valued.missing) <= MAX_MISSING
-    assert valued.price is not None
+    scored = value(reference, answer(), pricing=PRICING, judge=no_judge)
+    assert (scored.correct, scored.grader) == (None, "")
+    assert scored.missing.startswith(f"correct: {why}")
+    assert len(scored.missing) <= MAX_MISSING
+    assert scored.price is not None
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,10 @@ def test_whatever_a_grader_raises_the_answer_is_valued(error: Exception) -> None
     def broken(gold: str, given: str) -> Verdict:
         raise error
 
-    valued = value("x^2", answer(text=r"\boxed{y}"), pricing=PRICING, judge=broken)
-    assert valued.correct is None
-    assert valued.missing.startswith(f"correct: {type(error).__name__}: ")
-    assert len(valued.missing) <= MAX_MISSING
+    scored = value("x^2", answer(text=r"\boxed{y}"), pricing=PRICING, judge=broken)
+    assert scored.correct is None
+    assert scored.missing.startswith(f"correct: {type(error).__name__}: ")
+    assert len(scored.missing) <= MAX_MISSING
 
 
 def test_a_grader_that_would_take_time_is_asked_again_elsewhere() -> None:
@@ -213,25 +213,25 @@ def test_the_verifier_is_priced_by_its_name_in_the_catalogue() -> None:
 
 def test_a_removed_model_is_priced_by_what_was_kept_of_its_decision() -> None:
     gone = Pricing(generators={}, verifiers={"prm": VERIFIER}, verifier="prm")
-    valued = value(None, answer(), pricing=gone, judge=no_judge, generator=GENERATOR)
-    assert valued.price == price_of(answer(), PRICING)
-    valued = value(4, answer(), pricing=gone, judge=no_judge)
-    assert (valued.price, valued.correct) == (None, 1.0)
-    assert valued.missing == "price: q: model 'm' is not in the catalogue; add its architecture"
+    scored = value(None, answer(), pricing=gone, judge=no_judge, generator=GENERATOR)
+    assert scored.price == price_of(answer(), PRICING)
+    scored = value(4, answer(), pricing=gone, judge=no_judge)
+    assert (scored.price, scored.correct) == (None, 1.0)
+    assert scored.missing == "price: q: model 'm' is not in the catalogue; add its architecture"
 
 
 @pytest.mark.parametrize("trace", [TRACE, TRACE[:1]])
 def test_a_trace_that_cannot_be_priced_says_why(trace: tuple[Draft, ...]) -> None:
-    valued = value(None, answer(prompt_tokens=0, trace=trace, path=()), pricing=PRICING, judge=no_judge)
-    assert valued.price is None
-    assert "prompt_tokens is 0" in valued.missing
+    scored = value(None, answer(prompt_tokens=0, trace=trace, path=()), pricing=PRICING, judge=no_judge)
+    assert scored.price is None
+    assert "prompt_tokens is 0" in scored.missing
 
 
 def test_an_outage_has_a_price_and_no_score() -> None:
     cut_short = answer(status="failed", error="EngineTimeoutError: …", fault="infrastructure")
-    valued = value(4, cut_short, pricing=PRICING, judge=no_judge)
-    assert (valued.score, valued.correct, valued.fault) == (None, 1.0, "infrastructure")
-    assert valued.price is not None
+    scored = value(4, cut_short, pricing=PRICING, judge=no_judge)
+    assert (scored.score, scored.correct, scored.fault) == (None, 1.0, "infrastructure")
+    assert scored.price is not None
 
 
 RANGE = CostRange(low=1e12, high=1e16)

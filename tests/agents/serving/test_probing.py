@@ -16,9 +16,9 @@ from agents.serving.errors import (
     RequestRefusedError,
 )
 from agents.serving.probing import Prober, ProbeRules
-from agents.serving.registry import Fleet, Loaded
+from agents.serving.registry import Loaded, ModelRegistry
 from streams.runtime.memory import run
-from tests.agents.serving.test_fleet import model, states
+from tests.agents.serving.test_model_registry import model, states
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=8, depth_limit=4)
 
@@ -146,25 +146,25 @@ async def test_a_model_that_fails_its_probes_is_not_asked_and_says_why() -> None
     async def load(entry: Any) -> Loaded:
         return Loaded(cast(Any, engine))
 
-    fleet = Fleet(load, clock=asyncio.get_running_loop().time)
+    registry = ModelRegistry(load, clock=asyncio.get_running_loop().time)
     seen: list[tuple[str, bool]] = []
-    fleet.probed = lambda name, passed: seen.append((name, passed))
-    assert await fleet.get(model("a")) is cast(Any, engine)
-    assert await fleet.verdict("b") is None, "nobody knows of a model that is not here"
+    registry.probed = lambda name, passed: seen.append((name, passed))
+    assert await registry.get(model("a")) is cast(Any, engine)
+    assert await registry.verdict("b") is None, "nobody knows of a model that is not here"
     engine.wrong = RequestRefusedError("http://a/v1: HTTP 400: unknown parameter 'seed'")
-    fleet.suspect("a")
+    registry.suspect("a")
     for _ in range(20):
-        await fleet.probe()
+        await registry.probe()
         await asyncio.sleep(2.0)
-    assert states(fleet) == {"a": "suspended"}
-    assert "unknown parameter 'seed'" in fleet.health()[0].why
+    assert states(registry) == {"a": "suspended"}
+    assert "unknown parameter 'seed'" in registry.health()[0].why
     with pytest.raises(EndpointSuspendedError, match="not asked before it passes a probe"):
-        await fleet.get(model("a"))
+        await registry.get(model("a"))
     engine.wrong = ""
     for _ in range(20):
-        await fleet.probe()
+        await registry.probe()
         await asyncio.sleep(2.0)
-    assert states(fleet) == {"a": "ready"}
-    assert await fleet.get(model("a")) is cast(Any, engine)
+    assert states(registry) == {"a": "ready"}
+    assert await registry.get(model("a")) is cast(Any, engine)
     assert seen[-1] == ("a", True)
-    await fleet.close()
+    await registry.close()

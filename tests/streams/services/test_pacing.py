@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from agents.bandit.contextual import Contextual
-from agents.bandit.pacing import Pace
-from agents.bandit.policy import Aim
-from agents.decider.log import aim_of
+from agents.bandit.pacing import BudgetAccount
+from agents.bandit.policy import Target
+from agents.decider.log import target_of
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from streams.metrics import Metrics
 from streams.services.decider import EVERY, Pacing
@@ -20,7 +20,7 @@ from tests.support.traffic import Traffic, actions, contextual, live
 def policy() -> Contextual:
     made = contextual()
     made.offer(actions())
-    live(made, 200, aim=Aim("t", mean_cost=1e10), traffic=Traffic(), warm_up=100)
+    live(made, 200, target=Target("t", mean_cost=1e10), traffic=Traffic(), warm_up=100)
     return made
 
 
@@ -51,9 +51,9 @@ def test_weights_have_no_target_and_an_accuracy_is_said_as_one(
     policy: Contextual, caplog: pytest.LogCaptureFixture
 ) -> None:
     said, aimed = Pacing(Metrics("decider")), objective(accuracy=0.99)
-    aim = aim_of(aimed, "")
-    assert aim is not None
-    policy.pacer.paces["", aim.key] = Pace(known=500, predicted=450.0, correct=150.0)
+    target = target_of(aimed, "")
+    assert target is not None
+    policy.pacer.accounts["", target.key] = BudgetAccount(known=500, predicted=450.0, correct=150.0)
     said.decided(objective(), policy)
     said.decided(aimed, policy)
     (record,) = caplog.records
@@ -62,9 +62,9 @@ def test_weights_have_no_target_and_an_accuracy_is_said_as_one(
 
 def test_the_account_of_a_named_objective_is_shown(policy: Contextual) -> None:
     metrics, aimed = Metrics("decider"), objective(mean_cost=1e10)
-    aim = aim_of(aimed, "")
-    assert aim is not None
-    policy.pacer.paces["", aim.key] = Pace(
+    target = target_of(aimed, "")
+    assert target is not None
+    policy.pacer.accounts["", target.key] = BudgetAccount(
         price=2e-12, decisions=4, spent=3e10, known=2, predicted=1.5, correct=1
     )
     pacing = Pacing(metrics)
@@ -83,4 +83,4 @@ def test_the_account_of_a_named_objective_is_shown(policy: Contextual) -> None:
         assert b'{objective="thrifty"' in metrics.text()
         pacing.decided(changed, policy)
         assert b'{objective="thrifty"' not in metrics.text()
-    del policy.pacer.paces["", aim.key]
+    del policy.pacer.accounts["", target.key]

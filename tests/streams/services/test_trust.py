@@ -13,7 +13,7 @@ from prometheus_client import Counter
 from agents.answers import GraderFailed, GradingPool, Verdict
 from agents.decider.decider import Decider
 from agents.embedding import EncoderUnavailable, TextUnanswered
-from agents.reward.join import JoinRow, Opened, encode_row
+from agents.reward.join import DecisionInfo, JoinRow, encode_row
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry, Heartbeat
@@ -277,7 +277,7 @@ def opened(query_id: str, at_ms: int) -> bytes:
     return encode_row(
         JoinRow(
             query_id=query_id,
-            opened=Opened(
+            decision=DecisionInfo(
                 seq=0, action=Action(model="small", qp=1, cp=1, bs=1),
                 objective=ObjectiveInForce(
                     weights=Weights(correct=1.0), cost_range=CostRange(low=1.0, high=2.0)

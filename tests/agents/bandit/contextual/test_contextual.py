@@ -19,8 +19,8 @@ from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.learner import choose, pack, unpack
-from agents.bandit.pacing import KEYS, Forecast, Pace, Pacer, price_for_accuracy
-from agents.bandit.policy import ActionVector, Aim, Context, Observation, Pending
+from agents.bandit.pacing import KEYS, BudgetAccount, Forecast, Pacer, price_for_accuracy
+from agents.bandit.policy import ActionVector, Context, Observation, Pending, Target
 from agents.decider.log import Row, decode_row
 from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision
@@ -55,76 +55,78 @@ def test_what_is_dear_is_explored_the_less_the_more_it_costs_at_the_price_in_for
     assert scores.width[cost.argmax()] < 0.1 * plain[cost.argmax()], "what is dear is hardly"
 
 
-def mean_cost(policy: Contextual, aim: Aim) -> float:
-    account = policy.pacer.account(aim)
+def mean_cost(policy: Contextual, target: Target) -> float:
+    account = policy.pacer.status(target)
     assert account is not None
     return account.mean_cost
 
 
-@pytest.mark.parametrize("target", [8e9, 2e10])
-def test_spend_comes_within_five_per_cent_and_stays_there_through_drifts(target: float) -> None:
-    policy, traffic, aim = contextual(), Traffic(), Aim("t", mean_cost=target)
+@pytest.mark.parametrize("mean_eflops", [8e9, 2e10])
+def test_spend_comes_within_five_per_cent_and_stays_there_through_drifts(mean_eflops: float) -> None:
+    policy, traffic, target = contextual(), Traffic(), Target("t", mean_cost=mean_eflops)
     policy.offer(actions())
-    live(policy, 1000, aim=aim, traffic=traffic)
-    assert mean_cost(policy, aim) == pytest.approx(target, rel=0.05)
+    live(policy, 1000, target=target, traffic=traffic)
+    assert mean_cost(policy, target) == pytest.approx(mean_eflops, rel=0.05)
     policy.offer([each for each in actions() if each.model != "middle"])
-    live(policy, 400, aim=aim, traffic=traffic)
-    assert mean_cost(policy, aim) == pytest.approx(target, rel=0.05)
+    live(policy, 400, target=target, traffic=traffic)
+    assert mean_cost(policy, target) == pytest.approx(mean_eflops, rel=0.05)
     policy.offer(actions())
-    live(policy, 600, aim=aim, traffic=traffic, price=3.0)
-    assert mean_cost(policy, aim) == pytest.approx(target, rel=0.05)
+    live(policy, 600, target=target, traffic=traffic, price=3.0)
+    assert mean_cost(policy, target) == pytest.approx(mean_eflops, rel=0.05)
 
 
 def test_a_target_that_cannot_be_met_is_known_with_what_can() -> None:
     policy, traffic = contextual(), Traffic()
-    low, enough = Aim("low", mean_cost=1e6), Aim("enough", mean_cost=1e12)
+    low, enough = Target("low", mean_cost=1e6), Target("enough", mean_cost=1e12)
     assert policy.pacer.shortfall(low) is None, "nothing is known yet"
     policy.offer(actions())
-    assert live(policy, 300, aim=low, traffic=traffic, warm_up=100)["cost"] > 1e6
+    assert live(policy, 300, target=low, traffic=traffic, warm_up=100)["cost"] > 1e6
     before = policy.state()
     least = policy.pacer.shortfall(low)
     assert least is not None
-    spent = live(copy.deepcopy(policy), 300, aim=low, traffic=traffic)["cost"]
+    spent = live(copy.deepcopy(policy), 300, target=low, traffic=traffic)["cost"]
     assert spent == pytest.approx(least, rel=0.25)
     assert policy.pacer.shortfall(enough) is None
-    assert policy.pacer.shortfall(Aim("most", accuracy=0.9)) is None
-    policy.pacer.paces["", "much"] = Pace(known=500, predicted=400.0, correct=200.0)
-    most = policy.pacer.shortfall(Aim("much", accuracy=0.99))
+    assert policy.pacer.shortfall(Target("most", accuracy=0.9)) is None
+    policy.pacer.accounts["", "much"] = BudgetAccount(known=500, predicted=400.0, correct=200.0)
+    most = policy.pacer.shortfall(Target("much", accuracy=0.99))
     assert most is not None
     assert 0.5 < most < 0.99, "predictions that are too high leave less than they promise"
-    del policy.pacer.paces["", "much"]
+    del policy.pacer.accounts["", "much"]
     assert policy.state() == before
 
 
 def test_where_nothing_was_right_yet_an_accuracy_sets_hardly_a_price_and_the_policy_keeps_looking() -> None:
     """The large model is right on one question in ten, and the others never are."""
-    policy, rng, aim = contextual(), np.random.default_rng(0), Aim("a", accuracy=0.98)
+    policy, rng, target = contextual(), np.random.default_rng(0), Target("a", accuracy=0.98)
     policy.offer(actions())
     known, chosen = dict(MODELS), []
     for at in range(400):
         asked = Context(f"q{at}", rng.normal(size=DIM))
-        action, objective = decide(policy, asked, aim)
+        action, objective = decide(policy, asked, target)
         action = policy.features.ids[at % 9] if at < 60 else action
         model = action.split("/")[0]
         correct = float(at >= 100 and model == "large" and rng.random() < 0.1)
         outcome = correct, float(np.log(1e3 * known[model]))
-        learn(policy, asked, action, outcome, aim=aim, objective=objective, score=0.0)
+        learn(policy, asked, action, outcome, target=target, objective=objective, score=0.0)
         if at == 99:
-            assert policy.pacer.price(aim) * 16 * 1e3 * 1e8 < 0.01, "even the dearest costs next to nothing"
+            assert policy.pacer.shadow_price(target) * 16 * 1e3 * 1e8 < 0.01, (
+                "even the dearest costs next to nothing"
+            )
         chosen.append(model)
     assert chosen[300:].count("large") > 50
 
 
 @pytest.mark.parametrize("seed", [0, 1, 5])
 def test_an_accuracy_is_kept_at_a_part_of_the_cost(seed: int) -> None:
-    policy, traffic, aim = contextual(), Traffic(seed), Aim("a", accuracy=0.95)
+    policy, traffic, target = contextual(), Traffic(seed), Target("a", accuracy=0.95)
     policy.offer(actions())
-    live(policy, 1200, aim=aim, traffic=traffic, warm_up=200)
-    found = live(policy, 600, aim=aim, traffic=traffic)
+    live(policy, 1200, target=target, traffic=traffic, warm_up=200)
+    found = live(policy, 600, target=target, traffic=traffic)
     best = (0.9 + 0.95) / 2
     assert found["accuracy"] >= 0.95 * best - 0.03
     assert found["cost"] < 0.85 * 1e3 * 1e8  # one path of the large model
-    account = policy.pacer.account(aim)
+    account = policy.pacer.status(target)
     assert account is not None
     assert account.predicted == pytest.approx(account.correct, abs=0.05)
 
@@ -132,7 +134,7 @@ def test_an_accuracy_is_kept_at_a_part_of_the_cost(seed: int) -> None:
 def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
     """Two learners see the same searches, one of them at three times the price: they learn the same."""
     plain, charged, traffic = contextual(), contextual(), Traffic(5)
-    aim = Aim("a", accuracy=0.9)
+    target = Target("a", accuracy=0.9)
     plain.offer(actions())
     charged.offer(actions(), {"middle": 3.0})
     for _ in range(200):
@@ -141,7 +143,7 @@ def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
         correct, log_cost = traffic.outcome(chosen, hard)
         factor = 3.0 if chosen.startswith("middle") else 1.0
         for policy, paid in ((plain, 1.0), (charged, factor)):
-            policy.decided([Pending(query_id, query, chosen, aim)])
+            policy.decided([Pending(query_id, query, chosen, target)])
             priced = float(log_cost + np.log(paid))
             observed = Observation(query_id, query, chosen, correct, correct, priced, correct, PLAIN)
             policy.learn([dataclasses.replace(observed, price_factor=paid)])
@@ -153,11 +155,11 @@ def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
     assert np.allclose(theirs[:, COST], ours[:, COST] * dear)
     assert np.allclose(np.exp(theirs[:, 2]), np.exp(ours[:, 2]) * dear)
     # λ was solved under the old price; the next decision solves for it again, and a price that goes back does not.
-    before = plain.pacer.price(aim)
+    before = plain.pacer.shadow_price(target)
     plain.offer(actions(), {"middle": 3.0})
-    assert plain.pacer.price(aim) != before
+    assert plain.pacer.shadow_price(target) != before
     plain.offer(actions())
-    assert plain.pacer.price(aim) == before
+    assert plain.pacer.shadow_price(target) == before
     # The middle model is worth its price only while it is not too dear.
     objective, shares = dataclasses.replace(PLAIN, price=before), []
     for factors in ({}, {"middle": 100.0}):
@@ -290,7 +292,7 @@ def test_few_questions_or_directions_end_no_refit(questions: int, rank: int) -> 
         query, action = asked[at % questions], policy.features.ids[at % 9]
         terms = float(rng.random() < 0.5), 0.5, float(20.0 + at % 3)
         policy.learn([Observation(f"q{at}", query, action, *terms, 0.5, PLAIN)])
-    assert policy.memory.due == ()
+    assert policy.refit_schedule.due == ()
     assert (policy.features.transform is transform) == (questions < 10)
     assert policy.features.rank <= 1 + rank
     assert all(np.isfinite(each).all() for each in policy.features.transform.snapshot().values())
@@ -344,19 +346,19 @@ def test_a_model_that_joins_is_tried_until_something_is_known_of_it() -> None:
 
 def test_a_good_model_that_joins_gets_its_share() -> None:
     """Nothing but its size says what the new one is: as right as the large model, at a hundredth of its cost."""
-    policy, traffic, aim = contextual(), Traffic(), Aim("a", accuracy=0.95)
+    policy, traffic, target = contextual(), Traffic(), Target("a", accuracy=0.95)
     policy.offer(actions())
-    live(policy, 500, aim=aim, traffic=traffic)
+    live(policy, 500, target=target, traffic=traffic)
     policy.offer([*actions(), ActionVector("new/1/1/1", "new", np.ones(4), 0.0)])
     chosen = []
     for _ in range(300):
         query_id, query, hard = traffic.question()
         asked = Context(query_id, query)
-        action, objective = decide(policy, asked, aim)
+        action, objective = decide(policy, asked, target)
         correct, log_cost = traffic.outcome(action.replace("new", "large"), hard)
         if new := action.startswith("new"):
             log_cost = float(np.log(1e9))
-        learn(policy, asked, action, (correct, log_cost), aim=aim, objective=objective)
+        learn(policy, asked, action, (correct, log_cost), target=target, objective=objective)
         chosen.append(new)
     assert np.mean(chosen[150:]) > 0.5
 
@@ -366,7 +368,7 @@ def test_a_share_is_of_what_can_be_reached_or_of_the_best_single_configuration()
     reached = {}
     for accuracy_of in ("reachable", "best"):
         policy, rng = contextual(accuracy_of=accuracy_of), np.random.default_rng(2)
-        aim = Aim("a", accuracy=0.95)
+        target = Target("a", accuracy=0.95)
         both = [ActionVector(f"{name}/1/1/1", name, np.ones(4), 0.0) for name in ("cheap", "dear")]
         policy.offer(both)
         right = []
@@ -374,12 +376,12 @@ def test_a_share_is_of_what_can_be_reached_or_of_the_best_single_configuration()
             query = rng.normal(size=DIM) * 0.1
             query[12:] = 1.0 + 2.0 * (side := bool(rng.random() < 0.5))
             asked = Context(f"q{at}", query)
-            chosen, objective = decide(policy, asked, aim)
+            chosen, objective = decide(policy, asked, target)
             chosen = both[at % 2].action_id if at < 100 else chosen
             correct = float(rng.random() < (0.95 if side == chosen.startswith("dear") else 0.35))
             log_cost = float(np.log(1e11 if chosen.startswith("dear") else 1e9))
-            under = aim if at >= 100 else None
-            learn(policy, asked, chosen, (correct, log_cost), aim=under, objective=objective, score=0.5)
+            under = target if at >= 100 else None
+            learn(policy, asked, chosen, (correct, log_cost), target=under, objective=objective, score=0.5)
             right.append(correct)
         forecast = policy.pacer.forecast()
         assert forecast is not None
@@ -412,16 +414,16 @@ def test_the_price_that_keeps_the_whole_accuracy_is_not_decided_by_rounding() ->
 
 @pytest.mark.parametrize("refits", [(), (10, 30)])
 def test_a_state_is_loaded_to_the_byte_and_goes_on_alike(refits: tuple[int, ...]) -> None:
-    policy, traffic, aim = contextual(refits=refits), Traffic(), Aim("a", accuracy=0.9)
+    policy, traffic, target = contextual(refits=refits), Traffic(), Target("a", accuracy=0.9)
     policy.offer(actions())
-    live(policy, 60, aim=aim, traffic=traffic, warm_up=20)
+    live(policy, 60, target=target, traffic=traffic, warm_up=20)
     other = contextual(refits=())
     other.load(policy.state())
     assert other.state() == policy.state()
     later = [Traffic(4), Traffic(4)]
     for each, questions in zip((policy, other), later, strict=True):
         each.offer([*actions(), ActionVector("new/1/1/1", "new", np.ones(4), NEW[1])])
-        live(each, 300, aim=aim, traffic=questions)
+        live(each, 300, target=target, traffic=questions)
     assert other.state() == policy.state()
 
 
@@ -504,14 +506,17 @@ def test_a_result_of_an_earlier_release_has_no_digest_and_is_read() -> None:
 
 def test_the_targets_of_one_tenant_put_out_nobody_elses_accounts() -> None:
     pacer = Pacer(lambda window: None, reachable=True)
-    ours = [Aim("careful/accuracy=0.98", accuracy=0.98), Aim("/accuracy=0.9", accuracy=0.9, tenant="shop")]
-    for at, aim in enumerate(ours):
-        pacer.decided(aim, f"q{at}", 1.0, 0.5)
+    ours = [
+        Target("careful/accuracy=0.98", accuracy=0.98),
+        Target("/accuracy=0.9", accuracy=0.9, tenant="shop"),
+    ]
+    for at, target in enumerate(ours):
+        pacer.decided(target, f"q{at}", 1.0, 0.5)
     for at in range(3 * KEYS):
-        own = Aim(f"/mean_cost={at}.0", mean_cost=float(at + 1), tenant="evil")
+        own = Target(f"/mean_cost={at}.0", mean_cost=float(at + 1), tenant="evil")
         pacer.decided(own, f"evil{at}", 1.0, 0.5)
-    assert len(pacer.paces) == KEYS
-    assert all(pacer.account(aim) is not None for aim in ours)
+    assert len(pacer.accounts) == KEYS
+    assert all(pacer.status(target) is not None for target in ours)
     other = Pacer(lambda window: None, reachable=True)
     other.restore(*pacer.snapshot())
     assert other.snapshot()[0] == pacer.snapshot()[0]
@@ -521,8 +526,8 @@ def test_open_decisions_of_an_account_share_it() -> None:
     """There may be 100,000 of them."""
     pacer = Pacer(lambda window: None, reachable=True)
     for at in range(2):
-        aim = Aim("".join(["careful", "/accuracy=0.9"]), accuracy=0.9, tenant="".join(["sh", "op"]))
-        pacer.decided(aim, f"q{at}", 1.0, 0.5)
+        target = Target("".join(["careful", "/accuracy=0.9"]), accuracy=0.9, tenant="".join(["sh", "op"]))
+        pacer.decided(target, f"q{at}", 1.0, 0.5)
     other = Pacer(lambda window: None, reachable=True)
     other.restore(*pacer.snapshot())
     assert len({id(account) for each in (pacer, other) for account, _, _ in each.open.values()}) == 1
@@ -530,13 +535,15 @@ def test_open_decisions_of_an_account_share_it() -> None:
 
 def test_an_account_of_an_earlier_release_begins_its_calibration_anew() -> None:
     """It counted scores that stood in for correctness."""
-    policy, other, aim = contextual(), contextual(), Aim("a", accuracy=0.9)
+    policy, other, target = contextual(), contextual(), Target("a", accuracy=0.9)
     policy.offer(actions())
-    policy.pacer.paces[aim.account_id] = Pace(decisions=9, spent=5.0, known=4, predicted=3.0, correct=1.0)
+    policy.pacer.accounts[target.account_id] = BudgetAccount(
+        decisions=9, spent=5.0, known=4, predicted=3.0, correct=1.0
+    )
     meta, arrays = policy.saved()
     other.restored(meta, arrays)
-    assert other.pacer.paces == policy.pacer.paces
+    assert other.pacer.accounts == policy.pacer.accounts
     (account,) = meta["pacer"]["paces"]
     account[2]["rewarded"] = account[2].pop("known")
     other.restored(meta, arrays)
-    assert other.pacer.paces == {aim.account_id: Pace(decisions=9, spent=5.0)}
+    assert other.pacer.accounts == {target.account_id: BudgetAccount(decisions=9, spent=5.0)}

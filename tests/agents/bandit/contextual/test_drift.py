@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from agents.bandit.contextual import CORRECT, COST, LEAST, AccuracyDrift, Contextual, CostDrift
-from agents.bandit.policy import ActionVector, Aim, Context, Observation, Pending
+from agents.bandit.policy import ActionVector, Context, Observation, Pending, Target
 from tests.support.traffic import PLAIN, Traffic, actions, contextual, decide, learn, single, teach
 
-AIM = Aim("a", accuracy=0.9)
+TARGET = Target("a", accuracy=0.9)
 
 
 def test_longer_searches_of_a_model_are_noticed_and_those_of_others_are_not() -> None:
@@ -170,7 +170,7 @@ def test_what_is_told_after_a_refit_replaces_what_stood_in_for_it() -> None:
 
 
 def learn_paced(policy: Contextual, traffic: Traffic, rounds: int, longer: float = 1.0) -> None:
-    teach(policy, traffic, rounds, aim=AIM, longer=longer)
+    teach(policy, traffic, rounds, target=TARGET, longer=longer)
 
 
 def cut_short(policy: Contextual, traffic: Traffic, rounds: int) -> None:
@@ -179,7 +179,7 @@ def cut_short(policy: Contextual, traffic: Traffic, rounds: int) -> None:
         query_id, query, hard = traffic.question()
         chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
         log_cost = traffic.outcome(chosen, hard)[1] + math.log(0.1)
-        policy.decided([Pending(query_id, query, chosen, AIM)])
+        policy.decided([Pending(query_id, query, chosen, TARGET)])
         outcome = Observation(query_id, query, chosen, None, 0.5, log_cost, 0.5, PLAIN)
         policy.learn([replace(outcome, kind="cost")])
 
@@ -189,7 +189,7 @@ def test_a_cost_alone_moves_the_costs_and_neither_correctness_nor_its_width() ->
     policy.offer(actions())
     learn_paced(policy, traffic, 300)
     z = policy.features.short(traffic.question()[1])
-    before, version, account = policy.estimates.predicted(z), policy.version, policy.pacer.account(AIM)
+    before, version, account = policy.estimates.predicted(z), policy.version, policy.pacer.status(TARGET)
     width = policy.estimates.right.widths(z, policy.features.sides)
     cut_short(policy, traffic, 300)
     after = policy.estimates.predicted(z)
@@ -198,7 +198,7 @@ def test_a_cost_alone_moves_the_costs_and_neither_correctness_nor_its_width() ->
     # Half of the outcomes cost a tenth: the mean of the logarithm falls by half of ln 10.
     assert np.median(after[:, COST] / before[:, COST]) == pytest.approx(10**-0.5, abs=0.06)
     assert policy.version == version
-    paid = policy.pacer.account(AIM)
+    paid = policy.pacer.status(TARGET)
     assert account is not None
     assert paid is not None
     assert (paid.correct, paid.predicted) == (account.correct, account.predicted)
@@ -224,10 +224,12 @@ def serve(policy: Contextual, rounds: int, broken: str = "", seed: int = 0) -> l
     rng, chosen = np.random.default_rng(seed), []
     for at in range(rounds):
         asked = Context(f"s{seed}-{at}", single(rng.normal(size=21) * 0.1))
-        action, objective = decide(policy, asked, AIM)
+        action, objective = decide(policy, asked, TARGET)
         model = action.split("/")[0]
         correct = float(rng.random() < (0.15 if model == broken else 0.85))
-        learn(policy, asked, action, (correct, math.log(1e9 * FLEET[model])), aim=AIM, objective=objective)
+        learn(
+            policy, asked, action, (correct, math.log(1e9 * FLEET[model])), target=TARGET, objective=objective
+        )
         chosen.append(model)
     return chosen
 
@@ -295,7 +297,7 @@ def fail(policy: Contextual, traffic: Traffic, model: str, paid: float | None = 
     """Learn that a model gave no text."""
     query_id, query, _ = traffic.question()
     chosen, query_id = f"{model}/1/1/1", f"failed {query_id}"
-    policy.decided([Pending(query_id, query, chosen, AIM)])
+    policy.decided([Pending(query_id, query, chosen, TARGET)])
     outcome = Observation(query_id, query, chosen, 0.0, 0.0, 25.0, 0.0, PLAIN, kind="failure", paid=paid)
     policy.learn([outcome])
 
@@ -305,7 +307,11 @@ def test_a_failure_moves_correctness_and_counts_as_a_try_and_leaves_costs_alone(
     policy.offer(actions())
     learn_paced(policy, traffic, 300)
     z = policy.features.short(traffic.question()[1])
-    before, tried, account = policy.estimates.predicted(z), policy.estimates.tried["large"], pace(policy)
+    before, tried, account = (
+        policy.estimates.predicted(z),
+        policy.estimates.tried["large"],
+        account_of(policy),
+    )
     for _ in range(30):
         fail(policy, traffic, "large", paid=2.0)
     after, at = policy.estimates.predicted(z), policy.features.models.index("large")
@@ -313,14 +319,14 @@ def test_a_failure_moves_correctness_and_counts_as_a_try_and_leaves_costs_alone(
     assert after[at, 0] < before[at, 0] - 0.4, "what fails is soon known to"
     assert policy.estimates.tried["large"] == tried + 30
     assert policy.estimates.costs.sums == {}
-    now = pace(policy)
+    now = account_of(policy)
     assert (now.told, now.paid) == (account.told, account.paid), "nor is it a sign that searches became cheap"
     assert now.spent == pytest.approx(account.spent + 60.0), "but its account pays"
     assert now.known == account.known + 30
 
 
-def pace(policy: Contextual) -> Any:
-    return copy.copy(policy.pacer.paces[AIM.account_id])
+def account_of(policy: Contextual) -> Any:
+    return copy.copy(policy.pacer.accounts[TARGET.account_id])
 
 
 def test_a_refit_takes_correctness_from_a_failure_and_its_costs_from_the_others() -> None:
@@ -334,7 +340,7 @@ def test_a_refit_takes_correctness_from_a_failure_and_its_costs_from_the_others(
         for _ in range(failures):
             fail(policy, failing, "large")
         teach(policy, traffic, 30, in_turn=True)
-        assert policy.memory.due == (), "it has learned anew"
+        assert policy.refit_schedule.due == (), "it has learned anew"
         found[failures] = policy
     plain, some = found[0], found[15]
     assert np.array_equal(some.features.anchors, plain.features.anchors)

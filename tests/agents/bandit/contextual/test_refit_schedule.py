@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 
 from agents.bandit.policy import Objective, Observation
-from agents.bandit.prior import Memory
+from agents.bandit.prior import RefitSchedule
 
 
 def test_a_question_asked_again_is_one_question_with_several_outcomes() -> None:
-    memory, rng = Memory((6, 100)), np.random.default_rng(0)
+    schedule, rng = RefitSchedule((6, 100)), np.random.default_rng(0)
     asked = rng.normal(size=(3, 4))
     objective = Objective(1, 0, 0, 0, 1)
     history = None
     for n, question in enumerate([2, 0, 2, 1, 0, 2]):
         seen = Observation(f"q{n}", asked[question], "m/1/1/1", n % 2, 0.5, float(n), n % 2, objective)
-        history = memory.take(seen, asked[question], n % 3, float(n))
+        history = schedule.take(seen, asked[question], n % 3, float(n))
     assert history is not None
     assert np.array_equal(history.queries, asked[[2, 0, 1]])
     assert history.question.tolist() == [0, 1, 0, 2, 1, 0]
@@ -24,20 +24,20 @@ def test_a_question_asked_again_is_one_question_with_several_outcomes() -> None:
 
 
 def test_a_correction_reaches_the_outcome_that_was_kept_and_the_last_refit_forgets_all() -> None:
-    memory, asked = Memory((2, 3)), np.zeros(4)
+    schedule, asked = RefitSchedule((2, 3)), np.zeros(4)
     objective = Objective(1, 0, 0, 0, 1)
     seen = [Observation(f"q{n}", asked, "m/1/1/1", 0.0, 0.5, 1.0, 0.0, objective) for n in range(4)]
-    assert memory.take(seen[0], asked, 0, 1.0) is None
-    memory.correct(replace(seen[0], correct=1.0))
-    memory.correct(replace(seen[3], correct=1.0))  # not kept: nothing happens
-    history = memory.take(seen[1], asked, 0, 1.0)
+    assert schedule.take(seen[0], asked, 0, 1.0) is None
+    schedule.correct(replace(seen[0], correct=1.0))
+    schedule.correct(replace(seen[3], correct=1.0))  # not kept: nothing happens
+    history = schedule.take(seen[1], asked, 0, 1.0)
     assert history is not None
     assert history.correct.tolist() == [1.0, 0.0]
-    meta, arrays = memory.snapshot()
-    other = Memory(())
+    meta, arrays = schedule.snapshot()
+    other = RefitSchedule(())
     other.restore(meta, arrays)
     assert other.due == (3,)
-    for each in (memory, other):
+    for each in (schedule, other):
         history = each.take(seen[2], asked, 0, 1.0)
         assert history is not None
         assert history.correct.tolist() == [1.0, 0.0, 0.0]

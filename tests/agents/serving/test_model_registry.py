@@ -13,7 +13,7 @@ from agents.serving import http
 from agents.serving.engine import Drafted
 from agents.serving.errors import EngineDiedError, EngineStartError, RequestRefusedError
 from agents.serving.http import Breaker, JsonServer, ServerSettings
-from agents.serving.registry import Fleet, Loaded
+from agents.serving.registry import Loaded, ModelRegistry
 from tests.support.http_servers import JsonHandler, Server
 
 SHAPE = Architecture(parameters=1000, layers=1, query_heads=1, kv_heads=1, head_dim=8)
@@ -83,90 +83,90 @@ class SlowHandler(JsonHandler):
         self.do_GET()
 
 
-def states(fleet: Fleet) -> dict[str, str]:
-    return {each.model: each.state for each in fleet.health()}
+def states(registry: ModelRegistry) -> dict[str, str]:
+    return {each.model: each.state for each in registry.health()}
 
 
 async def test_a_model_that_cannot_be_loaded_harms_nobody_and_says_why() -> None:
-    fleet: Any = Fleet(Loader())
-    fleet.want([model("a"), model("b", "broken"), model("c"), model("d", "odd")])
-    await fleet.settled()
-    assert states(fleet) == {"a": "ready", "b": "failed", "c": "ready", "d": "failed"}
-    assert [each.why for each in fleet.health() if each.why] == [
+    registry: Any = ModelRegistry(Loader())
+    registry.want([model("a"), model("b", "broken"), model("c"), model("d", "odd")])
+    await registry.settled()
+    assert states(registry) == {"a": "ready", "b": "failed", "c": "ready", "d": "failed"}
+    assert [each.why for each in registry.health() if each.why] == [
         "EngineStartError: b: no such folder",
         "OSError: disk",
     ]
-    assert (await fleet.get(model("a"))).entry == model("a")
+    assert (await registry.get(model("a"))).entry == model("a")
     for name, checkpoint in (("b", "broken"), ("d", "odd")):
         with pytest.raises(EngineStartError):
-            await fleet.get(model(name, checkpoint))
-    await fleet.close()
+            await registry.get(model(name, checkpoint))
+    await registry.close()
 
 
 async def test_a_model_that_dies_of_its_first_question_is_not_served_and_the_others_are() -> None:
-    fleet: Any = Fleet(Loader())
-    fleet.want([model("a"), model("b", "deadly"), model("c")])
-    await fleet.settled()
-    assert states(fleet) == {"a": "ready", "b": "failed", "c": "ready"}
-    [why] = [each.why for each in fleet.health() if each.model == "b"]
+    registry: Any = ModelRegistry(Loader())
+    registry.want([model("a"), model("b", "deadly"), model("c")])
+    await registry.settled()
+    assert states(registry) == {"a": "ready", "b": "failed", "c": "ready"}
+    [why] = [each.why for each in registry.health() if each.model == "b"]
     assert why == "EngineStartError: b: died of its first question: CUDA error"
 
 
 async def test_a_model_whose_death_took_others_with_it_keeps_the_process_from_starting() -> None:
-    fleet: Any = Fleet(Loader())
-    fleet.want([model("a"), model("b", "harmful")])
+    registry: Any = ModelRegistry(Loader())
+    registry.want([model("a"), model("b", "harmful")])
     with pytest.raises(EngineStartError, match="a: died of its first question: its context is gone"):
-        await fleet.settled()
+        await registry.settled()
 
 
 async def test_loading_goes_on_in_the_background() -> None:
     loader = Loader()
-    fleet: Any = Fleet(loader)
-    fleet.want([model("a")])
-    await fleet.settled()
-    fleet.want([model("a"), model("b", "slow")])
+    registry: Any = ModelRegistry(loader)
+    registry.want([model("a")])
+    await registry.settled()
+    registry.want([model("a"), model("b", "slow")])
     await asyncio.sleep(0)
-    assert states(fleet) == {"a": "ready", "b": "loading"}
-    waiting = asyncio.create_task(fleet.get(model("b", "slow")))
-    given_up = asyncio.create_task(fleet.get(model("b", "slow")))
+    assert states(registry) == {"a": "ready", "b": "loading"}
+    waiting = asyncio.create_task(registry.get(model("b", "slow")))
+    given_up = asyncio.create_task(registry.get(model("b", "slow")))
     await asyncio.sleep(0)
     given_up.cancel()  # whoever stops waiting does not stop the loading
     loader.go.set()
     assert (await waiting).entry.name == "b"
-    assert states(fleet) == {"a": "ready", "b": "ready"}
+    assert states(registry) == {"a": "ready", "b": "ready"}
     assert loader.loaded == ["a", "b"]
-    await fleet.close()
+    await registry.close()
 
 
 async def test_when_nothing_can_be_loaded_the_start_fails() -> None:
-    fleet: Any = Fleet(Loader())
-    fleet.want([model("a", "broken"), model("b", "broken")])
+    registry: Any = ModelRegistry(Loader())
+    registry.want([model("a", "broken"), model("b", "broken")])
     with pytest.raises(EngineStartError, match="a: no such folder"):
-        await fleet.settled()
+        await registry.settled()
 
 
 async def test_a_failed_model_is_tried_again_after_a_while_or_when_its_entry_changes() -> None:
     now, loader = [0.0], Loader()
-    fleet: Any = Fleet(loader, clock=lambda: now[0], again_s=60.0)
+    registry: Any = ModelRegistry(loader, clock=lambda: now[0], retry_s=60.0)
     for now_s, tried in ((0.0, 1), (59.0, 1), (60.0, 2), (61.0, 2)):
         now[0] = now_s
-        fleet.want([model("a", "broken"), model("b")])
-        await fleet.settled()
+        registry.want([model("a", "broken"), model("b")])
+        await registry.settled()
         assert loader.loaded.count("a") == tried
-    fleet.want([model("a")])
-    await fleet.settled()
-    assert states(fleet) == {"a": "ready", "b": "ready"}
+    registry.want([model("a")])
+    await registry.settled()
+    assert states(registry) == {"a": "ready", "b": "ready"}
     assert loader.loaded.count("b") == 1
 
 
 async def test_a_changed_entry_is_loaded_anew_unless_only_its_description_changed() -> None:
     loader = Loader()
-    fleet: Any = Fleet(loader)
-    first = await fleet.get(model("a"))
+    registry: Any = ModelRegistry(loader)
+    first = await registry.get(model("a"))
     described = replace(model("a"), anchors=(BenchmarkScore(label="math", score=50.0, source="x"),))
-    assert await fleet.get(described) is first
-    assert await fleet.get(replace(model("a"), price_factor=3.0)) is first
-    second = await fleet.get(model("a", "elsewhere"))
+    assert await registry.get(described) is first
+    assert await registry.get(replace(model("a"), price_factor=3.0)) is first
+    second = await registry.get(model("a", "elsewhere"))
     assert second is not first
     await asyncio.sleep(0)
     assert first.closed
@@ -187,29 +187,29 @@ async def test_what_was_asked_of_an_engine_is_answered_before_it_is_closed_for_a
     async def load(entry: Model) -> Loaded:
         return Loaded(cast(Any, Remote(entry, set())), connection if entry.checkpoint == "here" else None)
 
-    fleet: Any = Fleet(load)
-    first = await fleet.get(model("a"))
+    registry: Any = ModelRegistry(load)
+    first = await registry.get(model("a"))
     asked = asyncio.create_task(connection.post("/v1/completions", {}, dict))
     await asyncio.sleep(0.05)
-    assert await fleet.get(model("a", "elsewhere")) is not first
+    assert await registry.get(model("a", "elsewhere")) is not first
     assert not first.closed
     server.go.set()
     assert await asked == {"ok": True}
     await asyncio.sleep(0)
     await asyncio.sleep(0.05)
     assert first.closed
-    await fleet.close()
+    await registry.close()
     server.close()
 
 
 async def test_the_failure_of_an_entry_that_was_corrected_meanwhile_is_not_its_successors() -> None:
     now, loader = [0.0], Loader()
-    fleet: Any = Fleet(loader, clock=lambda: now[0], again_s=60.0)
-    fleet.want([model("a", "broken")])
-    fleet.want([model("a")])
-    right = await fleet.get(model("a"))
+    registry: Any = ModelRegistry(loader, clock=lambda: now[0], retry_s=60.0)
+    registry.want([model("a", "broken")])
+    registry.want([model("a")])
+    right = await registry.get(model("a"))
     now[0] = 60.0
-    assert await fleet.get(model("a")) is right
+    assert await registry.get(model("a")) is right
 
 
 async def probed(server: Slow) -> Breaker:
@@ -256,16 +256,16 @@ async def test_a_model_whose_endpoint_fails_is_suspended_until_it_is_back() -> N
     async def load(entry: Model) -> Loaded:
         return Loaded(cast(Any, Engine(entry, set())), server)
 
-    fleet: Any = Fleet(load)
-    await fleet.get(entry)
-    assert states(fleet) == {"a": "ready"}
+    registry: Any = ModelRegistry(load)
+    await registry.get(entry)
+    assert states(registry) == {"a": "ready"}
     breaker.failed("no connection")
-    assert [(each.state, each.why) for each in fleet.health()] == [("suspended", "no connection")]
-    await fleet.probe()  # not before the pause is over
+    assert [(each.state, each.why) for each in registry.health()] == [("suspended", "no connection")]
+    await registry.probe()  # not before the pause is over
     assert breaker.wait_s == 10.0
     now[0] = 10.0
-    await fleet.probe()
-    assert states(fleet) == {"a": "suspended"}
+    await registry.probe()
+    assert states(registry) == {"a": "suspended"}
     assert breaker.wait_s == 20.0
     await server.close()
 
@@ -298,25 +298,25 @@ async def test_a_model_at_a_server_is_loading_until_its_first_answer_and_what_is
     async def load(entry: Model) -> Loaded:
         return Loaded(cast(Any, Engine(entry, set())), server)
 
-    fleet: Any = Fleet(load)
-    fleet.want([entry])
-    await fleet.settled()
-    asked = asyncio.create_task(fleet.get(entry))
-    await fleet.probe()
-    [health] = fleet.health()
+    registry: Any = ModelRegistry(load)
+    registry.want([entry])
+    await registry.settled()
+    asked = asyncio.create_task(registry.get(entry))
+    await registry.probe()
+    [health] = registry.health()
     assert (health.state, "is the server up?" in health.why) == ("loading", True), "nobody listens there"
     there = Loading(port)
     there.listen()
-    await fleet.probe()
-    [health] = fleet.health()
+    await registry.probe()
+    [health] = registry.health()
     assert (health.state, "HTTP 503" in health.why) == ("loading", True)
     assert not asked.done()
     assert server.breaker.state == "closed", "no request was sent"
     there.loaded = True
-    await fleet.probe()
-    assert states(fleet) == {"a": "ready"}
+    await registry.probe()
+    assert states(registry) == {"a": "ready"}
     assert (await asked).entry == entry
-    await fleet.close()
+    await registry.close()
     there.close()
-    await fleet.probe()
-    assert states(fleet) == {"a": "ready"}, "from here on its breaker counts"
+    await registry.probe()
+    assert states(registry) == {"a": "ready"}, "from here on its breaker counts"
