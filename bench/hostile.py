@@ -382,7 +382,7 @@ class _Trial:
         for name in HONEST:
             self._key(name, teaches, EACH)
         self._key(SIXTH, TEACHES if self.setting in BUSY else TEACHES[:-1])
-        await self.cluster.until(lambda: len(self.gateway.exchange.runtime.control.serving()) > 0)
+        await self.cluster.until(lambda: len(self.gateway.coordinator.runtime.control.serving()) > 0)
         a_round = EACH * len(HONEST)
         for begin in range(0, self.outcomes, a_round):
             end = min(begin + a_round, self.outcomes)
@@ -422,13 +422,13 @@ class _Trial:
                     await asyncio.sleep(1.0)  # its bytes of a minute are used up
                 body = plain
         if "feedback_wait_s" in body.get("uniscale", {}):
-            exchange, who = self.gateway.exchange, self.gateway.gate.credential(self.keys[SIXTH])
-            await exchange.feedback(query_id, at % 4 == 1, "", who)
+            coordinator, who = self.gateway.coordinator, self.gateway.gate.credential(self.keys[SIXTH])
+            await coordinator.feedback(query_id, at % 4 == 1, "", who)
 
     async def _ask(self, tenant: str, at: int, body: Mapping[str, Any]) -> str:
-        raw, exchange = orjson.dumps(body), self.gateway.exchange
+        raw, coordinator = orjson.dumps(body), self.gateway.coordinator
         who = self.gateway.gate.credential(self.keys[tenant])
-        admitted = await exchange.admit(
+        admitted = await coordinator.admit(
             parse(raw), who, digest=digest(raw), idempotency_key=f"{tenant}-{at}", is_retry=False
         )
         self.tenants[admitted.query_id] = tenant

@@ -147,12 +147,12 @@ class Metrics:
         )
         self.cohort_queries = counter(
             "cohort_queries",
-            "Ended queries of a drawn cohort: `all`, `failed`, or `told` (graded)",
+            "Ended queries of a drawn cohort: `all`, `failed`, or `graded`",
             "cohort",
             "of",
         )
         self.cohort_correct = counter(
-            "cohort_correct", "Right ones among those told, failures included", "cohort"
+            "cohort_correct", "Right ones among those graded, failures included", "cohort"
         )
         self.cohort_eflops = counter("cohort_eflops", "Equivalent FLOPs of those", "cohort")
         self.uplift_accuracy = gauge(

@@ -74,7 +74,7 @@ NO_EFFECTS = {
         "write": "the rows of a batch, the catalogue on offer; rows that two snapshots hold leave the log",
         "_write_snapshots": "a snapshot, or the prior of an empty log",
     },
-    "streams/gateway/exchange.py": {
+    "streams/gateway/coordinator.py": {
         "_send_query": "a client's request",
         "cancel": "a client that hung up",
         "feedback": "a client's request",

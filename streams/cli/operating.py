@@ -67,7 +67,7 @@ def _table(report: "package.Report") -> str:  # type: ignore[name-defined]  # no
 # `dead-letters list|retry`: records that could not be handled, and another try for them.
 
 
-def letters(settings: Settings) -> list[DeadLetter]:
+def read_dead_letters(settings: Settings) -> list[DeadLetter]:
     """Return the dead letters on the broker, oldest first."""
     found = []
     for record in kafka_clients.read_all(settings, [Topics(settings).dead_letter]):
@@ -88,7 +88,7 @@ def dead_letters() -> None:
 @click.pass_obj
 def show(settings: Settings, as_json: bool) -> None:
     """Print every dead letter: where the record is, which service could not handle it, and why."""
-    found = letters(settings)
+    found = read_dead_letters(settings)
     if as_json:
         for x in found:
             line = {
@@ -126,7 +126,7 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
     """
     if bool(origins) == everything:
         raise click.UsageError("give ORIGINS, or --all")
-    known = {x.key: x for x in letters(settings)}
+    known = {x.key: x for x in read_dead_letters(settings)}
     wanted = _newest(known.values()) if everything else list(dict.fromkeys(origins))
     lost = [origin for origin in wanted if origin not in known]
     for origin in lost:

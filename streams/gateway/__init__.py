@@ -4,6 +4,6 @@ app         the service, its ASGI application, probes; `guard` lets requests in,
 request     a chat completion request becomes a Query; `responses` has what is returned, errors included
 chat        `POST /v1/chat/completions`, whole or as a stream
 routes      all other routes, and the page (`static/`)
-exchange    between HTTP and the topics: admit, send, wait, cancel, take feedback; `rejoin` finds what a retry repeats
+coordinator between HTTP and the topics: admit, send, wait, cancel, take feedback; `rejoin` finds what a retry repeats
 index       recent queries, rebuilt from the topics; `statistics` over them
 """

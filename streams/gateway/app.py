@@ -24,8 +24,8 @@ from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
 from streams.gateway.auth import SPENT_MS, Gate, check_host, is_local
 from streams.gateway.chat import chat
+from streams.gateway.coordinator import RequestCoordinator
 from streams.gateway.endpoint import Call, RouteGuard, cross_origin, refusal, reply
-from streams.gateway.exchange import Exchange
 from streams.gateway.index import Index
 from streams.gateway.responses import ApiError
 from streams.gateway.routes import Page, routes
@@ -42,14 +42,14 @@ class Routes:
     """The HTTP side of one gateway.
 
     Args:
-        exchange: What the routes work with.
+        coordinator: What the routes work with.
         hosts: Host names that requests may be addressed to.
     """
 
-    def __init__(self, exchange: Exchange, hosts: frozenset[str]) -> None:
-        self.exchange = exchange
-        page = Page(exchange.gate, hosts)
-        self.guard = RouteGuard(exchange, hosts, page.key_of)
+    def __init__(self, coordinator: RequestCoordinator, hosts: frozenset[str]) -> None:
+        self.coordinator = coordinator
+        page = Page(coordinator.gate, hosts)
+        self.guard = RouteGuard(coordinator, hosts, page.key_of)
         self._listed: list[BaseRoute] = [
             *(
                 Route(path, self.guard(handle), methods=[method])
@@ -75,13 +75,13 @@ class Routes:
 
     async def ready(self, request: Request) -> Response:
         """GET /health/ready: topics are read to their ends. Says too how many models an executor serves now."""
-        control = self.exchange.runtime.control
+        control = self.coordinator.runtime.control
         serving, names = control.serving(), control.catalogue.model_names
         return reply(
             {
                 "status": "ready",
-                "queries": len(self.exchange.index),
-                "waiting": len(self.exchange.waiting),
+                "queries": len(self.coordinator.index),
+                "waiting": len(self.coordinator.waiting),
                 "models": {"ready": sum(name in serving for name in names), "of": len(names)},
             }
         )
@@ -174,14 +174,14 @@ class GatewayService:
         settings = runtime.settings
         self.gate = Gate(settings.queries.max_in_flight, settings.gateway.streams, settings.gateway.reads)
         self.index = Index(recent, timeout_s=settings.queries.timeout_s, group_by=settings.gateway.group_by)
-        self.exchange = Exchange(runtime, self.index, self.gate)
-        runtime.on_stop(self.exchange.deciders.close)
+        self.coordinator = RequestCoordinator(runtime, self.index, self.gate)
+        runtime.on_stop(self.coordinator.deciders.close)
 
     async def follow(self) -> None:
         """Read the topics to their current ends, and keep reading."""
         topics = self.runtime.topics
         await self.runtime.follow([topics.control], self._on_control, begin="beginning")
-        index, exchange, begun = self.index, self.exchange, set[int]()
+        index, coordinator, begun = self.index, self.coordinator, set[int]()
 
         def on_query(query: Query, raw: ConsumerRecord) -> None:
             # Those before the first of a partition are not read, or no longer there.
@@ -191,12 +191,12 @@ class GatewayService:
 
         followed: tuple[tuple[str, type[Record], Callable[[Any, ConsumerRecord], object]], ...] = (
             (topics.query, Query, on_query),
-            (topics.decision, Decision, exchange.on_decision),
+            (topics.decision, Decision, coordinator.on_decision),
             # Before the Answers: of what was spent, Rewards tell further back, and say it under which key.
-            (topics.reward, Reward, exchange.on_reward),
-            (topics.answer, Answer, exchange.on_answer),
+            (topics.reward, Reward, coordinator.on_reward),
+            (topics.answer, Answer, coordinator.on_answer),
             (topics.feedback, Feedback, lambda given, raw: index.note_feedback(given)),
-            (topics.dead_letter, DeadLetter, exchange.on_letter),
+            (topics.dead_letter, DeadLetter, coordinator.on_dead_letter),
         )
         # A day of Rewards takes minutes to read where many were answered: not for keys none of which has a quota.
         counts = self.gate.has_quotas or not self.gate.has_keys
@@ -209,7 +209,7 @@ class GatewayService:
 
     def routes(self, hosts: frozenset[str] = frozenset()) -> Routes:
         """Return the HTTP side."""
-        return Routes(self.exchange, LOCAL_HOSTS | hosts)
+        return Routes(self.coordinator, LOCAL_HOSTS | hosts)
 
     def check_address(self, host: str, hosts: frozenset[str] = frozenset()) -> None:
         """Refuse to be reached from other machines while no key exists: whoever comes in without one may do everything.
@@ -242,13 +242,13 @@ class GatewayService:
             entry = decode_control(record.value)
             if isinstance(entry, KeyEntry):
                 self.gate.change(entry)
-            self.exchange.marks.note(entry, record.timestamp_ms)
+            self.coordinator.marks.note(entry, record.timestamp_ms)
 
     def _on_step(self, record: ConsumerRecord) -> None:
         key = record.key.decode(errors="replace") if record.key else ""
-        if key in self.exchange.waiting:
+        if key in self.coordinator.waiting:
             with contextlib.suppress(UniscaleError):
-                self.exchange.waiting.seen(key, decode(record.value, SearchStep))
+                self.coordinator.waiting.seen(key, decode(record.value, SearchStep))
 
 
 def _decoded(

@@ -15,8 +15,8 @@ from schemas.decision import Decision
 from schemas.forest import Forest, first_stop
 from schemas.search import SearchStep
 from streams.gateway import responses
+from streams.gateway.coordinator import Admitted, ClientGone, QueryRecord
 from streams.gateway.endpoint import Call, EventStream, body_of
-from streams.gateway.exchange import Admitted, ClientGone, Seen
 from streams.gateway.request import ChatRequest, digest, parse
 from streams.gateway.responses import ApiError, of_answer
 
@@ -71,15 +71,15 @@ async def chat(call: Call) -> Response:
     Raises:
         ApiError: before anything was sent.
     """
-    began_s = call.exchange.runtime.monotonic()
+    began_s = call.coordinator.runtime.monotonic()
     body = await body_of(call.request)
     call.who.require("ask")
-    asked = parse(body, strict=call.exchange.runtime.settings.gateway.strict)
+    asked = parse(body, strict=call.coordinator.runtime.settings.gateway.strict)
     with ExitStack() as held:
-        held.enter_context(await call.exchange.gate.completion(call.who, call.is_gone))
+        held.enter_context(await call.coordinator.gate.completion(call.who, call.is_gone))
         if asked.stream:
-            held.enter_context(call.exchange.gate.stream(call.who))
-        admitted = await call.exchange.admit(
+            held.enter_context(call.coordinator.gate.stream(call.who))
+        admitted = await call.coordinator.admit(
             asked,
             call.who,
             digest=digest(body),
@@ -97,7 +97,7 @@ class _Turn:
         self.call = call
         self.asked = asked
         self.admitted = admitted
-        self.exchange = call.exchange
+        self.coordinator = call.coordinator
         self.decision: Decision | None = None
         self._began_s = began_s
         self._streaming = False
@@ -116,11 +116,11 @@ class _Turn:
 
     @property
     def _took_s(self) -> float:
-        return self.exchange.runtime.monotonic() - self._began_s
+        return self.coordinator.runtime.monotonic() - self._began_s
 
     @property
     def _pricing(self) -> Pricing:
-        return self.exchange.runtime.control.pricing
+        return self.coordinator.runtime.control.pricing
 
     async def whole(self) -> Response:
         """Return the completion once the search has ended."""
@@ -157,18 +157,18 @@ class _Turn:
         headers = {**self._headers(), "x-accel-buffering": "no"}
         return EventStream(self._chunks(first, events), held.pop_all(), headers)
 
-    def _open(self) -> AbstractContextManager["asyncio.Queue[Seen]"]:
-        return self.exchange.open(self.admitted, self._is_gone, self._may_return)
+    def _open(self) -> AbstractContextManager["asyncio.Queue[QueryRecord]"]:
+        return self.coordinator.open(self.admitted, self._is_gone, self._may_return)
 
     async def _check_client(self) -> None:
         """Begin no response to a client that is gone: its retry is still to get it. Raises ClientGone."""
         if await self.call.is_gone():
             raise ClientGone
 
-    def _events(self, queue: "asyncio.Queue[Seen]") -> AsyncIterator[Seen | None]:
-        return self.exchange.events(self.admitted, queue, self.call.is_gone)
+    def _events(self, queue: "asyncio.Queue[QueryRecord]") -> AsyncIterator[QueryRecord | None]:
+        return self.coordinator.events(self.admitted, queue, self.call.is_gone)
 
-    async def _until_chosen(self, events: AsyncIterator[Seen | None]) -> Answer | None:
+    async def _until_chosen(self, events: AsyncIterator[QueryRecord | None]) -> Answer | None:
         async for what in events:
             if isinstance(what, Decision):
                 self.decision = what
@@ -180,7 +180,9 @@ class _Turn:
                 return what
         return None
 
-    async def _chunks(self, first: Answer | None, events: AsyncIterator[Seen | None]) -> AsyncIterator[bytes]:
+    async def _chunks(
+        self, first: Answer | None, events: AsyncIterator[QueryRecord | None]
+    ) -> AsyncIterator[bytes]:
         shown, quiet = "", 0
         try:
             yield self._chunk({"role": "assistant", "content": "", "refusal": None})
@@ -275,7 +277,7 @@ class _Turn:
         return {
             **({"x-uniscale-ignored": ignored} if ignored else {}),
             **responses.headers(self.decision, self.admitted.query_id, call.id, debug=debug),
-            **self.exchange.limits(call.who),
+            **self.coordinator.limits(call.who),
         }
 
 

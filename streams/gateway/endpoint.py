@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from schemas.errors import RecordError
 from streams.gateway.auth import Credential, check_host
-from streams.gateway.exchange import ClientGone, Exchange
+from streams.gateway.coordinator import ClientGone, RequestCoordinator
 from streams.gateway.request import MAX_BODY, json_object
 from streams.gateway.responses import ApiError, invalid, of_record
 from streams.runtime.base import Unavailable
@@ -36,20 +36,20 @@ class Call(Struct, frozen=True):
     """A request that was let in: what a route works with.
 
     Attributes:
-        exchange: The gateway's work behind HTTP.
+        coordinator: The gateway's work behind HTTP.
         request: The request.
         who: Who asks.
         id: Of the request, in its headers and in the operator's log.
     """
 
-    exchange: Exchange
+    coordinator: RequestCoordinator
     request: Request
     who: Credential
     id: str
 
     async def is_gone(self) -> bool:
         """Return whether nobody may read a response any more: its client has left, or its key was revoked."""
-        return not self.exchange.gate.knows(self.who) or await self.request.is_disconnected()
+        return not self.coordinator.gate.knows(self.who) or await self.request.is_disconnected()
 
 
 Handle: TypeAlias = Callable[[Call], Awaitable[Response]]
@@ -63,15 +63,18 @@ class RouteGuard:
     """Checks host and key before a route's work, and turns every error into OpenAI's shape.
 
     Args:
-        exchange: What the routes work with.
+        coordinator: What the routes work with.
         hosts: Host names that requests may be addressed to.
         session_key: The API key behind a browser's session.
     """
 
     def __init__(
-        self, exchange: Exchange, hosts: frozenset[str], session_key: Callable[[Request], str | None]
+        self,
+        coordinator: RequestCoordinator,
+        hosts: frozenset[str],
+        session_key: Callable[[Request], str | None],
     ) -> None:
-        self._exchange = exchange
+        self._coordinator = coordinator
         self.hosts = hosts
         self._session_key = session_key
 
@@ -84,11 +87,11 @@ class RouteGuard:
             try:
                 check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
                 headers |= cross_origin(request)
-                who = self._exchange.gate.credential(_bearer(request) or self._session_key(request))
+                who = self._coordinator.gate.credential(_bearer(request) or self._session_key(request))
                 if request.method in ("GET", "HEAD"):
-                    self._exchange.gate.read(who, self._exchange.runtime.now_ms())
-                with self._exchange.gate.request(who):
-                    response = await handle(Call(self._exchange, request, who, request_id))
+                    self._coordinator.gate.read(who, self._coordinator.runtime.now_ms())
+                with self._coordinator.gate.request(who):
+                    response = await handle(Call(self._coordinator, request, who, request_id))
             except ApiError as error:
                 response = refusal(error)
             except RecordError as error:  # what was asked for makes no record
@@ -200,7 +203,7 @@ async def object_of(request: Request, *fields: str, most: int = MAX_BODY) -> dic
     return found
 
 
-def whole(request: Request, name: str, default: int, most: int) -> int:
+def int_param(request: Request, name: str, default: int, most: int) -> int:
     """Return a query parameter that is a whole number from 1 to `most`. Raises ApiError 400."""
     text = request.query_params.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most):

@@ -84,7 +84,7 @@ create table if not exists queries (
 create table if not exists feedback (
     query_id text, source text, value real not null, primary key (query_id, source)
 ) without rowid;
-create table if not exists letters (
+create table if not exists dead_letters (
     origin text primary key, created_ms integer not null, letter blob not null, retried integer not null default 0
 ) without rowid;
 create index if not exists by_age on queries (created_ms);
@@ -402,34 +402,35 @@ class Index:
         """Take back feedback that could not be sent, so that its source may give it again."""
         self._db.execute("delete from feedback where query_id = ? and source = ?", (query_id, source))
 
-    def letter(self, letter: DeadLetter, value: bytes, at_ms: int) -> None:
+    def dead_letter(self, letter: DeadLetter, value: bytes, at_ms: int) -> None:
         """Add a dead letter. The newest of each origin counts; the thousand newest are kept."""
         self._db.execute(
-            "insert into letters (origin, created_ms, letter) values (?, ?, ?) on conflict (origin) do update"
+            "insert into dead_letters (origin, created_ms, letter) values (?, ?, ?) on conflict (origin) do update"
             " set created_ms = excluded.created_ms, letter = excluded.letter",
             (letter.key, at_ms, value),
         )
         self._db.execute(
-            "delete from letters where origin in"
-            " (select origin from letters order by created_ms desc limit -1 offset 1000)"
+            "delete from dead_letters where origin in"
+            " (select origin from dead_letters order by created_ms desc limit -1 offset 1000)"
         )
 
-    def letters(self, most: int) -> list[tuple[int, DeadLetter, bool]]:
+    def dead_letters(self, most: int) -> list[tuple[int, DeadLetter, bool]]:
         """Return the newest dead letters with their times in ms and whether they were sent again, newest first."""
         rows = self._db.execute(
-            "select created_ms, letter, retried from letters order by created_ms desc limit ?", (most,)
+            "select created_ms, letter, retried from dead_letters order by created_ms desc limit ?", (most,)
         )
         return [(at_ms, decode(value, DeadLetter), bool(retried)) for at_ms, value, retried in rows]
 
-    def letter_of(self, origin: str) -> DeadLetter | None:
+    def dead_letter_of(self, origin: str) -> DeadLetter | None:
         """Return the dead letter of an origin."""
-        row = self._db.execute("select letter from letters where origin = ?", (origin,)).fetchone()
+        row = self._db.execute("select letter from dead_letters where origin = ?", (origin,)).fetchone()
         return decode(row[0], DeadLetter) if row else None
 
     def retried(self, origin: str, retried: bool = True) -> bool:
         """Note that a dead letter is sent again, or that this failed; return whether that is new."""
         done = self._db.execute(
-            "update letters set retried = ? where origin = ? and retried = ?", (retried, origin, not retried)
+            "update dead_letters set retried = ? where origin = ? and retried = ?",
+            (retried, origin, not retried),
         )
         return done.rowcount == 1
 

@@ -28,8 +28,8 @@ from schemas.search import SearchStep
 from streams.control import Control
 from streams.gateway import responses, statistics
 from streams.gateway.auth import Gate, Tenants, check_host
-from streams.gateway.endpoint import Call, EventStream, Listing, body_of, object_of, refusal, reply, whole
-from streams.gateway.exchange import Admitted, ClientGone, Exchange, Seen
+from streams.gateway.coordinator import Admitted, ClientGone, QueryRecord, RequestCoordinator
+from streams.gateway.endpoint import Call, EventStream, Listing, body_of, int_param, object_of, refusal, reply
 from streams.gateway.index import MARGIN_S, IndexedQuery, Listed
 from streams.gateway.request import listing, parse
 from streams.gateway.responses import ApiError, invalid, no_model, not_found, of_json, picked
@@ -42,9 +42,9 @@ from streams.services import SERVICES
 async def decide(call: Call) -> Response:
     """POST /v1/decide: the body of a completion."""
     call.who.require("ask")
-    exchange = call.exchange
-    asked = parse(await body_of(call.request), strict=exchange.runtime.settings.gateway.strict)
-    return reply(preview(await exchange.preview(asked, call.who)))
+    coordinator = call.coordinator
+    asked = parse(await body_of(call.request), strict=coordinator.runtime.settings.gateway.strict)
+    return reply(preview(await coordinator.preview(asked, call.who)))
 
 
 def preview(found: Preview) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _predicted(terms: Predicted) -> dict[str, float | None]:
 log = logging.getLogger("streams.gateway")
 
 
-async def letters(call: Call) -> Response:
+async def dead_letters(call: Call) -> Response:
     """GET /v1/dead-letters."""
     call.who.require("admin")
     shown = ("service", "error", "reason", "field", "query_id", "attempts")
@@ -96,7 +96,9 @@ async def letters(call: Call) -> Response:
             "retried": retried,
             **picked(letter, *shown),
         }
-        for at_ms, letter, retried in call.exchange.index.letters(whole(call.request, "limit", 100, 1000))
+        for at_ms, letter, retried in call.coordinator.index.dead_letters(
+            int_param(call.request, "limit", 100, 1000)
+        )
     ]
     return reply({"object": "list", "data": data})
 
@@ -107,14 +109,14 @@ async def retry(call: Call) -> Response:
     origin = (await object_of(call.request, "origin")).get("origin")
     if not isinstance(origin, str):
         raise invalid("origin", "origin is missing; give the origin of a dead letter")
-    index = call.exchange.index
-    if (letter := index.letter_of(origin)) is None:
+    index = call.coordinator.index
+    if (letter := index.dead_letter_of(origin)) is None:
         raise not_found("origin", origin[:200])
     if not index.retried(origin):
         return reply({"object": "dead-letter.retry", "origin": origin, "duplicate": True})
     found = False
     try:
-        found = await call.exchange.runtime.send_again(letter.origin)
+        found = await call.coordinator.runtime.send_again(letter.origin)
     except NotAllowed:
         raise ApiError(
             403,
@@ -153,10 +155,10 @@ async def one_model(call: Call) -> Response:
 
 
 def _listing(call: Call) -> list[dict[str, Any]]:
-    control, entry = call.exchange.runtime.control, call.who.entry
-    names = (control.catalogue.model_names, control.objectives.named, call.exchange.configurations())
+    control, entry = call.coordinator.runtime.control, call.who.entry
+    names = (control.catalogue.model_names, control.objectives.named, call.coordinator.configurations())
     allowed = None if entry is None else entry.allowed_models
-    found = listing(*names, call.exchange.started)
+    found = listing(*names, call.coordinator.started)
     return [each for each in found if allowed is None or each["id"] in allowed]
 
 
@@ -188,53 +190,53 @@ class Views:
     async def queries(self, call: Call) -> Response:
         """GET /v1/queries: the newest of this tenant."""
         call.who.require("read")
-        most = whole(call.request, "limit", 50, _MOST_LISTED)
-        latest = await self._latest(call.exchange, call.who.sees)
+        most = int_param(call.request, "limit", 50, _MOST_LISTED)
+        latest = await self._latest(call.coordinator, call.who.sees)
         return reply({"object": "list", "data": [_listed(each) for each in latest[:most]]})
 
     async def now(self, call: Call) -> Response:
         """GET /v1/now."""
         call.who.require("read")
-        exchange, sees = call.exchange, call.who.sees
-        most = whole(call.request, "limit", _MOST_LISTED, _MOST_LISTED)
-        made = partial(self._now, exchange, sees, most)
-        return reply(await self._shared(("now", sees, most), exchange, made, _FRESH_S))
+        coordinator, sees = call.coordinator, call.who.sees
+        most = int_param(call.request, "limit", _MOST_LISTED, _MOST_LISTED)
+        made = partial(self._now, coordinator, sees, most)
+        return reply(await self._shared(("now", sees, most), coordinator, made, _FRESH_S))
 
-    async def _now(self, exchange: Exchange, sees: Tenants, most: int) -> dict[str, Any]:
-        latest = await self._latest(exchange, sees)
-        minute, in_flight = exchange.index.activity(exchange.runtime.now_ms(), sees)
+    async def _now(self, coordinator: RequestCoordinator, sees: Tenants, most: int) -> dict[str, Any]:
+        latest = await self._latest(coordinator, sees)
+        minute, in_flight = coordinator.index.activity(coordinator.runtime.now_ms(), sees)
         return {
             "per_second": round(minute / 60, 3),
             "in_flight": in_flight,
-            **statistics.now(latest[:most], exchange.index.group_by),
-            "uplift": await self._uplift(exchange, sees),
-            "models": models(exchange.runtime.control),
+            **statistics.now(latest[:most], coordinator.index.group_by),
+            "uplift": await self._uplift(coordinator, sees),
+            "models": models(coordinator.runtime.control),
             # What waits is everybody's.
-            "services": await self._services(exchange.runtime) if sees is None else [],
-            "marks": list(exchange.marks.listed),
+            "services": await self._services(coordinator.runtime) if sees is None else [],
+            "marks": list(coordinator.marks.listed),
         }
 
-    async def _latest(self, exchange: Exchange, sees: Tenants) -> list[Listed]:
+    async def _latest(self, coordinator: RequestCoordinator, sees: Tenants) -> list[Listed]:
         async def made() -> list[Listed]:
-            return exchange.index.latest(_MOST_LISTED, sees)
+            return coordinator.index.latest(_MOST_LISTED, sees)
 
-        return await self._shared(("latest", sees), exchange, made, _FRESH_S)
+        return await self._shared(("latest", sees), coordinator, made, _FRESH_S)
 
-    async def _uplift(self, exchange: Exchange, sees: Tenants) -> dict[str, Any]:
+    async def _uplift(self, coordinator: RequestCoordinator, sees: Tenants) -> dict[str, Any]:
         async def made() -> dict[str, Any]:
-            return statistics.uplift(await exchange.index.all(sees), exchange.index.moves)
+            return statistics.uplift(await coordinator.index.all(sees), coordinator.index.moves)
 
-        return await self._shared(("uplift", sees), exchange, made, _COMPARED_S)
+        return await self._shared(("uplift", sees), coordinator, made, _COMPARED_S)
 
     async def _shared(
         self,
         what: Hashable,
-        exchange: Exchange,
+        coordinator: RequestCoordinator,
         make: Callable[[], Coroutine[Any, Any, T]],
         fresh_s: float,
     ) -> T:
         """Return what was made for another request a moment ago, or make it."""
-        now_s = exchange.runtime.monotonic()
+        now_s = coordinator.runtime.monotonic()
         if what not in self._made or self._made[what][0] <= now_s:
             self._made = {each: made for each, made in self._made.items() if made[0] > now_s}
             self._made[what] = now_s + fresh_s, asyncio.ensure_future(make())
@@ -281,7 +283,7 @@ def models(control: Control) -> list[dict[str, Any]]:
 
 async def list_objectives(call: Call) -> Response:
     """GET /v1/objectives."""
-    objectives = call.exchange.runtime.control.objectives
+    objectives = call.coordinator.runtime.control.objectives
     data = [_objective(objectives, name) for name in sorted(objectives.named)]
     return reply({"object": "list", "data": data, "default": objectives.default})
 
@@ -295,7 +297,7 @@ async def set_objective(call: Call) -> Response:
         record = msgspec.convert(named, ObjectiveEntry)
     except msgspec.ValidationError as error:
         raise of_json(error) from None
-    runtime = call.exchange.runtime
+    runtime = call.coordinator.runtime
     await runtime.send(Outgoing(runtime.topics.control, record.key.encode(), encode(record)))
     return reply({"object": "objective", "name": record.name, "accepted": True}, status=202)
 
@@ -441,8 +443,8 @@ async def feedback(call: Call) -> Response:
         raise invalid("value", "value must be true, false or a number from 0 to 1")
     if not isinstance(comment, str) or len(comment) > 4000:
         raise invalid("comment", "comment must be a text of at most 4000 characters")
-    known, reward = call.exchange.index.find(query_id), call.exchange.index.reward_of(query_id)
-    duplicate = await call.exchange.feedback(query_id, value, comment, call.who)
+    known, reward = call.coordinator.index.find(query_id), call.coordinator.index.reward_of(query_id)
+    duplicate = await call.coordinator.feedback(query_id, value, comment, call.who)
     # Of a query that has left the index only the aggregator knows.
     late = None if known is None else reward is not None and reward.closes
     return reply({"id": query_id, "object": "feedback", "duplicate": duplicate, "late": late})
@@ -457,19 +459,21 @@ async def one_query(call: Call) -> Response:
 async def events(call: Call) -> Response:
     """GET /v1/queries/{id}/events: server-sent events decision, step, answer and reward, up to the closing one."""
     call.who.require("read")
-    known, exchange = _visible(call), call.exchange
-    left_s = (known.until_ms - exchange.runtime.now_ms()) / 1000 - MARGIN_S  # of the query's own time
+    known, coordinator = _visible(call), call.coordinator
+    left_s = (known.until_ms - coordinator.runtime.now_ms()) / 1000 - MARGIN_S  # of the query's own time
     admitted = Admitted(known.query_id, known.created_ms // 1000, left_s)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(exchange.gate.stream(call.who))
-        queue = stack.enter_context(exchange.waiting.on(known.query_id))
+        stack.enter_context(coordinator.gate.stream(call.who))
+        queue = stack.enter_context(coordinator.waiting.on(known.query_id))
         return EventStream(_events(call, admitted, queue), stack.pop_all())
 
 
-async def _events(call: Call, admitted: Admitted, queue: "asyncio.Queue[Seen]") -> AsyncIterator[bytes]:
+async def _events(
+    call: Call, admitted: Admitted, queue: "asyncio.Queue[QueryRecord]"
+) -> AsyncIterator[bytes]:
     with contextlib.suppress(ClientGone, ApiError):
         answer, quiet = None, 0
-        async for what in call.exchange.events(admitted, queue, call.is_gone):
+        async for what in call.coordinator.events(admitted, queue, call.is_gone):
             match what:
                 case Decision():
                     yield _named("decision", _query(call, admitted.query_id)["decision"])
@@ -484,7 +488,7 @@ async def _events(call: Call, admitted: Admitted, queue: "asyncio.Queue[Seen]") 
                         yield _BEAT
         if answer is None:
             return
-        async for reward in call.exchange.rewards(answer, queue, call.is_gone):
+        async for reward in call.coordinator.rewards(answer, queue, call.is_gone):
             if reward is not None:
                 yield _named("reward", responses.reward(reward))
             elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
@@ -492,12 +496,12 @@ async def _events(call: Call, admitted: Admitted, queue: "asyncio.Queue[Seen]") 
 
 
 def _query(call: Call, query_id: str) -> dict[str, Any]:
-    exchange = call.exchange
-    return responses.query_object(exchange.index.timeline(query_id), exchange.runtime.control.pricing)
+    coordinator = call.coordinator
+    return responses.query_object(coordinator.index.timeline(query_id), coordinator.runtime.control.pricing)
 
 
 def _visible(call: Call) -> IndexedQuery:
-    return call.exchange.visible(call.request.path_params["id"], call.who)
+    return call.coordinator.visible(call.request.path_params["id"], call.who)
 
 
 def _listed(each: Listed) -> dict[str, Any]:
@@ -526,7 +530,7 @@ def routes() -> Listing:
         ("GET", "/v1/queries/{id}", one_query),
         ("GET", "/v1/queries/{id}/events", events),
         ("GET", "/v1/now", views.now),
-        ("GET", "/v1/dead-letters", letters),
+        ("GET", "/v1/dead-letters", dead_letters),
         ("POST", "/v1/dead-letters/retry", retry),
         ("GET", "/v1/objectives", list_objectives),
         ("PUT", "/v1/objectives/{name:path}", set_objective),

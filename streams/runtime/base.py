@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 # ├── Unavailable         a dependency of a record is unavailable; the guard waits and tries again
 # │   ├── SendFailed      the broker did not accept a record
 # │   │   └── NotAllowed  its access control lists do not say that this process may
-# │   └── Moved           what is handled or written is another worker's by now, or is read anew
-# ├── Torn                what the service knows is ahead of what it has written: counted, and its process ends
+# │   └── PartitionLost           what is handled or written is another worker's by now, or is read anew
+# ├── PartialWrite                what the service knows is ahead of what it has written: counted, and its process ends
 # └── Crash               the service cannot continue, and its process ends
 #     └── Death           for a reason that a record in flight may be: counted as a process that was killed
 #
@@ -58,7 +58,7 @@ class NotAllowed(SendFailed):
     """The broker does not let this process read or write a topic: its access control lists do not say so."""
 
 
-class Moved(Unavailable):
+class PartitionLost(Unavailable):
     """The partition of the record being handled has moved: nothing more of this call takes effect here.
 
     Or that of the rows that this follows from, or they are being read anew.
@@ -73,7 +73,7 @@ class UnknownTopic(UniscaleError, LookupError):
     """A topic does not exist. Check the prefix, or run `python -m streams topics create`."""
 
 
-class Torn(Exception):
+class PartialWrite(Exception):
     """A handler failed after it had changed what the service knows, and before that was durable. Its cause says why.
 
     The guard counts the failure as any other, but even the third ends the process: no record may be handled with what
@@ -260,7 +260,7 @@ class Binding(NamedTuple):
         handle: Returns when the records are handled; an exception other than a cancellation ends the worker.
         most: Records in one call at most.
         ordered: Whether the records of a partition are handled in order, one call at a time, instead of by query.
-        waits: Whether calls wait for other queries: as many may then be in progress as are handed over.
+        waits: Whether calls wait for other queries: as many may then be in progress as are delivered.
     """
 
     handle: BatchHandler
@@ -356,7 +356,7 @@ class Table:
             rows: No value may be empty, because a recovery takes that for a deletion. None is one.
 
         Raises:
-            Moved: the handler's record belongs to another worker now; nothing was written.
+            PartitionLost: the handler's record belongs to another worker now; nothing was written.
             RowTooLarge: a row exceeds the record limit; nothing was written.
             SendFailed: the broker did not take a row; none is visible, others of the call may have been written.
         """
@@ -541,7 +541,7 @@ class Runtime(ABC):
         """Send records and wait for their delivery. Records of one partition keep their order.
 
         Raises:
-            Moved: the handler's record belongs to another worker now; nothing was sent.
+            PartitionLost: the handler's record belongs to another worker now; nothing was sent.
             RecordTooLarge: a value exceeds the limit; nothing was sent.
             SendFailed: the broker did not take a record; others of the call may have been delivered.
         """
@@ -571,7 +571,7 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def aside(self) -> contextlib.AbstractContextManager[None]:
+    def release_slot(self) -> contextlib.AbstractContextManager[None]:
         """Let the worker handle another record while the handler that calls this waits, beyond its concurrency."""
 
     @abstractmethod
@@ -591,8 +591,8 @@ class Runtime(ABC):
         """Return, by topic and partition, the offset that the next record gets. Raises Unavailable."""
 
     @abstractmethod
-    async def handed_over(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Return, by topic and partition, up to which append time all records were handed over, ms since the epoch.
+    async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Return, by topic and partition, up to which append time all records were delivered, ms since the epoch.
 
         Only of topics that this worker handles and partitions that it owns; one of which that is not known is left out.
         What is appended to another topic from now on is handled after those records of the same query.
@@ -650,7 +650,7 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
+    async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Move the committed offsets of topics with one partition back to these, where they are further ahead.
 
         Call it while recovering: reading continues from there. Returns the commits that were ahead.

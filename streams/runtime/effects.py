@@ -12,14 +12,14 @@ is to happen, so that a test reads it as records in, records out. `_handle` make
 
 Only then may the offset move. What is sent depends on the row and the record alone. Where the worker dies between 4 and
 5, or the broker refuses one of them, the record is handled again with the same row, and sends the same under the same
-identity. Where 5 or 6 fails for another reason, the process ends (`Torn`): no record may be handled by a service that
-has done half of what it said.
+identity. Where 5 or 6 fails for another reason, the process ends (`PartialWrite`): no record may be handled by a service
+that has done half of what it said.
 
 An ordered service handles batches, and what it decides depends on more than a row, so it could not say the same again.
 `_handle_batch` has the opposite order: the rows of the batch are written first, all or none of them, and then what they
 hold is sent. A record that is handled again finds its row, and the same is sent again. If the rows cannot be written,
 the service is ahead of its log: it is not used any more, and its process ends. Where the log is another worker's by
-now, or is read anew (`Moved`), the service recovers instead.
+now, or is read anew (`PartitionLost`), the service recovers instead.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ from streams.runtime.base import (
     Crash,
     Input,
     Outgoing,
+    PartialWrite,
     PlacedRow,
     Runtime,
     ServiceSpec,
     Table,
-    Torn,
     Unavailable,
     key_of,
 )
@@ -200,7 +200,7 @@ async def _handle(runtime: Runtime, service: Keyed[R], each: Input, at: Consumer
     except (Unavailable, Crash):
         raise
     except Exception as error:
-        raise Torn("what was sent is delivered, and not all that belongs to it is done") from error
+        raise PartialWrite("what was sent is delivered, and not all that belongs to it is done") from error
 
 
 async def _handle_batch(

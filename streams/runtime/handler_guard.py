@@ -25,8 +25,8 @@ from streams.runtime.base import (
     Crash,
     Death,
     Outgoing,
+    PartialWrite,
     Runtime,
-    Torn,
     Unavailable,
 )
 
@@ -40,7 +40,7 @@ log = logging.getLogger("streams.runtime.handler_guard")
 # the next process counts for the one that died.
 #
 # A death has many witnesses: up to 256 records are in flight. Those that have seen two are suspects. They are
-# divided into three parties, which run one after another and beside nothing else. The party that dies is divided
+# divided into three groups, which run one after another and beside nothing else. The group that dies is divided
 # again: of 256 records, the one at fault is alone in flight at the eighth death. Only a record that was alone is
 # given up, so no record is given up for what another has done.
 
@@ -50,7 +50,7 @@ LIMIT = 3
 _SLOT = 304
 
 # With two, ten deaths would be needed; with four, each costs more time in which little runs.
-_PARTIES = 3
+_SUSPECT_GROUPS = 3
 
 
 _REASON = 500
@@ -74,7 +74,7 @@ class Crashes:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._counts = self._read()
-        self._parties = self._divided()
+        self._groups = self._divided()
 
     def __contains__(self, identity: str) -> bool:
         """Return whether anything is counted against a record."""
@@ -107,7 +107,7 @@ class Crashes:
             count.alone = len(in_flight) == 1
         if in_flight:
             self._write()
-        self._parties = self._divided()
+        self._groups = self._divided()
 
     def guilty(self, identity: str) -> int:
         """Return how many processes a record has ended, by dying or because they could not go on; 0 if uncertain."""
@@ -123,9 +123,9 @@ class Crashes:
         count = self._counts.get(identity)
         return "" if count is None else count.reason
 
-    def party(self, identity: str) -> str:
-        """Return with whom a record may run: those of the same party. Records under no suspicion are one, ""."""
-        return self._parties.get(identity, "")
+    def group(self, identity: str) -> str:
+        """Return with whom a record may run: those of the same group. Records under no suspicion are one, ""."""
+        return self._groups.get(identity, "")
 
     def forget(self, identity: str) -> None:
         """Drop the count of a record that was handled or sent to the dead-letter topic."""
@@ -133,13 +133,13 @@ class Crashes:
             self._write()
 
     def _divided(self) -> dict[str, str]:
-        """Return the parties of suspects. Each party's members have seen the same number of deaths."""
+        """Return the groups of suspects. Each group's members have seen the same number of deaths."""
         witnesses: dict[int, list[str]] = {}
         for identity, count in sorted(self._counts.items()):
             if count.deaths >= LIMIT - 1:
                 witnesses.setdefault(count.deaths, []).append(identity)
         return {
-            identity: f"{deaths} deaths, part {at * _PARTIES // len(each) + 1}"
+            identity: f"{deaths} deaths, part {at * _SUSPECT_GROUPS // len(each) + 1}"
             for deaths, each in witnesses.items()
             for at, identity in enumerate(each)
         }
@@ -250,28 +250,28 @@ class InFlightFile:
         self._slots[:] = self._empty
 
 
-# Parties: handlers of one party run side by side, and never beside those of another.
+# Suspect groups: handlers of one group run side by side, and never beside those of another.
 #
-# What is under no suspicion is one party, "". After a process has died twice with the same records in flight, these
-# are divided into parties (`Crashes.party`): if it dies again, the file of records in flight names only that party.
+# What is under no suspicion is one group, "". After a process has died twice with the same records in flight, these
+# are divided into groups (`Crashes.group`): if it dies again, the file of records in flight names only that group.
 
 
-class Parties:
-    """Lets handlers run in parties. One that waits for its turn is not overtaken by a party that runs."""
+class SuspectGroups:
+    """Lets handlers run in groups. One that waits for its turn is not overtaken by a group that runs."""
 
     def __init__(self) -> None:
-        self._party = ""
+        self._group = ""
         self._running = 0
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
-    async def enter(self, party: str) -> None:
-        """Wait until no other party runs. Call `leave` afterwards."""
-        if not self._waiting and (party == self._party or not self._running):
-            self._party = party
+    async def enter(self, group: str) -> None:
+        """Wait until no other group runs. Call `leave` afterwards."""
+        if not self._waiting and (group == self._group or not self._running):
+            self._group = group
             self._running += 1
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((party, turn))
+        self._waiting.append((group, turn))
         try:
             await turn
         except asyncio.CancelledError:
@@ -282,12 +282,12 @@ class Parties:
             raise
 
     def leave(self) -> None:
-        """End one handler's part; the last one lets in the party that has waited longest."""
+        """End one handler's part; the last one lets in the group that has waited longest."""
         self._running -= 1
         while not self._running and self._waiting:
-            self._party = self._waiting[0][0]
-            turns = [turn for party, turn in self._waiting if party == self._party and not turn.done()]
-            self._waiting = deque(each for each in self._waiting if each[0] != self._party)
+            self._group = self._waiting[0][0]
+            turns = [turn for group, turn in self._waiting if group == self._group and not turn.done()]
+            self._waiting = deque(each for each in self._waiting if each[0] != self._group)
             self._running = len(turns)
             for turn in turns:
                 turn.set_result(None)
@@ -359,11 +359,11 @@ async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: S
 #
 #     UniscaleError   the record is at fault: dead letter at once
 #     Unavailable     the broker or an encoder is at fault: not counted; the guard waits and calls the handler again
-#     MemoryError     the process has no memory left: its death, counted against all that is in flight (`Parties`)
+#     MemoryError     the process has no memory left: its death, counted against all that is in flight (`SuspectGroups`)
 #     Death           likewise: an engine has died or hangs
 #     anything else   the cause is unknown: the failure is counted and the service crashes, so that a fresh process
 #                     tries again; after the third failure the record goes to the dead-letter topic: at once, or, if the
-#                     process cannot go on (`Torn`), from the next one
+#                     process cannot go on (`PartialWrite`), from the next one
 
 handling: ContextVar[Sequence[ConsumerRecord]] = ContextVar("handling", default=())
 """The records that the present task handles; none outside of handlers. Effects of a handler are refused by them."""
@@ -379,7 +379,7 @@ class HandlerGuard:
         self.runtime = runtime
         self.crashes = crashes
         self.in_flight = in_flight
-        self._parties = Parties()
+        self._groups = SuspectGroups()
         self._stopping = False
         self._quiet_until = 0.0
         crashes.died(in_flight.left)
@@ -462,12 +462,12 @@ class HandlerGuard:
             )
             await self._refuse(first, why, deaths)
             return
-        await self._parties.enter(self.crashes.party(first.identity))
+        await self._groups.enter(self.crashes.group(first.identity))
         try:
             with self.in_flight.holding([record.identity for record in records]):
                 await self._try(records, handle)
         finally:
-            self._parties.leave()
+            self._groups.leave()
 
     async def _try(self, records: Sequence[ConsumerRecord], handle: BatchHandler) -> None:
         first = records[0]
@@ -493,11 +493,11 @@ class HandlerGuard:
             if isinstance(error, UniscaleError) and len(records) == 1:
                 await self._refuse(first, error)
                 return
-            cause = error.__cause__ or error if isinstance(error, Torn) else error
+            cause = error.__cause__ or error if isinstance(error, PartialWrite) else error
             reason = f"{type(cause).__name__}: {cause}"
             counts = [self.crashes.failed(record.identity, reason) for record in records]
             self.runtime.metrics.crashes.labels(first.topic).inc()
-            if counts[0] < LIMIT or len(records) > 1 or isinstance(error, Torn):
+            if counts[0] < LIMIT or len(records) > 1 or isinstance(error, PartialWrite):
                 raise Crash(
                     f"{first.coordinates}: failure {counts[0]} of {LIMIT} in the {self.runtime.service}"
                 ) from error

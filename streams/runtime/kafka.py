@@ -341,7 +341,7 @@ class TopicFollower:
         """
         reader, parts = await connected(self.settings, self.topics)
         self._consumer = reader
-        kafka_consumer.improve(reader._fetcher, embedded=kafka_clients.embedded(self.settings))
+        kafka_consumer.pace_fetches(reader._fetcher, embedded=kafka_clients.embedded(self.settings))
         ends = await reader.end_offsets(parts)
         starts = ends if self.begin == "end" else await reader.beginning_offsets(parts)
         if isinstance(self.begin, int):
@@ -517,7 +517,7 @@ class KafkaRuntime(Runtime):
         """Ask the broker; see the base."""
         return await self._asked("the end offsets", lambda: self._offsets(topics, KafkaConsumer.end_offsets))
 
-    async def handed_over(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+    async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Go by the newest record, and by the ends that the broker says now and said before; see the base.
 
         A partition into which records come all the time need never be read to the end of this moment, and one into
@@ -527,9 +527,9 @@ class KafkaRuntime(Runtime):
         ends = await self.end_offsets(topics)
         found = {}
         for part, end in ends.items():
-            if (handed := consumer_of(self.app).handed_over(*part)) is None:
+            if (delivered := consumer_of(self.app).delivered_until(*part)) is None:
                 continue
-            offset, newest_ms = handed
+            offset, newest_ms = delivered
             known = [*self._ends.pop(part, ()), (asked_ms, end)]
             self._ends[part] = [each for each in known if each[1] > offset][:1]
             # Another record may have come in the same millisecond as the newest.
@@ -604,9 +604,9 @@ class KafkaRuntime(Runtime):
         except (ClientError, kafka_clients.BrokerUnreachable) as error:
             raise SendFailed(f"{origin}: {error}") from error
 
-    def aside(self) -> contextlib.AbstractContextManager[None]:
+    def release_slot(self) -> contextlib.AbstractContextManager[None]:
         """Leave a place in the queues; see the base."""
-        return consumer_of(self.app).queues.aside()
+        return consumer_of(self.app).queues.release_slot()
 
     def is_ours(self, record: ConsumerRecord) -> bool:
         """Compare the record's assignment with the present one; see the base."""
@@ -619,7 +619,7 @@ class KafkaRuntime(Runtime):
         except ConsumerNotStarted:
             return frozenset()
 
-    async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
+    async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Commit lower offsets, to which faust then seeks; see the base."""
         consumer: Any = self.app.consumer
         committed = await consumer.seek_to_committed()

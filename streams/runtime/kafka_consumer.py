@@ -1,4 +1,4 @@
-"""The Kafka consumer that never commits past an unhandled record: how it fetches, hands over and commits."""
+"""The Kafka consumer that never commits past an unhandled record: how it fetches, delivers and commits."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from mode.utils.futures import maybe_async
 
 from schemas.errors import UniscaleError
 from streams.runtime import kafka_admin
-from streams.runtime.base import Binding, ConsumerRecord, Moved, Unavailable
+from streams.runtime.base import Binding, ConsumerRecord, PartitionLost, Unavailable
 from streams.runtime.kafka_clients import EMBEDDED_WAIT_MS
 from streams.runtime.kafka_fencing import Fence
 from streams.runtime.queues import WINDOW, Offsets, Queues, Spacing
@@ -39,7 +39,7 @@ FETCH_INTERVAL_S = 0.005
 MOVING_WAIT_MS = 50
 
 
-def improve(fetcher: Any, *, embedded: bool = False, moving: Callable[[], bool] = lambda: False) -> None:
+def pace_fetches(fetcher: Any, *, embedded: bool = False, moving: Callable[[], bool] = lambda: False) -> None:
     """Space out an aiokafka fetcher's fetches from one node, so that each returns more records.
 
     The embedded broker wakes no waiting fetch: fetches from it wait briefly instead.
@@ -210,7 +210,7 @@ class MemberSession:
             )
 
 
-def notice(coordinator: Any, replaced: Callable[[], None], session: MemberSession) -> None:
+def track_heartbeats(coordinator: Any, replaced: Callable[[], None], session: MemberSession) -> None:
     """Watch what the group answers this aiokafka coordinator.
 
     Args:
@@ -304,9 +304,9 @@ class InLoop(AIOKafkaConsumerThread):
         await super().on_start()
         consumer = self._ensure_consumer()
         app: Any = self.app
-        improve(consumer._fetcher, embedded=app.embedded(), moving=lambda: app.rebalancing)
+        pace_fetches(consumer._fetcher, embedded=app.embedded(), moving=lambda: app.rebalancing)
         session = cast("Consumer", self.consumer).session
-        notice(consumer._coordinator, lambda: app.replaced(), session)
+        track_heartbeats(consumer._coordinator, lambda: app.replaced(), session)
         assign_all_topics(consumer._coordinator)
 
     async def call_thread(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -354,9 +354,9 @@ class InLoop(AIOKafkaConsumerThread):
 # advances, and a topic without a committed offset is never seeked at all. Each case ends in a commit past an
 # unhandled record. So here:
 #
-# - The consumer records which offset is *due* in each partition and hands over only that one. If the fetcher is past
+# - The consumer records which offset is *due* in each partition and delivers only that one. If the fetcher is past
 #   it, the consumer seeks back. If the same later record then arrives again, no record lies in between.
-# - Nothing is handed over between a seek to the committed offsets and the clearing of the queues that follows it.
+# - Nothing is delivered between a seek to the committed offsets and the clearing of the queues that follows it.
 # - An offset is committed only if every record below it has been handled.
 # - A partition pauses while too many of its records lie above its lowest open one.
 #
@@ -371,17 +371,17 @@ SETTLE_S = 3.0
 _MOVING_S = 0.05
 
 
-class Course:
+class PartitionCursor:
     """Position in one partition: which offset is due, and whether a gap before a later one is genuine."""
 
     def __init__(self, due: int) -> None:
         self.due = due
         self.newest_ms = -1
-        """Append time of the newest record handed over to a handler."""
+        """Append time of the newest record delivered to a handler."""
         self._asked_again: tuple[int, int] | None = None
 
     def follows(self, offset: int, after: int | None) -> bool:
-        """Return whether a record is the next to hand over; False if records before it may be missing.
+        """Return whether a record is the next to deliver; False if records before it may be missing.
 
         Compacted records and transaction markers leave genuine gaps. A gap inside a batch is genuine, because a
         batch is fetched whole. A gap before a batch is genuine if the fetcher was sent back to the due offset and
@@ -404,7 +404,7 @@ class Consumer(aiokafka.Consumer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._offsets: defaultdict[Any, Offsets] = defaultdict(Offsets)
-        self._courses: dict[Any, Course] = {}
+        self._cursors: dict[Any, PartitionCursor] = {}
         self._bindings: dict[str, Binding] = {}
         app: Any = self.app
         self.queues = Queues(self, app.concurrency)
@@ -414,8 +414,8 @@ class Consumer(aiokafka.Consumer):
         self._full: set[Any] = set()
         self.fences: dict[str, Fence] = {}
         """By changelog, the right to write it, for tables with a single writer (`Fence`)."""
-        self._may_hand_over = asyncio.Event()
-        self._may_hand_over.set()
+        self._may_deliver = asyncio.Event()
+        self._may_deliver.set()
         self._epoch = 0
         # The epoch of the last assignment; the present one is newer while partitions are being reassigned.
         self._assigned_epoch = -1
@@ -424,9 +424,9 @@ class Consumer(aiokafka.Consumer):
         self._recovering = 0
         self._unsettled = 0
         self.moved = 0
-        """Counts records handed over, read or handled: while it does not change, nothing progresses."""
+        """Counts records delivered, read or handled: while it does not change, nothing progresses."""
         self.fetched: set[Any] = set()
-        """Partitions with records that have been fetched and not yet handed over."""
+        """Partitions with records that have been fetched and not yet delivered."""
 
     def _new_consumer_thread(self) -> InLoop:
         return InLoop(self, loop=self.loop, beacon=self.beacon)
@@ -451,30 +451,30 @@ class Consumer(aiokafka.Consumer):
             self.moved += 1
 
     def is_ours(self, epoch: int) -> bool:
-        """Return whether a record handed over in this epoch still belongs to this worker; if not, it is redelivered."""
+        """Return whether a record delivered in this epoch still belongs to this worker; if not, it is redelivered."""
         return epoch == self._epoch
 
-    def handed_over(self, topic: str, partition: int) -> tuple[int, int] | None:
-        """Return below which offset all was handed over, and the append time of the newest record, ms, or -1.
+    def delivered_until(self, topic: str, partition: int) -> tuple[int, int] | None:
+        """Return below which offset all was delivered, and the append time of the newest record, ms, or -1.
 
         None while that is unknown, or another worker's. What comes after the newest record may be markers of
         transactions, or have been deleted: the fetcher's position is past it.
         """
         tp = TopicPartition(topic, partition)
-        if (course := self._courses.get(tp)) is None:
+        if (cursor := self._cursors.get(tp)) is None:
             return None
         position = 0
         # Where partitions move, what was fetched may be dropped, and is fetched again.
         if (
             tp not in self.fetched
             and self.flow_active
-            and self._may_hand_over.is_set()
+            and self._may_deliver.is_set()
             and not self.app.rebalancing
         ):
             with contextlib.suppress(ConsumerNotStarted, AttributeError, KeyError):  # it is being assigned
                 fetcher = self._thread._ensure_consumer()._subscription.subscription.assignment
                 position = fetcher.state_value(tp)._position or 0
-        return max(course.due, position), course.newest_ms
+        return max(cursor.due, position), cursor.newest_ms
 
     async def settled(self) -> int:
         """Wait while partitions are being reassigned, and return the epoch of the assignment."""
@@ -485,7 +485,7 @@ class Consumer(aiokafka.Consumer):
         """Wait while partitions are being reassigned, then return if the record's partition is still this worker's.
 
         Raises:
-            Moved: another worker owns it now, and gets the record again.
+            PartitionLost: another worker owns it now, and gets the record again.
             Unavailable: another worker may own it.
         """
         self.session.check()
@@ -498,7 +498,7 @@ class Consumer(aiokafka.Consumer):
             self._unsettled -= 1
         self.session.check()
         if TopicPartition(record.topic, record.partition) not in self.assignment():
-            raise Moved(f"{record.coordinates}: its partition has moved to another worker")
+            raise PartitionLost(f"{record.coordinates}: its partition has moved to another worker")
 
     def handled(self, records: Sequence[ConsumerRecord]) -> None:
         """Mark records as handled. This has no effect on records whose partition has moved: they are redelivered."""
@@ -525,11 +525,11 @@ class Consumer(aiokafka.Consumer):
         app.fail(error)
 
     async def perform_seek(self) -> None:
-        """Seek to the committed offsets, or to the beginning, and hand over nothing until the queues are cleared."""
-        self._may_hand_over.clear()
+        """Seek to the committed offsets, or to the beginning, and deliver nothing until the queues are cleared."""
+        self._may_deliver.clear()
         epoch = self._epoch
-        for tp in [tp for tp in self._courses if not self._is_changelog_tp(tp)]:
-            del self._courses[tp]
+        for tp in [tp for tp in self._cursors if not self._is_changelog_tp(tp)]:
+            del self._cursors[tp]
         found = await self.seek_to_committed()
         ends = await self.highwaters(*found)
         # If the log now ends before the committed offset, reading restarts at its beginning.
@@ -538,9 +538,9 @@ class Consumer(aiokafka.Consumer):
         if new:
             await self.seek_wait(await self.earliest_offsets(*new))
         if not self.is_ours(epoch):
-            return  # the partitions are moving elsewhere: without a course nothing is handed over
+            return  # the partitions are moving elsewhere: without a cursor nothing is delivered
         for tp, offset in committed.items():
-            self._courses[tp] = Course(offset)
+            self._cursors[tp] = PartitionCursor(offset)
             self._offsets[tp].start(offset)
         self._committed_offset.update(committed)
 
@@ -553,13 +553,13 @@ class Consumer(aiokafka.Consumer):
 
     async def seek_wait(self, partitions: Mapping[Any, int]) -> None:
         """Seek to these offsets. They count as due at once, so records fetched before the seek are fetched again."""
-        self._courses.update({tp: Course(offset) for tp, offset in partitions.items()})
+        self._cursors.update({tp: PartitionCursor(offset) for tp, offset in partitions.items()})
         await super().seek_wait(partitions)
 
     def resume_flow(self) -> None:
         """Hand over records again: faust has cleared the queues."""
         super().resume_flow()
-        self._may_hand_over.set()
+        self._may_deliver.set()
 
     async def on_partitions_revoked(self, revoked: set[Any]) -> None:
         """Wait briefly for records in flight, then forget partitions that may move to another worker."""
@@ -575,7 +575,7 @@ class Consumer(aiokafka.Consumer):
         await super().on_partitions_revoked(revoked)
         for tp in revoked:
             self._offsets.pop(tp, None)
-            self._courses.pop(tp, None)
+            self._cursors.pop(tp, None)
 
     async def on_partitions_assigned(self, assigned: set[Any], generation_id: int = 0) -> None:
         """Stop work on partitions that have moved to another worker; take or release rights to write."""
@@ -607,19 +607,19 @@ class Consumer(aiokafka.Consumer):
                 records, active = await self._wait_next_records(_MOVING_S if moving else 1.0)
                 self.fetched = set(records or ())
                 for tp, batch in (records or {}).items():
-                    if not await self._hand_over(tp, batch, active) and (course := self._courses.get(tp)):
+                    if not await self._deliver(tp, batch, active) and (cursor := self._cursors.get(tp)):
                         with contextlib.suppress(IllegalStateError, AssertionError):  # it moves elsewhere
-                            await self._thread.seek_wait({tp: course.due})
+                            await self._thread.seek_wait({tp: cursor.due})
                     self.fetched.discard(tp)
         except (ConsumerStoppedError, asyncio.CancelledError):
             if not self.app.should_stop:
                 raise
 
-    async def _hand_over(self, tp: Any, batch: Sequence[Any], active: set[Any] | None) -> bool:
+    async def _deliver(self, tp: Any, batch: Sequence[Any], active: set[Any] | None) -> bool:
         """Hand over a batch of one partition; return False if part of it must be fetched again."""
         generation = self.app.consumer_generation_id
-        if not self._may_hand_over.is_set():
-            await self._may_hand_over.wait()
+        if not self._may_deliver.is_set():
+            await self._may_deliver.wait()
         if binding := self._bindings.get(tp.topic):
             if self.app.consumer_generation_id != generation:
                 return False
@@ -628,30 +628,30 @@ class Consumer(aiokafka.Consumer):
             return False  # its agent has not bound its handler yet
         after: int | None = None
         for record in batch:
-            if not self._may_hand_over.is_set():
-                await self._may_hand_over.wait()
-            course = self._courses.get(tp)
+            if not self._may_deliver.is_set():
+                await self._may_deliver.wait()
+            cursor = self._cursors.get(tp)
             if (
-                course is None
+                cursor is None
                 or not self.flow_active
                 or self.app.consumer_generation_id != generation
                 or not (active is None or tp in active or tp in self._buffered_partitions)
             ):
                 return False
-            if record.offset < course.due:
+            if record.offset < cursor.due:
                 continue  # fetched again
-            if not course.follows(record.offset, after):
+            if not cursor.follows(record.offset, after):
                 return False
-            after = course.due
+            after = cursor.due
             self.moved += 1
             await self.callback(self._to_message(tp, record))
         return True
 
     def _into_queues(self, tp: Any, binding: Binding, batch: Sequence[Any], active: set[Any] | None) -> bool:
         """Hand over a batch without awaiting in between, so that what holds for its first record holds for all."""
-        course = self._courses.get(tp)
+        cursor = self._cursors.get(tp)
         if (
-            course is None
+            cursor is None
             or not self.flow_active
             or not (active is None or tp in active or tp in self._buffered_partitions)
         ):
@@ -660,14 +660,14 @@ class Consumer(aiokafka.Consumer):
         after: int | None = None
         for record in batch:
             offset = record.offset
-            if offset < course.due:
+            if offset < cursor.due:
                 continue  # fetched again
-            if not course.follows(offset, after):
+            if not cursor.follows(offset, after):
                 return False
-            after = course.due
-            course.newest_ms = record.timestamp or -1
+            after = cursor.due
+            cursor.newest_ms = record.timestamp or -1
             self.moved += 1
-            offsets.handed_over(offset)
+            offsets.delivered(offset)
             self.queues.put(
                 binding,
                 ConsumerRecord(

@@ -86,11 +86,11 @@ def standing(consumer: Consumer) -> dict[Any, tuple[int, bool]]:
 def _has_more(consumer: Consumer, tp: Any) -> bool:
     subscription = consumer._thread._ensure_consumer()._subscription.subscription
     fetched = subscription.assignment.state_value(tp)
-    if tp in consumer.fetched or (course := consumer._courses.get(tp)) is None:
+    if tp in consumer.fetched or (cursor := consumer._cursors.get(tp)) is None:
         return True  # what has been fetched lies below the position
     if fetched.highwater is None:
         return False
-    return bool(fetched.highwater > (fetched._position or 0) or fetched.highwater < course.due)
+    return bool(fetched.highwater > (fetched._position or 0) or fetched.highwater < cursor.due)
 
 
 def broken(consumer: Consumer) -> str:

@@ -30,9 +30,9 @@ from streams.runtime.base import (
     ConsumerRecord,
     Crash,
     DeclaredTable,
-    Moved,
     Newer,
     Outgoing,
+    PartitionLost,
     PlacedRow,
     Runtime,
     SendFailed,
@@ -384,7 +384,7 @@ class Died(BaseException):
 
 
 class Subscription:
-    """A handler bound to a topic, with how far each partition that may be read was handed over and handled."""
+    """A handler bound to a topic, with how far each partition that may be read was delivered and handled."""
 
     def __init__(self, topic: str, binding: Binding) -> None:
         self.topic = topic
@@ -499,7 +499,7 @@ class MemoryRuntime(Runtime):
         """Ask the broker; see the base."""
         return {(t, p): self.broker.end(t, p) for t in topics for p in range(self.broker.partitions(t))}
 
-    async def handed_over(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+    async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Ask the broker; see the base."""
         now_ms, found = self.now_ms(), {}
         for each in self.subscriptions:
@@ -568,9 +568,9 @@ class MemoryRuntime(Runtime):
         await self.effect("send", origin.topic, (found[1].key, found[1].value, None))
         return True
 
-    def aside(self) -> contextlib.AbstractContextManager[None]:
+    def release_slot(self) -> contextlib.AbstractContextManager[None]:
         """Leave a place in the queues; see the base."""
-        return self.queues.aside()
+        return self.queues.release_slot()
 
     def is_ours(self, record: ConsumerRecord) -> bool:
         """Compare the record's assignment with the present one; see the base."""
@@ -588,7 +588,7 @@ class MemoryRuntime(Runtime):
         """Return the partitions of the last assignment; see the base."""
         return self.partitions.get(topic, frozenset())
 
-    async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
+    async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Lower committed offsets; see the base."""
         ahead = {}
         for topic, offset in offsets.items():
@@ -633,7 +633,7 @@ class MemoryRuntime(Runtime):
         await self._latency()
         for handled in handling.get():
             if handled.partition not in self.assigned(handled.topic):
-                raise Moved(f"{handled.coordinates}: its partition has moved to another worker")
+                raise PartitionLost(f"{handled.coordinates}: its partition has moved to another worker")
         for key, _, _ in records:
             if why := self.broker.refuses(topic, key):
                 raise SendFailed(f"{topic}: the broker did not take a record: {why}")

@@ -66,7 +66,7 @@ class Cluster:
         self._left: dict[tuple[str, str], list[str]] = {}
         self._errors: list[BaseException] = []
         self._changed = asyncio.Event()
-        self._stirred: set[str] = set()  # topics of which something may be handed over
+        self._stirred: set[str] = set()  # topics of which something may be delivered
         self._ended: set[asyncio.Task[None]] = set()  # those of dead workers that are being cancelled
         self._starting: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -198,7 +198,7 @@ class Cluster:
                     self._stirred.clear()
                     break
                 for _, worker, subscription, partition, record in work if self._rng else work[:1]:
-                    subscription.offsets[partition].handed_over(record.offset)
+                    subscription.offsets[partition].delivered(record.offset)
                     worker.queues.put(subscription.binding, record)
                     while self._rng is None and worker.queues.tasks:
                         await asyncio.wait(worker.queues.tasks)
@@ -208,7 +208,7 @@ class Cluster:
         self._changed.set()
 
     def _waiting(self, topics: Collection[str] | None = None) -> list[_Work]:
-        """Return what of topics, or of all, can be handed over now, the oldest first."""
+        """Return what of topics, or of all, can be delivered now, the oldest first."""
         found: list[_Work] = []
         window = WINDOW * self.settings.kafka.concurrency
         for worker in self.workers:

@@ -21,7 +21,7 @@ from schemas.record import quick_id
 from streams.runtime.base import Binding, ConsumerRecord
 
 WINDOW = 8
-"""Times the concurrency: how many records of a partition are handed over from its lowest open one on, at most."""
+"""Times the concurrency: how many records of a partition are delivered from its lowest open one on, at most."""
 
 
 class AbandonedRecord(RuntimeError):
@@ -29,11 +29,11 @@ class AbandonedRecord(RuntimeError):
 
 
 class Offsets:
-    """Tracks which records of one partition were handed over, and below which offset all are handled.
+    """Tracks which records of one partition were delivered, and below which offset all are handled.
 
     >>> offsets = Offsets()
     >>> for offset in (5, 6, 7):
-    ...     offsets.handed_over(offset)
+    ...     offsets.delivered(offset)
     >>> offsets.handled(6)
     >>> offsets.take()
     >>> offsets.handled(5)
@@ -49,14 +49,14 @@ class Offsets:
         self.count = 0
         """Number of records handled so far."""
 
-    def handed_over(self, offset: int) -> None:
+    def delivered(self, offset: int) -> None:
         """Mark a record as open. This has no effect on a record that is open or handled already."""
         if offset > self._newest:
             self._newest = offset
             self._order.append(offset)
 
     def handled(self, offset: int) -> None:
-        """Close a record. This has no effect on one that is closed, or that was not handed over here."""
+        """Close a record. This has no effect on one that is closed, or that was not delivered here."""
         order, done = self._order, self._done
         if not order or offset < order[0] or offset > self._newest or offset in done:
             return
@@ -74,17 +74,17 @@ class Offsets:
 
     @property
     def next(self) -> int:
-        """Offset of the first record that may follow: after the newest handed over, or where it started."""
+        """Offset of the first record that may follow: after the newest delivered, or where it started."""
         return self._newest + 1
 
     @property
     def open(self) -> int:
-        """Number of records handed over but not yet handled."""
+        """Number of records delivered but not yet handled."""
         return len(self._order) - len(self._done)
 
     @property
     def span(self) -> int:
-        """Number of records handed over from the lowest open one on, whether handled or not."""
+        """Number of records delivered from the lowest open one on, whether handled or not."""
         return len(self._order)
 
     @property
@@ -124,7 +124,7 @@ class Queues:
     """All queues of one worker, and the tasks that handle their records: at most `concurrency` at a time.
 
     A service whose handlers wait for other queries has `WINDOW` times as many for each partition: all it is handed. A
-    call that steps aside is not counted.
+    call that releases its slot is not counted.
 
     Args:
         watch: Is notified.
@@ -135,7 +135,7 @@ class Queues:
         self._watch = watch
         self._concurrency = concurrency
         self._most = concurrency
-        self._aside = 0
+        self._released = 0
         self._waits = set[tuple[str, int]]()  # partitions whose handlers wait for other queries
         # A key is in `_waiting` while its queue has records waiting or a call in progress, and in `_ready` while it has
         # the first without the second.
@@ -178,14 +178,14 @@ class Queues:
         return None
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def release_slot(self) -> Iterator[None]:
         """Let another call begin while this one waits."""
-        self._aside += 1
+        self._released += 1
         self._start()
         try:
             yield
         finally:
-            self._aside -= 1
+            self._released -= 1
 
     def forget(self) -> None:
         """Drop the waiting records, which will be redelivered. Calls in progress continue."""
@@ -212,7 +212,7 @@ class Queues:
         return set(self._runners)
 
     def _start(self) -> None:
-        if self._ready and len(self._runners) < self._most + self._aside:
+        if self._ready and len(self._runners) < self._most + self._released:
             task = asyncio.get_running_loop().create_task(self._run())
             self._runners.add(task)
             task.add_done_callback(self._ended)
@@ -248,8 +248,8 @@ class Queues:
                 self._ready.append(key)
             else:
                 del self._waiting[key]
-            if len(self._runners) > self._most + self._aside:
-                return  # another began while this one stood aside
+            if len(self._runners) > self._most + self._released:
+                return  # another began while this one had released its slot
             if now.moved:
                 return  # this task is cancelled, whether its handler noticed or not
 

@@ -9,7 +9,7 @@ A closed query has no row: its worker, or the next one, knows it by its Reward. 
 writes no row; what it finds overdue takes the ordered way as a Due record.
 
 Nothing orders the topics among each other. The deadline of a query sends an `expired` Answer, and whichever Answer is
-first in `answer` counts. Any other deadline counts only once everything was handed over that had been appended by then
+first in `answer` counts. Any other deadline counts only once everything was delivered that had been appended by then
 to the topics that it ends the wait for: what came in time while no aggregator ran is not late. So a worker acts only
 on a Due that its own timer has sent in this assignment: another's may stand before those records in its query's queue.
 
@@ -150,10 +150,10 @@ class AggregatorService(Keyed[JoinRow]):
             "parked": (topics.answer, topics.decision),
             "forget": (topics.decision,),
         }
-        # By topic and partition, up to when all that was appended has been handed over, ms.
-        self._handed_ms: dict[tuple[str, int], int] = {}
+        # By topic and partition, up to when all that was appended has been delivered, ms.
+        self._delivered_ms: dict[tuple[str, int], int] = {}
         self._asked_ms = 0
-        # By the same, deadlines that have passed before all was handed over that could have come in time, by time.
+        # By the same, deadlines that have passed before all was delivered that could have come in time, by time.
         self._held: dict[tuple[str, int], PriorityQueue[_Overdue]] = {}
         # When the timer first sent a Due in this assignment, ms since the epoch.
         self._sent: dict[_Overdue, int] = {}
@@ -292,7 +292,7 @@ class AggregatorService(Keyed[JoinRow]):
         try:
             if missing is not None:  # its Reward was sent, and a worker ended before its row was written
                 raise TooManyWait(missing)
-            with self.runtime.aside():
+            with self.runtime.release_slot():
                 async with self.turns.turn(tenant):
                     return await self.runtime.in_thread(
                         partial(work, judge=self.pool.judge, run=self.pool.run)
@@ -348,7 +348,7 @@ class AggregatorService(Keyed[JoinRow]):
         metrics.cohort_queries.labels(cohort, "failed").inc(failed)
         correct = 0.0 if failed else reward.correct
         if correct is not None:
-            metrics.cohort_queries.labels(cohort, "told").inc()
+            metrics.cohort_queries.labels(cohort, "graded").inc()
             metrics.cohort_correct.labels(cohort).inc(correct)
         cost = None if reward.price is None else reward.price.cost
         if cost is not None:
@@ -401,7 +401,13 @@ class AggregatorService(Keyed[JoinRow]):
                 self._due.push(now_ms, (query_id, "crowded", now_ms))
 
     async def _recovered(self) -> None:
-        self._due, self._sent, self._passed, self._handed_ms, self._held = PriorityQueue(), {}, set(), {}, {}
+        self._due, self._sent, self._passed, self._delivered_ms, self._held = (
+            PriorityQueue(),
+            {},
+            set(),
+            {},
+            {},
+        )
         self._open, self._crowded = {}, {}
         rows = self.table.items()
         ids = [row for row in rows if row[0].startswith(rejected.KEY)]
@@ -453,20 +459,20 @@ class AggregatorService(Keyed[JoinRow]):
             await self.runtime.send(*overdue)
         if self._held and now_ms - self._asked_ms >= _ASK_MS:
             self._asked_ms = now_ms
-            handed = self._handed_ms  # that of this assignment
+            delivered = self._delivered_ms  # that of this assignment
             topics = sorted({topic for each in self._awaited.values() for topic in each})
-            for part, up_to_ms in (await self.runtime.handed_over(topics)).items():
-                handed[part] = max(up_to_ms, handed.get(part, -1))
+            for part, up_to_ms in (await self.runtime.delivered_until(topics)).items():
+                delivered[part] = max(up_to_ms, handed.get(part, -1))
 
     def _release(self) -> None:
-        """Look again at the deadlines up to which all has been handed over, and at those of partitions that have left.
+        """Look again at the deadlines up to which all has been delivered, and at those of partitions that have left.
 
         The row of such a deadline is not read before that, however many there are.
         """
         for part, held in list(self._held.items()):
             topic, partition = part
             ours = partition in self.runtime.assigned(topic)
-            while (first := held.first()) and (not ours or self._handed_ms.get(part, -1) >= first[0]):
+            while (first := held.first()) and (not ours or self._delivered_ms.get(part, -1) >= first[0]):
                 self._due.push(*held.pop())
             if not held:
                 del self._held[part]
@@ -474,7 +480,7 @@ class AggregatorService(Keyed[JoinRow]):
     def _unread(self, kind: str, deadline_ms: int, partition: int) -> tuple[str, int] | None:
         """Return the topic and partition where something unread could have come before a deadline; None if none."""
         parts = ((topic, partition) for topic in self._awaited.get(kind, ()))
-        return next((part for part in parts if self._handed_ms.get(part, -1) < deadline_ms), None)
+        return next((part for part in parts if self._delivered_ms.get(part, -1) < deadline_ms), None)
 
     def _awaits(self, query_id: str, kind: str, deadline_ms: int) -> int | None:
         """Return the partition of a row of ours that still has this deadline.

@@ -39,11 +39,11 @@ from streams.metrics import Metrics
 from streams.runtime.base import (
     ConsumerRecord,
     Crash,
-    Moved,
     Outgoing,
+    PartialWrite,
+    PartitionLost,
     Runtime,
     SendFailed,
-    Torn,
     Unavailable,
     key_of,
 )
@@ -382,7 +382,7 @@ class ShardLearner:
 
         Raises:
             CorruptState: It is not recovered yet, and its log is not whole.
-            Moved: This worker is not the learner, or not yet.
+            PartitionLost: This worker is not the learner, or not yet.
             NotEmbedded: None of the models can be on offer yet.
         """
         decider = self.decider or await self.rebuild()
@@ -395,7 +395,7 @@ class ShardLearner:
 
         Raises:
             CorruptState: The log is not whole.
-            Moved: This worker is not the learner, or not yet.
+            PartitionLost: This worker is not the learner, or not yet.
         """
         policy = policy_of(self.settings, self.encoder)
         decider = Decider(
@@ -480,22 +480,22 @@ class ShardLearner:
         """Hold what changes the learner and the write of its rows; if that fails, this learner is not used again.
 
         Raises:
-            Moved: The log is another worker's, or is read anew; nothing was written.
-            Torn: Whatever else failed in here, the learner may be ahead of its log.
+            PartitionLost: The log is another worker's, or is read anew; nothing was written.
+            PartialWrite: Whatever else failed in here, the learner may be ahead of its log.
         """
         try:
             yield
         except BaseException as error:
             self.decider = None
-            if isinstance(error, Exception) and not isinstance(error, Crash | Moved):
-                raise Torn("the learner may be ahead of its log") from error
+            if isinstance(error, Exception) and not isinstance(error, Crash | PartitionLost):
+                raise PartialWrite("the learner may be ahead of its log") from error
             raise
 
     async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Write rows and wait until they are durable; end the service if the broker does not take them.
 
         Raises:
-            Moved: The log is another worker's, or is read anew; nothing was written.
+            PartitionLost: The log is another worker's, or is read anew; nothing was written.
         """
         try:
             await self.log.write(rows)
@@ -780,7 +780,7 @@ class DeciderService(Ordered):
             except NotEmbedded as error:
                 # It is recovered: the first question waits, and asks again.
                 log.warning("no model is on offer: %s", error)
-            except Moved:
+            except PartitionLost:
                 self.pending.recovered(0)
             self.pending.show()
 

@@ -95,7 +95,7 @@ def encoder_of(settings: Settings) -> Encoder:
 _LAPSE_S = 30.0
 
 
-class PlacesTaken(UniscaleError):
+class AdmissionRejected(UniscaleError):
     """No executor serves a query, and the places for such queries are taken. Start one, or ask for another model."""
 
 
@@ -176,7 +176,7 @@ class Admission:
             models: Those that may answer it; None for all.
 
         Raises:
-            PlacesTaken: none of its models is served, and there is no slot for it.
+            AdmissionRejected: none of its models is served, and there is no slot for it.
         """
         if query_id in self._open or query_id in self._ended:
             return
@@ -243,7 +243,7 @@ class Admission:
                 self._unqueue(query_id)
                 models = ", ".join(sorted(place.models or ()))
                 turn.set_exception(
-                    PlacesTaken(
+                    AdmissionRejected(
                         f"allowed_models or pin_action: no executor serves {models} now, and the {self.most} places "
                         "of queries that nothing serves are taken; try again once it is served, or allow another model"
                     )

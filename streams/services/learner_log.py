@@ -19,7 +19,7 @@ from agents.decider.log import Recovered, decode_row
 from agents.decider.open_rows import OpenRows
 from agents.decider.repair import shown
 from agents.decider.snapshot import BEGINNING, START_KEY, Manifest, manifests, start_of
-from streams.runtime.base import Moved, Runtime, Unavailable
+from streams.runtime.base import PartitionLost, Runtime, Unavailable
 from streams.runtime.file_rows import FileRows
 
 log = logging.getLogger("streams.decider")
@@ -77,7 +77,7 @@ class LearnerLog:
 
         Raises:
             CorruptState: The log is not whole.
-            Moved: This worker is not the learner, or not yet: a learner without the rows would begin anew.
+            PartitionLost: This worker is not the learner, or not yet: a learner without the rows would begin anew.
         """
         self._reading = self.table.reading
         self._require_current()
@@ -150,7 +150,7 @@ class LearnerLog:
         """Write rows that follow from those that the learner was recovered from, all or none; None deletes a key.
 
         Raises:
-            Moved: The table has been read anew since, or is about to be; nothing was written.
+            PartitionLost: The table has been read anew since, or is about to be; nothing was written.
             SendFailed: The broker did not take them.
         """
         self._require_current()
@@ -166,13 +166,13 @@ class LearnerLog:
 
     def _require_current(self) -> None:
         if not self._reading or self.table.reading != self._reading:
-            raise Moved(f"{self.changelog}: another worker has it, or it is still to be read")
+            raise PartitionLost(f"{self.changelog}: another worker has it, or it is still to be read")
 
     async def snapshot_when_due(self, decider: Decider) -> None:
         """Write a snapshot once enough has been learned since the last, then drop rows that two of them hold.
 
         Raises:
-            Moved: Another worker is the learner, or the log is read anew.
+            PartitionLost: Another worker is the learner, or the log is read anew.
         """
         every = self.settings.policy.snapshot_every
         if (
@@ -183,7 +183,7 @@ class LearnerLog:
             return
         try:
             dropped = await self._write(decider)
-        except Moved:
+        except PartitionLost:
             raise
         except Unavailable as error:
             # The rows hold everything, so the next attempt writes a complete snapshot. Decisions wait for each.
@@ -296,7 +296,7 @@ class LearnerLog:
         """Read again from the end of the log, if the group has committed further."""
         topics = self.runtime.topics
         ends = {topics.context: found.next_context, topics.reward: found.next_reward}
-        for topic, committed in (await self.runtime.hold_back(ends)).items():
+        for topic, committed in (await self.runtime.rewind_commits(ends)).items():
             # Usually these are records that left no row, and will again leave none.
             log.info(
                 "%s: the group has committed %d, the log ends before %d: reading again from there",

@@ -221,7 +221,7 @@ def met(life: Life) -> Iterator[str]:
     keys = {record.key or b"" for record in life.records(life.topics.snapshot)}
     refits = {record.key or b"" for record in life.broker.records(life.log)}
     for name, is_met in (
-        ("no place left", "PlacesTaken" in errors),
+        ("no place left", "AdmissionRejected" in errors),
         ("process killed", "KilledProcess" in errors),
         ("window full", life.window_full),
         ("reward closed early", any(reward.closed_early for reward in rewards)),
@@ -291,7 +291,7 @@ _CLIENTS: Final = frozenset({"DuplicateQuery", "OrphanFeedback"})
 """Errors for which a client is to blame."""
 
 _WISHES: Final = frozenset(
-    {"UnservedObjective", "ObjectiveError", "ActionError", "UnavailableModel", "PlacesTaken"}
+    {"UnservedObjective", "ObjectiveError", "ActionError", "UnavailableModel", "AdmissionRejected"}
 )
 """What refuses a query that asks for more than there is at the time."""
 
@@ -306,7 +306,7 @@ def _refused(life: Life) -> Iterator[str]:
             continue  # what nobody could read
         if letter.error in _WISHES and query_id in life.world.wishing:
             continue
-        if letter.error == "PlacesTaken" and asked is not None and _away(asked[1], life.faults):
+        if letter.error == "AdmissionRejected" and asked is not None and _away(asked[1], life.faults):
             continue
         if letter.error not in _CLIENTS and not _explained(letter, life.faults):
             yield f"given up: {letter.error} at {letter.origin} of {query_id}: {letter.reason[:200]}"

@@ -46,7 +46,7 @@ def ends(self, tp, binding, batch, active):
 
 def stands_still(self):
     resume_flow(self)
-    self._may_hand_over = asyncio.Event()
+    self._may_deliver = asyncio.Event()
 
 if how in ("fails", "ends"):
     Consumer._into_queues = {"fails": fails, "ends": ends}[how]

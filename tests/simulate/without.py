@@ -89,7 +89,7 @@ FIXES = {
         "changing",
         {
             "        self.decider = None\n": "",
-            '            raise Torn("the learner may be ahead of its log") from error\n': "            raise\n",
+            '            raise PartialWrite("the learner may be ahead of its log") from error\n': "            raise\n",
         },
         (221,),
     ),

@@ -33,7 +33,7 @@ async def test_fetches_from_one_node_are_apart_but_for_the_first(monkeypatch: py
             return True
 
     fetcher: Any = Fetcher()
-    kafka_consumer.improve(fetcher)
+    kafka_consumer.pace_fetches(fetcher)
     for node in (*[0] * BURST, 1, 0):
         assert await fetcher._proc_fetch_request(None, node, None)
     first = at[0][1]
@@ -58,7 +58,7 @@ async def test_a_fetch_waits_briefly_while_positions_are_about_to_move() -> None
 
     fetcher: Any = Fetcher()
     moving = iter([True, False, True])
-    kafka_consumer.improve(fetcher, embedded=True, moving=lambda: next(moving))
+    kafka_consumer.pace_fetches(fetcher, embedded=True, moving=lambda: next(moving))
     for asked in (fetch({("a", 0): (0, 1000)}), fetch({}), FetchRequest(20, 1, 1000, 0, [])):
         await fetcher._proc_fetch_request(None, 0, asked)
     assert waits == [kafka_consumer.MOVING_WAIT_MS, 500, 20]

@@ -14,27 +14,27 @@ from hypothesis import strategies as st
 from streams.runtime import kafka
 from streams.runtime.base import Binding, ConsumerRecord
 from streams.runtime.kafka import changelogged, consumer_of, create_app
-from streams.runtime.kafka_consumer import _MOVING_S, Consumer, Course
+from streams.runtime.kafka_consumer import _MOVING_S, Consumer, PartitionCursor
 from streams.settings import Settings
 
 
 def test_records_come_once_and_in_order_whatever_is_fetched_again() -> None:
-    course, after, handed = Course(7), None, []
+    cursor, after, handed = PartitionCursor(7), None, []
     for offset in (5, 6, 7, 8, 8, 9):
-        if offset >= course.due and course.follows(offset, after):
+        if offset >= cursor.due and cursor.follows(offset, after):
             handed.append(offset)
-            after = course.due
+            after = cursor.due
     assert handed == [7, 8, 9]
 
 
 def test_a_gap_before_a_batch_is_believed_when_it_is_there_again() -> None:
-    course = Course(7)
-    assert course.follows(9, None) is False, "7 and 8 may have been dropped on the way"
-    assert course.due == 7
-    assert course.follows(9, None), "they were markers of a transaction"
-    assert course.follows(12, course.due), "inside a batch nothing is missing"
-    assert course.follows(20, None) is False
-    assert course.follows(21, None) is False, "another than before: 20 is missing"
+    cursor = PartitionCursor(7)
+    assert cursor.follows(9, None) is False, "7 and 8 may have been dropped on the way"
+    assert cursor.due == 7
+    assert cursor.follows(9, None), "they were markers of a transaction"
+    assert cursor.follows(12, cursor.due), "inside a batch nothing is missing"
+    assert cursor.follows(20, None) is False
+    assert cursor.follows(21, None) is False, "another than before: 20 is missing"
 
 
 class Drop(NamedTuple):
@@ -63,7 +63,7 @@ def test_no_record_is_missed_however_fetches_are_lost_and_cross_with_seeks(
     there: set[int], story: list[Drop | Seek | Fetch]
 ) -> None:
     log = sorted(there)
-    position, course = 0, Course(0)
+    position, cursor = 0, PartitionCursor(0)
     handed: list[int] = []
 
     def fetch(most: int) -> list[int]:
@@ -76,12 +76,12 @@ def test_no_record_is_missed_however_fetches_are_lost_and_cross_with_seeks(
         nonlocal position
         after = None
         for offset in batch:
-            if offset < course.due:
+            if offset < cursor.due:
                 continue
-            if not course.follows(offset, after):
-                position = course.due
+            if not cursor.follows(offset, after):
+                position = cursor.due
                 return
-            after = course.due
+            after = cursor.due
             assert set(handed) >= {each for each in log if each < offset}, "one was passed over"
             handed.append(offset)
 
@@ -89,13 +89,13 @@ def test_no_record_is_missed_however_fetches_are_lost_and_cross_with_seeks(
         match each:
             case Drop():
                 fetch(3)
-                position = course.due
+                position = cursor.due
             case Fetch(most):
                 arrive(fetch(most))
             case Seek(share):
                 crossing = fetch(4)
                 position = int(share * (handed[-1] + 1)) if handed else 0
-                course = Course(position)
+                cursor = PartitionCursor(position)
                 arrive(crossing)
     for _ in range(len(log) + 41):
         arrive(fetch(5))
@@ -126,7 +126,7 @@ def batch(*offsets: int) -> list[Fetched]:
 
 
 class Receiver:
-    """A consumer that never connects, and what it hands over. To be made within a loop."""
+    """A consumer that never connects, and what it delivers. To be made within a loop."""
 
     def __init__(self, *, bound: bool = True) -> None:
         self.consumer = consumer_of(create_app(Settings().replace(prefix="offsets."), "verifier"))
@@ -137,8 +137,8 @@ class Receiver:
     async def _take(self, records: Sequence[ConsumerRecord]) -> None:
         self.given += [record.offset for record in records]
 
-    async def hand_over(self, *offsets: int, active: frozenset[TP] = frozenset({TP_})) -> bool:
-        came = await self.consumer._hand_over(TP_, batch(*offsets), set(active))
+    async def deliver(self, *offsets: int, active: frozenset[TP] = frozenset({TP_})) -> bool:
+        came = await self.consumer._deliver(TP_, batch(*offsets), set(active))
         for _ in range(4 * len(offsets)):
             await asyncio.sleep(0)
         return came
@@ -160,8 +160,8 @@ class Reader:
         await self.service.wait()
         self.given.append(message.offset)
 
-    async def hand_over(self, *offsets: int, active: bool = True) -> bool:
-        return await self.consumer._hand_over(
+    async def deliver(self, *offsets: int, active: bool = True) -> bool:
+        return await self.consumer._deliver(
             self.partition, batch(*offsets), {self.partition} if active else set()
         )
 
@@ -173,11 +173,11 @@ def ends_at(offset: int) -> Callable[..., Awaitable[dict[TP, int]]]:
     return highwaters
 
 
-async def test_nothing_is_handed_over_before_the_first_seek() -> None:
+async def test_nothing_is_delivered_before_the_first_seek() -> None:
     receiver = Receiver()
-    assert not await receiver.hand_over(0, 1)
-    receiver.consumer._courses[TP_] = Course(0)
-    assert await receiver.hand_over(0, 1)
+    assert not await receiver.deliver(0, 1)
+    receiver.consumer._cursors[TP_] = PartitionCursor(0)
+    assert await receiver.deliver(0, 1)
     assert receiver.given == [0, 1]
 
 
@@ -185,8 +185,8 @@ async def test_nothing_is_handed_over_before_the_first_seek() -> None:
 async def test_what_comes_when_an_assignment_ends_has_to_come_again(end: str) -> None:
     reader = Reader()
     consumer = reader.consumer
-    course = consumer._courses[reader.partition] = Course(3)
-    coming = asyncio.ensure_future(reader.hand_over(3, 4))
+    cursor = consumer._cursors[reader.partition] = PartitionCursor(3)
+    coming = asyncio.ensure_future(reader.deliver(3, 4))
     await asyncio.sleep(0.01)
     if end == "flow":
         consumer.stop_flow()
@@ -195,24 +195,24 @@ async def test_what_comes_when_an_assignment_ends_has_to_come_again(end: str) ->
     reader.service.set()
     assert await coming is (end == "paused")
     came = reader.given[-1] + 1
-    assert course.due == came
+    assert cursor.due == came
     if end == "generation":
         return
-    assert not await reader.hand_over(came, came + 1, active=end != "paused")
-    assert course.due == came
+    assert not await reader.deliver(came, came + 1, active=end != "paused")
+    assert cursor.due == came
 
 
-async def test_a_topic_whose_handler_is_not_bound_yet_is_handed_over_later() -> None:
+async def test_a_topic_whose_handler_is_not_bound_yet_is_delivered_later() -> None:
     receiver = Receiver(bound=False)
-    receiver.consumer._courses[TP_] = Course(0)
-    assert not await receiver.hand_over(0, 1)
+    receiver.consumer._cursors[TP_] = PartitionCursor(0)
+    assert not await receiver.deliver(0, 1)
     receiver.consumer.bind(TP_.topic, Binding(receiver._take))
-    assert await receiver.hand_over(0, 1)
+    assert await receiver.deliver(0, 1)
     assert receiver.given == [0, 1]
     assert receiver.consumer._new_offset(TP_) == 2
 
 
-async def test_nothing_is_handed_over_between_the_seek_and_the_emptying_of_the_queues(
+async def test_nothing_is_delivered_between_the_seek_and_the_emptying_of_the_queues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     receiver = Receiver()
@@ -223,7 +223,7 @@ async def test_nothing_is_handed_over_between_the_seek_and_the_emptying_of_the_q
     monkeypatch.setattr(Consumer, "seek_to_committed", committed)
     monkeypatch.setattr(Consumer, "highwaters", ends_at(9))
     await receiver.consumer.perform_seek()
-    coming = asyncio.ensure_future(receiver.hand_over(4, 5, 6))
+    coming = asyncio.ensure_future(receiver.deliver(4, 5, 6))
     await asyncio.sleep(0.02)
     assert receiver.given == []
     receiver.consumer.resume_flow()
@@ -253,8 +253,8 @@ async def test_a_partition_of_which_nothing_is_committed_or_more_than_there_is_i
     await receiver.consumer.perform_seek()
     receiver.consumer.resume_flow()
     assert sought == {TP_: 2}
-    assert await receiver.hand_over(7) is False, "2 to 6 were dropped before the seek"
-    assert await receiver.hand_over(2, 3, 4, 5, 6, 7)
+    assert await receiver.deliver(7) is False, "2 to 6 were dropped before the seek"
+    assert await receiver.deliver(2, 3, 4, 5, 6, 7)
     assert receiver.given == [2, 3, 4, 5, 6, 7]
 
 

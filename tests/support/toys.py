@@ -37,10 +37,10 @@ from streams.runtime.base import (
     Death,
     Input,
     Outgoing,
+    PartialWrite,
     Runtime,
     ServiceSpec,
     Table,
-    Torn,
     key_of,
 )
 from streams.runtime.effects import BatchEffects, Effects, Keyed, Ordered, Rows
@@ -234,7 +234,7 @@ def _obey(record: ConsumerRecord) -> bytes:
     if what == b"fail":
         raise ZeroDivisionError("a fault nobody thought of")
     if what == b"tear":
-        raise Torn("half done") from ZeroDivisionError("a fault nobody thought of")
+        raise PartialWrite("half done") from ZeroDivisionError("a fault nobody thought of")
     if what == b"refuse":
         raise Refused(f"{record.coordinates}: refused")
     return what

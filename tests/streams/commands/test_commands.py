@@ -180,7 +180,7 @@ def test_dead_letters_are_retried_once_a_record(monkeypatch: pytest.MonkeyPatch)
         assert done.exit_code == 0, done.output
         return done.output.split("\n")[:-1]
 
-    monkeypatch.setattr(operating, "letters", lambda settings: list(letters))
+    monkeypatch.setattr(operating, "read_dead_letters", lambda settings: list(letters))
     monkeypatch.setattr(operating, "send_again", send_again)
     fail(0)
     fail(1)

@@ -185,14 +185,14 @@ def test_a_dead_letter_is_sent_again_once() -> None:
     index = Index(100)
     origin = Origin(topic="t", partition=0, offset=7)
     letter = DeadLetter.of(b"x", ValueError("no"), service="embedder", origin=origin)
-    index.letter(letter, encode(letter), 5)
-    assert index.letters(10) == [(5, letter, False)]
-    assert index.letter_of("t/0/7") == letter
-    assert index.letter_of("t/0/8") is None
+    index.dead_letter(letter, encode(letter), 5)
+    assert index.dead_letters(10) == [(5, letter, False)]
+    assert index.dead_letter_of("t/0/7") == letter
+    assert index.dead_letter_of("t/0/8") is None
     assert index.retried("t/0/7")
     assert not index.retried("t/0/7")
-    index.letter(letter, encode(letter), 6)  # redelivered: it was sent again all the same
-    assert index.letters(10) == [(6, letter, True)]
+    index.dead_letter(letter, encode(letter), 6)  # redelivered: it was sent again all the same
+    assert index.dead_letters(10) == [(6, letter, True)]
     assert index.retried("t/0/7", False)
     assert index.retried("t/0/7")
     assert not index.retried("t/0/8")

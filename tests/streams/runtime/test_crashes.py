@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from streams.runtime.base import ConsumerRecord, Crash
-from streams.runtime.handler_guard import Crashes, HandlerGuard, InFlightFile, Parties
+from streams.runtime.handler_guard import Crashes, HandlerGuard, InFlightFile, SuspectGroups
 
 SLOTS = 100
 
@@ -127,11 +127,11 @@ def test_more_in_flight_than_the_file_has_room_for_is_no_error(tmp_path: Path) -
         assert InFlightFile(tmp_path / "f", SLOTS).left == ["t/1/1"]
 
 
-def test_a_party_runs_beside_no_other_and_one_that_waits_is_not_overtaken() -> None:
-    parties, running, seen = Parties(), set[str](), list[tuple[str, frozenset[str]]]()
+def test_a_group_runs_beside_no_other_and_one_that_waits_is_not_overtaken() -> None:
+    groups, running, seen = SuspectGroups(), set[str](), list[tuple[str, frozenset[str]]]()
 
-    async def handle(name: str, party: str) -> None:
-        await parties.enter(party)
+    async def handle(name: str, group: str) -> None:
+        await groups.enter(group)
         running.add(name)
         try:
             for _ in range(3):
@@ -139,7 +139,7 @@ def test_a_party_runs_beside_no_other_and_one_that_waits_is_not_overtaken() -> N
                 seen.append((name, frozenset(running)))
         finally:
             running.discard(name)
-            parties.leave()
+            groups.leave()
 
     async def main() -> None:
         given_up = asyncio.create_task(handle("x", "3"))
@@ -151,19 +151,19 @@ def test_a_party_runs_beside_no_other_and_one_that_waits_is_not_overtaken() -> N
         await asyncio.gather(*left, handle("d", ""), handle("e", "1"))
 
     async def handed_back() -> None:
-        parties = Parties()
-        await parties.enter("1")
-        waiting = asyncio.create_task(parties.enter("2"))
+        groups = SuspectGroups()
+        await groups.enter("1")
+        waiting = asyncio.create_task(groups.enter("2"))
         await asyncio.sleep(0)
-        parties.leave()
+        groups.leave()
         waiting.cancel()  # its turn has come, and it never takes it
         await asyncio.gather(waiting, return_exceptions=True)
-        await asyncio.wait_for(parties.enter("3"), 1.0)
+        await asyncio.wait_for(groups.enter("3"), 1.0)
 
     asyncio.run(main())
     beside = {name: {each for one, them in seen if one == name for each in them} for name in "abcde"}
     assert beside["a"] == beside["b"] == set("ab")
-    assert beside["c"] == beside["e"] == set("ce"), "both of a party, though another came between"
+    assert beside["c"] == beside["e"] == set("ce"), "both of a group, though another came between"
     assert beside["d"] == set("d")
     order = [name for name, _ in seen]
     assert order.index("c") < order.index("d")
@@ -175,18 +175,18 @@ def searched(in_flight: Sequence[str], culprits: frozenset[str], rng: random.Ran
     crashes, given_up, deaths = Crashes(None), set[str](), 0
     left = sorted(in_flight)
     while True:
-        parties: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for each in left:
             if crashes.guilty(each):
                 given_up.add(each)
                 crashes.forget(each)
             else:
-                parties.setdefault(crashes.party(each), []).append(each)
+                groups.setdefault(crashes.group(each), []).append(each)
         left = sorted(set(left) - given_up)
-        order = list(parties)
+        order = list(groups)
         rng.shuffle(order)
         for name in order:
-            members = parties[name]
+            members = groups[name]
             rng.shuffle(members)
             if not (deadly := culprits & set(members)):
                 for each in members:

@@ -78,7 +78,7 @@ def effects(cluster: Cluster) -> list[tuple[str, str]]:
     return [(each.kind, each.topic.removeprefix("m.")) for each in cluster.broker.effects]
 
 
-def letters(cluster: Cluster) -> list[DeadLetter]:
+def dead_letters(cluster: Cluster) -> list[DeadLetter]:
     return [decode(record.value, DeadLetter) for record in cluster.broker.records(cluster.topics.dead_letter)]
 
 
@@ -106,7 +106,7 @@ def test_records_go_first_then_the_row_and_the_service_remembers_last(in_memory:
     ]  # fmt: skip
     assert seen == [4, 7]
     assert given == [None, b"row", b"row", None]
-    (letter,) = letters(cluster)
+    (letter,) = dead_letters(cluster)
     assert (letter.origin, letter.error, letter.head) == (origin, "UniscaleError", b"what came before")
     assert cluster.broker.records(cluster.topics.answer)[4:] == [], "its query goes on"
     (worker,) = cluster.workers
@@ -119,7 +119,7 @@ def test_a_row_that_does_not_fit_is_refused_before_anything_is_sent(in_memory: I
 
     cluster = lived(in_memory(max_record_bytes=65_536), says, [b"open"])
     assert effects(cluster) == [("send", "dead-letter"), ("commit", "answer")]
-    assert [letter.error for letter in letters(cluster)] == ["RowTooLarge"]
+    assert [letter.error for letter in dead_letters(cluster)] == ["RowTooLarge"]
 
 
 @pytest.mark.parametrize("refused", ["m.due", "m.aggregator-join-changelog"])
@@ -151,7 +151,7 @@ def test_a_service_that_has_done_half_of_what_it_said_ends_each_time(in_memory: 
 
     cluster = lived(in_memory(), says, [b"one", b"fail", b"two"])
     assert [type(death) for death in cluster.deaths] == [Crash] * 3
-    (letter,) = letters(cluster)
+    (letter,) = dead_letters(cluster)
     assert (letter.error, letter.attempts) == ("KilledProcess", 3)
     assert "MemoryError: no room" in letter.reason
     sent = [record.value for record in cluster.broker.records(cluster.topics.due)]
@@ -164,7 +164,7 @@ def test_a_service_sends_only_what_its_spec_names(in_memory: InMemory) -> None:
 
     cluster = lived(in_memory(), says, [b"one"])
     assert effects(cluster) == [("send", "dead-letter"), ("commit", "answer")]
-    assert "not among the outputs of its ServiceSpec" in letters(cluster)[0].reason
+    assert "not among the outputs of its ServiceSpec" in dead_letters(cluster)[0].reason
     assert len(cluster.deaths) == 2
 
 
@@ -195,9 +195,9 @@ async def test_of_a_batch_the_rows_go_first_and_a_record_that_comes_again_sends_
     assert effects(cluster) == [("row", "decider-pending-changelog")]
     assert given[0] == b"0 1", "what is counted of a row is counted when it is written"
     refused = False
-    await cluster.until(lambda: bool(letters(cluster)) and not cluster.busy, 60)
+    await cluster.until(lambda: bool(dead_letters(cluster)) and not cluster.busy, 60)
     assert [record.value for record in cluster.broker.records(topics.decision)] == [b"0 1"]
     assert effects(cluster).count(("row", "decider-pending-changelog")) == 1
     assert given.count(b"0 1") == 1
-    assert [letter.error for letter in letters(cluster)] == ["UnreadableRecord"]
+    assert [letter.error for letter in dead_letters(cluster)] == ["UnreadableRecord"]
     await cluster.close()

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.record import quick_id, readable_id
-from streams.runtime.base import Binding, ConsumerRecord, Moved
+from streams.runtime.base import Binding, ConsumerRecord, PartitionLost
 from streams.runtime.kafka import consumer_of, create_app
-from streams.runtime.kafka_consumer import Consumer, Course
+from streams.runtime.kafka_consumer import Consumer, PartitionCursor
 from streams.runtime.queues import WINDOW, AbandonedRecord, Offsets, Queues
 from streams.settings import Settings
 
@@ -69,9 +69,9 @@ class Worker:
         finally:
             del self.open[call[0]]
 
-    async def hand_over(self, *records: Fetched, partition: int = 0, topic: str = TOPIC) -> bool:
+    async def deliver(self, *records: Fetched, partition: int = 0, topic: str = TOPIC) -> bool:
         tp = TP(topic, partition)
-        came = await self.consumer._hand_over(tp, records, {tp})
+        came = await self.consumer._deliver(tp, records, {tp})
         await settle()
         return came
 
@@ -86,7 +86,7 @@ class Worker:
 
     def seek(self, offset: int, partition: int = 0, topic: str = TOPIC) -> None:
         tp = TP(topic, partition)
-        self.consumer._courses[tp] = Course(offset)
+        self.consumer._cursors[tp] = PartitionCursor(offset)
         self.consumer._offsets[tp].start(offset)
 
     def commits(self, partition: int = 0, topic: str = TOPIC) -> int | None:
@@ -104,7 +104,7 @@ async def settle() -> None:
 async def test_records_of_one_query_are_handled_one_after_another_and_those_of_others_beside_them() -> None:
     worker = Worker()
     worker.seek(5)
-    assert await worker.hand_over(Fetched(5, of("a")), Fetched(6, of("b")), Fetched(7, of("a")))
+    assert await worker.deliver(Fetched(5, of("a")), Fetched(6, of("b")), Fetched(7, of("a")))
     assert worker.running() == [5, 6]
     assert worker.consumer.busy == 2
     await worker.end(6)
@@ -121,8 +121,8 @@ async def test_topics_share_the_queue_of_a_query() -> None:
     worker = Worker()
     worker.seek(0)
     worker.seek(0, topic=OTHER)
-    await worker.hand_over(Fetched(0, of("a")))
-    await worker.hand_over(Fetched(0, of("a")), Fetched(1, of("b")), topic=OTHER)
+    await worker.deliver(Fetched(0, of("a")))
+    await worker.deliver(Fetched(0, of("a")), Fetched(1, of("b")), topic=OTHER)
     assert (worker.running(), worker.running(OTHER)) == ([0], [1])
     await worker.end(0)
     assert worker.running(OTHER) == [0, 1]
@@ -132,17 +132,17 @@ async def test_the_key_of_a_queue_is_the_query_that_a_record_names_wherever_it_n
     worker = Worker()
     worker.seek(0)
     carried = b'{"query": {"query_id": "a"}}', b'{"search": {"query_id": "a"}}'
-    await worker.hand_over(Fetched(0, of("a")), Fetched(1, carried[0]), Fetched(2, carried[1]))
+    await worker.deliver(Fetched(0, of("a")), Fetched(1, carried[0]), Fetched(2, carried[1]))
     assert worker.running() == [0]
-    await worker.hand_over(Fetched(3, b"nonsense"), Fetched(4, b"nonsense"), Fetched(5, of("not an id")))
+    await worker.deliver(Fetched(3, b"nonsense"), Fetched(4, b"nonsense"), Fetched(5, of("not an id")))
     assert worker.running() == [0, 3, 4, 5], "what names no query waits for nothing"
 
 
 async def test_a_topic_of_one_order_is_handled_in_batches_of_what_has_come_meanwhile() -> None:
     worker = Worker(most=3)
     worker.seek(0, topic=ORDERED)
-    await worker.hand_over(Fetched(0, of("a")), topic=ORDERED)
-    await worker.hand_over(*(Fetched(n, of(f"q{n}")) for n in (1, 2, 3, 4)), topic=ORDERED)
+    await worker.deliver(Fetched(0, of("a")), topic=ORDERED)
+    await worker.deliver(*(Fetched(n, of(f"q{n}")) for n in (1, 2, 3, 4)), topic=ORDERED)
     for offset in (0, 1, 4):
         assert worker.running(ORDERED) == [offset], "one call at a time"
         await worker.end(offset, topic=ORDERED)
@@ -153,7 +153,7 @@ async def test_a_topic_of_one_order_is_handled_in_batches_of_what_has_come_meanw
 async def test_no_more_calls_than_the_concurrency_and_queries_take_turns() -> None:
     worker = Worker(concurrency=2)
     worker.seek(0)
-    await worker.hand_over(*(Fetched(n, of(q)) for n, q in enumerate("abcab")))
+    await worker.deliver(*(Fetched(n, of(q)) for n, q in enumerate("abcab")))
     assert worker.running() == [0, 1]
     await worker.end(0)
     assert worker.running() == [1, 2], "c before the second of a"
@@ -164,8 +164,8 @@ async def test_no_more_calls_than_the_concurrency_and_queries_take_turns() -> No
 async def test_a_call_that_stands_aside_lets_another_begin_in_its_place() -> None:
     worker = Worker(concurrency=2)
     worker.seek(0)
-    await worker.hand_over(*(Fetched(n, of(f"q{n}")) for n in range(5)))
-    with worker.consumer.queues.aside():
+    await worker.deliver(*(Fetched(n, of(f"q{n}")) for n in range(5)))
+    with worker.consumer.queues.release_slot():
         await asyncio.sleep(0.01)
         assert worker.running() == [0, 1, 2]
         await worker.end(0)
@@ -179,12 +179,12 @@ async def test_a_call_that_stands_aside_lets_another_begin_in_its_place() -> Non
 async def test_a_stuck_query_stops_no_other_until_the_window_is_full_and_is_named() -> None:
     worker = Worker(concurrency=4)
     worker.seek(0)
-    await worker.hand_over(Fetched(0, of("stuck")))
+    await worker.deliver(Fetched(0, of("stuck")))
     for offset in range(1, 28):
-        await worker.hand_over(Fetched(offset, of(f"q{offset}")))
+        await worker.deliver(Fetched(offset, of(f"q{offset}")))
         await worker.end(offset)
     assert worker.told == []
-    await worker.hand_over(Fetched(28, of("q28")))
+    await worker.deliver(Fetched(28, of("q28")))
     assert worker.told == ["pause 0"], "one more poll of four could exceed the window of 32"
     await worker.end(28)
     assert worker.commits() is None
@@ -226,9 +226,9 @@ async def test_calls_that_wait_for_other_queries_keep_no_partition_from_beginnin
 async def test_nothing_of_a_query_is_handled_after_a_record_whose_handler_raised() -> None:
     worker = Worker()
     worker.seek(0)
-    await worker.hand_over(Fetched(0, of("a")), Fetched(1, of("a")), Fetched(2, of("b")))
+    await worker.deliver(Fetched(0, of("a")), Fetched(1, of("a")), Fetched(2, of("b")))
     await worker.end(0, RuntimeError("no"))
-    await worker.hand_over(Fetched(3, of("a")))
+    await worker.deliver(Fetched(3, of("a")))
     await worker.end(2)
     assert [str(each) for each in worker.failures] == ["no"]
     assert worker.running() == []
@@ -238,7 +238,7 @@ async def test_nothing_of_a_query_is_handled_after_a_record_whose_handler_raised
 async def test_a_handler_that_is_cancelled_by_nobody_is_noticed() -> None:
     worker = Worker()
     worker.seek(0)
-    await worker.hand_over(Fetched(0, of("a")), Fetched(1, of("b")))
+    await worker.deliver(Fetched(0, of("a")), Fetched(1, of("b")))
     worker.open[TOPIC, 0, 0].cancel()  # what the handler waits for is given up, and it with it
     await settle()
     await worker.end(1)
@@ -271,13 +271,13 @@ async def test_a_partition_that_went_elsewhere_is_not_handled_here_any_more(
     worker.consumer._generation = 0
     for partition in (0, 1):
         worker.seek(0, partition)
-        await worker.hand_over(
+        await worker.deliver(
             Fetched(0, of(f"a{partition}")), Fetched(1, of(f"a{partition}")), partition=partition
         )
     await moved(worker, {TP(TOPIC, 1)}, monkeypatch)
     assert list(worker.open) == [(TOPIC, 1, 0)]
     worker.seek(0, 1)
-    await worker.hand_over(Fetched(0, of("a1")), Fetched(1, of("a1")), partition=1)
+    await worker.deliver(Fetched(0, of("a1")), Fetched(1, of("a1")), partition=1)
     await worker.end(0, partition=1)
     assert worker.commits(1) is None, "that was the call of before"
     assert worker.calls[-1] == [(TOPIC, 1, 0)], "again, for it was not known to be handled"
@@ -292,7 +292,7 @@ async def test_after_a_generation_without_this_worker_no_call_of_before_goes_on(
     worker = Worker()
     worker.consumer._generation = 0
     worker.seek(0, 1)
-    await worker.hand_over(Fetched(0, of("a")), partition=1)
+    await worker.deliver(Fetched(0, of("a")), partition=1)
     await moved(worker, {TP(TOPIC, 1)}, monkeypatch, generation=2)
     assert worker.open == {}
     assert worker.failures == []
@@ -309,13 +309,13 @@ async def test_an_effect_waits_while_partitions_move_and_is_refused_where_they_h
     gone, stays = (ConsumerRecord(TOPIC, partition, 0, 0, None, None, before) for partition in (0, 1))
     await consumer.keep_ours(gone)
     worker.seek(0, 1)
-    await worker.hand_over(Fetched(0, of("a")), partition=1)
+    await worker.deliver(Fetched(0, of("a")), partition=1)
     consumer._epoch += 1
     waiting = [asyncio.ensure_future(consumer.keep_ours(each)) for each in (gone, stays)]
     await asyncio.sleep(0.03)
     assert not any(each.done() for each in waiting), "nobody knows yet where they go"
     await moved(worker, {TP(TOPIC, 1)}, monkeypatch)
-    with pytest.raises(Moved, match=f"{TOPIC}/0/0: its partition has moved"):
+    with pytest.raises(PartitionLost, match=f"{TOPIC}/0/0: its partition has moved"):
         await waiting[0]
     await waiting[1]
 
@@ -371,8 +371,8 @@ def test_nothing_is_committed_that_was_not_handled_whatever_crosses(
         async def come(batch: list[int]) -> None:
             nonlocal position
             position = batch[-1] + 1 if batch else position
-            if not await worker.hand_over(*(Fetched(offset, of(there[offset])) for offset in batch)):
-                position = consumer._courses[tp].due
+            if not await worker.deliver(*(Fetched(offset, of(there[offset])) for offset in batch)):
+                position = consumer._cursors[tp].due
 
         async def done(which: int = 0) -> None:
             if running := worker.running():
@@ -422,7 +422,7 @@ def test_an_offset_is_committed_when_all_before_it_are_handled() -> None:
     offsets = Offsets()
     offsets.start(50)
     for offset in (50, 51, 53):  # 52 is a marker of a transaction, which nobody is given
-        offsets.handed_over(offset)
+        offsets.delivered(offset)
     assert offsets.take() is None
     offsets.handled(51)
     assert offsets.take() is None
@@ -435,10 +435,10 @@ def test_an_offset_is_committed_when_all_before_it_are_handled() -> None:
     assert (offsets.open, offsets.span, offsets.count) == (0, 0, 3)
 
 
-def test_what_is_handed_over_and_handled_again_changes_nothing() -> None:
+def test_what_is_delivered_and_handled_again_changes_nothing() -> None:
     offsets = Offsets()
     for offset in (1, 2, 1, 2, 3):
-        offsets.handed_over(offset)
+        offsets.delivered(offset)
     for offset in (3, 3, 1, 1, 2, 1, 2, 3, 9):
         offsets.handled(offset)
     assert offsets.take() == 4
@@ -448,7 +448,7 @@ def test_what_is_handed_over_and_handled_again_changes_nothing() -> None:
 def test_a_partition_that_comes_back_begins_where_the_group_has_come_to() -> None:
     offsets = Offsets()
     for offset in (5, 6, 7):
-        offsets.handed_over(offset)
+        offsets.delivered(offset)
     offsets.handled(6)
     offsets.start(7)
     offsets.handled(5)
@@ -463,7 +463,7 @@ def test_no_offset_moves_past_an_open_record(jumps: list[int], rng: Any) -> None
     for jump in jumps:
         for _ in range(jump):
             handed.append(len(handed))
-            offsets.handed_over(handed[-1])
+            offsets.delivered(handed[-1])
         if left := [each for each in handed if each not in done]:
             done.add(each := rng.choice(left))
             offsets.handled(each)

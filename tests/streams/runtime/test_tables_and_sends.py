@@ -17,8 +17,8 @@ from streams.runtime import kafka_reading
 from streams.runtime.base import (
     ConsumerRecord,
     Input,
-    Moved,
     Outgoing,
+    PartitionLost,
     RowTooLarge,
     Runtime,
     SendFailed,
@@ -183,7 +183,7 @@ async def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
             ):
                 try:
                     await effect
-                except Moved as error:
+                except PartitionLost as error:
                     refused.append(error)
 
         runtime.each(runtime.topics.answer, on_answer, stage="put")

@@ -13,7 +13,7 @@ from schemas.record import encode
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
-from streams.services.embedder import Admission, PlacesTaken
+from streams.services.embedder import Admission, AdmissionRejected
 from tests.support.cluster import Ask, InMemory, answered, read, send
 
 
@@ -157,9 +157,9 @@ async def test_a_query_that_nothing_serves_is_refused_where_its_places_are_taken
     living.add("small")
     assert await looks(429), "the executors are coming back"
     assert not await looks(430)
-    with pytest.raises(PlacesTaken, match="no executor serves large now, and the 1 places"):
+    with pytest.raises(AdmissionRejected, match="no executor serves large now, and the 1 places"):
         await waits
-    with pytest.raises(PlacesTaken):
+    with pytest.raises(AdmissionRejected):
         await asyncio.wait_for(admission.enter("c", 600.0, models=large), 1.0)
     admission.leave("a")
     await asyncio.wait_for(admission.enter("d", 600.0, models=large), 1.0)

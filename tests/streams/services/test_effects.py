@@ -434,8 +434,8 @@ async def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_m
         assert (await service.on(kept(parked), due, later)) == Effects(), (
             "its Answer may be there, and unread"
         )
-        # The timer has seen it handed over and sent a Due, but in the query's queue the Answer waits behind theirs.
-        service._handed_ms["m.answer", record.partition] = deadline_ms
+        # The timer has seen it delivered and sent a Due, but in the query's queue the Answer waits behind theirs.
+        service._delivered_ms["m.answer", record.partition] = deadline_ms
         service._sent["q0", kind, deadline_ms] = deadline_ms + 2
         assert (await service.on(kept(parked), due, later)) == Effects()
         due, later = at_home("due", replace(theirs, sent_ms=deadline_ms + 2), timestamp_ms=deadline_ms)

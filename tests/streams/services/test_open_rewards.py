@@ -94,7 +94,7 @@ async def test_beyond_the_bound_the_tenant_that_has_most_open_pays_and_the_rewar
         assert sorted(closed_early(cluster)) == sorted(greedy[:32]), "its oldest, and no more than needed"
         (aggregator,) = [each for each in cluster.workers if each.service == "aggregator"]
         assert aggregator.metrics.closed_early._value.get() == 32
-        assert aggregator.metrics.cohort_queries.labels("policy", "told")._value.get() == 0
+        assert aggregator.metrics.cohort_queries.labels("policy", "graded")._value.get() == 0
         for n in range(4):
             told = Feedback(query_id=f"honest{n}", correct=True)
             cluster.produce(cluster.topics.feedback, told.query_id.encode(), encode(told))

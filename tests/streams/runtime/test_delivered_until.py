@@ -1,4 +1,4 @@
-"""Up to when a partition has been handed over: what its end says, markers, retention, and a partition always behind."""
+"""Up to when a partition has been delivered: what its end says, markers, retention, and a partition always behind."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from aiokafka import TopicPartition as TP
 from streams.metrics import Metrics
 from streams.runtime.base import Binding
 from streams.runtime.kafka import KafkaRuntime, consumer_of
-from streams.runtime.kafka_consumer import Consumer, Course
+from streams.runtime.kafka_consumer import Consumer, PartitionCursor
 from tests.support.cluster import InMemory
 
 PART = ("told", 0)
@@ -46,11 +46,11 @@ class Told:
         """Hand over records, one appended every ten ms."""
         batch = [SimpleNamespace(offset=n, timestamp=10 * n + 10, key=b"", value=b"v") for n in offsets]
         self.state._position = offsets[-1] + 1
-        assert await self.consumer._hand_over(TP(*PART), batch, None)
+        assert await self.consumer._deliver(TP(*PART), batch, None)
 
     async def up_to(self, now_ms: int, end: int) -> int | None:
         self.at_ms, self.end = now_ms, end
-        return (await self.runtime.handed_over(["told"])).get(PART)
+        return (await self.runtime.delivered_until(["told"])).get(PART)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_partition_read_to_its_end_also_where_a_marker_or_nothing_is_left_ther
     async def main() -> None:
         told = Told(settings)
         assert await told.up_to(90, 0) is None, "it is another worker's"
-        told.consumer._courses[TP(*PART)] = Course(0)
+        told.consumer._cursors[TP(*PART)] = PartitionCursor(0)
         assert await told.up_to(100, 0) == 100
         await told.arrive(0, 1, 2)
         assert await told.up_to(200, 3) == 200
@@ -78,14 +78,14 @@ def test_a_partition_read_to_its_end_also_where_a_marker_or_nothing_is_left_ther
 def test_a_position_says_nothing_of_what_is_fetched_or_where_partitions_move(settings: Any) -> None:
     async def main() -> None:
         told = Told(settings)
-        told.consumer._courses[TP(*PART)] = Course(0)
+        told.consumer._cursors[TP(*PART)] = PartitionCursor(0)
         told.state._position = 5
         told.consumer.fetched = {TP(*PART)}
         assert await told.up_to(100, 5) == -2
         told.consumer.fetched = set()
-        told.consumer._may_hand_over.clear()
+        told.consumer._may_deliver.clear()
         assert await told.up_to(200, 5) == -2
-        told.consumer._may_hand_over.set()
+        told.consumer._may_deliver.set()
         assert await told.up_to(300, 5) == 300
 
     asyncio.run(main())
@@ -96,7 +96,7 @@ def test_a_partition_that_is_always_behind_goes_by_its_newest_record_and_by_earl
 ) -> None:
     async def main() -> None:
         told = Told(settings)
-        told.consumer._courses[TP(*PART)] = Course(0)
+        told.consumer._cursors[TP(*PART)] = PartitionCursor(0)
         await told.arrive(0)
         assert await told.up_to(1000, 5) == 9
         await told.arrive(1, 2, 3)

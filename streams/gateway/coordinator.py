@@ -66,7 +66,7 @@ def keyed_id(account: str, key: str) -> str:
 
 # Requests waiting for a query: each sees its Decision, the steps of its search, its Answer and its Rewards arrive.
 
-Seen: TypeAlias = Decision | SearchStep | Answer | Reward | DeadLetter
+QueryRecord: TypeAlias = Decision | SearchStep | Answer | Reward | DeadLetter
 
 
 class Waiting:
@@ -77,7 +77,7 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self._queues: defaultdict[str, list[asyncio.Queue[Seen]]] = defaultdict(list)
+        self._queues: defaultdict[str, list[asyncio.Queue[QueryRecord]]] = defaultdict(list)
 
     def __len__(self) -> int:
         """Return how many queries have a waiting request."""
@@ -87,15 +87,15 @@ class Waiting:
         """Return whether any request waits for a query."""
         return query_id in self._queues
 
-    def seen(self, query_id: str, what: Seen) -> None:
+    def seen(self, query_id: str, what: QueryRecord) -> None:
         """Deliver a record to the requests that wait for its query."""
         for queue in self._queues.get(query_id, ()):
             queue.put_nowait(what)
 
     @contextmanager
-    def on(self, query_id: str) -> Iterator[asyncio.Queue[Seen]]:
+    def on(self, query_id: str) -> Iterator[asyncio.Queue[QueryRecord]]:
         """Wait for a query while the block runs."""
-        queue: asyncio.Queue[Seen] = asyncio.Queue()
+        queue: asyncio.Queue[QueryRecord] = asyncio.Queue()
         self._queues[query_id].append(queue)
         try:
             yield queue
@@ -105,7 +105,7 @@ class Waiting:
                 del self._queues[query_id]
 
 
-async def each(queue: asyncio.Queue[Seen], every_s: float) -> AsyncIterator[Seen | None]:
+async def each(queue: asyncio.Queue[QueryRecord], every_s: float) -> AsyncIterator[QueryRecord | None]:
     """Yield records as they arrive, up to the Answer; None whenever nothing has arrived for `every_s` seconds."""
     while True:
         try:
@@ -250,7 +250,7 @@ _CANCEL_AGAIN_S: Final = 1.0
 """Seconds after which a Cancel that the broker did not take is sent again."""
 
 
-class Exchange:
+class RequestCoordinator:
     """What the routes call.
 
     Args:
@@ -431,7 +431,7 @@ class Exchange:
     @contextmanager
     def open(
         self, admitted: Admitted, gone: Callable[[], Awaitable[bool]], may_return: Callable[[], bool]
-    ) -> Iterator["asyncio.Queue[Seen]"]:
+    ) -> Iterator["asyncio.Queue[QueryRecord]"]:
         """Wait for a query while the block runs; a block that ends before the Answer cancels the search.
 
         Only the last waiting request cancels the search, and only the gateway that sent it. Whoever merely watches a
@@ -476,8 +476,8 @@ class Exchange:
     # What a request sees of its query: Decision, steps, Answer and rewards, as the topics bring them.
 
     async def events(
-        self, admitted: Admitted, queue: "asyncio.Queue[Seen]", gone: Callable[[], Awaitable[bool]]
-    ) -> AsyncIterator[Seen | None]:
+        self, admitted: Admitted, queue: "asyncio.Queue[QueryRecord]", gone: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[QueryRecord | None]:
         """Yield Decision, steps and at last the Answer of a query; None now and then while nothing comes.
 
         Raises:
@@ -523,7 +523,7 @@ class Exchange:
                 )
 
     async def rewards(
-        self, answer: Answer, queue: "asyncio.Queue[Seen]", gone: Callable[[], Awaitable[bool]]
+        self, answer: Answer, queue: "asyncio.Queue[QueryRecord]", gone: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[Reward | None]:
         """Yield the rewards of a query that has ended, up to the one that closes it; None while nothing comes.
 
@@ -676,9 +676,9 @@ class Exchange:
         self.index.spent(reward, raw.timestamp_ms)
         self.waiting.seen(reward.query_id, reward)
 
-    def on_letter(self, letter: DeadLetter, raw: ConsumerRecord) -> None:
+    def on_dead_letter(self, letter: DeadLetter, raw: ConsumerRecord) -> None:
         """Process a dead letter read from the topic."""
-        self.index.letter(letter, raw.value or b"", raw.timestamp_ms)
+        self.index.dead_letter(letter, raw.value or b"", raw.timestamp_ms)
         # Other queries that cannot be handled get an Answer that says why.
         if letter.query_id is not None and letter.query_origin is not None:
             self.waiting.seen(letter.query_id, letter)

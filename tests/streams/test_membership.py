@@ -10,7 +10,7 @@ import pytest
 from aiokafka.protocol.group import HeartbeatRequest, SyncGroupRequest
 
 from streams.runtime.base import Unavailable
-from streams.runtime.kafka_consumer import InstanceName, MemberSession, NameInUse, notice
+from streams.runtime.kafka_consumer import InstanceName, MemberSession, NameInUse, track_heartbeats
 from streams.settings import Settings
 
 _HOLD = """
@@ -71,7 +71,7 @@ def test_a_member_that_is_not_known_asks_once_under_its_old_id(
     holder: str | None, noticed: int, asked: list[str]
 ) -> None:
     coordinator, replaced = Coordinator(), []
-    notice(coordinator, lambda: replaced.append(1), MemberSession(10.0))
+    track_heartbeats(coordinator, lambda: replaced.append(1), MemberSession(10.0))
     coordinator.holder = holder  # the name has passed on, or the session has ended
     coordinator.reset_generation()  # as after a heartbeat with UNKNOWN_MEMBER_ID
     assert asyncio.run(coordinator._send_req("join")).error_code == (82 if holder else 25)
@@ -88,7 +88,7 @@ def test_after_a_session_without_an_accepted_heartbeat_no_effect_passes_until_th
     now_s = 100.0
     session = MemberSession(10.0, clock=lambda: now_s)
     coordinator = Coordinator()
-    notice(coordinator, lambda: None, session)
+    track_heartbeats(coordinator, lambda: None, session)
     heartbeat = HeartbeatRequest("group", 1, "first")
     now_s = 109.0
     asyncio.run(coordinator._send_req(heartbeat))
