@@ -12,8 +12,8 @@ is to happen, so that a test reads it as records in, records out. `_handle` make
 
 Only then may the offset move. What is sent depends on the row and the record alone. Where the worker dies between 4 and
 5, or the broker refuses one of them, the record is handled again with the same row, and sends the same under the same
-identity. Where 5 or 6 fails for another reason, the process ends (`PartialWrite`): no record may be handled by a service
-that has done half of what it said.
+identity. Where 5 or 6 fails for another reason, the process ends (`PartialWrite`): no record may be handled by a
+service that has done half of what it said.
 
 An ordered service handles batches, and what it decides depends on more than a row, so it could not say the same again.
 `_handle_batch` has the opposite order: the rows of the batch are written first, all or none of them, and then what they

@@ -462,7 +462,7 @@ class AggregatorService(Keyed[JoinRow]):
             delivered = self._delivered_ms  # that of this assignment
             topics = sorted({topic for each in self._awaited.values() for topic in each})
             for part, up_to_ms in (await self.runtime.delivered_until(topics)).items():
-                delivered[part] = max(up_to_ms, handed.get(part, -1))
+                delivered[part] = max(up_to_ms, delivered.get(part, -1))
 
     def _release(self) -> None:
         """Look again at the deadlines up to which all has been delivered, and at those of partitions that have left.
