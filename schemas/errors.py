@@ -21,7 +21,6 @@ record is at fault, and makes a dead letter. What is the fault of the process or
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import ClassVar
 
 
 class UniscaleError(Exception):
@@ -32,7 +31,7 @@ class UniscaleError(Exception):
             where the message is a client's to read.
     """
 
-    instead: ClassVar[str] = ""
+    instead: str = ""
 
     @property
     def for_client(self) -> str:

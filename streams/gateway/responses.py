@@ -28,7 +28,12 @@ _MOST_PARAM: Final = 200
 _MOST_MESSAGE: Final = 4000
 """Characters of an error: a body's own field names may have a megabyte."""
 
-_TOO_LONG: Final = "PromptTooLongError: "  # how an executor's Answer begins that says so
+# How the Answer of an executor or of the embedder begins that says so.
+_TOO_LONG: Final = "PromptTooLongError: "
+_NOT_ADMITTED: Final = "AdmissionRejected: "
+
+_ADMISSION_RETRY_S: Final = 30
+"""A model counts as served for so long after its last heartbeat (`streams.services.embedder`)."""
 
 
 class ApiError(UniscaleError):
@@ -124,6 +129,14 @@ def of_answer(answer: Answer) -> ApiError | None:
     """
     said = why(answer) or f"the search ended with status {answer.status}"
     match answer.status:
+        case "rejected" if said.startswith(_NOT_ADMITTED):
+            return ApiError(
+                429,
+                said,
+                type="rate_limit_error",
+                code="admission_rejected",
+                headers={"retry-after": str(_ADMISSION_RETRY_S)},
+            )
         case "rejected":
             return ApiError(400, said, code="rejected", headers=dict(NO_RETRY))
         case "failed" if said.startswith(_TOO_LONG):

@@ -98,6 +98,12 @@ _LAPSE_S = 30.0
 class AdmissionRejected(UniscaleError):
     """No executor serves a query, and the places for such queries are taken. Start one, or ask for another model."""
 
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.instead = (
+            f"{type(self).__name__}: {why}"  # by which the gateway knows that a later try may be admitted
+        )
+
 
 class _Seat(NamedTuple):
     """A query in flight, or one that waits to be."""

@@ -21,10 +21,10 @@ import pytest
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from schemas.answer import Answer
-from schemas.control import KeyEntry
+from schemas.control import Heartbeat, KeyEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
-from schemas.query import Origin, Query
+from schemas.query import Origin, Query, QueryContext
 from schemas.record import encode
 from schemas.reward import Reward
 from streams.gateway import coordinator, index, routes
@@ -32,7 +32,7 @@ from streams.gateway.app import AddressTaken, GatewayService, OpenGateway, liste
 from streams.local.broker import free_port
 from streams.runtime.base import SendFailed
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES
+from streams.services import SERVICES, embedder
 from streams.settings import Settings
 from tests.support.cluster import WITH_GATEWAY, worker_of
 from tests.support.house import ASK, PLAIN, QUESTION, House
@@ -251,6 +251,24 @@ def test_the_events_of_a_query_are_told_after_its_deadline_too(
         "event: answer",
         "event: reward",
     ]
+
+
+def test_a_query_that_is_not_admitted_may_be_tried_again(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedder, "_LAPSE_S", 0.0)
+    full = house(("gateway", "embedder"), max_in_flight=1)
+    beat = Heartbeat(group="mini", instance="0", models=("small",), every_s=60.0)
+    full.produce(full.topics.heartbeat, beat.key.encode(), encode(beat))
+    waits = Query(query_id="q", text="How much?", allowed_models=("large",))
+    full.produce(full.topics.query, b"q", encode(waits))
+    full.until(lambda: bool(full.read(full.topics.context, QueryContext)))
+    with full.http() as client:
+        refused = client.post(ASK, json={**PLAIN, "model": "large"})
+    assert code(refused, 429) == "admission_rejected"
+    assert refused.headers["retry-after"] == "30"
+    assert "x-should-retry" not in refused.headers
+    assert "no executor serves large now" in refused.json()["error"]["message"]
 
 
 def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: House, client: httpx.Client) -> None:
