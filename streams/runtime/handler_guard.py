@@ -46,6 +46,9 @@ log = logging.getLogger("streams.runtime.handler_guard")
 
 LIMIT = 3
 
+_REFUSED = 256
+"""How many guilty records are remembered after they were sent to the dead letters."""
+
 # A topic's name has 249 characters at most, partition, offset and append time 45 together.
 _SLOT = 304
 
@@ -66,6 +69,7 @@ class _Count(msgspec.Struct, omit_defaults=True):
     reason: str = ""  # of the last failure or death that has one
     deaths: int = 0  # of a process with it in flight
     alone: bool = False  # whether nothing else was in flight at the last one
+    refused: bool = False  # whether it is guilty, and among the dead letters
 
 
 class Crashes:
@@ -127,8 +131,22 @@ class Crashes:
         """Return with whom a record may run: those of the same group. Records under no suspicion are one, ""."""
         return self._groups.get(identity, "")
 
+    def refused(self, identity: str) -> None:
+        """Drop the count of a record that was sent to the dead-letter topic, but remember a guilty one.
+
+        Its offset is not committed yet. If the next record ends the process, it is redelivered, and must not run again.
+        """
+        if not self.guilty(identity):
+            self.forget(identity)
+        elif not self._counts[identity].refused:
+            self._counts[identity].refused = True
+            refused = [each for each, count in self._counts.items() if count.refused]
+            for each in refused[:-_REFUSED]:
+                del self._counts[each]
+            self._write()
+
     def forget(self, identity: str) -> None:
-        """Drop the count of a record that was handled or sent to the dead-letter topic."""
+        """Drop the count of a record that was handled."""
         if self._counts.pop(identity, None) is not None:
             self._write()
 
@@ -136,7 +154,7 @@ class Crashes:
         """Return the groups of suspects. Each group's members have seen the same number of deaths."""
         witnesses: dict[int, list[str]] = {}
         for identity, count in sorted(self._counts.items()):
-            if count.deaths >= LIMIT - 1:
+            if count.deaths >= LIMIT - 1 and not count.refused:
                 witnesses.setdefault(count.deaths, []).append(identity)
         return {
             identity: f"{deaths} deaths, part {at * _SUSPECT_GROUPS // len(each) + 1}"
@@ -430,7 +448,7 @@ class HandlerGuard:
                 return  # redelivered to whoever owns the partition now
 
     async def _refuse(self, record: ConsumerRecord, error: Exception, attempts: int = 1) -> None:
-        """Send a record to the dead-letter topic, and forget what is counted against it."""
+        """Send a record to the dead-letter topic."""
         refused = Refusal(error, record.value, record.origin, answer=True, attempts=attempts)
         try:
             await send_refused(self.runtime, (), [refused])
@@ -438,7 +456,7 @@ class HandlerGuard:
             raise
         except Exception as unexpected:
             raise Crash(f"{record.coordinates}: what refuses it could not be sent") from unexpected
-        self.crashes.forget(record.identity)
+        self.crashes.refused(record.identity)
 
     def _wait(self, record: ConsumerRecord, pause_s: float, error: Unavailable) -> None:
         self.runtime.metrics.waits.labels(record.topic).inc()

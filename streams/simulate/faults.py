@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar, cast
@@ -226,7 +226,7 @@ class Faults:
         hits: How often each kind struck each service.
         raised: How often each record, by its coordinates, was being handled when an error was raised.
         witnessed: How often it was being handled when its worker died.
-        deadly: How many processes each deadly query has ended.
+        deadly: How many processes each record of a deadly query has ended, by query and place.
         over: Whether nothing goes wrong any more.
         suspend: Suspends a worker for so many seconds.
     """
@@ -241,7 +241,7 @@ class Faults:
         self._raised: Counter[str] = Counter()
         self.raised: Counter[str] = Counter()
         self.witnessed: Counter[str] = Counter()
-        self.deadly: Counter[str] = Counter()
+        self.deadly: dict[str, Counter[str]] = defaultdict(Counter)
         self._met: set[tuple[str, str]] = set()
         self._acted: set[str] = set()
         self._hit: set[Fault] = set()
@@ -319,7 +319,7 @@ class Faults:
         """
         for query_id, owner in world.deadly.items():
             if owner == service and question == world.queries[query_id][1].text:
-                self.deadly[query_id] += 1
+                self.deadly[query_id].update(record.identity for record in handling.get())
                 raise marked(EngineDiedError(f"{service}: device-side assert triggered"))
 
     def skew_ms(self, worker: Worker) -> int:

@@ -32,8 +32,8 @@ WAIT_S: Final = 120.0
 ROW_BYTES: Final = 4096
 """Most bytes of a query's row in the learner's log, however long its question is."""
 
-DEATHS: Final = 8
-"""Processes that one query may end, of each worker that it comes to."""
+DEATHS: Final = 6
+"""Processes that one record may end, of each worker that it comes to: it is found among up to 27 in flight."""
 
 EARLY: Final = 0.85
 """Share of a query's time before which no answer may say that its time is up; searches may use 0.9 of it."""
@@ -174,11 +174,12 @@ def _admitted(life: Life) -> Iterator[str]:
 
 
 def _outlived(life: Life) -> Iterator[str]:
-    """Yield deadly queries that ended more processes than it takes to find them."""
+    """Yield records of deadly queries that ended more processes than it takes to find them."""
     for query_id, service in life.world.deadly.items():
         most = DEATHS * (life.world.workers[service] + 1)  # one may have joined
-        if (deaths := life.faults.deadly[query_id]) > most:
-            yield f"ended {deaths} processes of the {service}: {query_id}"
+        for place, deaths in life.faults.deadly.get(query_id, {}).items():
+            if deaths > most:
+                yield f"ended {deaths} processes of the {service}: {query_id} at {place}"
 
 
 def misled(life: Life) -> tuple[int, int]:

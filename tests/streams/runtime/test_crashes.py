@@ -179,10 +179,9 @@ def searched(in_flight: Sequence[str], culprits: frozenset[str], rng: random.Ran
         for each in left:
             if crashes.guilty(each):
                 given_up.add(each)
-                crashes.forget(each)
+                crashes.refused(each)  # and stays: its offset is committed after those of the others
             else:
                 groups.setdefault(crashes.group(each), []).append(each)
-        left = sorted(set(left) - given_up)
         order = list(groups)
         rng.shuffle(order)
         for name in order:
@@ -224,6 +223,20 @@ def test_several_culprits_are_found_one_after_another() -> None:
         deaths, given_up = searched(in_flight, culprits, rng)
         assert given_up == culprits
         assert deaths <= 24
+
+
+def test_a_refused_record_stays_guilty_until_there_are_many(tmp_path: Path) -> None:
+    path = tmp_path / "crashes.json"
+    for at in range(300):
+        crashes = Crashes(path)
+        for _ in range(3):
+            crashes.died([f"t/0/{at}"])
+        crashes.refused(f"t/0/{at}")
+    crashes = Crashes(path)
+    assert [at for at in range(300) if crashes.guilty(f"t/0/{at}")] == list(range(44, 300))
+    crashes.died(["t/0/300"])
+    crashes.refused("t/0/300")
+    assert "t/0/300" not in crashes, "one death convicts nobody"
 
 
 def test_who_witnessed_deaths_beside_others_is_not_given_up_for_one_failure_of_its_own(
