@@ -507,7 +507,9 @@ class Decider:
             results[last] = replace(results[last], rows=results[last].rows + estimated)
         return results
 
-    def recover(self, log: Records, snapshots: Records = (), *, whole: bool = True) -> Recovered:
+    def recover(
+        self, log: Records, snapshots: Records = (), *, whole: bool = True, without: Collection[bytes] = ()
+    ) -> Recovered:
         """Rebuild the learner from its log; call once, before anything else.
 
         Records that the learner cannot have written are skipped. If one of them has replaced a row, a sequence number
@@ -517,12 +519,13 @@ class Decider:
             log: Every key and value of the log, in any order, starting at the offset that the snapshots name.
             snapshots: Every key and value of the snapshots' topic.
             whole: Whether to refuse a log in which a sequence number is missing.
+            without: Keys of open rows of the snapshot to leave out.
 
         Raises:
             CorruptState: A row comes from another release; a sequence number has no row, or two; or rows have been
                 removed and no snapshot that replaces them is complete.
         """
-        restored = restore(self.policy, log, snapshots, self.ended, whole=whole)
+        restored = restore(self.policy, log, snapshots, self.ended, whole=whole, without=without)
         self.seq, self.clock = restored.seq, restored.clock
         self.context_offset, self.reward_offset = restored.context_offset, restored.reward_offset
         self.actions, self.offered = restored.actions, restored.offered.actions

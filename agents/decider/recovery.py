@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agents.bandit.errors import FIX_LOG, FIX_PRIOR, CorruptState, DeciderError
@@ -50,7 +50,15 @@ class Restored:
     found: Recovered
 
 
-def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *, whole: bool) -> Restored:
+def restore(
+    policy: Policy,
+    log: Records,
+    snapshots: Records,
+    ended: EndedIds,
+    *,
+    whole: bool,
+    without: Collection[bytes] = (),
+) -> Restored:
     """Bring a policy to the state that its log describes, and return what else the log says.
 
     Args:
@@ -59,6 +67,7 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
         snapshots: As for `Decider.recover`.
         ended: Empty; used where no snapshot holds ids, and its limit where one does.
         whole: Whether to refuse a log in which a sequence number is missing.
+        without: As for `Decider.recover`.
 
     Raises:
         CorruptState: A row of another release; a sequence number that no row has, or two; or no snapshot that is
@@ -67,10 +76,11 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
     own, known, foreign = _sorted_out(dict(log), dict(snapshots))
     found, refused = snapshot.read(known, policy.load, most_ids=ended.most)
     # Actions and offers never change, so those of a snapshot count.
-    carried = {k: v for k, v in found.rows.items() if not isinstance(own.get(k), Row)} if found else {}
+    carried = {} if found is None else dict(found.rows)
+    carried = {k: v for k, v in carried.items() if not isinstance(own.get(k), Row) and k not in without}
     # Open decisions that have not changed since the snapshot tell nothing after it: they are not read here.
     held = HeldRows() if found is None else found.held
-    held.leave_out(key for key, row in own.items() if isinstance(row, Row))
+    held.leave_out([*without, *(key for key, row in own.items() if isinstance(row, Row))])
     own |= {k: decode_row(k, v) for k, v in carried.items()}
     rows = [row for row in own.values() if isinstance(row, Row)]
     offers = [row for row in own.values() if isinstance(row, OfferRow)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from agents.bandit.errors import CorruptState
@@ -129,14 +130,10 @@ def repaired(
     replaced = {key: value for key, value in (earlier or {}).items() if key in set(without) - refits}
     restored = replaced.keys() - {each.key for each in refused(kept | replaced, snapshots)}
     kept |= {key: replaced[key] for key in restored}
-    found = decider.recover(kept.items(), snapshots.items(), whole=False)
-    for key in set(without) - restored:
-        try:
-            row = decode_row(key, log[key])
-        except CorruptState:
-            continue
-        if isinstance(row, Row):
-            decider.ended.add(row.query_id, row.query_origin, row.context_origin.offset)
+    left_out = _rows(log, set(without) - restored)
+    found = decider.recover(kept.items(), snapshots.items(), whole=False, without=left_out)
+    for row in left_out.values():
+        decider.ended.add(row.query_id, row.query_origin, row.context_origin.offset)
     rows = ChainMap(found.carried, kept)  # type: ignore[arg-type]
     parsed = ((key, value, decode_row(key, value)) for key, value in rows.items())
     carried, ended = snapshot.carry(
@@ -150,6 +147,16 @@ def repaired(
     start = (START_KEY, str(log_offset).encode())
     dropped = dict.fromkeys([*without, *refits, *(key for key in ended if key in log)])
     return [*made, start, *((key, None) for key in gone)], list(dropped)
+
+
+def _rows(log: Mapping[bytes, bytes], keys: Collection[bytes]) -> dict[bytes, Row]:
+    """Return the rows of queries among some records of a log; those that cannot be read are left out."""
+    found = dict[bytes, Row]()
+    for key in keys:
+        with suppress(CorruptState):
+            if isinstance(row := decode_row(key, log[key]), Row):
+                found[key] = row
+    return found
 
 
 def shown(key: bytes) -> str:

@@ -172,6 +172,21 @@ def test_a_repair_takes_no_estimate_of_the_whole_history_for_one_of_what_remains
     assert shard.decider.policy.state() == anew
 
 
+def test_a_row_left_out_does_not_come_back_as_the_snapshot_had_it(make_shard: Any) -> None:
+    shard = make_shard(LinUCB)
+    (decided,) = shard.ask(shard.context("late"))
+    shard.apply(shard.snapshot(SMALL))
+    provisional, final = shard.reward(decided, "provisional"), shard.reward(decided)
+    shard.tell(provisional)
+    life(shard, 2)
+    mended(shard, [b"late"])
+    shard.crash()
+    assert b"late" not in shard.table
+    shard.tell(final)
+    assert b"late" not in shard.table, "it has ended; a Reward comes too late"
+    assert isinstance(shard.ask(shard.context("late"))[0].error, DuplicateQuery)
+
+
 lives = st.lists(
     st.tuples(st.sampled_from(["ask", "ask", "reward", "reward", "snapshot", "crash"]), st.integers(1, 4)),
     min_size=8, max_size=20,
