@@ -374,7 +374,7 @@ class Learner:
         for kind, group in groupby(outcomes, key=attrgetter("kind")):
             alike = list(group)
             match kind:
-                case "reward" | "failure":  # of which `log_cost` is no more than was predicted
+                case "reward" | "failure":  # whose `log_cost` is the upper bound
                     self.take(alike)
                     self._updates += len(alike)
                 case "correction":

@@ -257,8 +257,8 @@ class Observation:
         tenant: Who asked.
         kind: What is learned: the first reward; in a correction the true Correct, which replaces the imputed one; the
             cost alone, because the client's own bounds cut the answer; or a failure of the model, which is a wrong
-            answer without a score. What that cost says nothing of what an answer costs: `log_cost` is then what was
-            predicted at the decision, or the upper bound of the objective's costs where nothing was.
+            answer without a score. What that cost says nothing of what an answer costs: `log_cost` is then the
+            upper bound of the objective's costs, at which a wrong answer earns nothing.
         seq, learned_seq: Sequence numbers of this outcome, and of the first of its decision that was learned.
         target, predicted: With a correction, that which the decision counts against, None where it counts against
             none, and the accuracy that was predicted of it.

@@ -334,7 +334,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             action_id=self.action,
             correct=correct,
             score=self.score,
-            log_cost=self._expected_log_cost() if failed else self.log_cost,
+            log_cost=self._highest_log_cost() if failed else self.log_cost,
             imputed=self.imputed,
             objective=policy_objective(self.objective),
             clock=self.clock,
@@ -348,11 +348,9 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             paid=self.paid or None if failed else None,
         )
 
-    def _expected_log_cost(self) -> float:
-        """Return what was predicted of its cost, or else the upper bound, at which a wrong answer earns nothing."""
-        told = _PREDICTED.decode(self.decision).predicted
-        expected = math.log(self.objective.cost_range.high) if told is None else told.log_cost
-        return min(max(expected, -LOG_COST_LIMIT), LOG_COST_LIMIT)
+    def _highest_log_cost(self) -> float:
+        """Return the upper bound of the costs, at which a wrong answer earns nothing under any weights."""
+        return min(max(math.log(self.objective.cost_range.high), -LOG_COST_LIMIT), LOG_COST_LIMIT)
 
 
 class _Told(Struct):

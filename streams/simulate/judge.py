@@ -236,12 +236,9 @@ def met(life: Life) -> Iterator[str]:
 def _chosen(life: Life) -> Iterator[str]:
     """Yield that a model that always fails is chosen most of the time; smaller shares are judged over many seeds."""
     bad, choices = misled(life)
-    # Of what costs too much, the share is shown (`coverage`). A policy with one A for all terms enters what a failure
-    # was predicted to cost, which is little where the model never answered: too little to be judged where it is late.
+    # Of what costs too much, the share is shown (`coverage`).
     kind, policy = life.world.bad, life.world.settings.policy.name
-    if kind == "dear" or (kind == "slow" and policy != "contextual"):
-        return
-    if 2 * bad > choices:
+    if kind != "dear" and 2 * bad > choices:
         yield f"chosen badly: {policy} chose what {kind} for {bad} of the last {choices} queries"
 
 

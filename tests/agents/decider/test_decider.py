@@ -475,6 +475,20 @@ def test_an_answer_that_its_client_cut_is_closed_without_correctness_under_any_r
     shard.same_as(before)
 
 
+@pytest.mark.parametrize("name", ["linucb", "thompson"])
+def test_what_a_model_that_never_answered_would_cost_is_not_invented(make_shard: Any, name: str) -> None:
+    """A small cost, predicted from nothing, would make its failures earn more than what others answer."""
+    shard, chosen = make_shard(MAKERS[name], models=2, pairs=((1, 1),)), []
+    failing = shard.space.models[1]
+    for _ in range(90):
+        [made] = shard.ask(shard.context())
+        chosen.append(decode(made.value, Decision).action.model)
+        ended = {"fault": "model", "correct": 0.0, "score": None, "status": "failed", "log_cost": None}
+        shard.tell(shard.reward(made, **(ended if chosen[-1] == failing else {})))
+    assert chosen.count(failing) > 0
+    assert chosen[-30:].count(failing) <= 3
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_model_s_failure_teaches_that_it_was_wrong_and_was_tried_and_not_what_it_cost(
     make_shard: Any, name: str
@@ -496,8 +510,9 @@ def test_a_model_s_failure_teaches_that_it_was_wrong_and_was_tried_and_not_what_
     assert (row.stage, row.correct, row.score, row.log_cost) == ("failed", 0.0, 0.0, 0.0)
     assert row.paid == pytest.approx(np.exp(3.0)), "its account pays"
     seen = row.observation("failure")
-    said = decode(tried.value, Decision).predicted
-    assert seen.log_cost == (np.log(row.objective.cost_range.high) if said is None else said.log_cost)
+    assert seen.log_cost == pytest.approx(np.log(row.objective.cost_range.high))
+    earned = seen.objective.reward(seen.entered, seen.score, seen.log_cost)
+    assert earned == pytest.approx(0.0, abs=1e-12), "under any weights"
     assert (seen.correct, seen.paid, seen.seq) == (0.0, row.paid, row.learned_seq)
     assert shard.tell(shard.reward(tried, **failure, log_cost=3.0))[0].verdict == "duplicate"
     live(shard, 2)
