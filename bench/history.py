@@ -16,7 +16,7 @@ from agents.catalogue.objectives import Steering
 from agents.decider.decider import Decider, DecisionEnvironment
 from agents.embedding import ArrivedQuery, embed, encoder_id
 from agents.reward.join import Arrival, JoinRow, ScoredAnswer, Timeouts, encode_row, on
-from agents.reward.outcome import Pricing, price_of
+from agents.reward.outcome import CostModel, cost_of
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.forest import Draft, Limits
@@ -54,7 +54,7 @@ class SyntheticHistory:
     def __init__(self, settings: Settings, began_ms: int) -> None:
         self.settings, self.topics, self.now_ms = settings, Topics(settings), began_ms
         self.catalogue = load_catalogue(Path(settings.catalogue))
-        self.pricing = Pricing.of(self.catalogue)
+        self.cost_model = CostModel.of(self.catalogue)
         self.encoder = encoder_of(settings)
         self.decider = Decider(
             policy_of(settings, self.encoder), seed=settings.policy.seed, encoder=encoder_id(self.encoder)
@@ -195,7 +195,7 @@ class SyntheticHistory:
         return ScoredAnswer(
             status=answer.status,
             score=score,
-            price=price_of(answer, self.pricing),
+            price=cost_of(answer, self.cost_model),
             correct=correct,
             grader="drawn" if correct is not None else "",
         )

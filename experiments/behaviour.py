@@ -88,7 +88,7 @@ def _objective(policy: Policy, world: BanditWorld, at: int) -> tuple[Objective, 
         return world.objective(("cost-sensitive", "quality-priority")[turn]), None
     target = None if turn == 2 else ACCURACY
     price = 0.05 if target is None or policy.pacer is None else policy.pacer.shadow_price(target)
-    return Objective(1.0, 0.0, 0.0, *world.bounds, price=price), target
+    return Objective(1.0, 0.0, 0.0, *world.bounds, shadow_price=price), target
 
 
 def _world() -> BanditWorld:

@@ -73,7 +73,7 @@ class Changed:
             worse: Correctness from the change on, shape (Q, A).
             watched: Whether the policy looks for models that have become worse.
         """
-        objective = Objective(1.0, 0.0, 0.0, *self.world.bounds, price=self.price)
+        objective = Objective(1.0, 0.0, 0.0, *self.world.bounds, shadow_price=self.price)
         stages = {1: Stage(tuple(before), objective), BEFORE + 1: Stage(tuple(after), objective)}
         trial = Trial(
             self.world, seed, self.order(seed), self.sample(seed), stages, FeedbackChannel(), warm_up=0

@@ -374,7 +374,7 @@ class _Table:
         terms = self._terms
         learns = player.prior or player.after_history
         history = "" if not learns else "third" if terms.history is None else str(terms.history)
-        price = objective.price * self._unit if player.linear else objective.cost
+        price = objective.shadow_price * self._unit if player.linear else objective.cost
         batch = 1 if player.policy in APART else terms.batch
         code = self._code.get(player.policy, self._policies)
         return Game(self._digest, name, history, seed, float(f"{price:.6g}"), batch, code)
@@ -412,7 +412,9 @@ class _Table:
         if player.policy == "random":
             return [priced(self._plain, 0.0)]
         if player.linear:
-            return [Objective(1.0, 0.0, 0.0, *self._plain.bounds, price=price) for price in self.prices]
+            return [
+                Objective(1.0, 0.0, 0.0, *self._plain.bounds, shadow_price=price) for price in self.prices
+            ]
         return [priced(self._plain, weight) for weight in WEIGHTS]
 
 
@@ -457,7 +459,7 @@ def _routed(task: _Task) -> list[list[int]]:
     fitted = Fitted.of(task.world, task.history)
     if task.player.policy == STATIC:
         accuracy, cost = fitted.predicted(list(task.order))
-        return [best_arms(accuracy, cost, objective.price) for objective in task.objectives]
+        return [best_arms(accuracy, cost, objective.shadow_price) for objective in task.objectives]
     o = task.world.outcomes
 
     def outcome(question: int, arm: int) -> tuple[float, float]:
@@ -465,7 +467,7 @@ def _routed(task: _Task) -> list[list[int]]:
         return float(o.correct[place]), float(o.log_cost[place])
 
     online = OnlineRidge(fitted)
-    return [online.play(task.order, objective.price, outcome) for objective in task.objectives]
+    return [online.play(task.order, objective.shadow_price, outcome) for objective in task.objectives]
 
 
 def _elsewhere(task: _Task) -> list[list[int]]:
@@ -482,7 +484,7 @@ def _elsewhere(task: _Task) -> list[list[int]]:
             history_cost=o.cost.mean(axis=0)[history],
             order=np.array(task.order),
             correct=o.correct[task.sample, q, a],
-            prices=np.array([objective.price for objective in task.objectives]),
+            prices=np.array([objective.shadow_price for objective in task.objectives]),
             seed=task.seed,
         )
         script = ROOT / "experiments" / "paretobandit.py"

@@ -339,7 +339,7 @@ class _Post:
 def _rewards(objective: Objective, terms: Sequence[Array]) -> Array:
     c = objective.coefficients
     earned = np.asarray(c[0] * terms[0] + c[1] * terms[1] + c[2] * terms[2] + c[3])
-    return earned - objective.price * np.exp(terms[2]) if objective.price else earned
+    return earned - objective.shadow_price * np.exp(terms[2]) if objective.shadow_price else earned
 
 
 def _offer(

@@ -294,7 +294,7 @@ class BanditWorld:
         """Return r of every cell (Eq. 4, less a linear price where there is one), shape (samples, Q, A)."""
         o, c = self.outcomes, objective.coefficients
         earned = np.asarray(c[0] * o.correct + c[1] * o.score + c[2] * o.log_cost + c[3])
-        return earned - objective.price * o.cost if objective.price else earned
+        return earned - objective.shadow_price * o.cost if objective.shadow_price else earned
 
 
 def build_world(

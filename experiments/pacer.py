@@ -156,7 +156,7 @@ def _play(
             query_id, embedding = f"{seed}/{len(done)}", world.queries[question]
             assert policy.pacer is not None
             price = policy.pacer.shadow_price(target)
-            objective = Objective(1.0, 0.0, 0.0, *world.bounds, price=price)
+            objective = Objective(1.0, 0.0, 0.0, *world.bounds, shadow_price=price)
             (choice,) = choose(policy, [Context(query_id, embedding)], [objective], seed)
             arm = index[choice.action_id]
             right, score = float(o.correct[sample, question, arm]), float(o.score[sample, question, arm])

@@ -61,7 +61,7 @@ def prior_of_outcomes(
         for arm in outcomes.arms
     ]
     policy = _fresh(encoder, options, actions)
-    return teach(policy, table_history(outcomes, queries, kept), cap, catalogue.pricing), len(kept)
+    return teach(policy, table_history(outcomes, queries, kept), cap, catalogue.cost_basis), len(kept)
 
 
 def control_of(outcomes: Outcomes, catalogue: Catalogue, *, history_only: bool = False) -> str:
@@ -133,7 +133,7 @@ def prior_of_log(
         log_cost=np.log([row[3] for row in rows]),
         propensity=np.array([row[4] for row in rows]),
     )
-    return teach(_fresh(encoder, options, actions), history, cap, catalogue.pricing), len(texts)
+    return teach(_fresh(encoder, options, actions), history, cap, catalogue.cost_basis), len(texts)
 
 
 def _is_question(text: object) -> bool:

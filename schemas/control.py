@@ -56,10 +56,10 @@ class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"
         return f"model/{self.name}"
 
 
-class PriceEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
+class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
     """What an eFLOP costs on a model of the catalogue, from now on. Key: `price/<name>`.
 
-    An entry for the model that comes later in `control` brings its own price again.
+    An entry for the model that comes later in `control` brings its own factor again.
 
     Attributes:
         name: The model's name.
@@ -70,7 +70,7 @@ class PriceEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
     factor: float
 
     def __post_init__(self) -> None:
-        """Refuse a factor that is no price."""
+        """Refuse a factor that no cost can be multiplied by."""
         _check_name("PriceEntry", self.name)
         if not 0.0 < self.factor < math.inf:
             raise InvalidField("PriceEntry", "factor", f"is {self.factor}; give a finite number above 0")
@@ -177,10 +177,11 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
         return f"key/{self.name}"
 
 
-ControlRecord = CatalogueEntry | PriceEntry | ObjectiveEntry | CostBoundsEntry | KeyEntry
+ControlRecord = CatalogueEntry | PriceFactorEntry | ObjectiveEntry | CostBoundsEntry | KeyEntry
 
 _KINDS: dict[str, type[ControlRecord]] = {
-    kind.schema(): kind for kind in (CatalogueEntry, PriceEntry, ObjectiveEntry, CostBoundsEntry, KeyEntry)
+    kind.schema(): kind
+    for kind in (CatalogueEntry, PriceFactorEntry, ObjectiveEntry, CostBoundsEntry, KeyEntry)
 }
 
 

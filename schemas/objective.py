@@ -1,7 +1,7 @@
 """What a query is served for, as it was in force when the action was chosen (§3.4, Eq. 4).
 
 Beside the paper's weights an objective can state what a user wants: a mean cost that must not be exceeded, or
-a share of the accuracy within reach that must be kept. Either fixes a price λ of one eFLOP; the price in force when
+a share of the accuracy within reach that must be kept. Either fixes a shadow price λ of one eFLOP; that in force when
 the action was chosen is part of the record, so that the Decision can be reproduced from the record alone.
 """
 
@@ -42,7 +42,7 @@ class Weights(Struct, frozen=True, kw_only=True):
 
 
 def check_targets(kind: str, *, mean_cost: float | None, accuracy: float | None) -> None:
-    """Refuse a target that cannot be met by any price, and two targets at once.
+    """Refuse a target that cannot be met at any λ, and two targets at once.
 
     Args:
         kind: The record's name, for the message.
@@ -122,7 +122,7 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a price below zero, two targets at once, and a name that no control record can set."""
+        """Refuse a λ below zero, two targets at once, and a name that no control record can set."""
         if self.name is not None:
             check_name("ObjectiveInForce", "name", self.name)
         if not 0.0 <= self.price < math.inf:
@@ -137,7 +137,7 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "weights" if self.accuracy is None else "accuracy"
 
     def reward(self, correct: float, score: float, log_cost: float) -> float:
-        """Return w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4, and a price λ on the cost).
+        """Return w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4, and a shadow price λ of the cost).
 
         C̃ is not clipped: an exact change of weights or bounds needs a reward that is linear in log C.
 
@@ -148,5 +148,5 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """
         w = self.weights
         plain = w.correct * correct + w.score * score + w.cost * (1.0 - self.cost_range.normalised(log_cost))
-        # Without a price the four terms stay as they are, bit by bit.
+        # Without λ the four terms stay as they are, bit by bit.
         return plain - self.price * math.exp(log_cost) if self.price else plain

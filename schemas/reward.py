@@ -84,8 +84,8 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
         check_id("Due", self.query_id)
 
 
-class Price(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a search cost, at the price of its model: its equivalent FLOPs (App. D.3), or what it was billed.
+class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a search cost, times its model's price factor: its equivalent FLOPs (App. D.3), or what it was billed.
 
     Attributes:
         cost: The sum of the three parts; in another unit, the sum that was billed.
@@ -153,7 +153,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
             Score takes its value, so that w₁ and w₂ add up; else the cost alone is learned.
         charge: What it counts against the limits of its API key; in the first stage of a query alone, and None
             where it came under no key or nothing was run.
-        missing: Why the price or the grade could not be worked out; empty when nothing went wrong.
+        missing: Why the cost or the grade could not be worked out; empty when nothing went wrong.
         closed_early: Whether the wait for feedback was cut short because too many rewards were open: nobody knows then
             whether the answer was right, and nobody failed to say so.
     """
@@ -167,7 +167,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     correct: Unit | None
     score: Unit | None
     log_cost: float | None
-    price: Price | None
+    price: Cost | None
     objective: ObjectiveInForce
     reward: float | None = None
     graded_by: GradedBy = ""

@@ -14,8 +14,8 @@ from agents.catalogue.actions import ActionSpace, parse_pairs, uis_space
 from agents.catalogue.file import beside_catalogue, load_catalogue
 from agents.catalogue.models import ActionError, Catalogue, CatalogueError, Model
 from agents.catalogue.objectives import CAREFUL, DEFAULT_MODE, Objectives, Steering
-from agents.reward.outcome import Pricing
-from schemas.control import CatalogueEntry, Heartbeat, PriceEntry, decode_control
+from agents.reward.outcome import CostModel
+from schemas.control import CatalogueEntry, Heartbeat, PriceFactorEntry, decode_control
 from schemas.errors import UniscaleError
 from schemas.record import decode
 from streams.runtime.base import ConsumerRecord, Runtime
@@ -91,7 +91,7 @@ class Control:
         self.catalogue_version = -1
         # Every model ever seen: searches of a removed one end, and their prices are still needed.
         self.models: dict[str, Model] = {m.name: m for m in self.base.models}
-        self.pricing = Pricing.of(self.base)
+        self.cost_model = CostModel.of(self.base)
         self._topics = Topics(settings)
         self._monotonic = monotonic
         self._beats: dict[str, tuple[Heartbeat, int, float]] = {}
@@ -164,7 +164,7 @@ class Control:
         except UniscaleError as error:
             log.error("%s has no effect: %s", record.coordinates, error)
             return
-        if isinstance(entry, CatalogueEntry | PriceEntry):
+        if isinstance(entry, CatalogueEntry | PriceFactorEntry):
             self.catalogue_version = record.offset
             self.models |= {m.name: m for m in self.catalogue.models}
-            self.pricing = Pricing.of(self.catalogue, self.pricing)
+            self.cost_model = CostModel.of(self.catalogue, self.cost_model)

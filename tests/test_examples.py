@@ -12,7 +12,7 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 WORDS = {
     "bandit.py": "correct 0.7, cost 0.3: an easy query gets small/1/1/1, a hard one large/1/1/1",
     "search.py": "ok: draft 23 ends the best of 4 completed paths",
-    "price.py": "qwen3-32b   1.875e+15 eFLOPs",
+    "cost.py": "qwen3-32b   1.875e+15 eFLOPs",
     "loop_in_memory.py": "20 queries, 20 decisions, from Query to Reward",
     "client.py": "graded by person",
 }

@@ -9,7 +9,7 @@ import pytest
 
 from agents.answers import grade
 from agents.catalogue.checkpoint import read_architecture
-from agents.catalogue.eflops import price
+from agents.catalogue.eflops import search_cost
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Architecture
 from experiments.record.table import HISTORY, Question, question_set
@@ -97,7 +97,7 @@ def test_the_range_of_costs_is_one_short_answer_of_the_smallest_to_sixty_four_lo
             for step in range(steps)
             for path in range(paths)
         ]
-        return price(prompt, drafts, model, verifier, intensity).eflops
+        return search_cost(prompt, drafts, model, verifier, intensity).eflops
 
     short, long = cost(SMALLEST, 1, 30, 2, 6), cost(LARGEST, 64, 150, 15, 15)
     # Rounded outwards to 1, 2 or 5 times a power of ten.

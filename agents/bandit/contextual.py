@@ -591,15 +591,15 @@ class Contextual(Learner):
         z = d.short(query)
         terms = self.estimates.predicted(z)[keep]
         width = self.settings.alpha * self.estimates.right.widths(z, d.sides[keep])
-        mean = terms[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
+        mean = terms[:, :COST] @ objective.coefficients - objective.shadow_price * terms[:, COST]
         # What more an action costs than the best predicted one is what it takes to find out: it counts against hope.
-        extra = objective.price * np.maximum(terms[:, COST] - terms[int(mean.argmax()), COST], 0.0)
+        extra = objective.shadow_price * np.maximum(terms[:, COST] - terms[int(mean.argmax()), COST], 0.0)
         width = width * width / np.maximum(width + extra, TINY)
         made = ranked(context.query_id, [d.ids[j] for j in keep], mean, width, seed)
         # No answer is better than right: what is too dear even then need not be tried again.
         right = terms.copy()
         right[:, [CORRECT, SCORE]] = 1.0
-        most = right[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
+        most = right[:, :COST] @ objective.coefficients - objective.shadow_price * terms[:, COST]
         made = self._tried(made, keep, most > mean[made.chosen], seed)
         correct, score, log_cost = terms[made.chosen, :ONE].tolist()
         return replace(made, predicted=(correct, score, log_cost), terms=lambda: terms[:, :ONE])

@@ -1,4 +1,4 @@
-"""The pacer: the price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met."""
+"""The pacer: the shadow price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from agents.bandit.policy import BudgetStatus, Matrix, Target, Vector
 
-# What the policy, as it predicts now, would choose for recent queries at any price λ, and which λ meets a target.
+# What the policy, as it predicts now, would choose for recent queries at any λ, and which λ meets a target.
 
 STEPS: Final = 30
 """Halvings of the interval of ln λ, e^±10 around the scale of the predictions: λ to eight digits."""
@@ -32,17 +32,17 @@ class Forecast:
     cost: Matrix
     doubt: float = 0.0
 
-    def choices(self, price: float) -> np.ndarray:
-        """Return the index of the action chosen for each context at a price, shape (m,)."""
-        return np.asarray((self.accuracy - price * self.cost).argmax(axis=1))
+    def choices(self, shadow_price: float) -> np.ndarray:
+        """Return the index of the action chosen for each context at a shadow price, shape (m,)."""
+        return np.asarray((self.accuracy - shadow_price * self.cost).argmax(axis=1))
 
-    def mean_cost(self, price: float) -> float:
-        """Return the mean cost of what is chosen at a price."""
-        return _mean(self.cost, self.choices(price))
+    def mean_cost(self, shadow_price: float) -> float:
+        """Return the mean cost of what is chosen at a shadow price."""
+        return _mean(self.cost, self.choices(shadow_price))
 
-    def mean_accuracy(self, price: float) -> float:
-        """Return the mean accuracy of what is chosen at a price."""
-        return _mean(self.accuracy, self.choices(price))
+    def mean_accuracy(self, shadow_price: float) -> float:
+        """Return the mean accuracy of what is chosen at a shadow price."""
+        return _mean(self.accuracy, self.choices(shadow_price))
 
     def best_accuracy(self, *, reachable: bool) -> float:
         """Return the mean accuracy of the single action that is best on average, or of the best for each context.
@@ -55,21 +55,21 @@ class Forecast:
         return max(single, float(self.accuracy.max(axis=1).mean()) - self.doubt) if reachable else single
 
 
-def price_for_cost(forecast: Forecast, target: float) -> float:
+def shadow_price_for_cost(forecast: Forecast, target: float) -> float:
     """Return the least λ at which the mean cost of the choices stays within a target.
 
     >>> two = Forecast(np.array([[0.5, 0.9]] * 2), np.array([[1.0, 3.0], [1.0, 9.0]]))
-    >>> price_for_cost(two, 2.0).__round__(3)
+    >>> shadow_price_for_cost(two, 2.0).__round__(3)
     0.05
     """
 
-    def within(price: float) -> bool:
-        return forecast.mean_cost(price) <= target
+    def within(shadow_price: float) -> bool:
+        return forecast.mean_cost(shadow_price) <= target
 
     return 0.0 if within(0.0) else _least(within, _scale(forecast))
 
 
-def price_for_accuracy(forecast: Forecast, share: float, *, reachable: bool = False) -> float:
+def shadow_price_for_accuracy(forecast: Forecast, share: float, *, reachable: bool = False) -> float:
     """Return the largest λ at which the mean accuracy of the choices is a share of the best (`best_accuracy`).
 
     Where nothing is predicted to be right ever, λ is 0. Any λ keeps a share of nothing, so the target says nothing of
@@ -78,7 +78,10 @@ def price_for_accuracy(forecast: Forecast, share: float, *, reachable: bool = Fa
 
     >>> cost = np.array([[1.0, 3.0], [1.0, 9.0]])
     >>> right = np.array([[0.5, 0.9]] * 2)
-    >>> [round(price_for_accuracy(Forecast(share * right, cost), 0.8), 6) for share in (1.0, 0.01, 0.0)]
+    >>> [
+    ...     round(shadow_price_for_accuracy(Forecast(share * right, cost), 0.8), 6)
+    ...     for share in (1.0, 0.01, 0.0)
+    ... ]
     [0.05, 0.0005, 0.0]
     """
     best = forecast.best_accuracy(reachable=reachable)
@@ -87,10 +90,10 @@ def price_for_accuracy(forecast: Forecast, share: float, *, reachable: bool = Fa
     # Where the target is what the best action reaches, the last bits of a mean must not decide.
     target = share * best * (1.0 - 1e-9)
 
-    def below(price: float) -> bool:
-        return forecast.mean_accuracy(price) < target
+    def below(shadow_price: float) -> bool:
+        return forecast.mean_accuracy(shadow_price) < target
 
-    # Just below the first price that falls short.
+    # Just below the first shadow price that falls short.
     return _least(below, _scale(forecast)) * (1.0 - 1e-6)
 
 
@@ -200,7 +203,7 @@ class RecentContexts:
         )
 
 
-# The pacer: the price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met.
+# The pacer: the shadow price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met.
 #
 # Both look back on the last contexts and ask what the policy, as it predicts now, would have chosen for them at
 # some λ:
@@ -209,7 +212,7 @@ class RecentContexts:
 #   since the target was set, so that a bias of the predictions cannot accumulate;
 # - accuracy: the largest λ at which the mean predicted accuracy is the wanted share of what can be reached.
 #
-# Its state is a fold over events in the one order of decisions and updates. The price in force is read once per
+# Its state is a fold over events in the one order of decisions and updates. λ in force is read once per
 # batch.
 
 EVERY: Final = 20
@@ -290,7 +293,7 @@ def _account(tenant: str, key: str) -> tuple[str, str]:
 
 
 class Pacer:
-    """The accounts of all tenants under all objectives with a target, and their prices.
+    """The accounts of all tenants under all objectives with a target, and their shadow prices.
 
     Args:
         predict: From contexts as rows, shape (m, rank), to what is predicted of everything on offer; None as long as
@@ -312,9 +315,9 @@ class Pacer:
         self.open: dict[str, tuple[tuple[str, str], float, float]] = {}
 
     def shadow_price(self, target: Target) -> float:
-        """Return λ, the price of one eFLOP at which a target is met by now. Changes no state.
+        """Return λ, the shadow price of one eFLOP at which a target is met by now. Changes no state.
 
-        That is the last solution, or a new one if the target is new or models' prices have changed since.
+        That is the last solution, or a new one if the target is new or models' price factors have changed since.
         """
         account = self.accounts.get(target.account_id)
         return self._solved(target) if account is None or account.factors != self.factors else account.price
@@ -325,10 +328,10 @@ class Pacer:
         if forecast is None:
             return 0.0
         if target.mean_cost is not None:
-            return price_for_cost(forecast, self._account_of(target).momentary(target.mean_cost))
+            return shadow_price_for_cost(forecast, self._account_of(target).momentary(target.mean_cost))
         assert target.accuracy is not None
         share = target.accuracy / self._account_of(target).optimism
-        return price_for_accuracy(forecast, share, reachable=self._reachable)
+        return shadow_price_for_accuracy(forecast, share, reachable=self._reachable)
 
     def shortfall(self, target: Target) -> float | None:
         """Return what can be had at best of a target that cannot be met; None if it can be, or nothing is known yet.
@@ -354,7 +357,7 @@ class Pacer:
         return self._predict(np.array(window)) if window else None
 
     def decided(self, target: Target, query_id: str, cost: float, accuracy: float) -> None:
-        """Record a decision; solve for the price again if that is due.
+        """Record a decision; solve for λ again if that is due.
 
         Args:
             target: The target of its objective.
@@ -362,10 +365,10 @@ class Pacer:
             cost: Predicted cost of the chosen action.
             accuracy: Its predicted accuracy.
         """
-        price = self.shadow_price(target)
+        shadow_price = self.shadow_price(target)
         account_id = _account(*target.account_id)
         account = self.accounts.pop(account_id, None) or BudgetAccount()
-        account.price, account.factors = price, self.factors
+        account.price, account.factors = shadow_price, self.factors
         self.accounts[account_id] = account  # the newest stands last
         if len(self.accounts) > KEYS:
             oldest = spare(self.accounts)
@@ -419,7 +422,7 @@ class Pacer:
         accounts = [account for (_, key), account in self.accounts.items() if key == target.key]
         known = sum(account.known for account in accounts) or None
         return BudgetStatus(
-            price=own.price,
+            shadow_price=own.price,
             mean_cost=sum(account.spent for account in accounts)
             / sum(account.decisions for account in accounts),
             predicted=known and sum(account.predicted for account in accounts) / known,
@@ -459,7 +462,7 @@ def spare(accounts: Mapping[tuple[str, str], object]) -> tuple[str, str]:
 
 
 def _plain(account: BudgetAccount) -> dict[str, Any]:
-    """Return an account as plain values, without `factors` if no model has a price."""
+    """Return an account as plain values, without `factors` if no model has a price factor."""
     return {name: value for name, value in asdict(account).items() if value != {}}
 
 

@@ -31,7 +31,7 @@ OutcomeKind = Literal["reward", "correction", "cost", "failure"]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Weights of the reward's terms: w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4 and a linear price).
+    """Weights of the reward's terms: w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4, and a shadow price λ).
 
     C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min) is never clipped, because an exact change of objective
     needs it linear in log C. Weights are normalised to sum 1; otherwise α would change its meaning.
@@ -45,15 +45,15 @@ class Objective:
     cost: float
     log_cost_min: float
     log_cost_max: float
-    price: float = 0.0
+    shadow_price: float = 0.0
     coefficients: Vector = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Validate and normalise.
 
         Raises:
-            InvalidObjective: A weight or the price is negative or not finite, all weights are zero, or the bounds are
-                not in order.
+            InvalidObjective: A weight or the shadow price is negative or not finite, all weights are zero, or bounds
+                are not in order.
         """
         weights = {"correct": self.correct, "score": self.score, "cost": self.cost}
         for name, weight in weights.items():
@@ -67,8 +67,8 @@ class Objective:
             raise InvalidObjective(
                 "log_cost bounds", (low, high), "give finite bounds, the minimum below the maximum"
             )
-        if not 0.0 <= self.price < np.inf:
-            raise InvalidObjective("price", self.price, "give zero or more, finite")
+        if not 0.0 <= self.shadow_price < np.inf:
+            raise InvalidObjective("shadow_price", self.shadow_price, "give zero or more, finite")
         # Weights that sum to 1 already stay as they are, bit by bit, when they are read back from a state.
         if abs(total - 1.0) > 1e-12:
             for name, weight in weights.items():
@@ -82,7 +82,7 @@ class Objective:
         """Return r of Eq. 4 for one outcome."""
         w = self.coefficients
         plain = float(w[0] * correct + w[1] * score + w[2] * log_cost + w[3])
-        return plain - self.price * float(np.exp(log_cost)) if self.price else plain
+        return plain - self.shadow_price * float(np.exp(log_cost)) if self.shadow_price else plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,12 @@ class BudgetStatus:
     """What the decisions of a paced objective came to since its target was set, those of all tenants together.
 
     Attributes:
-        price: λ in force, per eFLOP, of the tenant who asks.
+        shadow_price: λ in force, per eFLOP, of the tenant who asks.
         mean_cost: Mean eFLOPs per query: realised where it is known, predicted where it is not yet.
         predicted, correct: Mean predicted and mean true accuracy of the queries whose outcome is known; None before.
     """
 
-    price: float
+    shadow_price: float
     mean_cost: float
     predicted: float | None = None
     correct: float | None = None
@@ -347,7 +347,7 @@ def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
 # Policies do not detect repeated rewards: `agents.decider.log.applied` makes each happen once.
 
 UNPRICED: Final[Mapping[str, float]] = {}
-"""The prices where each model charges its eFLOPs."""
+"""The price factors where every model charges just its eFLOPs."""
 
 
 @runtime_checkable
@@ -368,7 +368,7 @@ class Policy(Protocol):
 
     @property
     def pacer(self) -> Pacer | None:
-        """Return what determines the price λ of objectives by mean cost and by accuracy; None if it serves neither."""
+        """Return what solves for λ under objectives by mean cost and by accuracy; None if it serves neither."""
         ...
 
     @property
@@ -396,7 +396,7 @@ class Policy(Protocol):
         Args:
             actions: What is on offer.
             price_factors: What an eFLOP costs on each model; 1 on those left out. A policy that learns what queries
-                cost without their prices multiplies when it decides; any other has to learn new prices from rewards.
+                cost without price factors multiplies when it decides; any other has to learn new ones from rewards.
         """
         ...
 

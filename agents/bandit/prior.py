@@ -387,7 +387,10 @@ CAP: Final = 2000.0
 
 
 def teach(
-    policy: Contextual, history: History, cap: float = CAP, pricing: Mapping[str, float | str] | None = None
+    policy: Contextual,
+    history: History,
+    cap: float = CAP,
+    cost_basis: Mapping[str, float | str] | None = None,
 ) -> bytes:
     """Let a fresh policy learn a history; return its state, the prior.
 
@@ -395,7 +398,8 @@ def teach(
         policy: A policy with its actions added and nothing learned.
         history: The outcomes.
         cap: Weight of the history: it counts as at most this many observations.
-        pricing: What history's costs follow from (`Catalogue.pricing`), which the prior then names; None leaves it out.
+        cost_basis: What history's costs follow from (`Catalogue.cost_basis`), which the prior then names; None leaves
+            it out.
 
     Raises:
         CorruptState: The policy has learned already.
@@ -406,10 +410,10 @@ def teach(
     # The policy must not discard what history taught for its first few outcomes.
     policy.refit_schedule.due = ()
     state = policy.state()
-    if pricing is None:
+    if cost_basis is None:
         return state
     meta, arrays = unpack(state, policy.name, policy.identity())
-    return pack(policy.name, policy.identity(), meta | {"pricing": dict(pricing)}, arrays)
+    return pack(policy.name, policy.identity(), meta | {"pricing": dict(cost_basis)}, arrays)
 
 
 def begin(policy: Policy, prior: bytes, actions: Sequence[ActionVector]) -> None:
@@ -465,21 +469,21 @@ def outcomes_of(prior: bytes) -> int:
     return int(values(prior).get("estimates", {}).get("right", {}).get("outcomes", 0))
 
 
-def require_pricing(prior: bytes, pricing: Mapping[str, float | str]) -> None:
+def require_cost_basis(prior: bytes, cost_basis: Mapping[str, float | str]) -> None:
     """Refuse a prior whose costs follow from another verifier, precision or hardware.
 
-    Models that only one of the two has are `require_fit`'s; so is all else of a prior that does not name its pricing.
+    Models that only one of the two has are `require_fit`'s; so is all else of a prior that names no cost basis.
 
     Args:
         prior: A state made by `teach`.
-        pricing: What this deployment's costs follow from.
+        cost_basis: What this deployment's costs follow from.
 
     Raises:
         PriorRefused: It names what differs.
         CorruptState: The bytes are not whole.
     """
     named = values(prior).get("pricing", {})
-    for part, wanted in pricing.items():
+    for part, wanted in cost_basis.items():
         if part in named and named[part] != wanted:
             raise PriorRefused(f"catalogue: {part}", named[part], wanted)
 

@@ -3,7 +3,7 @@
 eFLOPs = floating-point operations + intensity × bytes moved. Closed form over the trace of a search;
 nothing here looks at text. Readings where the appendix leaves room:
 
-- the verifier is priced with its own architecture and the *generator's* token counts;
+- the verifier's cost follows from its own architecture and the *generator's* token counts;
 - weights are loaded once per decoding position for the generator, once per step for the verifier;
 - cached keys and values are read once per branch and position (prefix sharing saves memory, not reads);
 - a single chain of thought is verified too: the reward needs its score.
@@ -21,7 +21,7 @@ INTENSITY = 156.0
 
 
 class DraftNumbers(Protocol):
-    """What the price needs of a draft: one row of a trace, or a node of a forest."""
+    """What the cost needs of a draft: one row of a trace, or a node of a forest."""
 
     @property
     def parent(self) -> int:
@@ -38,7 +38,7 @@ class DraftNumbers(Protocol):
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """What one phase of a search takes, and one term of its price: operations, and bytes moved."""
+    """What one phase of a search takes, and one term of its cost: operations, and bytes moved."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -53,8 +53,8 @@ class PhaseCost:
 
 
 @dataclass(frozen=True)
-class SearchPrice:
-    """The price of one search with its parts. All in eFLOPs except where the name says otherwise."""
+class SearchCost:
+    """The cost of one search with its parts. All in eFLOPs except where the name says otherwise."""
 
     prefill: PhaseCost
     decoding: PhaseCost
@@ -87,13 +87,13 @@ class SearchPrice:
         return math.log(self.eflops)
 
 
-def price(
+def search_cost(
     prompt_tokens: int,
     drafts: Sequence[DraftNumbers],
     generator: Architecture,
     verifier: Architecture,
     intensity: float = INTENSITY,
-) -> SearchPrice:
+) -> SearchCost:
     """Return C_UIS with its parts (App. D.3, Remark D.16).
 
     Args:
@@ -108,14 +108,12 @@ def price(
         ValueError: for an empty prompt, a negative count, or a parent that does not precede its child.
     """
     if prompt_tokens < 1:
-        raise ValueError(
-            f"prompt_tokens is {prompt_tokens}: a priced search has a prompt of at least one token"
-        )
+        raise ValueError(f"prompt_tokens is {prompt_tokens}: a search has a prompt of at least one token")
     decoding = verification = PhaseCost()
     for step in _steps(prompt_tokens, drafts):
         decoding += decode_step([(start, new) for start, new, _ in step], generator)
         verification += verify_step([start + new for start, new, scored in step if scored], verifier)
-    return SearchPrice(prefill(prompt_tokens, generator), decoding, verification, intensity)
+    return SearchCost(prefill(prompt_tokens, generator), decoding, verification, intensity)
 
 
 def prefill(prompt_tokens: int, model: Architecture) -> PhaseCost:

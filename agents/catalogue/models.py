@@ -34,7 +34,7 @@ class ActionError(UniscaleError):
 # What is known of a model: its architecture (Table 11), anchors (App. B.2), sampling and where it is served.
 #
 # Every struct here is frozen and refuses unknown fields; `file.py` fills them from files. Numbers that the
-# price needs (App. D.3) are in `Architecture` and nowhere else.
+# cost needs (App. D.3) are in `Architecture` and nowhere else.
 
 Positive = Annotated[int, Meta(ge=1)]
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
@@ -116,7 +116,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A candidate model of the space: a generator with all that choosing, running and pricing it needs."""
+    """A candidate model of the space: a generator with all that it takes to choose it, run it and know its cost."""
 
     name: Name
     checkpoint: Annotated[
@@ -148,7 +148,7 @@ class StepTags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class VerifierModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process reward model: what verification runs on and is priced by."""
+    """A process reward model: what verification runs on and its cost follows from."""
 
     name: Name
     checkpoint: Annotated[str, Meta(min_length=1)]
@@ -167,7 +167,7 @@ class VerifierModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the price is calibrated to."""
+    """What costs are calibrated to."""
 
     name: Annotated[str, Meta(min_length=1)]
     intensity: Annotated[float, Meta(gt=0)]  # I: peak FLOP/s over bytes/s of memory, FLOPs per byte
@@ -272,9 +272,9 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all but version and prices: equal for equal content, however it came about.
+        """Return a digest of all but version and price factors: equal for equal content, however it came about.
 
-        A recording made under other prices holds the same searches.
+        A recording made under other price factors holds the same searches.
         """
         plain = msgspec.to_builtins(msgspec.structs.replace(self, version=-1))
         for model in plain["models"]:
@@ -283,10 +283,10 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return hashlib.sha256(content).hexdigest()[:16]
 
     @property
-    def pricing(self) -> dict[str, float | str]:
+    def cost_basis(self) -> dict[str, float | str]:
         """Return what the eFLOPs of a search follow from (App. D.3): the hardware, the verifier in use, the models.
 
-        Two catalogues that agree in it price equal traces of a model equally, in eFLOPs.
+        Two catalogues that agree in it give equal traces of a model the same cost in eFLOPs.
         """
         verifier = self.verifier_named()
         found: dict[str, float | str] = {
@@ -384,11 +384,11 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         return self._changed(tuple(each for each in self.models if each is not gone), version)
 
-    def price(self, name: str, factor: float, version: int | None = None) -> "Catalogue":
+    def with_price_factor(self, name: str, factor: float, version: int | None = None) -> "Catalogue":
         """Return the catalogue with another price factor for a model, which keeps its place.
 
         Raises:
-            CatalogueError: when the model is not there, the factor is no price, or the version does not grow.
+            CatalogueError: when the model is not there, the factor is out of range, or the version does not grow.
         """
         before = self.model(name)
         try:

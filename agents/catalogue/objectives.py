@@ -12,7 +12,7 @@ from schemas.control import (
     CostBoundsEntry,
     KeyEntry,
     ObjectiveEntry,
-    PriceEntry,
+    PriceFactorEntry,
 )
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Query
@@ -33,7 +33,7 @@ CAREFUL = "careful"
 """Right answers for less: as cheap as possible at 98 % of the accuracy within reach. Not of the paper."""
 
 ACCURACY_ONLY = Weights(correct=1.0)
-"""The reward under a price λ: accuracy less λ·cost. Score and log cost have no weight in it."""
+"""The reward under a shadow price λ: accuracy less λ·cost. Score and log cost have no weight in it."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Objectives:
     def of(self, query: Query) -> ObjectiveInForce:
         """Return what a query is served for: its own goal, the objective it names, or the default.
 
-        The price of a goal by mean cost or accuracy is the decider's to fill in.
+        The shadow price of a goal by mean cost or accuracy is the decider's to fill in.
 
         Raises:
             ObjectiveError: when it names one that is not there.
@@ -161,7 +161,7 @@ class Objectives:
 # Every process folds the same topic, but compaction drops records that others have read: what is in force must
 # follow from the last record of each key alone. So an entry for a model that is there replaces it *at the end*,
 # where it would stand had the first never been seen; and to remove what is not there still counts as a change.
-# Likewise an entry brings its own price, and a price for what is not there counts as a change: the entry that it
+# Likewise an entry brings its own price factor, and one for what is not there counts as a change: the entry that it
 # was meant for has been replaced by a later one. One thing cannot be fixed here: to remove the last model is
 # refused, so whoever writes `control` must refuse it first.
 
@@ -215,10 +215,12 @@ class Steering:
         match record:
             case CatalogueEntry():
                 return replace(self, catalogue=self._catalogue_after(record, offset), offset=offset)
-            case PriceEntry(name=name, factor=factor):
+            case PriceFactorEntry(name=name, factor=factor):
                 there = name in self.catalogue.model_names
                 change = (
-                    self.catalogue.price(name, factor, offset) if there else self.catalogue.unchanged(offset)
+                    self.catalogue.with_price_factor(name, factor, offset)
+                    if there
+                    else self.catalogue.unchanged(offset)
                 )
                 return replace(self, catalogue=change, offset=offset)
             case ObjectiveEntry():

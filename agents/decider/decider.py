@@ -24,7 +24,7 @@ from agents.bandit.errors import (
 from agents.bandit.features import counts
 from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Choice, Context, Policy, Target
-from agents.bandit.prior import begin, outcomes_of, require_pricing
+from agents.bandit.prior import begin, outcomes_of, require_cost_basis
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError
 from agents.catalogue.objectives import Steering
@@ -194,8 +194,10 @@ def decisions(
     Raises:
         UniscaleError: One of them must be refused, whatever the others are.
     """
-    price = cache(policy.pacer.shadow_price) if policy.pacer else None  # of one state, so the same for all
-    objectives = [in_force(record, environment, policy.name, price) for record, _ in asked]
+    shadow_price = (
+        cache(policy.pacer.shadow_price) if policy.pacer else None
+    )  # of one state, so the same for all
+    objectives = [in_force(record, environment, policy.name, shadow_price) for record, _ in asked]
     contexts = [context_of(record, environment, encoder, policy.surface) for record, _ in asked]
     choices = choose(policy, contexts, [policy_objective(o) for o in objectives], seed)
     made = []
@@ -236,15 +238,15 @@ def in_force(
     record: QueryContext,
     environment: DecisionEnvironment,
     policy: str,
-    price: Callable[[Target], float] | None,
+    shadow_price: Callable[[Target], float] | None,
 ) -> ObjectiveInForce:
-    """Return the objective of a Context, with the price λ of its target.
+    """Return the objective of a Context, with the shadow price λ of its target.
 
     Args:
         record: The Context.
         environment: The objectives that there are.
         policy: The policy's name.
-        price: Its pacer's price of a target; None if it has no pacer.
+        shadow_price: Its pacer's λ for a target; None if it has no pacer.
 
     Raises:
         ObjectiveError: It names an objective that does not exist.
@@ -254,9 +256,9 @@ def in_force(
     target = target_of(objective, record.query.account)
     if target is None:
         return objective
-    if price is None:
+    if shadow_price is None:
         raise UnservedObjective(record.query_id, objective.kind, policy)
-    return msgspec.structs.replace(objective, price=price(target))
+    return msgspec.structs.replace(objective, price=shadow_price(target))
 
 
 def context_of(
@@ -423,7 +425,7 @@ class Decider:
 
         Args:
             actions: The actions to offer.
-            price_factors: Price of an eFLOP on each model; models left out have 1.
+            price_factors: What an eFLOP costs on each model; 1 on those left out.
         """
         first = not self.actions
         rows = []
@@ -538,7 +540,7 @@ class Decider:
         prior: bytes,
         actions: Sequence[ActionVector],
         chunk_bytes: int = snapshot.CHUNK_BYTES,
-        pricing: Mapping[str, float | str] | None = None,
+        cost_basis: Mapping[str, float | str] | None = None,
     ) -> list[tuple[bytes, bytes]]:
         """Start from a prior; return the records of snapshot -1, which must be written before anything else.
 
@@ -546,7 +548,7 @@ class Decider:
             prior: A policy's state made from history.
             actions: What will be on offer.
             chunk_bytes: Size of a chunk.
-            pricing: What the costs of these actions follow from; None accepts any.
+            cost_basis: What the costs of these actions follow from; None accepts any.
 
         Raises:
             PriorRefused: It does not fit; nothing has changed.
@@ -554,8 +556,8 @@ class Decider:
         """
         if self.seq or self.actions:
             raise CorruptState("the log", f"sequence number {self.seq}", "an empty log to start from a prior")
-        if pricing is not None:
-            require_pricing(prior, pricing)
+        if cost_basis is not None:
+            require_cost_basis(prior, cost_basis)
         begin(self.policy, prior, actions)
         self.prior = hashlib.sha256(prior).hexdigest()
         self.shares = TeachingShares(outcomes_of(prior))

@@ -95,7 +95,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
 class OfferRow(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-offer.v1", tag_field="schema"
 ):
-    """Which actions could be chosen from a sequence number on, and at what prices. Key: OFFER_KEY + seq.
+    """Which actions could be chosen from a sequence number on, and at what price factors. Key: OFFER_KEY + seq.
 
     Attributes:
         actions: Their ids.
@@ -176,7 +176,7 @@ NO_OFFER: Final = OfferRow(seq=-1, actions=())
 
 
 def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> None:
-    """Make exactly these actions choosable, at these prices.
+    """Make exactly these actions choosable, at these price factors.
 
     Args:
         policy: The policy.
@@ -251,7 +251,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         query_origin: Origin of the Query; a Query with the same id and another origin is a duplicate.
         context_origin: Origin of the Context.
         decision: The Decision's value as it was sent, without the question: a redelivered Context brings that again.
-        batch: Sequence number of the first decision made together with this one: prices are those of its state.
+        batch: Sequence number of the first decision made together with this one: λ is that of its state.
         learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 where there was none.
         kinds: Rewards applied, in order.
         paced: Whether its cost counts against the objective's target; a control's or a pinned query's does not.

@@ -56,7 +56,7 @@ class Preview(Struct, frozen=True, kw_only=True):
         reason: `pinned` where the query leaves no choice; `warm-up` while queries are still drawn at random, whatever
             the policy prefers; else `policy`.
         seq: Position the next decision will have.
-        objective: What the query is served for, its price filled in.
+        objective: What the query is served for, its λ filled in.
         shortfall: What can be had at best where the objective's target cannot be met on recent queries: the least mean
             cost in eFLOPs, or the largest share of the accuracy within reach. None where it can be met.
         policy: Name and version of the policy.
@@ -102,8 +102,8 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
         UniscaleError: any error that would refuse the query itself.
     """
     policy = decider.policy
-    price = policy.pacer.shadow_price if policy.pacer else None
-    objective = in_force(record, environment, policy.name, price)
+    shadow_price = policy.pacer.shadow_price if policy.pacer else None
+    objective = in_force(record, environment, policy.name, shadow_price)
     context = context_of(record, environment, decider.encoder, policy.surface)
     (of,) = policy.predict([context], [policy_objective(objective)], decider.seed)
     terms = of.terms and of.terms()

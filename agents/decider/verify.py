@@ -119,7 +119,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
                 offer(policy, offered, actions)
         decided = [row for row in rows_of_kind if isinstance(row, Row)]
         if kind == "decided":
-            # Decided together, so from one state: the prices too.
+            # Decided together, so from one state: λ too.
             yield from _compared(policy, decided, offered, seed)
         tell(policy, kind, decided)
 
@@ -166,9 +166,9 @@ def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -
     """Yield (field, logged, replayed) of what the state does not call for."""
     target = target_of(row.objective, row.tenant)
     if target is not None and policy.pacer is not None:
-        price = policy.pacer.shadow_price(target)
-        if not _close(row.objective.price, price, relative=True):
-            yield "objective.price", row.objective.price, price
+        shadow_price = policy.pacer.shadow_price(target)
+        if not _close(row.objective.price, shadow_price, relative=True):
+            yield "objective.price", row.objective.price, shadow_price
     if decision.candidates != len(of.action_ids):
         yield "candidates", decision.candidates, len(of.action_ids)
     if decision.policy.version != policy.version:

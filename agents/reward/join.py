@@ -19,7 +19,7 @@ from schemas.forest import Unit
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Reference
 from schemas.record import MAX_VALUE, is_id
-from schemas.reward import Charge, Due, Feedback, GradedBy, Kind, Price, Reward, reward_id
+from schemas.reward import Charge, Cost, Due, Feedback, GradedBy, Kind, Reward, reward_id
 
 # What is known of a query while its reward is open: a row of the join's table.
 
@@ -36,7 +36,7 @@ class Deadline(NamedTuple):
 class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the join keeps of a Decision. The reference goes as soon as the Answer is graded.
 
-    `generator` is the model's architecture when the Decision arrived: the search can be priced even when the
+    `generator` is the model's architecture when the Decision arrived: the search's cost can be worked out even when the
     model has been removed from the catalogue, its record compacted and this process restarted since. `cohort` is empty
     where no draw chose it.
     """
@@ -57,11 +57,11 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An Answer in the terms of the reward: its price, its path score, its grade."""
+    """An Answer in the terms of the reward: its cost, its path score, its grade."""
 
     status: Status
     score: Unit | None = None
-    price: Price | None = None
+    price: Cost | None = None
     cut_eflops: float = 0.0  # the most that a step may have cost which its deadline cut
     correct: Unit | None = None  # None: nobody knows yet
     grader: str = ""  # name and version, where a reference was graded against
@@ -361,7 +361,7 @@ def to_value(
 ) -> tuple[Reference | None, Answer] | None:
     """Return (reference, answer) when this record makes it possible, and needed, to value an Answer.
 
-    Pricing and grading take time that the fold does not have: do them, then call `on` with the result.
+    Working out cost and grade takes time that the fold does not have: do both, then call `on` with the result.
     """
     if isinstance(record, Answer) and row is not None and row.decision is not None and row.scored is None:
         return row.decision.reference, record
@@ -383,7 +383,7 @@ def on(
         row: As stored; None for a query not heard of.
         arrival: The record.
         timeouts: Of this deployment.
-        value: Price and grade, exactly when `to_value` asked for them.
+        value: Cost and grade, exactly when `to_value` asked for them.
         generator: With a Decision, the architecture of its model where the catalogue knows it.
 
     Raises:
@@ -495,15 +495,15 @@ def _on_answer(
 def _settle(row: JoinRow, value: ScoredAnswer | None) -> Transition:
     """Make the first reward of a query whose Decision and Answer have met. What is parked is for `_judged`."""
     if value is None:
-        raise ValueError(f"{row.query_id}: the Answer is not priced and graded; ask `to_value` first")
+        raise ValueError(f"{row.query_id}: the Answer has no cost and grade yet; ask `to_value` first")
     assert row.decision is not None
     wait_ms = row.decision.feedback_ms
-    # Neither text is needed any more, nor what the price was worked out from.
+    # Neither text is needed any more, nor what the cost was worked out from.
     decision = replace(row.decision, reference=None, generator=None)
     row = replace(row, decision=decision, answer=None, scored=value, parked=None)
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:
-        # Cancelled: priced, but without score and correctness, so the decider abandons the row. To learn from it would
+        # Cancelled: a cost, but neither score nor correctness, so the decider abandons the row. To learn from it would
         # make the searches that people give up on look cheap. Bounded: whoever judges an answer that the client's own
         # bounds cut judges these, not the configuration, so no feedback is awaited.
         return _close(row, "default", None, "", counts)

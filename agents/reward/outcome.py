@@ -15,7 +15,7 @@ from agents.reward.join import ScoredAnswer
 from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.forest import Forest
-from schemas.reward import Price
+from schemas.reward import Cost
 from schemas.search import Served
 
 MAX_MISSING = 500
@@ -30,8 +30,8 @@ class UnpricedAnswer(UniscaleError):
 
 
 @dataclass(frozen=True)
-class Pricing:
-    """What searches are priced by.
+class CostModel:
+    """What the cost of a search follows from.
 
     Attributes:
         generators: Architectures by model name; also of models that have left: their last searches cost too.
@@ -46,8 +46,8 @@ class Pricing:
     intensity: float = eflops.INTENSITY
 
     @classmethod
-    def of(cls, catalogue: Catalogue, before: "Pricing | None" = None) -> "Pricing":
-        """Return the pricing of a catalogue, with the models `before` knew beside its own."""
+    def of(cls, catalogue: Catalogue, before: "CostModel | None" = None) -> "CostModel":
+        """Return the cost model of a catalogue, with the models that `before` knew beside its own."""
         known = dict(before.generators) if before is not None else {}
         return cls(
             generators=known | {model.name: model.architecture for model in catalogue.models},
@@ -60,14 +60,14 @@ class Pricing:
         """Return the architecture of what scored, by its name in the catalogue; None when it is unknown.
 
         `Served.model` is that name; `Served.name` is the software, for instance `vllm`. What scored under no
-        name of its own, such as a recording, is priced as the verifier in use.
+        name of its own, such as a recording, counts as the verifier in use.
         """
         named = self.verifier if served is None else served.model or served.name
         in_use = None if served is not None and served.model else self.verifiers.get(self.verifier)
         return self.verifiers.get(named, in_use)
 
     def forest_eflops(self, forest: Forest) -> float:
-        """Return what a search has cost so far, in eFLOPs at its price: 0 before its first step.
+        """Return what a search has cost so far, in eFLOPs times its price factor: 0 before its first step.
 
         Raises:
             UnpricedAnswer: its model is unknown.
@@ -78,16 +78,16 @@ class Pricing:
         if generator is None:
             raise UnpricedAnswer("a search under way", "model", forest.action.model)
         scorer = self.verifiers[self.verifier]
-        cost = eflops.price(forest.prompt_tokens, forest.drafts, generator, scorer, self.intensity)
+        cost = eflops.search_cost(forest.prompt_tokens, forest.drafts, generator, scorer, self.intensity)
         return cost.eflops * forest.limits.price_factor
 
 
-def price_of(answer: Answer, pricing: Pricing, generator: Architecture | None = None) -> Price | None:
-    """Return what an Answer's search cost (App. D.3), at the price it began with, or None when nothing was run.
+def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | None = None) -> Cost | None:
+    """Return what an Answer's search cost (App. D.3), at the price factor it began with, or None when nothing was run.
 
     Args:
         answer: With its trace.
-        pricing: What searches are priced by.
+        cost_model: What the cost of a search follows from.
         generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
 
     Raises:
@@ -95,16 +95,16 @@ def price_of(answer: Answer, pricing: Pricing, generator: Architecture | None = 
     """
     if answer.action is None or not answer.trace:
         return None
-    model = generator or pricing.generators.get(answer.action.model)
+    model = generator or cost_model.generators.get(answer.action.model)
     if model is None:
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
-    scorer = pricing.scorer(answer.verifier)
+    scorer = cost_model.scorer(answer.verifier)
     if scorer is None:
-        served = answer.verifier.model or answer.verifier.name if answer.verifier else pricing.verifier
+        served = answer.verifier.model or answer.verifier.name if answer.verifier else cost_model.verifier
         raise UnpricedAnswer(answer.query_id, "verifier", served)
-    cost = eflops.price(answer.prompt_tokens, answer.trace, model, scorer, pricing.intensity)
+    cost = eflops.search_cost(answer.prompt_tokens, answer.trace, model, scorer, cost_model.intensity)
     factor = answer.limits.price_factor if answer.limits is not None else 1.0
-    return Price(
+    return Cost(
         cost=factor * cost.eflops,
         prefill_eflops=factor * cost.prefill.eflops(cost.intensity),
         decoding_eflops=factor * cost.decoding.eflops(cost.intensity),
@@ -124,7 +124,7 @@ class _Lost(NamedTuple):
     score: float | None = None
 
 
-def cut_eflops(answer: Answer, pricing: Pricing, generator: Architecture | None = None) -> float:
+def cut_eflops(answer: Answer, cost_model: CostModel, generator: Architecture | None = None) -> float:
     """Return the most that the step may have cost that an Answer's deadline cut, in eFLOPs; 0 where none was.
 
     Raises:
@@ -132,14 +132,14 @@ def cut_eflops(answer: Answer, pricing: Pricing, generator: Architecture | None 
     """
     if answer.cut is None or answer.action is None:
         return 0.0
-    model = generator or pricing.generators.get(answer.action.model)
+    model = generator or cost_model.generators.get(answer.action.model)
     if model is None:
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
     lost = [_Lost(parent, answer.cut.tokens) for parent in answer.cut.parents]
-    scorer = pricing.scorer(answer.verifier) or model  # of what is scored, both prices below have the same
-    prompt, intensity = max(1, answer.cut.prompt_tokens), pricing.intensity
-    whole = eflops.price(prompt, [*answer.trace, *lost], model, scorer, intensity).eflops
-    known = eflops.price(prompt, answer.trace, model, scorer, intensity).eflops if answer.trace else 0.0
+    scorer = cost_model.scorer(answer.verifier) or model  # of what is scored, both costs below have the same
+    prompt, intensity = max(1, answer.cut.prompt_tokens), cost_model.intensity
+    whole = eflops.search_cost(prompt, [*answer.trace, *lost], model, scorer, intensity).eflops
+    known = eflops.search_cost(prompt, answer.trace, model, scorer, intensity).eflops if answer.trace else 0.0
     return (whole - known) * (answer.limits.price_factor if answer.limits is not None else 1.0)
 
 
@@ -156,7 +156,7 @@ def value(
     reference: object,
     answer: Answer,
     *,
-    pricing: Pricing,
+    cost_model: CostModel,
     judge: Judge,
     run: Runner = run_here,
     generator: Architecture | None = None,
@@ -164,13 +164,13 @@ def value(
     """Return an Answer in the terms of the reward. May block for as long as grading takes.
 
     A term that cannot be worked out is None, and `missing` says why: the query is closed all the same. No text
-    is a wrong answer, because whoever asked has none. A cancelled search has a price only, and an answer that the
+    is a wrong answer, because whoever asked has none. A cancelled search has a cost only, and an answer that the
     client's own bounds cut is not graded: what is left of it is neither right nor wrong.
 
     Args:
         reference: What the Query brought to grade against; None for nothing.
         answer: The Answer.
-        pricing: What searches are priced by.
+        cost_model: What the cost of a search follows from.
         judge: Compares mathematics.
         run: Runs programs.
         generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
@@ -179,12 +179,12 @@ def value(
         Undecided: `judge` or `run` would take time and said so.
     """
     missing: list[str] = []
-    price: Price | None = None
+    price: Cost | None = None
     lost_eflops = 0.0
     graded: Grade | None = None
     try:
-        price = price_of(answer, pricing, generator)
-        lost_eflops = cut_eflops(answer, pricing, generator)
+        price = cost_of(answer, cost_model, generator)
+        lost_eflops = cut_eflops(answer, cost_model, generator)
     except (UniscaleError, ValueError, ArithmeticError) as error:
         missing.append(f"price: {error}")
     try:

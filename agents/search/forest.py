@@ -315,7 +315,7 @@ def spent(forest: Forest, *, eflops: float = 0.0, now_ms: int | None = None) -> 
 
     Args:
         forest: The search.
-        eflops: Price of the search so far.
+        eflops: What the search has cost so far.
         now_ms: Time since the epoch; None ignores deadlines.
     """
     limits = forest.limits

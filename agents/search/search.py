@@ -310,8 +310,8 @@ def _completion(forest: Forest, at: int) -> Completion:
 # returns the SearchStep for the verifier. Nothing is kept between records, because the forest travels in them.
 # `Progress` only remembers which step of a query was done last, so that a record delivered twice is dropped.
 
-Price = Callable[[Forest], float]
-"""Returns the price of a search so far, in eFLOPs. The aggregator owns pricing, so the service passes it in."""
+CostSoFar = Callable[[Forest], float]
+"""Returns what a search has cost so far, in eFLOPs. The aggregator knows what costs follow from, so it is passed in."""
 
 
 def begin(
@@ -346,14 +346,18 @@ def begin(
 
 
 def resume(
-    verification: Verification, *, now_ms: int, price: Price | None = None, engine: Served | None = None
+    verification: Verification,
+    *,
+    now_ms: int,
+    cost_so_far: CostSoFar | None = None,
+    engine: Served | None = None,
 ) -> Job | Answer:
     """Return the next step of a search after search control, or its Answer.
 
     Args:
         verification: The scored step with its forest.
         now_ms: Time since the epoch.
-        price: Prices the search so far; needed if queries can have a budget in eFLOPs.
+        cost_so_far: Returns what the search has cost; needed if queries can have a budget in eFLOPs.
         engine: Named in the Answer as the generator; the default is the one that made the step.
 
     Raises:
@@ -376,7 +380,7 @@ def resume(
         ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
         spent=took,
     )
-    return _next(job, now_ms, price, engine or step.engine, verification.verifier)
+    return _next(job, now_ms, cost_so_far, engine or step.engine, verification.verifier)
 
 
 async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> SearchStep | Answer:
@@ -434,11 +438,19 @@ def time_left_s(job: Job, now_ms: int) -> float | None:
 
 
 def _next(
-    job: Job, now_ms: int, price: Price | None, engine: Served | None = None, verifier: Served | None = None
+    job: Job,
+    now_ms: int,
+    cost_so_far: CostSoFar | None,
+    engine: Served | None = None,
+    verifier: Served | None = None,
 ) -> Job | Answer:
     forest = job.forest
     if not forest.over:
-        eflops = price(forest) if price is not None and forest.limits.budget_eflops is not None else 0.0
+        eflops = (
+            cost_so_far(forest)
+            if cost_so_far is not None and forest.limits.budget_eflops is not None
+            else 0.0
+        )
         if why := spent(forest, eflops=eflops, now_ms=now_ms):
             forest = stop(forest, why)
     if (request := ask(forest, job.query_id, job.seed)) is not None:

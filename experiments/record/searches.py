@@ -204,7 +204,7 @@ def _worth(
     if text not in known.grades:
         known.grades[text] = _graded(text, question, bench)
     graded = known.grades[text]
-    price = eflops.price(
+    price = eflops.search_cost(
         forest.prompt_tokens,
         forest.drafts,
         bench.catalogue.model(forest.action.model).architecture,

@@ -19,7 +19,7 @@ from schemas.control import (
     CostBoundsEntry,
     KeyEntry,
     ObjectiveEntry,
-    PriceEntry,
+    PriceFactorEntry,
     Scope,
     decode_control,
 )
@@ -157,9 +157,9 @@ def price(settings: Settings, name: str, factor: float) -> None:
 
     It takes effect with the next decision. What was decided before keeps its price.
     """
-    record = PriceEntry(name=name, factor=factor)
+    record = PriceFactorEntry(name=name, factor=factor)
     before = steering(settings)
-    before.catalogue.price(name, factor, before.offset + 1)  # refuses here what every process would refuse
+    before.catalogue.with_price_factor(name, factor, before.offset + 1)  # refuses here what every process would refuse
     click.echo(f"an eFLOP of {name} costs {factor:g}, control offset {_send(settings, record)}")
 
 

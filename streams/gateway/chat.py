@@ -9,7 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agents.reward.outcome import Pricing
+from agents.reward.outcome import CostModel
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.forest import Forest, first_stop
@@ -119,8 +119,8 @@ class _Turn:
         return self.coordinator.runtime.monotonic() - self._began_s
 
     @property
-    def _pricing(self) -> Pricing:
-        return self.coordinator.runtime.control.pricing
+    def _cost_model(self) -> CostModel:
+        return self.coordinator.runtime.control.cost_model
 
     async def whole(self) -> Response:
         """Return the completion once the search has ended."""
@@ -138,7 +138,7 @@ class _Turn:
             error.headers |= self._headers()
             raise error
         body = responses.completion(
-            answer, self.decision, self._pricing, self.admitted.created, self._took_s, self.asked.ignored
+            answer, self.decision, self._cost_model, self.admitted.created, self._took_s, self.asked.ignored
         )
         return Response(orjson.dumps(body), media_type="application/json", headers=self._headers())
 
@@ -227,7 +227,7 @@ class _Turn:
             )
             return [responses.event({"error": error.fields()})]
         parts = [self._chunk({"content": text[len(shown) :]})] if len(text) > len(shown) else []
-        details = responses.details(answer, self.decision, self._pricing, self._took_s)
+        details = responses.details(answer, self.decision, self._cost_model, self._took_s)
         details["ignored"] = list(self.asked.ignored)
         parts.append(self._chunk({}, responses.finish_reason(answer), uniscale=details))
         if self._with_usage:

@@ -666,8 +666,8 @@ class RequestCoordinator:
         self._left.discard(answer.query_id)
         self._sent.pop(answer.query_id, None)
         if self.index.answer(answer, raw.value or b"", raw.timestamp_ms):
-            price = responses.price(answer, self.runtime.control.pricing)
-            self.index.priced(answer.query_id, price, responses.cut(answer, self.runtime.control.pricing))
+            price = responses.price(answer, self.runtime.control.cost_model)
+            self.index.priced(answer.query_id, price, responses.cut(answer, self.runtime.control.cost_model))
             self.waiting.seen(answer.query_id, answer)
 
     def on_reward(self, reward: Reward, raw: ConsumerRecord) -> None:

@@ -10,7 +10,7 @@ import orjson
 from msgspec import Struct, structs
 
 from schemas.answer import Answer, Status
-from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry, PriceEntry
+from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry, PriceFactorEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
@@ -51,7 +51,7 @@ class Marks:
                 what = "changed" if name in self._models else "added"
                 self._models.add(name)
                 self._add(at_ms, "catalogue", f"model {name} {what}")
-            case PriceEntry(name=name, factor=factor):
+            case PriceFactorEntry(name=name, factor=factor):
                 self._add(at_ms, "catalogue", f"an eFLOP of model {name} costs {factor:g}")
             case ObjectiveEntry(name=name, op=op):
                 self._add(at_ms, "objective", f"objective {name} {'set' if op == 'set' else 'removed'}")

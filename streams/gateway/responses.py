@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from agents.reward.outcome import Pricing, UnpricedAnswer, cut_eflops, price_of
+from agents.reward.outcome import CostModel, UnpricedAnswer, cost_of, cut_eflops
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import RecordError, UniscaleError
@@ -177,7 +177,7 @@ def picked(record: object, *names: str) -> dict[str, Any]:
 def completion(
     answer: Answer,
     decision: Decision | None,
-    pricing: Pricing,
+    cost_model: CostModel,
     created: int,
     total_s: float,
     ignored: Sequence[str] = (),
@@ -187,7 +187,7 @@ def completion(
     Args:
         answer: How the query ended.
         decision: What was chosen for it, where it is known.
-        pricing: Of the catalogue in force.
+        cost_model: Of the catalogue in force.
         created: Seconds since the epoch.
         total_s: From the request's arrival to now, in seconds.
         ignored: Names of the request's fields that a search cannot honour.
@@ -209,7 +209,7 @@ def completion(
             for at, text in enumerate(texts)
         ],
         "usage": usage(answer),
-        "uniscale": {**details(answer, decision, pricing, total_s), "ignored": list(ignored)},
+        "uniscale": {**details(answer, decision, cost_model, total_s), "ignored": list(ignored)},
     }
 
 
@@ -257,14 +257,14 @@ def usage(answer: Answer) -> dict[str, Any]:
 
 
 def details(
-    answer: Answer, decision: Decision | None, pricing: Pricing, total_s: float | None
+    answer: Answer, decision: Decision | None, cost_model: CostModel, total_s: float | None
 ) -> dict[str, Any]:
     """Return the object `uniscale` of a response.
 
     Args:
         answer: How the query ended.
         decision: What was chosen for it, where it is known.
-        pricing: Of the catalogue in force.
+        cost_model: Of the catalogue in force.
         total_s: How long the whole took, in seconds; None where this is not known.
     """
     timings = picked(answer.spent, "queue_s", "generate_s", "verify_s", "transit_s", "control_s")
@@ -276,7 +276,7 @@ def details(
         "group": None if decision is None else decision.cohort,
         **picked(answer, "status", "complete", "score", "seq"),
         "scores": [one.score for one in answer.answers],
-        "eflops": price(answer, pricing),
+        "eflops": price(answer, cost_model),
         "timings": {name: round(float(seconds), 4) for name, seconds in timings.items()},
         "error": why(answer),
     }
@@ -292,10 +292,10 @@ def objective(in_force: ObjectiveInForce) -> dict[str, Any]:
     )
 
 
-def price(answer: Answer, pricing: Pricing) -> dict[str, float] | None:
+def price(answer: Answer, cost_model: CostModel) -> dict[str, float] | None:
     """Return what the search cost in eFLOPs, by part; None when nothing was run or its price is not known."""
     try:
-        cost = price_of(answer, pricing)
+        cost = cost_of(answer, cost_model)
     except (UnpricedAnswer, ValueError, ArithmeticError):
         return None  # a foreign trace may hold anything that a schema allows
     if cost is None:
@@ -308,10 +308,10 @@ def price(answer: Answer, pricing: Pricing) -> dict[str, float] | None:
     }
 
 
-def cut(answer: Answer, pricing: Pricing) -> float:
+def cut(answer: Answer, cost_model: CostModel) -> float:
     """Return the most that a step may have cost which the deadline cut, in eFLOPs; 0 where that is not known."""
     try:
-        return cut_eflops(answer, pricing)
+        return cut_eflops(answer, cost_model)
     except (UnpricedAnswer, ValueError, ArithmeticError):
         return 0.0
 
@@ -350,7 +350,7 @@ def headers(decision: Decision | None, query_id: str, request_id: str, *, debug:
     return found
 
 
-def query_object(timeline: Timeline, pricing: Pricing) -> dict[str, Any]:
+def query_object(timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
     """Return what is known of one query: `GET /v1/queries/{id}`."""
     decision, answer = timeline.decision, timeline.answer
     found: dict[str, Any] = {
@@ -371,7 +371,7 @@ def query_object(timeline: Timeline, pricing: Pricing) -> dict[str, Any]:
         found["answer"] = {
             **picked(answer, "text", "extracted", "complete"),
             "usage": usage(answer),
-            **details(answer, decision, pricing, timeline.total_s),
+            **details(answer, decision, cost_model, timeline.total_s),
         }
         found["search"] = drafts(answer.trace, answer.path)
     if timeline.reward is not None:

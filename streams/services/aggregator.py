@@ -203,7 +203,7 @@ class AggregatorService(Keyed[JoinRow]):
             log.warning("%s: its correctness stays unknown: %s", query_id, scored.missing)
         generator = None
         if isinstance(message, Decision):
-            generator = self.runtime.control.pricing.generators.get(message.action.model)
+            generator = self.runtime.control.cost_model.generators.get(message.action.model)
         transition = on(known, Arrival(message, at.timestamp_ms, at.origin), self.timeouts, scored, generator)
         after, beside = transition.row, list[tuple[bytes, bytes | None]]()
         if after is not None and after.rejected:
@@ -278,7 +278,7 @@ class AggregatorService(Keyed[JoinRow]):
             value,
             reference,
             answer,
-            pricing=self.runtime.control.pricing,
+            cost_model=self.runtime.control.cost_model,
             generator=decision.generator if decision is not None else None,
         )
         try:

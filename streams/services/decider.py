@@ -283,7 +283,7 @@ class Pacing:
         if account is None:
             return
         self._shown[name] = target.key
-        self._metrics.objective_price.labels(name).set(account.price)
+        self._metrics.objective_price.labels(name).set(account.shadow_price)
         cost, accuracy = self._metrics.objective_cost, self._metrics.objective_accuracy
         if target.mean_cost is not None:
             cost.labels(name, "target").set(target.mean_cost)
@@ -544,7 +544,7 @@ class ShardLearner:
             ActionVector(each.name, each.name, np.zeros(0), float(each.architecture.parameters))
             for each in catalogue.models
         ]
-        return decider.begin(prior, models, self.log.chunk_bytes, catalogue.pricing)
+        return decider.begin(prior, models, self.log.chunk_bytes, catalogue.cost_basis)
 
     async def embedded(self, catalogue: Catalogue) -> Sequence[ActionVector]:
         """Return the actions of a catalogue as the policy sees them. Slow for those that are not in the cache.

@@ -147,9 +147,9 @@ class ExecutorService(Keyed[None]):
         verifier = verification.verifier.model or verification.verifier.name
         self.runtime.metrics.scored.labels(verifier).inc(len(verification.scores))
         self.runtime.metrics.shortened.labels(verifier).inc(sum(s.shortened for s in verification.scores))
-        price = self.runtime.control.pricing.forest_eflops
+        cost_so_far = self.runtime.control.cost_model.forest_eflops
         try:
-            job = resume(verification, now_ms=self.runtime.now_ms(), price=price)
+            job = resume(verification, now_ms=self.runtime.now_ms(), cost_so_far=cost_so_far)
         except UnpricedAnswer as error:  # removed, and this process has not known it
             return failed(verification.search, error, verification.search.engine)
         if isinstance(job, Job) and (why := self._cancelled.get(job.query_id)) is not None:

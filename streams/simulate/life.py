@@ -14,7 +14,7 @@ import msgspec
 from agents.decider.snapshot import start_of
 from agents.embedding import EncoderUnavailable
 from schemas.answer import Answer
-from schemas.control import CatalogueEntry, ObjectiveEntry, PriceEntry
+from schemas.control import CatalogueEntry, ObjectiveEntry, PriceFactorEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
@@ -180,7 +180,7 @@ class Life:
             case "repair" | "reset":
                 await self._operated(fault.kind)
 
-    def _control(self, *records: CatalogueEntry | PriceEntry | ObjectiveEntry) -> None:
+    def _control(self, *records: CatalogueEntry | PriceFactorEntry | ObjectiveEntry) -> None:
         for record in records:
             self.cluster.produce(self.topics.control, record.key.encode(), encode(record))
 
@@ -380,11 +380,11 @@ _KINDS: Final[dict[str, type[Record]]] = {
 }
 
 
-def _catalogue(fault: Fault) -> Sequence[CatalogueEntry | PriceEntry]:
+def _catalogue(fault: Fault) -> Sequence[CatalogueEntry | PriceFactorEntry]:
     if fault.how == "remove":
         return (CatalogueEntry(name="small", op="remove"),)
     if fault.how == "price":
-        return (PriceEntry(name="large", factor=3.0),)
+        return (PriceFactorEntry(name="large", factor=3.0),)
     return (CatalogueEntry(name="fresh", op="add", model=entry("fresh")),)
 
 

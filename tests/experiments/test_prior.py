@@ -45,7 +45,7 @@ def test_a_log_makes_a_prior_that_the_deployment_takes(tmp_path: Path) -> None:
     policy.offer(actions)
     assert sum(policy.features.active) == len(actions) == 28 * len(CATALOGUE.model_names)
     assert policy.estimates.right.outcomes == pytest.approx(80.0)
-    assert values(prior)["pricing"] == CATALOGUE.pricing
+    assert values(prior)["pricing"] == CATALOGUE.cost_basis
     again, _ = prior_of_log(log(tmp_path / "again.jsonl"), ENCODER, CATALOGUE, {})
     assert again == prior
 

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.control import ControlRecord, PriceEntry, decode_control
+from schemas.control import ControlRecord, PriceFactorEntry, decode_control
 from schemas.dead_letter import HEAD_BYTES, DeadLetter
 from schemas.errors import InvalidField, UnknownSchema, UnreadableRecord
 from schemas.objective import CostRange, Weights
@@ -313,7 +313,7 @@ def test_a_dead_letter_names_field_and_query() -> None:
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("inf"), float("nan")])
 def test_what_is_no_price_is_refused(factor: float) -> None:
     with pytest.raises(InvalidField, match=r"PriceEntry.*factor.*give a finite number above 0"):
-        PriceEntry(name="m", factor=factor)
+        PriceFactorEntry(name="m", factor=factor)
 
 
 def test_a_field_name_that_is_no_text_ends_nothing() -> None:

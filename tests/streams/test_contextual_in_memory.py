@@ -225,7 +225,7 @@ async def test_a_prior_that_does_not_fit_or_is_of_other_costs_stops_the_service_
     settings = in_memory(policy="contextual", warm_up=0, prior=str(prior))
     narrow = settings.replace(policy_options='{"query_rank": 12}')
     assert "query_rank is 48, this deployment has 12" in await ended(narrow, ask(1))
-    pricing = load_catalogue(Path(settings.catalogue)).pricing | {"hardware.intensity": 1.5}
+    pricing = load_catalogue(Path(settings.catalogue)).cost_basis | {"hardware.intensity": 1.5}
     meta, arrays = unpack(prior.read_bytes(), *header(prior.read_bytes()))
     prior.write_bytes(pack(*header(prior.read_bytes()), meta | {"pricing": pricing}, arrays))
     said = await ended(settings, ask(1))

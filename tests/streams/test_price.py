@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from agents.decider.log import Row
 from schemas.answer import Answer
-from schemas.control import PriceEntry
+from schemas.control import PriceFactorEntry
 from schemas.decision import Decision
 from schemas.query import Budget
 from schemas.record import encode
@@ -36,7 +36,7 @@ def decisions(cluster: Cluster) -> dict[str, Decision]:
 
 
 async def priced(cluster: Cluster, name: str, factor: float) -> None:
-    entry = PriceEntry(name=name, factor=factor)
+    entry = PriceFactorEntry(name=name, factor=factor)
     cluster.produce(cluster.topics.control, entry.key.encode(), encode(entry))
     wanted = {name: factor} if factor != 1.0 else {}
     await cluster.until(lambda: all(w.control.catalogue.price_factors == wanted for w in cluster.workers))

@@ -23,7 +23,7 @@ def test_the_setting_wins_over_the_file() -> None:
     for name in ("1.5b", "7b"):
         verifier = f"skywork-o1-open-prm-qwen-2.5-{name}"
         control = Control(qwen3.replace(verifier=verifier))
-        assert control.catalogue.verifier_named().name == control.pricing.verifier == verifier
+        assert control.catalogue.verifier_named().name == control.cost_model.verifier == verifier
     assert Control(qwen3).catalogue.verifier == "skywork-o1-open-prm-qwen-2.5-1.5b", "the file's"
 
 

@@ -7,13 +7,13 @@ from schemas.answer import Answer, Status
 from schemas.decision import Decision, PolicyState
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
-from schemas.reward import Kind, Price, Reward
+from schemas.reward import Cost, Kind, Reward
 
 ACTION = Action(model="m", qp=1, cp=1, bs=1)
 OBJECTIVE = ObjectiveInForce(
     weights=Weights(correct=0.4, score=0.4, cost=0.2), cost_range=CostRange(low=1.0, high=100.0)
 )
-PRICE = Price(
+PRICE = Cost(
     cost=10.0, prefill_eflops=1.0, decoding_eflops=6.0, verifier_eflops=3.0, compute_flops=4.0,
     memory_bytes=2.0, intensity=3.0,
 )  # fmt: skip
@@ -42,11 +42,11 @@ def reward_for(decision: Decision, kind: Kind = "final", **fields: Any) -> Rewar
     return Reward(**{**of, **made, **terms, **fields})
 
 
-def paid(cost: float, factor: float = 1.0) -> Price:
+def paid(cost: float, factor: float = 1.0) -> Cost:
     """Return the price of an answer of which the sum alone matters, in eFLOPs times the factor."""
     parts = ("prefill_eflops", "decoding_eflops", "verifier_eflops", "compute_flops", "memory_bytes")
     unknown: dict[str, Any] = dict.fromkeys(parts, 0.0)
-    return Price(cost=cost, intensity=156.0, factor=factor, **unknown)
+    return Cost(cost=cost, intensity=156.0, factor=factor, **unknown)
 
 
 def answer(status: Status = "ok") -> Answer:

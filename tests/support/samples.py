@@ -11,7 +11,7 @@ from schemas.control import (
     Heartbeat,
     KeyEntry,
     ObjectiveEntry,
-    PriceEntry,
+    PriceFactorEntry,
 )
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision, PolicyState, Predicted, ScoredAction
@@ -20,7 +20,7 @@ from schemas.forest import Draft, Forest, Limits
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Budget, Message, Origin, Query, QueryContext, ToolCall, pack
 from schemas.record import Record
-from schemas.reward import Charge, Due, Feedback, Price, Reward
+from schemas.reward import Charge, Cost, Due, Feedback, Reward
 from schemas.search import Scored, SearchStep, Served, Spent, Verification
 
 ACTION = Action(model="mini-3", qp=1, cp=2, bs=1)
@@ -202,7 +202,7 @@ SAMPLES: tuple[Record, ...] = (
         correct=1.0,
         score=0.9,
         log_cost=23.1,
-        price=Price(
+        price=Cost(
             cost=1.1e10,
             prefill_eflops=1e9,
             decoding_eflops=8e9,
@@ -256,7 +256,7 @@ SAMPLES: tuple[Record, ...] = (
         correct=None,
         score=0.5,
         log_cost=-5.809,
-        price=Price(cost=0.003, unit="usd"),
+        price=Cost(cost=0.003, unit="usd"),
         objective=ObjectiveInForce(
             weights=Weights(correct=1.0), cost_range=CostRange(low=1e-4, high=1e-2, unit="usd")
         ),
@@ -318,7 +318,7 @@ SAMPLES: tuple[Record, ...] = (
         cut=CutStep(parents=(-1, -1), tokens=50, prompt_tokens=44),
     ),
     CatalogueEntry(name="mini-6", op="add", model={"name": "mini-6", "group": "mini"}),
-    PriceEntry(name="mini-6", factor=3.0),
+    PriceFactorEntry(name="mini-6", factor=3.0),
     ObjectiveEntry(name="thrifty", op="set", weights=Weights(cost=1.0)),
     ObjectiveEntry(name="nearly-best", op="set", accuracy=0.98),
     Cancel(query_id="q-1", by="gateway", reason="client disconnected"),

@@ -61,7 +61,7 @@ class Traffic:
 
 def decide(policy: Contextual, asked: Context, target: Target) -> tuple[str, Objective]:
     """Return what a policy chooses at the price that a target now sets, and the objective that has this price."""
-    objective = replace(PLAIN, price=policy.pacer.shadow_price(target))
+    objective = replace(PLAIN, shadow_price=policy.pacer.shadow_price(target))
     return choose(policy, [asked], [objective], 1)[0].action_id, objective
 
 

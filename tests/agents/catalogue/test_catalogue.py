@@ -204,31 +204,31 @@ def test_impossible_changes_are_refused(load: Load, content: dict[str, Any]) -> 
 def test_pricing_is_what_eflops_follow_from_and_nothing_else(qwen3: Catalogue) -> None:
     model = qwen3.models[0]
     wider = replace(model, architecture=replace(model.architecture, kv_bytes=4))
-    changed = qwen3.remove(model.name).add(wider).pricing
-    differ = {name for name, value in qwen3.pricing.items() if changed[name] != value}
+    changed = qwen3.remove(model.name).add(wider).cost_basis
+    differ = {name for name, value in qwen3.cost_basis.items() if changed[name] != value}
     assert differ == {f"models.{model.name}.kv_bytes"}
     hotter = replace(model, sampling=replace(model.sampling, temperature=1.5))
-    assert qwen3.remove(model.name).add(hotter).pricing == qwen3.pricing
-    assert qwen3.price(model.name, 3.0).pricing == qwen3.pricing
+    assert qwen3.remove(model.name).add(hotter).cost_basis == qwen3.cost_basis
+    assert qwen3.with_price_factor(model.name, 3.0).cost_basis == qwen3.cost_basis
     hardware = replace(qwen3, hardware=replace(qwen3.hardware, intensity=2.0))
-    assert hardware.pricing["hardware.intensity"] == 2.0 != qwen3.pricing["hardware.intensity"]
-    assert qwen3.pricing["verifier"] == qwen3.verifier
+    assert hardware.cost_basis["hardware.intensity"] == 2.0 != qwen3.cost_basis["hardware.intensity"]
+    assert qwen3.cost_basis["verifier"] == qwen3.verifier
 
 
 def test_the_fingerprint_is_of_the_content_alone(qwen3: Catalogue) -> None:
     last = qwen3.model("qwen3-32b")
     assert qwen3.remove("qwen3-32b").add(last).fingerprint == qwen3.fingerprint
     assert qwen3.remove("qwen3-32b").fingerprint != qwen3.fingerprint
-    assert qwen3.price("qwen3-32b", 3.0).fingerprint == qwen3.fingerprint
+    assert qwen3.with_price_factor("qwen3-32b", 3.0).fingerprint == qwen3.fingerprint
 
 
 def test_a_price_changes_nothing_but_itself(qwen3: Catalogue) -> None:
-    dear = qwen3.price("qwen3-4b", 3)
+    dear = qwen3.with_price_factor("qwen3-4b", 3)
     assert dear.price_factors == {"qwen3-4b": 3.0}
     assert (dear.model_names, dear.version) == (qwen3.model_names, qwen3.version + 1)
-    assert dear.price("qwen3-4b", 1.0).models == qwen3.models
+    assert dear.with_price_factor("qwen3-4b", 1.0).models == qwen3.models
     with pytest.raises(CatalogueError, match="no model 'gone'"):
-        qwen3.price("gone", 2.0)
+        qwen3.with_price_factor("gone", 2.0)
 
 
 @pytest.mark.parametrize("factor", [0, -1.0, float("inf"), float("nan"), 1e300])
@@ -236,7 +236,7 @@ def test_what_is_no_price_is_refused_naming_field_and_fix(qwen3: Catalogue, fact
     with pytest.raises(
         CatalogueError, match=r"model 'qwen3-4b'.*price_factor is .*give a finite number above 0"
     ):
-        qwen3.price("qwen3-4b", factor)
+        qwen3.with_price_factor("qwen3-4b", factor)
     entry = msgspec.to_builtins(qwen3.model("qwen3-4b")) | {"price_factor": factor}
     with pytest.raises(
         CatalogueError, match=r"control, offset 3, model 'qwen3-4b'.*price_factor.*give a finite"

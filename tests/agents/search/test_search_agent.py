@@ -187,11 +187,11 @@ def test_a_token_budget_ends_in_the_best_so_far_and_is_kept() -> None:
 
 
 def test_a_price_budget_is_asked_of_whoever_prices() -> None:
-    def price(forest: Forest) -> float:
+    def cost_so_far(forest: Forest) -> float:
         return 10.0 * forest.generated_tokens
 
     work = begun(decision(budget=Budget(eflops=500.0)))
-    answer = finish(work, CountingEngine(), Clock(), price=price)
+    answer = finish(work, CountingEngine(), Clock(), cost_so_far=cost_so_far)
     assert (answer.status, answer.steps) == ("budget", 1)
     assert run().status == "ok"
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from agents.catalogue.file import load_catalogue
-from agents.reward.outcome import Pricing, price_of
+from agents.reward.outcome import CostModel, cost_of
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Draft
@@ -90,7 +90,7 @@ def test_the_example_of_the_docs() -> None:
 def test_both_readings_of_a_shipped_catalogue_price_alike(name: str) -> None:
     path = Path(f"infra/catalogue/{name}.yaml")
     catalogue, second = load_catalogue(path), PriceList(path)
-    pricing = Pricing.of(catalogue)
+    cost_model = CostModel.of(catalogue)
     trace = (
         Draft(parent=-1, depth=1, tokens=40, finish="separator", score=0.5),
         Draft(parent=-1, depth=1, tokens=31, finish="separator", score=0.75),
@@ -102,7 +102,7 @@ def test_both_readings_of_a_shipped_catalogue_price_alike(name: str) -> None:
             query_id="q", status="failed", by="executor", action=Action(model=model.name, qp=2, cp=1, bs=1),
             trace=trace, prompt_tokens=55, error="none", verifier=Served(name="any", model=catalogue.verifier),
         )  # fmt: skip
-        stated = price_of(answer, pricing)
+        stated = cost_of(answer, cost_model)
         assert stated is not None
         plain = {
             "action": {"model": model.name}, "prompt_tokens": 55,

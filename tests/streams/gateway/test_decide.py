@@ -12,7 +12,7 @@ import pytest
 from agents.catalogue.models import ActionError
 from agents.decider.preview import Preview
 from agents.embedding import Vectors
-from schemas.control import CatalogueEntry, PriceEntry
+from schemas.control import CatalogueEntry, PriceFactorEntry
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
@@ -227,7 +227,7 @@ async def test_previews_of_a_changed_catalogue_have_its_latest_prices(in_memory:
 
         at_one = await cost()
         for factor in (2.0, 9.0):
-            entry = PriceEntry(name="small", factor=factor)
+            entry = PriceFactorEntry(name="small", factor=factor)
             cluster.produce(cluster.topics.control, entry.key.encode(), encode(entry))
             await asyncio.sleep(1.0)
             assert await cost() == pytest.approx(at_one + math.log(factor))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agents.catalogue.models import Architecture
-from agents.reward.outcome import Pricing
+from agents.reward.outcome import CostModel
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, KeyEntry, ObjectiveEntry
@@ -200,14 +200,14 @@ def test_a_dead_letter_is_sent_again_once() -> None:
 
 def test_an_answer_whose_trace_no_search_can_have_has_no_price() -> None:
     model = Architecture(parameters=1000, layers=2, query_heads=4, kv_heads=2, head_dim=8)
-    pricing = Pricing(generators={"m": model}, verifiers={"v": model}, verifier="v")
+    cost_model = CostModel(generators={"m": model}, verifiers={"v": model}, verifier="v")
     trace = (Draft(parent=-1, depth=1, tokens=3, finish="eos"),)
     foreign = Answer(
         query_id="q", status="cancelled", by="x", action=Action(model="m", qp=1, cp=1, bs=1), trace=trace
     )
     assert foreign.prompt_tokens == 0
-    assert responses.price(foreign, pricing) is None
-    assert responses.price(msgspec.structs.replace(foreign, prompt_tokens=5), pricing) is not None
+    assert responses.price(foreign, cost_model) is None
+    assert responses.price(msgspec.structs.replace(foreign, prompt_tokens=5), cost_model) is not None
 
 
 def test_the_index_is_bounded_in_bytes_and_open_queries_stay() -> None:

@@ -14,7 +14,7 @@ from schemas.control import KeyEntry
 from schemas.objective import Weights
 from schemas.query import Budget, Query
 from schemas.record import encode
-from schemas.reward import Charge, Price, Reward
+from schemas.reward import Charge, Cost, Reward
 from streams.gateway.auth import LOOKUPS, MINUTE_BYTES, TARGETS, Credential, Gate, Used, check_host, is_local
 from streams.gateway.index import Index
 from streams.gateway.responses import ApiError
@@ -360,7 +360,7 @@ def reward(query_id: str, *, price: float | None, charge: float) -> Reward:
         correct=None,
         score=None,
         log_cost=None,
-        price=None if price is None else Price(cost=price),
+        price=None if price is None else Cost(cost=price),
         objective=OBJECTIVE,
         charge=Charge(key="k", eflops=charge),
     )

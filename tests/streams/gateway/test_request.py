@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.reward.outcome import Pricing
+from agents.reward.outcome import CostModel
 from agents.serving.errors import PromptTooLongError
 from schemas.answer import Answer
 from schemas.errors import RecordError
@@ -260,7 +260,7 @@ def test_what_an_engine_says_does_not_reach_a_client(error: str, shown: str) -> 
     refused = of_answer(answer)
     assert refused is not None
     assert (refused.status, str(refused)) == (502, told)
-    assert details(answer, None, Pricing({}, {}, ""), None)["error"] == told
+    assert details(answer, None, CostModel({}, {}, ""), None)["error"] == told
 
 
 def test_the_model_name_and_the_extension_do_not_contradict_each_other() -> None:

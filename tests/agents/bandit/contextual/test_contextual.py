@@ -19,7 +19,7 @@ from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.learner import choose, pack, unpack
-from agents.bandit.pacing import KEYS, BudgetAccount, Forecast, Pacer, price_for_accuracy
+from agents.bandit.pacing import KEYS, BudgetAccount, Forecast, Pacer, shadow_price_for_accuracy
 from agents.bandit.policy import ActionVector, Context, Observation, Pending, Target
 from agents.decider.log import Row, decode_row
 from agents.decider.verify import mismatches, opened
@@ -48,7 +48,7 @@ def test_what_is_dear_is_explored_the_less_the_more_it_costs_at_the_price_in_for
     cost = policy.estimates.predicted(z)[:, COST]
     plain = policy.estimates.right.widths(z, policy.features.sides)
     price = 0.5 / float(np.median(cost))
-    (scores,) = policy.predict([Context("q", query)], [dataclasses.replace(PLAIN, price=price)], 1)
+    (scores,) = policy.predict([Context("q", query)], [dataclasses.replace(PLAIN, shadow_price=price)], 1)
     extra = price * np.maximum(cost - cost[scores.mean.argmax()], 0.0)
     assert scores.width == pytest.approx(plain**2 / (plain + extra))
     assert scores.width.max() > 0.99 * plain.max(), "what is cheap is explored"
@@ -161,7 +161,7 @@ def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
     plain.offer(actions())
     assert plain.pacer.shadow_price(target) == before
     # The middle model is worth its price only while it is not too dear.
-    objective, shares = dataclasses.replace(PLAIN, price=before), []
+    objective, shares = dataclasses.replace(PLAIN, shadow_price=before), []
     for factors in ({}, {"middle": 100.0}):
         plain.offer(actions(), factors)
         asked = [Context(f"p{n}", traffic.question()[1]) for n in range(40)]
@@ -261,7 +261,7 @@ def test_without_a_prior_it_fits_its_directions_to_its_own_history() -> None:
     for refits in ((100, 300), ()):
         policy, rng = contextual(refits=refits), np.random.default_rng(3)
         policy.offer(actions(MODELS[:1] + MODELS[2:]))
-        objective, right = dataclasses.replace(PLAIN, price=4e-12), []
+        objective, right = dataclasses.replace(PLAIN, shadow_price=4e-12), []
         for at in range(900):
             query = rng.normal(size=DIM) * 0.3
             hard = bool(query[5] + query[7] > 0)
@@ -409,7 +409,7 @@ def test_the_price_that_keeps_the_whole_accuracy_is_not_decided_by_rounding() ->
         forecast = Forecast(np.stack([worse, worse + rng.uniform(0.2, 0.4, queries)], axis=1), cost)
         # Above this price, one query goes to the cheap action.
         largest = float((np.diff(forecast.accuracy, axis=1) / np.diff(cost, axis=1)).min())
-        assert price_for_accuracy(forecast, 1.0, reachable=True) == pytest.approx(largest, rel=1e-5)
+        assert shadow_price_for_accuracy(forecast, 1.0, reachable=True) == pytest.approx(largest, rel=1e-5)
 
 
 @pytest.mark.parametrize("refits", [(), (10, 30)])

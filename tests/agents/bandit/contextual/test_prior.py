@@ -71,7 +71,7 @@ def test_the_first_decision_knows_what_history_knew(logged: bool) -> None:
     fresh.offer(actions)
     assert fresh.version == 0
     probe = history(actions, seed=9).queries
-    objective = Objective(1, 0, 0, 20, 30, price=0.3 / 1e11)
+    objective = Objective(1, 0, 0, 20, 30, shadow_price=0.3 / 1e11)
     chosen = choose(fresh, [Context(f"q{i}", q) for i, q in enumerate(probe)], [objective] * len(probe), 1)
     right = [
         (choice.action_id == "large/1/1/1") == (q[3] > 0) for choice, q in zip(chosen, probe, strict=True)
@@ -152,12 +152,12 @@ def test_a_prior_of_other_costs_is_refused_and_one_that_does_not_name_them_is_ta
     shard = make_shard(lambda _: policy(encoder=""))
     actions = list(shard.vectors.values())
 
-    def taught(pricing: dict[str, Any] | None) -> bytes:
+    def taught(cost_basis: dict[str, Any] | None) -> bytes:
         fresh = policy(encoder="")
         fresh.offer(actions)
-        return teach(fresh, history(actions, questions=20), pricing=pricing)
+        return teach(fresh, history(actions, questions=20), cost_basis=cost_basis)
 
-    here = shard.catalogue.pricing
+    here = shard.catalogue.cost_basis
     # What a prior says of its costs is no part of the state that it is.
     unnamed, named = policy(encoder=""), policy(encoder="")
     begin(unnamed, taught(None), actions)
@@ -173,11 +173,11 @@ def test_a_prior_of_other_costs_is_refused_and_one_that_does_not_name_them_is_ta
         before = decider.policy.state()
         why = f"catalogue: {part} is {theirs!r}, this deployment has {here[part]!r}"
         with pytest.raises(PriorRefused, match=re.escape(why)):
-            decider.begin(prior, actions, pricing=here)
+            decider.begin(prior, actions, cost_basis=here)
         assert (decider.policy.state(), decider.prior) == (before, "")
     for prior in (taught(None), taught(here)):
         decider = shard.fresh()
-        decider.begin(prior, actions, pricing=here)
+        decider.begin(prior, actions, cost_basis=here)
         assert decider.prior == digest(prior)
 
 

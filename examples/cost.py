@@ -1,4 +1,4 @@
-"""The price of a search in equivalent FLOPs (App. D.3): operations, and bytes moved times the hardware's intensity.
+"""The cost of a search in equivalent FLOPs (App. D.3): operations, and bytes moved times the hardware's intensity.
 
 The trace: a prompt of 50 tokens, two drafts, and one more step after the better of them.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, "")  # the packages lie in the repository root, where this is run
 
-from agents.catalogue.eflops import price
+from agents.catalogue.eflops import search_cost
 from agents.catalogue.file import load_catalogue
 from schemas.forest import Draft
 
@@ -21,7 +21,7 @@ trace = [
 ]
 
 for model in catalogue.models:
-    cost = price(50, trace, model.architecture, verifier, catalogue.hardware.intensity)
+    cost = search_cost(50, trace, model.architecture, verifier, catalogue.hardware.intensity)
     parts = {"prefill": cost.prefill, "decoding": cost.decoding, "verification": cost.verification}
     shares = ", ".join(
         f"{name} {part.eflops(cost.intensity) / cost.eflops:.0%}" for name, part in parts.items()
