@@ -71,9 +71,11 @@ class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
 
     def __post_init__(self) -> None:
         """Refuse a factor that no cost can be multiplied by."""
-        _check_name("PriceEntry", self.name)
+        _check_name("PriceFactorEntry", self.name)
         if not 0.0 < self.factor < math.inf:
-            raise InvalidField("PriceEntry", "factor", f"is {self.factor}; give a finite number above 0")
+            raise InvalidField(
+                "PriceFactorEntry", "factor", f"is {self.factor}; give a finite number above 0"
+            )
 
     @property
     def key(self) -> str:

@@ -159,7 +159,8 @@ def price(settings: Settings, name: str, factor: float) -> None:
     """
     record = PriceFactorEntry(name=name, factor=factor)
     before = steering(settings)
-    before.catalogue.with_price_factor(name, factor, before.offset + 1)  # refuses here what every process would refuse
+    # Refuses here what every process would refuse.
+    before.catalogue.with_price_factor(name, factor, before.offset + 1)
     click.echo(f"an eFLOP of {name} costs {factor:g}, control offset {_send(settings, record)}")
 
 

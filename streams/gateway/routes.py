@@ -497,7 +497,9 @@ async def _events(
 
 def _query(call: Call, query_id: str) -> dict[str, Any]:
     coordinator = call.coordinator
-    return responses.query_object(coordinator.index.timeline(query_id), coordinator.runtime.control.cost_model)
+    return responses.query_object(
+        coordinator.index.timeline(query_id), coordinator.runtime.control.cost_model
+    )
 
 
 def _visible(call: Call) -> IndexedQuery:

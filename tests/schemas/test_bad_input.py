@@ -312,7 +312,7 @@ def test_a_dead_letter_names_field_and_query() -> None:
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("inf"), float("nan")])
 def test_what_is_no_price_is_refused(factor: float) -> None:
-    with pytest.raises(InvalidField, match=r"PriceEntry.*factor.*give a finite number above 0"):
+    with pytest.raises(InvalidField, match=r"PriceFactorEntry.*factor.*give a finite number above 0"):
         PriceFactorEntry(name="m", factor=factor)
 
 
