@@ -2,7 +2,7 @@
 
 catalogue   what can be chosen: actions, models, objectives, and what a search costs
 answers     extraction and grading of answers
-embedding   a text becomes a unit vector; `minilm` is the encoder that ships, and loads onnxruntime
+embedding   a text becomes a unit vector, by one of `encoders`; `minilm` is the one that ships, and loads onnxruntime
 serving     engines: vLLM in process, servers over HTTP, recordings
 bandit      the policies: which configuration a query gets
 search      Decision and Verification to SearchStep and Answer: the search forest

@@ -29,6 +29,7 @@ from agents.decider.decider import Decider, DecisionEnvironment
 from agents.decider.log import Decided
 from agents.decider.snapshot import EndedIds
 from agents.embedding import Encoder, encoder_id
+from agents.encoders import encoder_of
 from bench.streams import cpu_s
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -39,9 +40,8 @@ from streams.local.broker import free_port
 from streams.local.deployment import Supervisor, service_commands
 from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients
-from streams.runtime.base import PlacedRow
+from streams.runtime.table import PlacedRow
 from streams.services.decider import action_vectors, policy_of
-from streams.services.embedder import encoder_of
 from streams.services.learner_log import LearnerLog
 from streams.settings import Settings
 from streams.topics import SHARD, Topics
@@ -83,7 +83,7 @@ def measure(
         topics = Topics(settings)
         kafka_admin.create(settings, topics.declared(load_catalogue(Path(settings.catalogue)).groups))
         say(f"writing the log of {queries:,} queries, {lived:,} of them decided and learned")
-        encoder = encoder_of(settings)
+        encoder = encoder_of(settings.encoder)
         began_s, began_cpu = time.monotonic(), time.process_time()
         writer = _Writer(settings)
         seq = asyncio.run(_life(writer, encoder, queries, lived))

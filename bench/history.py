@@ -15,6 +15,7 @@ from agents.catalogue.file import load_catalogue
 from agents.catalogue.objectives import Steering
 from agents.decider.decider import Decider, DecisionEnvironment
 from agents.embedding import ArrivedQuery, embed, encoder_id
+from agents.encoders import encoder_of
 from agents.reward.join import Arrival, JoinRow, ScoredAnswer, Timeouts, encode_row, on
 from agents.reward.outcome import CostModel, cost_of
 from schemas.answer import Answer
@@ -25,7 +26,6 @@ from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import Served, Spent
 from streams.services.decider import action_vectors, policy_of
-from streams.services.embedder import encoder_of
 from streams.settings import Settings
 from streams.topics import SHARD, Topics
 
@@ -55,7 +55,7 @@ class SyntheticHistory:
         self.settings, self.topics, self.now_ms = settings, Topics(settings), began_ms
         self.catalogue = load_catalogue(Path(settings.catalogue))
         self.cost_model = CostModel.of(self.catalogue)
-        self.encoder = encoder_of(settings)
+        self.encoder = encoder_of(settings.encoder)
         self.decider = Decider(
             policy_of(settings, self.encoder), seed=settings.policy.seed, encoder=encoder_id(self.encoder)
         )

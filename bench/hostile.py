@@ -49,11 +49,12 @@ from schemas.record import decode, encode
 from schemas.reward import Reward
 from streams.cli.control import make_key
 from streams.gateway.app import GatewayService
+from streams.gateway.errors import ApiError
 from streams.gateway.request import digest, parse
-from streams.gateway.responses import ApiError
-from streams.runtime.base import ConsumerRecord, Runtime
+from streams.log.base import ConsumerRecord
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
+from streams.runtime.runtime import Runtime
 from streams.services import SERVICES, decider, embedder
 from streams.settings import Settings
 

@@ -24,12 +24,12 @@ from agents.decider.decider import Decider, DecisionEnvironment
 from agents.decider.log import Row, decode_row, encode_row
 from agents.decider.open_rows import ROWS_KEY
 from agents.embedding import encoder_id
+from agents.encoders import encoder_of
 from schemas.query import Origin, Query, QueryContext
 from streams.metrics import Metrics
-from streams.runtime.base import PlacedRow, Table
 from streams.runtime.file_rows import FileRows
+from streams.runtime.table import PlacedRow, Table
 from streams.services.decider import PendingDecisions, action_vectors, policy_of
-from streams.services.embedder import encoder_of
 from streams.services.learner_log import LearnerLog
 from streams.settings import Settings
 from streams.topics import Topics
@@ -98,7 +98,7 @@ async def _measure(settings: Settings, rows: int) -> dict[str, Any]:
     runtime = _Runtime(settings)
     learner_log = LearnerLog(runtime, _recovered)  # type: ignore[arg-type]
     pending = PendingDecisions(runtime)  # type: ignore[arg-type]
-    encoder = encoder_of(settings)
+    encoder = encoder_of(settings.encoder)
     decider = Decider(policy_of(settings, encoder), seed=settings.policy.seed, encoder=encoder_id(encoder))
     catalogue = load_catalogue(Path(settings.catalogue))
     environment = DecisionEnvironment(Steering.of(catalogue), uis_space(catalogue))

@@ -16,7 +16,7 @@
 
 Every message says what is wrong, where, and what to do about it. In a handler a UniscaleError means that the
 record is at fault, and makes a dead letter. What is the fault of the process or of a dependency is not one:
-`Unavailable` and `Crash` of `streams.runtime.base`.
+`Unavailable` (`streams.log.base`) and `Crash` (`streams.runtime.errors`).
 """
 
 from collections.abc import Iterable

@@ -7,7 +7,7 @@ offset.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agents.catalogue.actions import ActionSpace, parse_pairs, uis_space
@@ -18,7 +18,7 @@ from agents.reward.outcome import CostModel
 from schemas.control import CatalogueEntry, Heartbeat, PriceFactorEntry, decode_control
 from schemas.errors import UniscaleError
 from schemas.record import decode
-from streams.runtime.base import ConsumerRecord, Runtime
+from streams.log.base import ConsumerRecord
 from streams.settings import Settings, SettingsError, variable
 from streams.topics import Topics
 
@@ -97,10 +97,10 @@ class Control:
         self._beats: dict[str, tuple[Heartbeat, int, float]] = {}
         self._last_beat_ms = 0
 
-    async def start(self, runtime: Runtime) -> None:
-        """Read both topics to their ends and keep following them."""
-        await runtime.follow([self._topics.control], self._on_control, begin="beginning")
-        await runtime.follow([self._topics.heartbeat], self._on_heartbeat, begin="beginning")
+    async def start(self, follow: Callable[..., Awaitable[None]]) -> None:
+        """Read both topics to their ends and keep following them, by the runtime's `follow`."""
+        await follow([self._topics.control], self._on_control, begin="beginning")
+        await follow([self._topics.heartbeat], self._on_heartbeat, begin="beginning")
 
     @property
     def catalogue(self) -> Catalogue:

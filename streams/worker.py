@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from streams.health import Health, serve
+from streams.http.health import Health, serve
 from streams.local.deployment import READY
 from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients
-from streams.runtime.base import Crash
 from streams.runtime.effects import connect
+from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import InFlightFile
 from streams.runtime.kafka import KafkaRuntime, KafkaWorker, crash, on_crash, run_without_handlers
 from streams.runtime.kafka_consumer import InstanceName
@@ -108,13 +108,13 @@ def _log_to_stdout(level: str) -> None:
     # every part of faust under the module of its class.
     for wordy in ("kafka.net.selector", "kafka.admin._groups", "torch._library.triton"):
         logging.getLogger(wordy).setLevel(logging.ERROR)
-    for parts in ("kafka", "kafka_consumer", "kafka_writer"):
+    for parts in ("kafka", "kafka_consumer", "kafka_sender"):
         logging.getLogger(f"streams.runtime.{parts}").setLevel(logging.WARNING)
 
 
 async def _prepare(runtime: KafkaRuntime, name: InstanceName) -> None:
     await name.wait()
-    await runtime.control.start(runtime)
+    await runtime.control.start(runtime.follow)
     groups = runtime.control.catalogue.groups
     for note in kafka_admin.require(runtime.settings, runtime.topics.declared(groups)):
         log.info("topics: %s", note)

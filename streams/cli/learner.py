@@ -18,14 +18,14 @@ from agents.decider.repair import Refused, refused, repaired, shown
 from agents.decider.snapshot import RESET_KEY, EndedIds, kernel, manifests, other_kernels, start_of
 from agents.decider.verify import mismatches, opened
 from agents.embedding import embedded_text, encoder_id
+from agents.encoders import encoder_of
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.record import Record, decode
 from schemas.reward import Reward
 from streams.runtime import kafka_clients
-from streams.runtime.kafka_fencing import commit, require_stopped, rewrite
+from streams.runtime.kafka_transactions import commit, require_stopped, rewrite
 from streams.services.decider import policy_of, prior_of
-from streams.services.embedder import encoder_of
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -130,7 +130,7 @@ class _Log:
 
     def decider(self) -> Decider:
         """Return a fresh decider of the settings."""
-        encoder = encoder_of(self.settings)
+        encoder = encoder_of(self.settings.encoder)
         return Decider(
             policy_of(self.settings, encoder),
             seed=self.settings.policy.seed,
@@ -323,7 +323,7 @@ def verify_decisions(settings: Settings) -> None:
     """
     topics = Topics(settings)
     records = kafka_clients.latest(settings, [topics.changelog("decider", "pending"), topics.snapshot])
-    policy = policy_of(settings, encoder_of(settings))
+    policy = policy_of(settings, encoder_of(settings.encoder))
     rows, after = opened(policy, records)
     decisions = sum(isinstance(row, Row) and row.seq > after for row in rows)
     found = list(mismatches(policy, rows, settings.policy.seed, after))

@@ -1,7 +1,8 @@
 """The gateway: an OpenAI-compatible HTTP API in front of the topics. It sends queries and follows their progress.
 
 app         the service, its ASGI application, probes; `guard` lets requests in, `auth` knows keys and their limits
-request     a chat completion request becomes a Query; `responses` has what is returned, errors included
+request     a chat completion request becomes a Query; `responses` has what is returned
+errors      the shape of every error, and what becomes of an exception
 chat        `POST /v1/chat/completions`, whole or as a stream
 routes      all other routes, and the page (`static/`)
 coordinator between HTTP and the topics: admit, send, wait, cancel, take feedback; `rejoin` finds what a retry repeats

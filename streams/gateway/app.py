@@ -25,12 +25,13 @@ from schemas.search import SearchStep
 from streams.gateway.auth import SPENT_MS, Gate, check_host, is_local
 from streams.gateway.chat import chat
 from streams.gateway.coordinator import RequestCoordinator
-from streams.gateway.endpoint import Call, RouteGuard, cross_origin, refusal, reply
+from streams.gateway.endpoint import Call, RouteGuard, cross_origin, reply
+from streams.gateway.errors import ApiError, refusal
 from streams.gateway.index import Index
-from streams.gateway.responses import ApiError
 from streams.gateway.routes import Page, routes
-from streams.health import Server, server_of
-from streams.runtime.base import ConsumerRecord, Runtime, Since
+from streams.http.server import Server, server_of
+from streams.log.base import ConsumerRecord, Since
+from streams.runtime.runtime import Runtime
 
 # All routes of the gateway as one ASGI application.
 

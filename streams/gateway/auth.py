@@ -16,8 +16,8 @@ from msgspec import Struct, structs
 
 from schemas.control import KeyEntry, Scope
 from schemas.query import Query, account_of
+from streams.gateway.errors import NO_RETRY, ApiError, no_model, not_found
 from streams.gateway.request import AUTO
-from streams.gateway.responses import NO_RETRY, ApiError, no_model, not_found
 
 # What each API key uses of its limits, counted from the log: all gateways of a deployment count the same requests.
 #

@@ -28,11 +28,12 @@ from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
 from streams.gateway import responses
 from streams.gateway.auth import Credential, Gate, Used
+from streams.gateway.errors import NO_RETRY, ApiError, ClientGone, invalid, not_found
 from streams.gateway.index import MARGIN_S, Index, IndexedQuery, Marks
 from streams.gateway.rejoin import Body, Held, Rejoin
 from streams.gateway.request import BASELINE_OF, ChatRequest, ModelChoice, asked, kept_of, to_query
-from streams.gateway.responses import NO_RETRY, ApiError, invalid, not_found
-from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable, key_of
+from streams.log.base import ConsumerRecord, Outgoing, Unavailable, key_of
+from streams.runtime.runtime import Runtime
 from streams.settings import Settings
 
 # Ids of queries that come through a gateway.
@@ -155,10 +156,6 @@ def other_body() -> ApiError:
 
 def _digest_of(decision: Decision) -> str:
     return kept_of(decision.query).get("digest", "")
-
-
-class ClientGone(Exception):
-    """The client closed its connection."""
 
 
 _CLOCKS_MS: Final = 60_000

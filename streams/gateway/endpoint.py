@@ -1,7 +1,6 @@
-"""What every route shares: who may come in, how bodies and parameters are read, how errors leave."""
+"""What every route shares: who may come in, how bodies and parameters are read."""
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
@@ -9,18 +8,14 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 from msgspec import Struct
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from schemas.errors import RecordError
 from streams.gateway.auth import Credential, check_host
-from streams.gateway.coordinator import ClientGone, RequestCoordinator
+from streams.gateway.coordinator import RequestCoordinator
+from streams.gateway.errors import ApiError, invalid, response_to
 from streams.gateway.request import MAX_BODY, json_object
-from streams.gateway.responses import ApiError, invalid, of_record
-from streams.runtime.base import Unavailable
-
-log = logging.getLogger("streams.gateway")
 
 BODY_S: Final = 30.0
 """Seconds a client may take to send its body."""
@@ -60,7 +55,7 @@ Listing: TypeAlias = list[tuple[str, str, Handle]]
 
 
 class RouteGuard:
-    """Checks host and key before a route's work, and turns every error into OpenAI's shape.
+    """Checks host and key before a route's work, and answers what it raises (`streams.gateway.errors`).
 
     Args:
         coordinator: What the routes work with.
@@ -92,24 +87,8 @@ class RouteGuard:
                     self._coordinator.gate.read(who, self._coordinator.runtime.now_ms())
                 with self._coordinator.gate.request(who):
                     response = await handle(Call(self._coordinator, request, who, request_id))
-            except ApiError as error:
-                response = refusal(error)
-            except RecordError as error:  # what was asked for makes no record
-                response = refusal(of_record(error))
-            except (ClientGone, ClientDisconnect):
-                response = Response(status_code=499)
-            except Unavailable as error:
-                # The official clients try again; a record that was stored all the same is then joined.
-                log.warning("%s %s: %s (%s)", request.method, request.url.path, error, request_id)
-                why = f"the broker is not available now; try again, or report {request_id} to the operator"
-                retry = {"retry-after": "2"}
-                response = refusal(
-                    ApiError(503, why, type="api_error", code="broker_unavailable", headers=retry)
-                )
-            except Exception:
-                log.exception("%s %s failed (%s)", request.method, request.url.path, request_id)
-                why = f"internal error; report {request_id} to the operator"
-                response = refusal(ApiError(500, why, type="api_error", code="internal"))
+            except Exception as error:
+                response = response_to(error, request, request_id)
             for name, value in headers.items():
                 response.headers.setdefault(name, value)
             return response
@@ -154,11 +133,6 @@ def cross_origin(request: Request) -> dict[str, str]:
         "x-uniscale-ignored, retry-after, x-should-retry",
         "vary": "origin",
     }
-
-
-def refusal(error: ApiError) -> Response:
-    """Return the response of an error."""
-    return Response(error.body(), error.status, error.headers, "application/json")
 
 
 async def body_of(request: Request, most: int = MAX_BODY) -> bytes:

@@ -13,7 +13,7 @@ from schemas.action import Action
 from schemas.errors import InvalidField, RecordError
 from schemas.objective import Weights
 from schemas.query import GATEWAY, MAX_BUDGET_TOKENS, Budget, Message, Query, Reference
-from streams.gateway.responses import ApiError, invalid, no_model, of_json, of_record, unsupported
+from streams.gateway.errors import ApiError, invalid, no_model, of_json, of_record, unsupported
 
 # Model names of the gateway: which of them are virtual, and what they ask of the decider.
 #

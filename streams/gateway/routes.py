@@ -28,12 +28,14 @@ from schemas.search import SearchStep
 from streams.control import Control
 from streams.gateway import responses, statistics
 from streams.gateway.auth import Gate, Tenants, check_host
-from streams.gateway.coordinator import Admitted, ClientGone, QueryRecord, RequestCoordinator
-from streams.gateway.endpoint import Call, EventStream, Listing, body_of, int_param, object_of, refusal, reply
+from streams.gateway.coordinator import Admitted, QueryRecord, RequestCoordinator
+from streams.gateway.endpoint import Call, EventStream, Listing, body_of, int_param, object_of, reply
+from streams.gateway.errors import ApiError, ClientGone, invalid, no_model, not_found, of_json, refusal
 from streams.gateway.index import MARGIN_S, IndexedQuery, Listed
 from streams.gateway.request import listing, parse
-from streams.gateway.responses import ApiError, invalid, no_model, not_found, of_json, picked
-from streams.runtime.base import NotAllowed, Outgoing, Runtime, Unavailable
+from streams.gateway.responses import picked
+from streams.log.base import NotAllowed, Outgoing, Unavailable
+from streams.runtime.runtime import Runtime
 from streams.services import SERVICES
 
 # `/v1/decide`: which configuration a request would run, and why. Runs nothing and learns nothing.

@@ -33,20 +33,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from schemas.errors import UniscaleError
 from schemas.record import Record, decode
-from streams.runtime.base import (
-    ConsumerRecord,
-    Crash,
-    Input,
-    Outgoing,
-    PartialWrite,
-    PlacedRow,
-    Runtime,
-    ServiceSpec,
-    Table,
-    Unavailable,
-    key_of,
-)
+from streams.log.base import ConsumerRecord, Outgoing, Unavailable, key_of
+from streams.runtime.errors import Crash, PartialWrite
 from streams.runtime.handler_guard import Refusal, send_refused
+from streams.runtime.runtime import Runtime
+from streams.runtime.spec import Input, ServiceSpec
+from streams.runtime.table import PlacedRow, Table
 
 R = TypeVar("R")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Final
 
-from streams.runtime.base import Crash
+from streams.runtime.errors import Crash
 
 _BLOCK: Final = 256
 _LENGTH_BITS: Final = 32

@@ -19,16 +19,9 @@ from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Origin
 from schemas.record import encode
-from streams.runtime.base import (
-    BatchHandler,
-    ConsumerRecord,
-    Crash,
-    Death,
-    Outgoing,
-    PartialWrite,
-    Runtime,
-    Unavailable,
-)
+from streams.log.base import ConsumerRecord, Outgoing, Unavailable
+from streams.runtime.errors import Crash, Death, PartialWrite
+from streams.runtime.runtime import BatchHandler, Runtime
 
 log = logging.getLogger("streams.runtime.handler_guard")
 

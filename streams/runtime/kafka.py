@@ -22,31 +22,27 @@ from kafka.errors import TopicAuthorizationFailedError
 
 from schemas.query import Origin
 from streams.control import Control
-from streams.metrics import Metrics
-from streams.runtime import kafka_admin, kafka_clients, kafka_consumer, kafka_reading
-from streams.runtime.base import (
+from streams.log.base import (
     Begin,
-    Binding,
     ConsumerGroup,
     ConsumerRecord,
-    Crash,
-    DeclaredTable,
     NotAllowed,
     Outgoing,
-    PlacedRow,
-    Recovered,
-    Runtime,
     SendFailed,
     Since,
-    Table,
     Unavailable,
 )
+from streams.metrics import Metrics
+from streams.runtime import kafka_admin, kafka_clients, kafka_consumer, kafka_reading
+from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import Crashes, HandlerGuard, InFlightFile, handling
 from streams.runtime.kafka_consumer import SETTLE_S, Consumer, wait_while
-from streams.runtime.kafka_fencing import Fence, FencedTable
 from streams.runtime.kafka_reading import assign, connected, to_ends
-from streams.runtime.kafka_writer import Changelogged, Sender
+from streams.runtime.kafka_sender import Changelogged, Sender
+from streams.runtime.kafka_transactions import Fence, FencedTable
 from streams.runtime.queues import WINDOW
+from streams.runtime.runtime import Binding, Runtime
+from streams.runtime.table import DeclaredTable, PlacedRow, Recovered, Table
 from streams.settings import Settings, SettingsError
 from streams.topics import Topics
 

@@ -18,7 +18,8 @@ from kafka.protocol.api_key import ApiKey
 
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams.runtime.base import UnknownTopic, partition_for
+from streams.log.base import UnknownTopic
+from streams.log.partitioner import partition_for
 from streams.settings import Settings, SettingsError
 
 if TYPE_CHECKING:  # a command that only asks or sends must not pay for importing faust and aiokafka

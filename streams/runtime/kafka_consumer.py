@@ -22,11 +22,13 @@ from mode.services import Service
 from mode.utils.futures import maybe_async
 
 from schemas.errors import UniscaleError
+from streams.log.base import ConsumerRecord, Unavailable
 from streams.runtime import kafka_admin
-from streams.runtime.base import Binding, ConsumerRecord, PartitionLost, Unavailable
+from streams.runtime.errors import PartitionLost
 from streams.runtime.kafka_clients import EMBEDDED_WAIT_MS
-from streams.runtime.kafka_fencing import Fence
+from streams.runtime.kafka_transactions import Fence
 from streams.runtime.queues import WINDOW, Offsets, Queues, Spacing
+from streams.runtime.runtime import Binding
 from streams.settings import Settings
 
 # A fetch returns as soon as there is one record, so under load nearly every record would cost its own fetch. The first

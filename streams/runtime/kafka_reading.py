@@ -8,8 +8,8 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from streams.log.base import UnknownTopic
 from streams.runtime import kafka_clients
-from streams.runtime.base import UnknownTopic
 from streams.settings import Settings
 
 # Stop an aiokafka client without waiting for its connections to be taken down.
@@ -66,7 +66,7 @@ async def read(settings: Settings, topic: str, begin: int = 0) -> AsyncIterator[
 async def latest(
     settings: Settings, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
 ) -> MutableMapping[bytes, bytes]:
-    """Return the newest value of each key of a compacted topic; see `streams.runtime.base.Runtime.latest`.
+    """Return the newest value of each key of a compacted topic; see `streams.runtime.runtime.Runtime.latest`.
 
     Raises:
         BrokerUnreachable: no broker answers.

@@ -22,30 +22,16 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from schemas.query import Origin
 from streams.control import Control
+from streams.log.base import Begin, ConsumerGroup, ConsumerRecord, Outgoing, SendFailed, Since, UnknownTopic
+from streams.log.partitioner import partition_for
 from streams.metrics import Metrics
-from streams.runtime.base import (
-    Begin,
-    Binding,
-    ConsumerGroup,
-    ConsumerRecord,
-    Crash,
-    DeclaredTable,
-    Newer,
-    Outgoing,
-    PartitionLost,
-    PlacedRow,
-    Runtime,
-    SendFailed,
-    ServiceSpec,
-    Since,
-    Table,
-    UnknownTopic,
-    partition_for,
-    replaces,
-)
+from streams.runtime.errors import Crash, PartitionLost
 from streams.runtime.file_rows import FileRows
 from streams.runtime.handler_guard import Crashes, HandlerGuard, handling
 from streams.runtime.queues import Offsets, Queues
+from streams.runtime.runtime import Binding, Runtime
+from streams.runtime.spec import ServiceSpec
+from streams.runtime.table import DeclaredTable, Newer, PlacedRow, Table, replaces
 from streams.settings import Settings
 
 log = logging.getLogger("streams.runtime.memory")

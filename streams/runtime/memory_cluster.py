@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from agents.catalogue.file import load_catalogue
-from streams.runtime.base import BatchHandler, ConsumerRecord, Crash, ServiceSpec
+from streams.log.base import ConsumerRecord
 from streams.runtime.effects import connect
+from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import Crashes
 from streams.runtime.memory import BEGAN_MS, Died, Effect, MemoryBroker, MemoryRuntime, Subscription
 from streams.runtime.queues import WINDOW, Offsets
+from streams.runtime.runtime import BatchHandler
+from streams.runtime.spec import ServiceSpec
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -98,7 +101,7 @@ class Cluster:
         )
         self.workers.append(worker)
         try:
-            await worker.control.start(worker)
+            await worker.control.start(worker.follow)
             worker.built = await connect(worker, spec)
             for each in worker.subscriptions:
                 handle = partial(self._handle, worker, each, each.binding.handle)

@@ -18,7 +18,8 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Final, Protocol
 
 from schemas.record import quick_id
-from streams.runtime.base import Binding, ConsumerRecord
+from streams.log.base import ConsumerRecord
+from streams.runtime.runtime import Binding
 
 WINDOW = 8
 """Times the concurrency: how many records of a partition are delivered from its lowest open one on, at most."""

@@ -24,8 +24,9 @@ from schemas.decision import Decision
 from schemas.query import Query, QueryContext
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
-from streams.runtime.base import Input, Runtime, ServiceSpec
 from streams.runtime.effects import Keyed, Ordered
+from streams.runtime.runtime import Runtime
+from streams.runtime.spec import Input, ServiceSpec
 
 # The embedder: admits queries, and encodes each Query into a Context.
 
@@ -49,8 +50,8 @@ EMBEDDER = ServiceSpec(
 
 
 async def _build_decider(runtime: Runtime) -> Ordered:
+    from streams.http.previews import Previews
     from streams.services.decider import DeciderService
-    from streams.services.previews import Previews
 
     service = await DeciderService.build(runtime)
     if runtime.settings.previews.port:

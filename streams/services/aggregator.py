@@ -49,9 +49,10 @@ from schemas.decision import Cohort, Decision
 from schemas.errors import UniscaleError
 from schemas.record import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.reward import Due, Feedback, Reward
-from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable, key_of
+from streams.log.base import ConsumerRecord, Outgoing, Unavailable, key_of
 from streams.runtime.effects import Effects, Keyed, Rows
 from streams.runtime.handler_guard import Refusal
+from streams.runtime.runtime import Runtime
 from streams.services import rejected
 from streams.services.open_rewards import OpenRewards
 from streams.services.priority_queue import PriorityQueue

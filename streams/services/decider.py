@@ -28,6 +28,7 @@ from agents.decider.decider import Decider, DecisionEnvironment
 from agents.decider.log import Decided, Learned, target_of
 from agents.decider.snapshot import EndedIds
 from agents.embedding import BadEmbedding, Encoder, EncoderError, EncoderRefused, embed_actions, encoder_id
+from agents.encoders import encoder_of
 from schemas.action import Action
 from schemas.decision import Decision
 from schemas.objective import ObjectiveInForce
@@ -35,21 +36,12 @@ from schemas.query import QueryContext
 from schemas.record import Record, decode
 from schemas.reward import Reward
 from streams.control import Control
+from streams.log.base import ConsumerRecord, Outgoing, SendFailed, Unavailable, key_of
 from streams.metrics import Metrics
-from streams.runtime.base import (
-    ConsumerRecord,
-    Crash,
-    Outgoing,
-    PartialWrite,
-    PartitionLost,
-    Runtime,
-    SendFailed,
-    Unavailable,
-    key_of,
-)
 from streams.runtime.effects import BatchEffects, Ordered
+from streams.runtime.errors import Crash, PartialWrite, PartitionLost
 from streams.runtime.handler_guard import Refusal
-from streams.services.embedder import encoder_of
+from streams.runtime.runtime import Runtime
 from streams.services.learner_log import LearnerLog
 from streams.settings import Settings, SettingsError, variable
 
@@ -607,7 +599,7 @@ class DeciderService(Ordered):
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
         """Load the encoder and embed the actions, which a new catalogue takes from the cache."""
-        service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
+        service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings.encoder)))
         check_control_group(policy_of(runtime.settings, service.encoder), runtime.control)
         # What the server refuses may be a model that came later: the others start without it.
         with suppress(*_REFUSALS):

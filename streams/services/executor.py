@@ -38,8 +38,10 @@ from schemas.decision import Decision
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.record import decode, encode
 from schemas.search import SearchStep, Verification
-from streams.runtime.base import ConsumerRecord, Death, Outgoing, Runtime, Unavailable
+from streams.log.base import ConsumerRecord, Outgoing, Unavailable
 from streams.runtime.effects import Effects, Keyed
+from streams.runtime.errors import Death
+from streams.runtime.runtime import Runtime
 from streams.services.hosting import engines_of, unless_vllm_hangs, watch_vllm
 
 log = logging.getLogger("streams.executor")

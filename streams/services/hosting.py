@@ -12,7 +12,7 @@ from agents.serving.recorded import Recording
 from agents.serving.registry import GroupEngines, HostingOptions
 from agents.serving.vllm_host import EngineHost
 from agents.verifier.prm import RecordedVerifier, Verifier, start_verifier
-from streams.runtime.base import Death
+from streams.runtime.errors import Death
 from streams.settings import Settings
 
 HUNG_S = 300.0

@@ -19,8 +19,10 @@ from agents.decider.log import Recovered, decode_row
 from agents.decider.open_rows import OpenRows
 from agents.decider.repair import shown
 from agents.decider.snapshot import BEGINNING, START_KEY, Manifest, manifests, start_of
-from streams.runtime.base import PartitionLost, Runtime, Unavailable
+from streams.log.base import Unavailable
+from streams.runtime.errors import PartitionLost
 from streams.runtime.file_rows import FileRows
+from streams.runtime.runtime import Runtime
 
 log = logging.getLogger("streams.decider")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
 
-from streams.runtime.base import Table
+from streams.runtime.table import Table
 
 KEY: Final = b"\x00rejected/"
 """Prefix of their keys. A query_id is printable ASCII, so no query's row can begin like this."""

@@ -11,8 +11,10 @@ from agents.verifier.prm import Verifier, ask, verify
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.search import SearchStep
 from streams.control import overlong_in_words
-from streams.runtime.base import ConsumerRecord, Death, Outgoing, Runtime
+from streams.log.base import ConsumerRecord, Outgoing
 from streams.runtime.effects import Effects, Keyed
+from streams.runtime.errors import Death
+from streams.runtime.runtime import Runtime
 from streams.services.hosting import unless_vllm_hangs, verifier_of, watch_vllm
 
 log = logging.getLogger("streams.verifier")

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from agents.answers import GradingPool, GradingPoolError
 from agents.catalogue.models import Model, Sampling
-from agents.embedding import HttpEncoder, Vectors
+from agents.embedding import Vectors
+from agents.encoders import EncoderChoice, HashedEncoder, HttpEncoder
 from agents.serving.engine import Drafted, Engine, Prefix
 from agents.serving.errors import (
     EndpointSuspendedError,
@@ -31,12 +32,11 @@ from agents.verifier.prm import RecordedVerifier
 from schemas.control import ModelHealth
 from schemas.record import quick_id
 from schemas.search import Scored
-from streams.runtime.base import Binding, ConsumerRecord, SendFailed
+from streams.log.base import ConsumerRecord, SendFailed
 from streams.runtime.handler_guard import LIMIT, handling
 from streams.runtime.memory import Appended, Died, Effect, MemoryRuntime, Subscription
+from streams.runtime.runtime import Binding
 from streams.services import aggregator, decider, embedder, executor, verifier
-from streams.services.embedder import HashedEncoder
-from streams.settings import Settings
 from streams.simulate.limits import small
 from streams.simulate.world import SLOW_S, Bad, State, World, same
 
@@ -438,9 +438,9 @@ class Worker(MemoryRuntime):
 # The dependencies: they answer from the recording, and do what the faults of now say.
 
 
-def _encoder(faults: Faults, settings: Settings) -> HashedEncoder | HttpEncoder:
-    plain = HashedEncoder(settings.encoder.dimension)
-    if settings.encoder.kind == "hashed":
+def _encoder(faults: Faults, choice: EncoderChoice) -> HashedEncoder | HttpEncoder:
+    plain = HashedEncoder(choice.dimension)
+    if choice.kind == "hashed":
         return plain
 
     def reply(request: httpx.Request) -> httpx.Response:
@@ -459,9 +459,9 @@ def _encoder(faults: Faults, settings: Settings) -> HashedEncoder | HttpEncoder:
         return httpx.Response(200, json={"data": data})
 
     return HttpEncoder(
-        url=settings.encoder.url,
-        model=settings.encoder.model,
-        dimension=settings.encoder.dimension,
+        url=choice.url,
+        model=choice.model,
+        dimension=choice.dimension,
         sleep=lambda seconds: None,
         clock=faults.clock,
         transport=httpx.MockTransport(reply),
@@ -616,8 +616,8 @@ def stand_ins(faults: Faults, world: World) -> Iterator[None]:
     async def verifier_of(*_: object) -> _Verifier:
         return _Verifier(faults, world)
 
-    def encoder_of(settings: Settings) -> HashedEncoder | HttpEncoder:
-        return _encoder(faults, settings)
+    def encoder_of(choice: EncoderChoice) -> HashedEncoder | HttpEncoder:
+        return _encoder(faults, choice)
 
     others: tuple[tuple[Any, str, Any], ...] = (
         (embedder, "encoder_of", encoder_of),

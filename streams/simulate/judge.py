@@ -19,7 +19,7 @@ from schemas.record import decode
 from schemas.reward import Reward
 from streams.audit.reading import Raw, Span
 from streams.audit.run import audit
-from streams.runtime.base import ConsumerRecord
+from streams.log.base import ConsumerRecord
 from streams.runtime.handler_guard import LIMIT
 from streams.runtime.memory_cluster import Cluster
 from streams.services.decider import DeciderService, policy_of

@@ -20,10 +20,13 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
-from streams.runtime.base import ConsumerRecord, Crash, Runtime, ServiceSpec
+from streams.log.base import ConsumerRecord
+from streams.runtime.errors import Crash
 from streams.runtime.memory import Died, MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
 from streams.runtime.queues import WINDOW
+from streams.runtime.runtime import Runtime
+from streams.runtime.spec import ServiceSpec
 from streams.services import SERVICES
 from streams.services.decider import DeciderService
 from streams.simulate.faults import (

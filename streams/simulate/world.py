@@ -17,13 +17,13 @@ from agents.bandit.prior import History, teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.file import load_catalogue
 from agents.embedding import encoder_id
+from agents.encoders import HashedEncoder
 from agents.serving.recorded import RecordedPath, RecordedStep, Recording
 from schemas.control import Cancel
 from schemas.query import Budget, Query
 from schemas.record import encode
 from schemas.reward import Feedback
 from streams.services.decider import action_vectors
-from streams.services.embedder import HashedEncoder
 from streams.settings import Settings
 
 DIMENSION: Final = 8

@@ -12,6 +12,7 @@ from agents.bandit.registry import build_policy
 from agents.catalogue.actions import beam_size
 from agents.catalogue.file import load_catalogue
 from agents.embedding import encoder_id
+from agents.encoders import HashedEncoder
 from experiments.foreign import load_foreign
 from experiments.loop import spaces
 from experiments.outcomes import OutcomeError, build_world, load_recording
@@ -21,7 +22,6 @@ from experiments.record.plan import MIXED_DERIVED, MIXED_PAIRS
 from experiments.record.table import Question, mixed_traffic
 from experiments.yardstick import split
 from streams.services.decider import action_vectors
-from streams.services.embedder import HashedEncoder
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"

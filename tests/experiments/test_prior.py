@@ -13,10 +13,10 @@ from agents.bandit.prior import begin
 from agents.bandit.registry import build_policy
 from agents.catalogue.file import load_catalogue
 from agents.embedding import encoder_id
+from agents.encoders import HashedEncoder
 from experiments.outcomes import OutcomeError
 from experiments.prior import prior_of_log
 from streams.services.decider import action_vectors
-from streams.services.embedder import HashedEncoder
 
 CATALOGUE = load_catalogue(Path(__file__).parents[2] / "infra" / "catalogue" / "mini.yaml")
 ENCODER = HashedEncoder(16)

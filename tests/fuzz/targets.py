@@ -19,8 +19,8 @@ from schemas.query import Query, QueryContext
 from schemas.record import encode
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
+from streams.gateway.errors import ApiError
 from streams.gateway.request import ChatRequest, parse
-from streams.gateway.responses import ApiError
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.broker
 PROCESS = """
 import asyncio, os, signal, sys
 from streams.metrics import Metrics
-from streams.runtime.base import Crash
+from streams.runtime.errors import Crash
 from streams.runtime.kafka import KafkaRuntime
-from streams.runtime.base import ConsumerRecord
+from streams.log.base import ConsumerRecord
 from streams.settings import Settings
 
 async def main():

@@ -18,9 +18,9 @@ from schemas.query import Query
 from streams.local.broker import LocalBroker
 from streams.local.deployment import python
 from streams.runtime import kafka_admin, kafka_clients
-from streams.runtime.base import Crash
+from streams.runtime.errors import Crash
 from streams.runtime.kafka import consumer_of, create_app
-from streams.runtime.kafka_fencing import Fence, FencedTable
+from streams.runtime.kafka_transactions import Fence, FencedTable
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topic
 from tests.support.deployment import Ask, Deploy

@@ -7,8 +7,8 @@ import uuid
 import pytest
 
 from streams.local.broker import LocalBroker
+from streams.log.base import Begin, Since
 from streams.runtime import kafka_admin, kafka_clients
-from streams.runtime.base import Begin, Since
 from streams.runtime.kafka import TopicFollower
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics

@@ -22,12 +22,12 @@ from agents.decider.log import ActionRow, AnyRow, Row, decode_row, fold, introdu
 from agents.decider.snapshot import is_record, versions
 from agents.decider.verify import mismatches, opened
 from agents.embedding import encoder_id
+from agents.encoders import encoder_of
 from schemas.decision import Decision
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from streams.runtime import kafka_clients
 from streams.services.decider import policy_of
-from streams.services.embedder import encoder_of
 from streams.topics import SHARD
 from tests.support.deployment import Deploy
 from tests.support.records import reward_for
@@ -59,7 +59,7 @@ class Around:
 
     def __init__(self, loop: Any) -> None:
         self.loop, self.topics = loop, loop.topics
-        self.encoder = encoder_of(loop.settings)
+        self.encoder = encoder_of(loop.settings.encoder)
         self.rng = np.random.default_rng(5)
         self.contexts: dict[str, QueryContext] = {}
         self.decisions: dict[str, bytes] = {}

@@ -20,13 +20,14 @@ from agents.bandit import contextual
 from agents.bandit.pacing import Pacer
 from agents.decider import decider
 from agents.decider.shares import TeachingShares
-from agents.embedding import HttpEncoder
+from agents.encoders import HttpEncoder
 from agents.serving.probing import Prober
-from streams.runtime.base import BrokerClock
+from streams.runtime.clock import BrokerClock
 from streams.runtime.handler_guard import HandlerGuard
 from streams.services import aggregator, executor
+from streams.services.admission import Admission
 from streams.services.decider import ShardLearner
-from streams.services.embedder import Admission, EmbedderService
+from streams.services.embedder import EmbedderService
 from streams.services.learner_log import LearnerLog
 from streams.simulate import operator
 from streams.simulate.history import lived

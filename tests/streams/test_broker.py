@@ -22,7 +22,7 @@ from streams.client.client import Client
 from streams.local.broker import MOST_ENDS, BrokerError, Kind, LocalBroker, kafka_home, listening
 from streams.runtime import kafka_admin, kafka_clients, kafka_reading
 from streams.runtime.kafka import TopicFollower, consumer_of, create_app, sender_of
-from streams.runtime.kafka_fencing import rewrite
+from streams.runtime.kafka_transactions import rewrite
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics
 

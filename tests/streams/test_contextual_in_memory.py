@@ -19,6 +19,7 @@ from agents.decider.log import Row
 from agents.decider.repair import refused, repaired
 from agents.decider.snapshot import BEGINNING, is_prior, manifest_key
 from agents.embedding import encoder_id
+from agents.encoders import encoder_of
 from agents.reward.comparison import Uplift
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry
@@ -28,7 +29,6 @@ from schemas.record import encode
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
 from streams.services.decider import action_vectors, policy_of
-from streams.services.embedder import encoder_of
 from streams.settings import Settings
 from tests.support.cluster import (
     Ask,
@@ -110,7 +110,7 @@ async def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory:
 def prior(in_memory: InMemory, tmp_path: Path) -> Path:
     """A prior for the deployment in memory, of made-up history."""
     settings = in_memory()
-    encoder = encoder_of(settings)
+    encoder = encoder_of(settings.encoder)
     actions = action_vectors(load_catalogue(Path(settings.catalogue)), encoder)
     made = build_policy("contextual", query_dim=8, action_dim=8, encoder=encoder_id(encoder))
     assert isinstance(made, Contextual)
@@ -195,7 +195,7 @@ async def test_a_decider_does_not_go_on_without_the_prior_that_its_log_began_fro
             cluster.broker.append(cluster.topics.snapshot, key, bytes(value), 0)
         else:
             settings = settings.replace(policy_options='{"query_rank": 12}')
-        policy = policy_of(settings, encoder_of(settings))
+        policy = policy_of(settings, encoder_of(settings.encoder))
         (found,) = refused(learner_log(cluster), snapshots(cluster), policy.load)
         assert (found.key, found.among_snapshots) == (manifest_key(BEGINNING), True)
         async with successor(cluster, settings=settings) as fresh:
@@ -203,7 +203,7 @@ async def test_a_decider_does_not_go_on_without_the_prior_that_its_log_began_fro
             said = str(fresh.deaths[0])
         records, _ = repaired(Decider(policy), learner_log(cluster), snapshots(cluster), (), 1 << 20)
         repaired_log = {key: value for key, value in (snapshots(cluster) | dict(records)).items() if value}
-        decider = Decider(policy_of(settings, encoder_of(settings)))
+        decider = Decider(policy_of(settings, encoder_of(settings.encoder)))
         decider.recover((), repaired_log.items())
         assert decider.seq == decider_of(cluster).seq, "`learner repair` goes on without the prior"
     assert "snapshot -1 chunk 0 sha256" in said if how == "damaged" else "snapshot -1 state settings" in said

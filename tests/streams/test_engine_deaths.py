@@ -17,9 +17,11 @@ from agents.verifier.prm import RecordedVerifier
 from schemas.answer import Answer
 from schemas.query import Query
 from schemas.search import Scored
-from streams.runtime.base import Crash, Runtime, ServiceSpec
+from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import LIMIT
 from streams.runtime.memory_cluster import Cluster
+from streams.runtime.runtime import Runtime
+from streams.runtime.spec import ServiceSpec
 from streams.services import SERVICES, executor, verifier
 from tests.support.cluster import Ask, Audit, InMemory, read, running, send
 from tests.support.recorded import recorded_paths

@@ -12,10 +12,10 @@ from agents.decider.decider import Decider
 from agents.decider.log import ActionRow, Row, decode_row, encode_row
 from agents.decider.repair import refused, repaired
 from agents.decider.snapshot import START_KEY, manifest_key, start_of, versions
+from agents.encoders import encoder_of
 from schemas.query import Query
 from streams.runtime.memory_cluster import Cluster
 from streams.services.decider import policy_of
-from streams.services.embedder import encoder_of
 from tests.support.cluster import (
     Ask,
     Audit,
@@ -52,7 +52,7 @@ def parts(cluster: Cluster) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
 
 def fresh(cluster: Cluster) -> Decider:
     """Return a decider that has read nothing."""
-    return Decider(policy_of(cluster.settings, encoder_of(cluster.settings)))
+    return Decider(policy_of(cluster.settings, encoder_of(cluster.settings.encoder)))
 
 
 async def restarted(cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ from schemas.decision import Decision
 from schemas.query import Message, Query, ToolCall
 from schemas.record import decode
 from schemas.reward import Reward
-from streams.runtime.base import Crash
+from streams.runtime.errors import Crash
 from streams.runtime.memory import Effect, run
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings

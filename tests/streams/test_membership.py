@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiokafka.protocol.group import HeartbeatRequest, SyncGroupRequest
 
-from streams.runtime.base import Unavailable
+from streams.log.base import Unavailable
 from streams.runtime.kafka_consumer import InstanceName, MemberSession, NameInUse, track_heartbeats
 from streams.settings import Settings
 

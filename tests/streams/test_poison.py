@@ -21,7 +21,7 @@ from schemas.errors import UniscaleError
 from schemas.objective import CostRange
 from schemas.query import Query
 from schemas.record import encode
-from streams.runtime.base import partition_for
+from streams.log.partitioner import partition_for
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings

@@ -8,15 +8,15 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from agents.bandit.exploration import Explored
 from agents.bandit.policy import Policy
 from agents.catalogue.file import load_catalogue
+from agents.encoders import encoder_of
 from schemas.control import CatalogueEntry
 from schemas.record import encode
 from streams.control import Control
-from streams.runtime.base import ConsumerRecord
+from streams.log.base import ConsumerRecord
 from streams.services.decider import check_control_group, policy_of, prior_of, read_prior
-from streams.services.embedder import encoder_of
 from streams.settings import Settings, SettingsError
 
-HASHED = encoder_of(Settings().replace(encoder="hashed"))
+HASHED = encoder_of(Settings().replace(encoder="hashed").encoder)
 MODEL = load_catalogue(Path("infra/catalogue/mini.yaml")).model_names[-1]
 
 

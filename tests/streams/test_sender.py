@@ -12,7 +12,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.runtime.kafka_writer import Sender
+from streams.runtime.kafka_sender import Sender
 from streams.runtime.memory import run
 from streams.runtime.queues import BURST
 

@@ -11,10 +11,11 @@ from faust.types import TP
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streams.log.base import ConsumerRecord
 from streams.runtime import kafka
-from streams.runtime.base import Binding, ConsumerRecord
 from streams.runtime.kafka import changelogged, consumer_of, create_app
 from streams.runtime.kafka_consumer import _MOVING_S, Consumer, PartitionCursor
+from streams.runtime.runtime import Binding
 from streams.settings import Settings
 
 

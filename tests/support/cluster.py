@@ -9,6 +9,7 @@ from msgspec import structs
 from agents.decider.decider import Decider
 from agents.decider.log import AnyRow, Row, decode_row
 from agents.decider.verify import mismatches, opened
+from agents.encoders import encoder_of
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry
 from schemas.query import Query
@@ -16,12 +17,12 @@ from schemas.record import Record, decode, encode
 from schemas.reward import Reward
 from streams.audit.run import Report
 from streams.gateway.app import GatewayService
-from streams.runtime.base import Runtime, ServiceSpec
 from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
+from streams.runtime.runtime import Runtime
+from streams.runtime.spec import ServiceSpec
 from streams.services import SERVICES
 from streams.services.decider import DeciderService, policy_of
-from streams.services.embedder import encoder_of
 from streams.settings import Settings
 
 R = TypeVar("R", bound=Record)
@@ -140,14 +141,14 @@ async def successor(
 def recovered(cluster: Cluster) -> Decider:
     """Return a decider as it comes out of the log and the snapshots, without a service around it."""
     settings = cluster.settings
-    decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
+    decider = Decider(policy_of(settings, encoder_of(settings.encoder)), seed=settings.policy.seed)
     decider.recover(learner_log(cluster).items(), snapshots(cluster).items())
     return decider
 
 
 def reproduced(cluster: Cluster) -> tuple[list[AnyRow], int]:
     """Hold each decision in the learner's log to what a replay chooses; return the rows and where the replay begins."""
-    policy = policy_of(cluster.settings, encoder_of(cluster.settings))
+    policy = policy_of(cluster.settings, encoder_of(cluster.settings.encoder))
     rows, after = opened(policy, learner_log(cluster) | snapshots(cluster))
     assert list(mismatches(policy, rows, cluster.settings.policy.seed, after)) == []
     return rows, after

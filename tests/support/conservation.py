@@ -5,12 +5,12 @@ from typing import Any
 
 from agents.decider.log import Row
 from agents.decider.verify import mismatches
+from agents.encoders import encoder_of
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.record import decode
 from schemas.reward import Reward
 from streams.services.decider import policy_of
-from streams.services.embedder import encoder_of
 
 
 def conserved(loop: Any, ids: set[str]) -> None:
@@ -44,5 +44,5 @@ def learned(loop: Any, count: int) -> None:
         return Counter(r.stage for r in loop.learner_rows() if isinstance(r, Row))
 
     loop.until(lambda: stages() == {"closed": count}, what=f"{count} closed rows")
-    policy = policy_of(loop.settings, encoder_of(loop.settings))
+    policy = policy_of(loop.settings, encoder_of(loop.settings.encoder))
     assert list(mismatches(policy, loop.learner_rows(), loop.settings.policy.seed)) == []

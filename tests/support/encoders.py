@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from agents.embedding import EncoderError, EncoderRefused, EncoderUnavailable, TextUnanswered, Vectors
-from streams.services.embedder import HashedEncoder
+from agents.encoders import HashedEncoder
 
 
 class DownFor(HashedEncoder):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from streams.runtime.base import ConsumerRecord
+from streams.log.base import ConsumerRecord
 from streams.settings import Settings
 from tests.support.toys import TOYS, asked
 

@@ -21,9 +21,11 @@ import numpy as np
 
 from agents.decider.snapshot import SNAPSHOT_KEY, START_KEY
 from schemas.query import QueryContext
+from streams.log.base import ConsumerRecord, Outgoing
 from streams.runtime import effects
-from streams.runtime.base import ConsumerRecord, Input, Outgoing, Table
 from streams.runtime.kafka import KafkaRuntime
+from streams.runtime.spec import Input
+from streams.runtime.table import Table
 from streams.services.decider import DeciderService
 from streams.settings import Settings
 from streams.worker import run_service

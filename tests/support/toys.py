@@ -32,18 +32,12 @@ from typing import Any
 from schemas.errors import UniscaleError
 from schemas.query import Origin
 from schemas.record import Record, encode
-from streams.runtime.base import (
-    ConsumerRecord,
-    Death,
-    Input,
-    Outgoing,
-    PartialWrite,
-    Runtime,
-    ServiceSpec,
-    Table,
-    key_of,
-)
+from streams.log.base import ConsumerRecord, Outgoing, key_of
 from streams.runtime.effects import BatchEffects, Effects, Keyed, Ordered, Rows
+from streams.runtime.errors import Death, PartialWrite
+from streams.runtime.runtime import Runtime
+from streams.runtime.spec import Input, ServiceSpec
+from streams.runtime.table import Table
 
 HOUR_MS = 3_600_000
 

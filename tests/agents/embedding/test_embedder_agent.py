@@ -13,10 +13,10 @@ from agents.catalogue.actions import uis_space
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import load_catalogue
 from agents.embedding import ArrivedQuery, Vectors, embed, embed_actions, embedded_text, encoder_id
+from agents.encoders import HashedEncoder
 from agents.minilm import MiniLM
 from schemas.query import Message, Origin, Query, QueryContext
 from schemas.record import decode, encode
-from streams.services.embedder import HashedEncoder
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ import resource, sys
 sys.dont_write_bytecode = True
 from pathlib import Path
 from agents.embedding import embed_actions
-from streams.services.embedder import HashedEncoder
+from agents.encoders import HashedEncoder
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # a vector takes 256 bytes
 print(embed_actions(HashedEncoder(), ["an action"], Path("cache")).shape)
 """

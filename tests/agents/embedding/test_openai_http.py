@@ -17,10 +17,10 @@ from agents.embedding import (
     Encoder,
     EncoderRefused,
     EncoderUnavailable,
-    HttpEncoder,
     TextUnanswered,
     encoder_id,
 )
+from agents.encoders import HttpEncoder
 from tests.support.http_servers import JsonHandler, Server
 
 DIMENSION = 4

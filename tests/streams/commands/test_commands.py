@@ -33,7 +33,7 @@ from streams.client.recorded import Recorded
 from streams.client.replay import Replay
 from streams.local.deployment import service_commands
 from streams.runtime import kafka_clients
-from streams.runtime.kafka_fencing import StillRunning
+from streams.runtime.kafka_transactions import StillRunning
 from streams.settings import MAX_PORT, Settings, SettingsError
 from streams.topics import Topics
 

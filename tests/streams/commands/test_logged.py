@@ -11,13 +11,13 @@ import pytest
 from agents.bandit.features import counts
 from agents.catalogue.file import load_catalogue
 from agents.embedding import embedded_text
+from agents.encoders import HashedEncoder
 from experiments.prior import prior_of_log
 from schemas.action import Action
 from schemas.query import Message, Query
 from schemas.record import encode
 from streams.cli.learner import graded, graded_row
 from streams.runtime import kafka_clients
-from streams.services.embedder import HashedEncoder
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support.records import decision_for, paid, reward_for

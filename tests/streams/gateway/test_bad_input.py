@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from streams import health
 from streams.gateway import endpoint
 from streams.gateway.request import MAX_BODY
+from streams.http import server
 from tests.support.house import ASK, PLAIN, QUESTION, House, refused
 
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -213,7 +213,7 @@ def ends(connection: socket.socket) -> int:
 
 
 def test_who_sends_no_whole_head_is_cut_off(site: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "HEAD_S", 0.3)
+    monkeypatch.setattr(server, "HEAD_S", 0.3)
     with raw(site) as silent, raw(site) as slow, raw(site) as twice:
         slow.sendall(b"GET /v1/models HTTP/1.1\r\nhost: loc")
         twice.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -225,7 +225,7 @@ def test_who_sends_no_whole_head_is_cut_off(site: House, monkeypatch: pytest.Mon
 def test_where_connections_run_out_who_waited_longest_makes_room(
     site: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "most_connections", lambda: 20)
+    monkeypatch.setattr(server, "most_connections", lambda: 20)
     waiting = [raw(site) for _ in range(30)]
     try:
         for first in waiting[:8]:
@@ -242,7 +242,7 @@ def test_who_reads_nothing_of_what_is_sent_is_cut_off(
     name: str, site: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long file stops in its midst; a short one with its last part, when the next request is there already."""
-    monkeypatch.setattr(health, "WRITE_S", 0.3)
+    monkeypatch.setattr(server, "WRITE_S", 0.3)
     path = f"/static/vendor/{name}"
     with site.http() as client:
         size = len(client.get(path, headers={"accept-encoding": "identity"}).content)

@@ -30,9 +30,9 @@ from schemas.reward import Reward
 from streams.gateway import coordinator, index, routes
 from streams.gateway.app import AddressTaken, GatewayService, OpenGateway, listen
 from streams.local.broker import free_port
-from streams.runtime.base import SendFailed
+from streams.log.base import SendFailed
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES, embedder
+from streams.services import SERVICES, admission
 from streams.settings import Settings
 from tests.support.cluster import WITH_GATEWAY, worker_of
 from tests.support.house import ASK, PLAIN, QUESTION, House
@@ -256,7 +256,7 @@ def test_the_events_of_a_query_are_told_after_its_deadline_too(
 def test_a_query_that_is_not_admitted_may_be_tried_again(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedder, "_LAPSE_S", 0.0)
+    monkeypatch.setattr(admission, "_LAPSE_S", 0.0)
     full = house(("gateway", "embedder"), max_in_flight=1)
     beat = Heartbeat(group="mini", instance="0", models=("small",), every_s=60.0)
     full.produce(full.topics.heartbeat, beat.key.encode(), encode(beat))

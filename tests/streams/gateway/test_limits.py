@@ -16,8 +16,8 @@ from schemas.query import Budget, Query
 from schemas.record import encode
 from schemas.reward import Charge, Cost, Reward
 from streams.gateway.auth import LOOKUPS, MINUTE_BYTES, TARGETS, Credential, Gate, Used, check_host, is_local
+from streams.gateway.errors import ApiError
 from streams.gateway.index import Index
-from streams.gateway.responses import ApiError
 from tests.support.records import OBJECTIVE
 
 MODELS = ("mini-1", "mini-2")

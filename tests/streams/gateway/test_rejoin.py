@@ -15,7 +15,7 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
 from streams.gateway import coordinator
-from streams.runtime.base import SendFailed
+from streams.log.base import SendFailed
 from tests.support.house import ASK, PLAIN, WITHOUT_EXECUTOR, House
 
 BODY = {**PLAIN, "model": "large/1/1/1"}

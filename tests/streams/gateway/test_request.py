@@ -12,8 +12,9 @@ from agents.serving.errors import PromptTooLongError
 from schemas.answer import Answer
 from schemas.errors import RecordError
 from schemas.query import Query
+from streams.gateway.errors import ApiError, of_answer
 from streams.gateway.request import ChatRequest, ModelChoice, asked, parse, to_query
-from streams.gateway.responses import ApiError, details, of_answer
+from streams.gateway.responses import details
 
 HELLO = {"model": "auto", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
 

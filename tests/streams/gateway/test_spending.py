@@ -7,8 +7,8 @@ from msgspec import structs
 
 from schemas.query import Query
 from streams.gateway.app import GatewayService
-from streams.runtime.base import Runtime
 from streams.runtime.memory_cluster import Cluster
+from streams.runtime.runtime import Runtime
 from streams.services import SERVICES
 from tests.support.cluster import Ask, InMemory, answered, send
 

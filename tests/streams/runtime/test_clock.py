@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from schemas.answer import Answer
-from streams.runtime.base import BrokerClock
+from streams.runtime.clock import BrokerClock
 from streams.runtime.memory import MemoryRuntime
 from tests.support.cluster import Ask, InMemory, answered, read, running, send
 

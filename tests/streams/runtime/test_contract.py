@@ -7,7 +7,7 @@ import pytest
 
 from schemas.dead_letter import DeadLetter
 from schemas.record import decode
-from streams.runtime.base import partition_for
+from streams.log.partitioner import partition_for
 from streams.runtime.queues import WINDOW
 
 

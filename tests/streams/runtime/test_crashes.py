@@ -11,7 +11,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from streams.runtime.base import ConsumerRecord, Crash
+from streams.log.base import ConsumerRecord
+from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import Crashes, HandlerGuard, InFlightFile, SuspectGroups
 
 SLOTS = 100

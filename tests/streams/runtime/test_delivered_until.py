@@ -10,9 +10,9 @@ import pytest
 from aiokafka import TopicPartition as TP
 
 from streams.metrics import Metrics
-from streams.runtime.base import Binding
 from streams.runtime.kafka import KafkaRuntime, consumer_of
 from streams.runtime.kafka_consumer import Consumer, PartitionCursor
+from streams.runtime.runtime import Binding
 from tests.support.cluster import InMemory
 
 PART = ("told", 0)

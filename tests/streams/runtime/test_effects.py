@@ -10,11 +10,14 @@ from msgspec.structs import replace
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.record import decode
-from streams.runtime.base import ConsumerRecord, Crash, Input, Outgoing, Runtime, ServiceSpec
+from streams.log.base import ConsumerRecord, Outgoing
 from streams.runtime.effects import BatchEffects, Effects, Keyed, Rows
+from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import Refusal
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
+from streams.runtime.runtime import Runtime
+from streams.runtime.spec import Input, ServiceSpec
 from streams.settings import Settings
 from tests.support.toys import TOYS, Asked, Keeper, asked
 

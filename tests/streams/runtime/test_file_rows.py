@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streams.runtime.base import Crash
+from streams.runtime.errors import Crash
 from streams.runtime.file_rows import FileRows
 
 KEYS = st.sampled_from([b"", b"a", b"b", b"c", b"\x00action/x"])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner import murmur2 as kafka_pythons
 
-from streams.runtime.base import murmur2, partition_for
+from streams.log.partitioner import murmur2, partition_for
 
 
 @given(key=st.binary(max_size=60))

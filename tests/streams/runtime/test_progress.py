@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
-from streams.health import STALLED_S, Health
+from streams.http.health import STALLED_S, Health
 from streams.local.broker import free_port
+from streams.log.base import ConsumerRecord
 from streams.metrics import Metrics
-from streams.runtime.base import Binding, ConsumerRecord, Crash
+from streams.runtime.errors import Crash
 from streams.runtime.kafka import KafkaRuntime, consumer_of
 from streams.runtime.kafka_consumer import MemberSession
 from streams.runtime.kafka_watchdog import PartitionProgress, watch_liveness
+from streams.runtime.runtime import Binding
 from streams.settings import Settings
 
 ROOT = Path(__file__).parents[3]

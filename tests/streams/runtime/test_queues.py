@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.record import quick_id, readable_id
-from streams.runtime.base import Binding, ConsumerRecord, PartitionLost
+from streams.log.base import ConsumerRecord
+from streams.runtime.errors import PartitionLost
 from streams.runtime.kafka import consumer_of, create_app
 from streams.runtime.kafka_consumer import Consumer, PartitionCursor
 from streams.runtime.queues import WINDOW, AbandonedRecord, Offsets, Queues
+from streams.runtime.runtime import Binding
 from streams.settings import Settings
 
 TOPIC, OTHER, ORDERED = "queues.search-step", "queues.answer", "queues.context"

@@ -12,21 +12,15 @@ from aiokafka.producer.sender import AddPartitionsToTxnHandler
 
 from schemas.answer import Answer
 from schemas.query import QueryContext
+from streams.log.base import ConsumerRecord, Outgoing, SendFailed
 from streams.metrics import Metrics
 from streams.runtime import kafka_reading
-from streams.runtime.base import (
-    ConsumerRecord,
-    Input,
-    Outgoing,
-    PartitionLost,
-    RowTooLarge,
-    Runtime,
-    SendFailed,
-    ServiceSpec,
-)
+from streams.runtime.errors import PartitionLost, RowTooLarge
 from streams.runtime.kafka import KafkaRuntime
-from streams.runtime.kafka_fencing import Fence, FencedTable
+from streams.runtime.kafka_transactions import Fence, FencedTable
 from streams.runtime.queues import WINDOW
+from streams.runtime.runtime import Runtime
+from streams.runtime.spec import Input, ServiceSpec
 from tests.support.cluster import InMemory, running
 
 ROWS = [(b"small", b"x", 0), (b"large", b"x" * 70_000, 0)]

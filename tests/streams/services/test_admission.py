@@ -13,7 +13,7 @@ from schemas.record import encode
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
-from streams.services.embedder import Admission, AdmissionRejected
+from streams.services.admission import Admission, AdmissionRejected
 from tests.support.cluster import Ask, InMemory, answered, read, send
 
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from agents.answers import GraderFailed, GradingPool, Verdict
 from agents.bandit.errors import DuplicateQuery
 from agents.embedding import EncoderUnavailable, Vectors
+from agents.encoders import HashedEncoder
 from agents.reward.join import JoinRow, dues
 from agents.serving.errors import EngineUnreachableError
 from agents.verifier.prm import RecordedVerifier
@@ -27,7 +28,8 @@ from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
-from streams.runtime.base import ConsumerRecord, Outgoing, Unavailable, partition_for
+from streams.log.base import ConsumerRecord, Outgoing, Unavailable
+from streams.log.partitioner import partition_for
 from streams.runtime.effects import BatchEffects, Effects
 from streams.runtime.handler_guard import Refusal
 from streams.runtime.memory import run
@@ -35,7 +37,7 @@ from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES, aggregator
 from streams.services.aggregator import AggregatorService, MisplacedRecord, OrphanFeedback
 from streams.services.decider import DeciderService
-from streams.services.embedder import EmbedderService, HashedEncoder
+from streams.services.embedder import EmbedderService
 from streams.services.executor import ExecutorService
 from streams.services.verifier import UnknownGroup, VerifierService
 from streams.settings import Settings

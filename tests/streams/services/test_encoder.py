@@ -7,12 +7,12 @@ from typing import TypeVar
 import pytest
 
 from agents.embedding import BadEmbedding, EncoderError, EncoderRefused, TextUnanswered, Vectors
+from agents.encoders import HashedEncoder
 from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.query import Query, QueryContext
 from streams.runtime.memory import MemoryRuntime
 from streams.services import embedder
-from streams.services.embedder import HashedEncoder
 from tests.support.cluster import Ask, InMemory, read, running, send
 
 T = TypeVar("T")

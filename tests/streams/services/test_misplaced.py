@@ -11,7 +11,7 @@ from schemas.control import Cancel
 from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Feedback
-from streams.runtime.base import partition_for
+from streams.log.partitioner import partition_for
 from streams.runtime.memory import Effect, run
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings

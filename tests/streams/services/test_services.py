@@ -11,11 +11,14 @@ from schemas.query import Query
 from streams import services
 from streams.cli.running import worker
 from streams.local.deployment import service_commands
-from streams.runtime.base import ConsumerRecord, Crash, Input, Outgoing, Runtime, ServiceSpec, Unavailable
+from streams.log.base import ConsumerRecord, Outgoing, Unavailable
 from streams.runtime.effects import Effects, Keyed
+from streams.runtime.errors import Crash
 from streams.runtime.kafka import create_app
 from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
+from streams.runtime.runtime import Runtime
+from streams.runtime.spec import Input, ServiceSpec
 from streams.services import SERVICES
 from streams.settings import SettingsError
 from streams.topics import Topics

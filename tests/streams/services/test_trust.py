@@ -24,7 +24,7 @@ from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
 from streams.control import Control
-from streams.runtime.base import ConsumerRecord
+from streams.log.base import ConsumerRecord
 from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES, decider

@@ -7,14 +7,15 @@ from typing import Any
 
 import faust
 
-from streams.runtime.base import Newer, partition_for, replaces
+from streams.log.partitioner import partition_for
 from streams.runtime.queues import Spacing
+from streams.runtime.table import Newer, replaces
 
 # What faust recovers: the tables whose partitions are shared among workers. Those with a single writer recover by
 # themselves (`FencedTable`).
 #
 # faust's `table[key] = value` discards the delivery future, so a row that the broker refused would be lost and the
-# offset committed anyway. Rows are therefore written by `streams.runtime.base.Table`, which waits for the delivery.
+# offset committed anyway. Rows are therefore written by `streams.runtime.table.Table`, which waits for the delivery.
 
 
 class Changelogged(faust.Table[bytes, bytes]):

@@ -14,7 +14,7 @@ import logging
 import socket
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import orjson
@@ -31,11 +31,9 @@ from agents.embedding import ArrivedQuery, EncoderUnavailable, embed, embedded_t
 from schemas.errors import RecordError, UniscaleError
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import MAX_VALUE, decode
-from streams.health import server_of
-from streams.runtime.base import Unavailable
-
-if TYPE_CHECKING:
-    from streams.services.decider import DeciderService
+from streams.http.server import server_of
+from streams.log.base import Unavailable
+from streams.services.decider import DeciderService
 
 log = logging.getLogger("streams.decider")
 
@@ -72,7 +70,7 @@ class Previews:
         service: The decider's service.
     """
 
-    def __init__(self, service: "DeciderService") -> None:
+    def __init__(self, service: DeciderService) -> None:
         self.service = service
         self._waiting = 0
         self._encoding = asyncio.Lock()

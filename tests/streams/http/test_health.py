@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streams.health import STUCK_S, Health, serve
+from streams.http.health import STUCK_S, Health, serve
 from streams.local.broker import free_port
 from streams.metrics import Metrics
 from streams.settings import Settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def get(port: int, path: str) -> tuple[int, str]:

@@ -16,8 +16,9 @@ from kafka.structs import OffsetAndMetadata
 
 from schemas.errors import UniscaleError
 from streams.runtime import kafka_admin, kafka_clients, kafka_reading
-from streams.runtime.base import Crash, PlacedRow, Table
+from streams.runtime.errors import Crash
 from streams.runtime.file_rows import FileRows
+from streams.runtime.table import PlacedRow, Table
 from streams.settings import Settings
 from streams.topics import writer_of
 

@@ -1,0 +1,311 @@
+"""The encoders that there are, and which of them the settings name: MiniLM here, any server, hashed words."""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
+
+import httpx
+import msgspec
+import numpy as np
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from agents.embedding import (
+    EMPTY_TEXT,
+    BadEmbedding,
+    Encoder,
+    EncoderError,
+    EncoderRefused,
+    EncoderUnavailable,
+    TextUnanswered,
+    Vectors,
+    readable,
+    unit_rows,
+)
+
+# Any OpenAI-compatible `/v1/embeddings`: for production, for instance a Qwen3-Embedding served by vLLM.
+
+RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+MOST_WAIT_S = 5.0
+QUOTED_CHARACTERS = 200  # of a server's complaint
+
+
+class _Failing(EncoderRefused):
+    """The server answered each attempt with an error of its own (500): it is down, or fails at this text."""
+
+
+class _RateLimited(EncoderUnavailable):
+    """The server takes no more requests for now (429), which no text is to blame for."""
+
+
+class _Trouble(Exception):
+    """An attempt failed in a way that another may not; the last one's `kind` is what the request ends with."""
+
+    def __init__(self, why: str, kind: type[EncoderError] = EncoderUnavailable) -> None:
+        super().__init__(why)
+        self.kind = kind
+
+
+_KINDS: dict[int, type[EncoderError]] = {429: _RateLimited, 500: _Failing}
+
+
+class EmbeddedText(msgspec.Struct):
+    """One text of a reply."""
+
+    embedding: list[float]
+    index: int | None = None
+
+
+class EmbeddingReply(msgspec.Struct):
+    """A reply of `/v1/embeddings`; servers may send the texts in another order."""
+
+    data: list[EmbeddedText]
+
+
+class HttpEncoder:
+    """An encoder behind HTTP. Safe to call from several threads; `close` it, or use it in a `with`.
+
+    Texts over `max_characters` are cut from the end: the client has no tokenizer of the server's model, so the limit is
+    in characters. Keep it below what the model takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        model: str,
+        dimension: int,
+        version: str = "unversioned",
+        api_key: str | None = None,
+        max_characters: int = 20_000,
+        batch: int = 64,
+        attempts: int = 4,
+        timeout_s: float = 10.0,
+        backoff_s: float = 0.2,
+        reply_s: float = 30.0,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """Set up the client; nothing is sent yet.
+
+        Args:
+            url: Base of the server, with or without /v1.
+            model: The model's name there; it becomes the encoder's name.
+            dimension: The length its vectors must have.
+            version: What to record as provenance: the server cannot be trusted to tell.
+            api_key: Sent as a bearer token when given.
+            max_characters: Longest text sent.
+            batch: Most texts a request.
+            attempts: Most requests for one batch.
+            timeout_s: Longest silence of the server within a request, in seconds.
+            backoff_s: Wait before the second attempt, in seconds; doubled for each further one, at most 5 s.
+            reply_s: Longest time one reply may take in all, in seconds.
+            sleep: How to wait.
+            clock: Seconds, monotonic.
+            transport: What carries the requests; None opens connections.
+        """
+        self.name, self.version, self.dimension = model, version, dimension
+        self._path = url.rstrip("/").removesuffix("/v1") + "/v1/embeddings"
+        self._max_characters, self._batch, self._attempts = max_characters, batch, attempts
+        self._backoff_s, self._sleep = backoff_s, sleep
+        self._reply_s, self._clock = reply_s, clock
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        # A proxy from the environment must not sit between us and the server unasked.
+        self._client = httpx.Client(timeout=timeout_s, headers=headers, trust_env=False, transport=transport)
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Return one unit row a text, shape (len(texts), dimension), float32.
+
+        Raises:
+            EncoderRefused: the server will not take the texts, but others.
+            TextUnanswered: no usable answer to the texts within the attempts, but to another.
+            EncoderUnavailable: no usable answer within the attempts, to any text.
+            BadEmbedding: the answer holds no embedding for each text; to others it does.
+        """
+        cut = [readable(text[: self._max_characters]) for text in texts]
+        try:
+            return self._rows(cut)
+        except _Failing as error:
+            self._blame(error)
+            return self._rows(cut, attempts=1)  # the server may have come back in between
+        except (EncoderRefused, BadEmbedding) as error:
+            self._blame(error)
+            raise
+        except _RateLimited:
+            raise
+        except EncoderUnavailable as error:
+            self._blame(error)
+            raise TextUnanswered(f"{error}; it embeds another text") from error
+
+    def _rows(self, texts: list[str], attempts: int | None = None) -> Vectors:
+        rows = [
+            self._read(self._request(some, attempts or self._attempts), len(some))
+            for some in (texts[at : at + self._batch] for at in range(0, len(texts), self._batch))
+        ]
+        return np.concatenate([np.zeros((0, self.dimension), np.float32), *rows])
+
+    def _blame(self, error: EncoderError) -> None:
+        """Return if the server embeds another text: then the one that it did not embed is at fault.
+
+        An expired key, an unknown model, a page in place of an answer, another dimension are the same for every text.
+        One attempt: a server that fails now and then is to be seen failing.
+
+        Raises:
+            EncoderUnavailable: it embeds no text.
+        """
+        try:
+            self._read(self._request([EMPTY_TEXT], attempts=1), 1)
+        except EncoderError:
+            raise EncoderUnavailable(f"{error}; it embeds no other text either") from error
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        """Return the encoder."""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Close the encoder."""
+        self.close()
+
+    def _request(self, texts: list[str], attempts: int) -> bytes:
+        body = {"model": self.name, "input": texts, "encoding_format": "float"}
+        policy = Retrying(
+            retry=retry_if_exception_type(_Trouble),
+            stop=stop_after_attempt(attempts),
+            wait=wait_exponential(multiplier=self._backoff_s, max=MOST_WAIT_S),
+            sleep=self._sleep,
+            reraise=True,
+        )
+        try:
+            return policy(self._attempt, body)
+        except _Trouble as trouble:
+            raise trouble.kind(
+                f"{self._path}: {attempts} attempts failed, the last with {trouble}; "
+                "check that the server is up and takes texts as long as this one"
+            ) from trouble
+
+    def _attempt(self, body: dict[str, Any]) -> bytes:
+        try:
+            response = self._whole(body)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            raise _Trouble(f"{type(error).__name__}: {error}") from error
+        if response.is_success:
+            return response.content
+        said = response.content[: 4 * QUOTED_CHARACTERS].decode("utf-8", "replace")[:QUOTED_CHARACTERS]
+        trouble = f"HTTP {response.status_code}: {said}"
+        if response.status_code in RETRIED_STATUS:
+            raise _Trouble(trouble, _KINDS.get(response.status_code, EncoderUnavailable))
+        raise EncoderRefused(
+            f"{self._path}: {trouble}; check the model's name, the key and the text's length"
+        )
+
+    def _whole(self, body: dict[str, Any]) -> httpx.Response:
+        """Return a reply, read to its end within `reply_s`: httpx limits each silence only, not their sum."""
+        until = self._clock() + self._reply_s
+        with self._client.stream("POST", self._path, json=body) as response:
+            parts = []
+            for part in response.iter_bytes():
+                parts.append(part)
+                if self._clock() > until:
+                    raise _Trouble(f"no complete reply in {self._reply_s:g} s")
+            # Decoded already: without the header, so that it is not done twice.
+            headers = {k: v for k, v in response.headers.items() if k != "content-encoding"}
+            return httpx.Response(
+                response.status_code, headers=headers, content=b"".join(parts), request=response.request
+            )
+
+    def _read(self, content: bytes, count: int) -> Vectors:
+        """Return the rows of a reply in the order of the texts."""
+        try:
+            data = msgspec.json.decode(content, type=EmbeddingReply).data
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            quoted = content[:QUOTED_CHARACTERS].decode(errors="replace")
+            raise BadEmbedding(
+                f"{self._path}: {quoted!r} holds no embeddings: {error}; check the url, and that the server embeds"
+            ) from error
+        places = [at if each.index is None else each.index for at, each in enumerate(data)]
+        if sorted(places) != list(range(count)):
+            raise BadEmbedding(
+                f"{self._path}: embeddings {sorted(places)} for {count} texts; check that the server embeds"
+            )
+        lengths = {len(each.embedding) for each in data}
+        if lengths - {self.dimension}:
+            raise BadEmbedding(
+                f"{self._path}: vectors of length {sorted(lengths)}, expected {self.dimension}; "
+                "set the encoder's dimension to the model's"
+            )
+        rows = np.empty((count, self.dimension))
+        rows[places] = [each.embedding for each in data]
+        return unit_rows(rows, count, self.dimension)
+
+
+class HashedEncoder:
+    """Words hashed to signed coordinates: no model, microseconds a text. For measuring the plumbing alone.
+
+    It knows nothing of meaning: a policy that learns on it learns which words occur.
+    """
+
+    name = "hashed-words"
+    version = "1"
+
+    def __init__(self, dimension: int = 64) -> None:
+        self.dimension = dimension
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Return one unit row a text."""
+        rows = np.zeros((len(texts), self.dimension))
+        for row, text in zip(rows, texts, strict=True):
+            row[0] = 1e-3  # a text of unlucky words must not cancel out
+            for word in readable(text).lower().split():
+                digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
+                at = int.from_bytes(digest[:4], "little") % self.dimension
+                row[at] += 1.0 if digest[4] & 1 else -1.0
+        return unit_rows(rows, len(texts), self.dimension)
+
+
+# Which one the settings name.
+
+
+class EncoderChoice(Protocol):
+    """The settings of an encoder; see `streams.settings.EncoderSettings`."""
+
+    @property
+    def kind(self) -> str:
+        """Return `minilm`, `http` or `hashed`."""
+
+    @property
+    def url(self) -> str:
+        """Return the server's address, for `http`."""
+
+    @property
+    def model(self) -> str:
+        """Return the model's name there."""
+
+    @property
+    def dimension(self) -> int:
+        """Return the length of its vectors; 0 for the default of `hashed`."""
+
+    @property
+    def key(self) -> str:
+        """Return the API key; empty for none."""
+
+
+def encoder_of(choice: EncoderChoice) -> Encoder:
+    """Return the encoder that the settings name; queries and actions go through the same one.
+
+    Raises:
+        EncoderError: its files are missing.
+    """
+    if choice.kind == "hashed":
+        return HashedEncoder(choice.dimension or 64)
+    if choice.kind == "http":
+        return HttpEncoder(
+            url=choice.url, model=choice.model, dimension=choice.dimension, api_key=choice.key or None
+        )
+    from agents.minilm import MiniLM  # it loads onnxruntime
+
+    return MiniLM()

@@ -1,0 +1,192 @@
+"""Every error of the gateway: the shape that OpenAI's clients expect, and what becomes of an exception of a route."""
+
+import logging
+from typing import Final
+
+import msgspec
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from schemas.answer import Answer
+from schemas.errors import RecordError, UniscaleError
+from schemas.record import invalid_field
+from streams.log.base import Unavailable
+
+# The shape of an error is what OpenAI's clients expect: {"error": {message, type, param, code}}.
+#
+# A status alone does not say whether a retry is safe. The official clients retry 408, 409, 429 and every 5xx twice,
+# without an idempotency key: one expired query would become three searches. So every error that has cost a search,
+# and every error that a retry cannot cure, carries `x-should-retry: false`, which those clients obey.
+
+log = logging.getLogger("streams.gateway")
+
+NO_RETRY: Final = {"x-should-retry": "false"}
+
+_MOST_PARAM: Final = 200
+_MOST_MESSAGE: Final = 4000
+"""Characters of an error: a body's own field names may have a megabyte."""
+
+# How the Answer of an executor or of the embedder begins that says so.
+_TOO_LONG: Final = "PromptTooLongError: "
+_NOT_ADMITTED: Final = "AdmissionRejected: "
+
+_ADMISSION_RETRY_S: Final = 30
+"""A model counts as served for so long after its last heartbeat (`streams.services.admission`)."""
+
+
+class ClientGone(Exception):
+    """The client closed its connection."""
+
+
+class ApiError(UniscaleError):
+    """A request that gets an error instead of a completion.
+
+    Attributes:
+        status: The HTTP status.
+        type: OpenAI's class of the error, for instance `invalid_request_error`.
+        param: The field at fault, where there is one.
+        code: A word a program can compare.
+        headers: Headers that go with it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message[:_MOST_MESSAGE])
+        self.status = status
+        self.type = type
+        self.param = None if param is None else param[:_MOST_PARAM]
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """Return the JSON body."""
+        return orjson.dumps({"error": self.fields()})
+
+    def fields(self) -> dict[str, str | None]:
+        """Return message, type, param and code."""
+        return {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+
+
+def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """Return a 400 that names the field."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unsupported(param: str, why: str) -> ApiError:
+    """Return the 400 for a field of OpenAI's API that a search cannot honour. Nothing is dropped silently."""
+    return ApiError(400, f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
+
+
+def of_record(error: RecordError, code: str = "invalid_value") -> ApiError:
+    """Return the 400 for a field that no Query can have."""
+    param = error.field or None
+    return ApiError(400, f"{param}: {error.why}" if param else error.why, param=param, code=code)
+
+
+def of_json(error: msgspec.ValidationError) -> ApiError:
+    """Return the 400 for a body whose types do not fit."""
+    return of_record(invalid_field("body", error), "invalid_type")
+
+
+def not_found(what: str, value: str, code: str = "not_found") -> ApiError:
+    """Return a 404. Another tenant's id and an unknown id get the same response."""
+    return ApiError(
+        404, f"{what} {value!r} does not exist, or you have no access to it", param=what, code=code
+    )
+
+
+def no_model(name: str) -> ApiError:
+    """Return the 404 for a model name that cannot be used."""
+    why = f"model {name[:200]!r} does not exist, or you have no access to it; ask for `auto`, or see GET /v1/models"
+    return ApiError(404, why, param="model", code="model_not_found")
+
+
+def why(answer: Answer) -> str | None:
+    """Return why an Answer is none, as a client may know it.
+
+    What an engine or its server said is the operator's: it names addresses and models, and quotes replies.
+    """
+    if answer.status != "failed" or answer.error is None or answer.error.startswith(_TOO_LONG):
+        return answer.error
+    kind = answer.error.partition(":")[0]
+    named = f"{kind}: " if kind.isidentifier() else ""
+    return (
+        f"{named}the search failed; the operator reads why with `python -m streams explain {answer.query_id}`"
+    )
+
+
+def of_answer(answer: Answer) -> ApiError | None:
+    """Return the error for an Answer, or None if it has text to return.
+
+    `unfinished` and `budget` are completions that stopped early, with `finish_reason: "length"`; a budget may have left
+    no text at all.
+    """
+    said = why(answer) or f"the search ended with status {answer.status}"
+    match answer.status:
+        case "rejected" if said.startswith(_NOT_ADMITTED):
+            return ApiError(
+                429,
+                said,
+                type="rate_limit_error",
+                code="admission_rejected",
+                headers={"retry-after": str(_ADMISSION_RETRY_S)},
+            )
+        case "rejected":
+            return ApiError(400, said, code="rejected", headers=dict(NO_RETRY))
+        case "failed" if said.startswith(_TOO_LONG):
+            return ApiError(
+                400, said, param="messages", code="context_length_exceeded", headers=dict(NO_RETRY)
+            )
+        case "failed":
+            return ApiError(502, said, type="api_error", code="search_failed", headers=dict(NO_RETRY))
+        case "expired":
+            return ApiError(504, said, type="timeout_error", code="expired", headers=dict(NO_RETRY))
+        case "cancelled":
+            return ApiError(409, said, type="api_error", code="cancelled", headers=dict(NO_RETRY))
+    if answer.text is None and not _has_budget(answer):
+        # The deadline is the one bound that every search has: it ran out before a path was completed.
+        return ApiError(504, said, type="timeout_error", code="expired", headers=dict(NO_RETRY))
+    return None
+
+
+def _has_budget(answer: Answer) -> bool:
+    limits = answer.limits
+    return limits is not None and (limits.budget_tokens is not None or limits.budget_eflops is not None)
+
+
+def refusal(error: ApiError) -> Response:
+    """Return the response of an error."""
+    return Response(error.body(), error.status, error.headers, "application/json")
+
+
+def response_to(error: Exception, request: Request, request_id: str) -> Response:
+    """Return the response to an exception of a route.
+
+    Args:
+        error: The exception. What nobody expected is logged, and its client reads the request's id.
+        request: What was asked.
+        request_id: Its id, in the response's headers and in the log.
+    """
+    if isinstance(error, ClientGone | ClientDisconnect):
+        return Response(status_code=499)
+    if isinstance(error, RecordError):  # what was asked for makes no record
+        error = of_record(error)
+    elif isinstance(error, Unavailable):
+        # The official clients try again; a record that was stored all the same is then joined.
+        log.warning("%s %s: %s (%s)", request.method, request.url.path, error, request_id)
+        why = f"the broker is not available now; try again, or report {request_id} to the operator"
+        error = ApiError(503, why, type="api_error", code="broker_unavailable", headers={"retry-after": "2"})
+    elif not isinstance(error, ApiError):
+        log.error("%s %s failed (%s)", request.method, request.url.path, request_id, exc_info=error)
+        why = f"internal error; report {request_id} to the operator"
+        error = ApiError(500, why, type="api_error", code="internal")
+    return refusal(error)

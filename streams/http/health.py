@@ -1,0 +1,106 @@
+"""What a process answers over HTTP: `/metrics`, `/health/live` and `/health/ready`."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+# Live: the process answers and its event loop has run recently; restart it if not. Ready: it has recovered its
+# tables, holds its partitions, none of them has stood still for five minutes, and it is not stopping. Neither calls
+# a model or the broker, so a probe costs nothing and an outage elsewhere restarts nothing here.
+
+# Loading a model or folding a long log holds the loop for a while; an engine step never does.
+STUCK_S = 120.0
+
+STALLED_S = 300.0
+"""Time without progress in one partition after which a process is not ready, as in the alert PartitionStandsStill."""
+
+Reply = tuple[str, str]
+
+
+class Health:
+    """State of one process, as probes see it.
+
+    Args:
+        clock: Seconds of a clock that never goes back.
+        lag: Called at each beat with the seconds by which the loop came later than it should have.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, lag: Callable[[float], None] = lambda seconds: None
+    ) -> None:
+        self._clock = clock
+        self._lag = lag
+        self._turned = clock()
+        self._state = "starting"
+        self._stalled: dict[str, float] = {}
+
+    def stalled(self, seconds: Mapping[str, float]) -> None:
+        """Say how long each partition, as topic/partition, has stood still with records waiting."""
+        self._stalled = dict(seconds)
+
+    def ready(self) -> None:
+        """Say that records are being handled."""
+        self._state = "ready"
+
+    def stopping(self) -> None:
+        """Say that no further record is taken."""
+        self._state = "stopping"
+
+    async def beat(self, every_s: float = 0.1) -> None:
+        """Note that the event loop turns, and how late, forever."""
+        while True:
+            self._turned = self._clock()
+            await asyncio.sleep(every_s)
+            self._lag(max(0.0, self._clock() - self._turned - every_s))
+
+    def live(self) -> Reply:
+        """Return the status line and the text of `/health/live`."""
+        silent_s = self._clock() - self._turned
+        if silent_s > STUCK_S:
+            return "503 Service Unavailable", f"the event loop has not turned for {silent_s:.0f} s"
+        return "200 OK", "live"
+
+    def readiness(self) -> Reply:
+        """Return the status line and the text of `/health/ready`."""
+        status, text = self.live()
+        if status != "200 OK":
+            return status, text
+        if self._state != "ready":
+            return "503 Service Unavailable", self._state
+        still = [f"{name} ({s:.0f} s)" for name, s in sorted(self._stalled.items()) if s > STALLED_S]
+        if still:
+            return "503 Service Unavailable", f"records wait and none is handled: {', '.join(still)}"
+        return "200 OK", "ready"
+
+
+def serve(host: str, port: int, registry: CollectorRegistry, health: Health) -> WSGIServer:
+    """Answer on a port, in threads of their own; any other path than health shows the metrics."""
+    metrics = make_wsgi_app(registry)
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        probe = {"/health/live": health.live, "/health/ready": health.readiness}.get(environ["PATH_INFO"])
+        if probe is None:
+            shown: Iterable[bytes] = metrics(environ, start_response)
+            return shown
+        status, text = probe()
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
+        return [text.encode() + b"\n"]
+
+    server = make_server(host, port, app, _Server, _Quiet)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log no request: probes come every few seconds."""

@@ -1,0 +1,51 @@
+"""What can go wrong in a runtime."""
+
+from schemas.errors import UniscaleError
+from streams.log.base import Unavailable
+
+# Exception
+# ├── Unavailable         a dependency of a record is unavailable; the guard waits and tries again
+# │   ├── SendFailed      the broker did not accept a record
+# │   │   └── NotAllowed  its access control lists do not say that this process may
+# │   └── PartitionLost   what is handled or written is another worker's by now, or is read anew
+# ├── PartialWrite        what the service knows is ahead of what it has written: counted, and its process ends
+# └── Crash               the service cannot continue, and its process ends
+#     └── Death           for a reason that a record in flight may be: counted as a process that was killed
+#
+# UniscaleError           in a handler: the record is at fault, and goes to the dead-letter topic
+# ├── RowTooLarge         a row would exceed the record limit
+# └── UnknownTopic        a topic does not exist
+
+
+class PartitionLost(Unavailable):
+    """The partition of the record being handled has moved: nothing more of this call takes effect here.
+
+    Or that of the rows that this follows from, or they are being read anew.
+    """
+
+
+class RowTooLarge(UniscaleError, ValueError):
+    """A row would exceed the record limit: the record that would cause it is refused."""
+
+
+class PartialWrite(Exception):
+    """A handler failed after it had changed what the service knows, and before that was durable. Its cause says why.
+
+    The guard counts the failure as any other, but even the third ends the process: no record may be handled with what
+    nobody will find in the log. The next process sends a record that has failed three times to the dead-letter topic
+    instead of handling it again.
+    """
+
+
+class Crash(Exception):
+    """This service cannot continue. `streams.worker` ends the process; in memory the caller restarts the service.
+
+    Nothing between a handler and its runtime catches it, so no offset moves past the failure.
+    """
+
+
+class Death(Crash):
+    """An engine has died or hangs, or no memory is left: any record in flight may be the cause.
+
+    The guard counts it against all of them, like the death of a process that could say nothing (`Crashes.died`).
+    """

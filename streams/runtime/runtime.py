@@ -1,0 +1,320 @@
+"""The Runtime: records in, records out, tables, time and control: all a service knows of the world."""
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
+
+from schemas.errors import RecordTooLarge
+from schemas.query import Origin
+from schemas.record import MAX_RECORD, MAX_VALUE
+from streams.control import Control
+from streams.log.base import Begin, ConsumerGroup, ConsumerRecord, Outgoing
+from streams.log.partitioner import partition_for
+from streams.metrics import Metrics
+from streams.runtime.clock import BrokerClock
+from streams.runtime.table import Begins, DeclaredTable, Newer, Recovered, Table
+from streams.settings import Settings
+from streams.topics import Topics
+
+# Two implementations exist: `runtime.kafka` for deployments and `runtime.memory` for tests, examples and proofs.
+# `tests/streams/runtime` holds both to one contract:
+#
+# - Records of one query are handled one call at a time, from whichever of the service's topics they come, and those of
+#   one partition in order. Records of different queries are handled concurrently, up to `UNISCALE_CONCURRENCY` in a
+#   worker.
+# - A topic that is handled in batches has one order: the records of a partition are handled one call at a time.
+# - A record is done when its handler has returned. After a crash, every record that was not done is redelivered,
+#   and with it records behind it that were done.
+# - Once a partition has moved to another worker, no handler of its records sends or writes anything more.
+# - `send` and table writes return once the broker has stored the records; if it refuses one, they raise
+#   `SendFailed`.
+# - A table has the rows that were written before the crash, whole, before the first record is handled.
+# - When a handler has failed three times on one record, the record goes to the dead-letter topic and its query goes
+#   on without it.
+
+T = TypeVar("T")
+
+Handler: TypeAlias = Callable[[ConsumerRecord], Awaitable[None]]
+BatchHandler: TypeAlias = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
+
+
+class Binding(NamedTuple):
+    """How the records of a topic are handled.
+
+    Attributes:
+        handle: Returns when the records are handled; an exception other than a cancellation ends the worker.
+        most: Records in one call at most.
+        ordered: Whether the records of a partition are handled in order, one call at a time, instead of by query.
+        waits: Whether calls wait for other queries: as many may then be in progress as are delivered.
+    """
+
+    handle: BatchHandler
+    most: int = 1
+    ordered: bool = False
+    waits: bool = False
+
+
+class Runtime(ABC):
+    """One worker of one service: what both runtimes share, and what each does in its own way.
+
+    Attributes:
+        settings: The settings of the process.
+        topics: The names of all topics.
+        metrics: Counters and gauges.
+        control: Catalogue, objectives and heartbeats.
+        clock: The broker's, by the append times seen.
+        service: The service's name.
+        group: The executor group, where the service has one.
+        instance: Stable name of this worker among those of its service.
+        limit: Most bytes of a record's value.
+        answers_for: Whether a query gets an Answer when its record, at an origin, has gone to the dead-letter topic; a
+            service may replace it.
+        closers: Called when the service stops in order.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        control: Control,
+        *,
+        service: str,
+        group: str,
+        instance: str,
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.control = control
+        self.service = service
+        self.group = group
+        self.instance = instance
+        self.topics = Topics(settings)
+        self.clock = BrokerClock(self.monotonic, self.wall_ms, metrics.clock_skew.set)
+        self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
+        self.answers_for: Callable[[str, Origin], bool] = lambda query_id, origin: True
+        self.closers: list[Callable[[], Awaitable[None]]] = []
+
+    def each(self, topic: str, handle: Handler, *, stage: str, waits: bool = False) -> None:
+        """Bind a handler to a topic: one record of a query at a time.
+
+        Args:
+            topic: The topic.
+            handle: Its handler.
+            stage: Names it in metrics.
+            waits: Whether it waits for other queries. One that waits then keeps no other from beginning.
+        """
+
+        async def one(records: Sequence[ConsumerRecord]) -> None:
+            await handle(records[0])
+
+        self._bind(topic, Binding(one, waits=waits), stage)
+
+    def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
+        """Bind a handler to a topic of one partition: what waits, up to `most` records at a time."""
+        self._bind(topic, Binding(handle, most, ordered=True), stage)
+
+    @abstractmethod
+    def _bind(self, topic: str, binding: Binding, stage: str) -> None:
+        """Bind a handler to a topic."""
+
+    def table(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        source: str,
+        recovered: Recovered,
+        one_writer: bool = False,
+        begins: Begins | None = None,
+        newer: Newer | None = None,
+    ) -> Table:
+        """Declare a table.
+
+        Args:
+            name: With the service's name, the changelog's.
+            partitions: Of the changelog; equal to those of the topics whose handlers write it.
+            source: One of these topics: who owns its partition owns the rows of that partition.
+            recovered: Awaited after each recovery, before the first record is handled; its errors end the service.
+            one_writer: For a table of one partition: the broker refuses the writes of a worker that does not own it any
+                more, even where it does not know that yet. Each call of `put_all` is then written whole
+                or not at all, and a recovery sees everything that any worker has written before it. Its values lie in
+                a file (`FileRows`), its keys in memory.
+            begins: For a table of one writer: awaited before each recovery, returns the offset of the changelog at
+                which reading begins. What lies before it must be known otherwise; see `Table.seed`.
+            newer: For a table of several writers: whether a row replaces an earlier one of its key. A worker that was
+                suspended past its session may write a row after its successor has. A recovery leaves that one out, and
+                writes the earlier one again, because compaction keeps only the last.
+
+        Raises:
+            ValueError: `begins` for a table of several writers.
+        """
+        if begins is not None and not one_writer:
+            raise ValueError(f"{name}: only a table with one_writer=True begins at an offset")
+        return self._table(DeclaredTable(name, partitions, source, recovered, one_writer, begins, newer))
+
+    @abstractmethod
+    def _table(self, declared: DeclaredTable) -> Table:
+        """Declare a table; see `table`."""
+
+    @abstractmethod
+    async def follow(
+        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
+    ) -> None:
+        """Show every record of topics to this worker, whoever handles them; return when all present ones were shown.
+
+        Raises:
+            UnknownTopic: a topic does not exist.
+        """
+
+    async def send(self, *records: Outgoing) -> None:
+        """Send records and wait for their delivery. Records of one partition keep their order.
+
+        Raises:
+            PartitionLost: the handler's record belongs to another worker now; nothing was sent.
+            RecordTooLarge: a value exceeds the limit; nothing was sent.
+            SendFailed: the broker did not take a record; others of the call may have been delivered.
+        """
+        for record in records:
+            if len(record.value) > self.limit:
+                why = (
+                    f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
+                )
+                raise RecordTooLarge(record.topic, "", why)
+        await self._send(records)
+
+    @abstractmethod
+    async def _send(self, records: Sequence[Outgoing]) -> None:
+        """Send records that are not too large; see `send`."""
+
+    def partition_for(self, key: bytes, partitions: int) -> int:
+        """Return in which of so many partitions the producers of this deployment put a key."""
+        return partition_for(key, partitions)
+
+    @abstractmethod
+    async def send_again(self, origin: Origin) -> bool:
+        """Append the record that lies at an origin to its topic again, as it is; return whether the topic holds it.
+
+        Raises:
+            NotAllowed: this process may not read or write that topic.
+            SendFailed: the broker did not take it.
+        """
+
+    @abstractmethod
+    def release_slot(self) -> contextlib.AbstractContextManager[None]:
+        """Let the worker handle another record while the handler that calls this waits, beyond its concurrency."""
+
+    @abstractmethod
+    def is_ours(self, record: ConsumerRecord) -> bool:
+        """Return whether this worker has kept the record's partition since delivery; if not, it is redelivered."""
+
+    @abstractmethod
+    def assigned(self, topic: str) -> frozenset[int]:
+        """Return the partitions of a topic that this worker owns now."""
+
+    @abstractmethod
+    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Return, by topic and partition, the oldest offset still on the broker. Raises Unavailable."""
+
+    @abstractmethod
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Return, by topic and partition, the offset that the next record gets. Raises Unavailable."""
+
+    @abstractmethod
+    async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Return, by topic and partition, up to which append time all records were delivered, ms since the epoch.
+
+        Only of topics that this worker handles and partitions that it owns; one of which that is not known is left out.
+        What is appended to another topic from now on is handled after those records of the same query.
+
+        Raises:
+            Unavailable: the broker does not say.
+        """
+
+    @abstractmethod
+    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
+        """Return consumer groups by id; those that have never committed anything are left out.
+
+        Raises:
+            Unavailable: the broker does not say.
+        """
+
+    @abstractmethod
+    async def latest(
+        self, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
+    ) -> MutableMapping[bytes, bytes]:
+        """Return the newest value of each key of a compacted topic from an offset on, as it is now.
+
+        Args:
+            topic: The topic.
+            begin: The offset.
+            into: What is filled and returned, where that is to be no dictionary.
+
+        Raises:
+            UnknownTopic: the topic does not exist.
+        """
+
+    @abstractmethod
+    async def has_topic(self, topic: str) -> bool:
+        """Return whether a topic exists.
+
+        Raises:
+            Unavailable: the broker does not say.
+        """
+
+    @abstractmethod
+    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
+        """Return the first record of a key that was appended in a span of time, None if the topic has none.
+
+        The whole span is read, in the partition that this deployment's producers put the key in: keep it short.
+
+        Args:
+            topic: Where to look.
+            key: Of the record.
+            since_ms: First append time, ms since the epoch.
+            until_ms: Last append time.
+
+        Raises:
+            Unavailable: the broker does not say.
+            UnknownTopic: the topic does not exist.
+        """
+
+    @abstractmethod
+    async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
+        """Move the committed offsets of topics with one partition back to these, where they are further ahead.
+
+        Call it while recovering: reading continues from there. Returns the commits that were ahead.
+        """
+
+    def now_ms(self) -> int:
+        """Return the broker's time in ms since the epoch, as far as the records seen tell."""
+        return self.clock.now_ms()
+
+    @abstractmethod
+    def wall_ms(self) -> int:
+        """Return the time of this worker's machine, ms since the epoch."""
+
+    @abstractmethod
+    def monotonic(self) -> float:
+        """Return seconds on a clock that never goes backwards."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+    @abstractmethod
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run slow, blocking work in a thread, off the event loop."""
+
+    @abstractmethod
+    def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a task alongside the handlers once records can be sent; its errors end the service."""
+
+    def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close something when the service stops in order."""
+        self.closers.append(close)
+
+    @abstractmethod
+    def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
+        """End this service immediately, so that no offset moves past the failure."""

@@ -1,0 +1,174 @@
+"""A service's table: rows by key in memory, rebuilt from a changelog at the start."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from streams.runtime.errors import RowTooLarge
+
+Recovered: TypeAlias = Callable[[], Awaitable[None]]
+Begins: TypeAlias = Callable[[], Awaitable[int]]
+Newer: TypeAlias = Callable[[bytes, bytes], bool]
+
+
+PlacedRow: TypeAlias = tuple[bytes, bytes | None, int]
+"""Key, value and partition of a row; None deletes it."""
+
+Write: TypeAlias = Callable[[str, Sequence[PlacedRow]], Awaitable[None]]
+"""Writes records to a topic in order, and returns once the broker has stored all of them."""
+
+
+class DeclaredTable(NamedTuple):
+    """A table as a service declares it; see `Runtime.table`."""
+
+    name: str
+    partitions: int
+    source: str
+    recovered: Recovered
+    one_writer: bool
+    begins: Begins | None
+    newer: Newer | None
+
+
+_log = logging.getLogger("streams.tables")
+
+
+class Table:
+    """Rows as bytes by key, in memory, rebuilt from a changelog at the start. A write is durable when it returns.
+
+    A row is written to its key's partition (`Runtime.partition_for`); one that lies elsewhere is not recovered. How
+    rows are written and recovered is the runtime's: this class says only which are shown.
+
+    Args:
+        changelog: The topic of its rows.
+        write: Writes records; see `Runtime.table` for when it does so whole or not at all.
+        owned: Returns the partitions that this worker owns. Rows of others stay in memory, unseen.
+        limit: Most bytes of a record.
+        rows: Rows by key; whatever recovers the table fills them.
+        places: The partition of each row; None for a table of one partition.
+    """
+
+    def __init__(
+        self,
+        changelog: str,
+        write: Write,
+        owned: Callable[[], frozenset[int]],
+        limit: int,
+        rows: MutableMapping[bytes, bytes] | None = None,
+        places: dict[bytes, int] | None = None,
+    ) -> None:
+        self.changelog = changelog
+        self._write = write
+        self._owned = owned
+        self._limit = limit
+        self._rows = {} if rows is None else rows
+        self._places = places
+
+    @property
+    def reading(self) -> int:
+        """Return the number, from 1, of the reading that its rows are from; 0 where partitions have moved since.
+
+        What follows from the rows of one reading must not be written under another. Only of a table of one writer does
+        every runtime count them.
+        """
+        return 0
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a row, or None if the key has none."""
+        return self._rows.get(key)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Iterate over the keys of the rows in the partitions this worker owns."""
+        owned = self._owned()
+        return (key for key in list(self._rows) if self._place(key) in owned)
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """Return key and value of every row in the partitions this worker owns."""
+        return [(key, self._rows[key]) for key in self]
+
+    def partition_of(self, key: bytes) -> int | None:
+        """Return the partition a row lies in, None when there is no such row or its partition is another worker's."""
+        place = self._place(key)
+        return place if place in self._owned() and key in self._rows else None
+
+    def _place(self, key: bytes) -> int | None:
+        return 0 if self._places is None else self._places.get(key)
+
+    async def put(self, key: bytes, value: bytes, partition: int) -> None:
+        """Write one row; see `put_all`."""
+        await self.put_all([(key, value, partition)])
+
+    async def put_all(self, rows: Iterable[PlacedRow]) -> None:
+        """Write rows in order. They are visible once all of them are durable.
+
+        Args:
+            rows: No value may be empty, because a recovery takes that for a deletion. None is one.
+
+        Raises:
+            PartitionLost: the handler's record belongs to another worker now; nothing was written.
+            RowTooLarge: a row exceeds the record limit; nothing was written.
+            SendFailed: the broker did not take a row; none is visible, others of the call may have been written.
+        """
+        rows = list(rows)
+        for row in rows:
+            self.check(row)
+        if rows:
+            await self._write(self.changelog, rows)
+            self._show(rows)
+
+    async def put_again(self, late: Iterable[bytes]) -> None:
+        """Write again the rows of partitions that are owned, after which others of their keys were written late."""
+        for key in sorted(late):
+            # A handler that began before may close its query meanwhile.
+            if (place := self.partition_of(key)) is not None:
+                _log.warning(
+                    "%s: row %r was written late: the earlier one is written again", self.changelog, key
+                )
+                await self.put(key, self._rows[key], place)
+
+    def check(self, row: PlacedRow) -> None:
+        """Refuse a row that cannot be written.
+
+        Raises:
+            RowTooLarge: it exceeds the record limit.
+        """
+        key, value, _ = row
+        if value is None:
+            return
+        if not value:
+            raise ValueError(f"{self.changelog}: row {key!r} is empty")
+        if len(value) + len(key) + 512 > self._limit:
+            raise RowTooLarge(
+                f"{self.changelog}: row {key!r} has {len(value)} bytes, the record limit is {self._limit}"
+            )
+
+    def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Show rows (key, value, partition) that are durable elsewhere, where the table has none of that key."""
+        self._show(row for row in rows if row[0] not in self._rows)
+
+    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write records (key, value) of another topic with one partition, under this table's right to write.
+
+        A worker whose table has been taken over by another cannot write them either. None deletes a key.
+
+        Raises:
+            SendFailed: the broker did not take a record; others of the call may have been written.
+        """
+        if rows := [(key, value, 0) for key, value in records]:
+            await self._write(topic, rows)
+
+    def _show(self, rows: Iterable[PlacedRow]) -> None:
+        for key, value, partition in rows:
+            if value is not None:
+                self._rows[key] = value
+            elif key in self._rows:
+                del self._rows[key]
+            if self._places is not None and value is not None:
+                self._places[key] = partition
+            elif self._places is not None:
+                self._places.pop(key, None)
+
+
+def replaces(before: bytes | None, value: bytes | None, newer: Newer | None) -> bool:
+    """Return whether a recovery takes a row that comes after another of its key; see `newer` in `Runtime.table`."""
+    return not before or not value or newer is None or newer(value, before)

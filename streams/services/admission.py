@@ -1,0 +1,225 @@
+"""Admission: limits how many queries are in flight. No other part of the pipeline holds queries back."""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from schemas.errors import UniscaleError
+from schemas.query import Origin
+from streams.services.recent import RecentIds
+
+# Without it, thousands of decisions would be made before the first reward. A query counts from when its Context is
+# sent until its Answer appears on the `answer` topic. A separate reader watches that topic: handlers that all
+# waited for a record of their own app would never get it. Queries of one tenant are admitted in the order in which
+# they came; of several tenants, the one that holds the fewest places is next.
+#
+# A search that nothing serves can last for hours, and takes nothing from the others meanwhile: those queries share
+# places of their own. Beyond these they are refused, whatever keeps their models from being served: a query that waits
+# keeps its partition from moving far past it, and so keeps out everybody's.
+
+# Seconds without a heartbeat that names a model before a query for it is refused: a late one must not cost every query
+# that waits, nor may an executor that beats again before the others.
+_LAPSE_S = 30.0
+
+
+class AdmissionRejected(UniscaleError):
+    """No executor serves a query, and the places for such queries are taken. Start one, or ask for another model."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.instead = (
+            f"{type(self).__name__}: {why}"  # by which the gateway knows that a later try may be admitted
+        )
+
+
+class _Seat(NamedTuple):
+    """A query in flight, or one that waits to be."""
+
+    tenant: str
+    until_s: float
+    origin: Origin | None
+    models: frozenset[str] | None
+
+
+class Admission:
+    """Let at most `most` queries be in flight, and as many more that no living executor can take.
+
+    The others wait, but for those that no living executor can take: they are refused.
+
+    A tenant alone may hold all places. Where several want some, each is owed its share: it gets that even while others
+    still hold more than theirs, so that up to twice `most` are in flight for a time.
+
+    Args:
+        most: Queries in flight.
+        clock: Seconds, monotonic.
+        serving: Returns the models with a living executor; None takes all to be served.
+        remembered: Queries that have ended and are recognised, at most; the latest half of them always.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        clock: Callable[[], float],
+        serving: Callable[[], frozenset[str]] | None = None,
+        remembered: int = 4096,
+    ) -> None:
+        self.most = most
+        self._clock = clock
+        self._serving = serving
+        self._living: frozenset[str] | None = None
+        self._idle_s = clock()  # when nothing at all was served last
+        self._served_s: dict[str, float] = {}  # when each model was served last
+        self._open: OrderedDict[str, _Seat] = OrderedDict()
+        # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
+        self._ended = RecentIds(remembered)
+        self._held: Counter[tuple[bool, str]] = Counter()  # places by whether they are served, and tenant
+        # The queries that wait, in order, by the same.
+        self._waiting: dict[tuple[bool, str], dict[str, tuple[_Seat, asyncio.Future[None]]]] = {}
+        self.look()
+
+    def __len__(self) -> int:
+        """Return how many queries are in flight."""
+        return len(self._open)
+
+    def __contains__(self, query_id: object) -> bool:
+        """Return whether a query is in flight."""
+        return query_id in self._open
+
+    def origin(self, query_id: str) -> Origin | None:
+        """Return where the record of a query in flight lies, None if it is not in flight."""
+        seat = self._open.get(query_id)
+        return None if seat is None else seat.origin
+
+    async def enter(
+        self,
+        query_id: str,
+        timeout_s: float,
+        origin: Origin | None = None,
+        *,
+        tenant: str = "",
+        models: frozenset[str] | None = None,
+    ) -> None:
+        """Wait for a slot and take it; a query that is already in flight takes no second one.
+
+        Args:
+            query_id: The query.
+            timeout_s: Its slot is freed after this time, should its Answer never be seen.
+            origin: Where its record lies, which tells it from a later one of the same id.
+            tenant: Whose places it counts among.
+            models: Those that may answer it; None for all.
+
+        Raises:
+            AdmissionRejected: none of its models is served, and there is no slot for it.
+        """
+        if query_id in self._open or query_id in self._ended:
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue(query_id, _Seat(tenant, self._clock() + timeout_s, origin, models), turn)
+        self._admit()
+        if not turn.done():
+            self.look()
+        try:
+            await turn
+        finally:
+            self._unqueue(query_id)
+
+    def leave(self, query_id: str) -> None:
+        """Release the slot of a query. An unknown query is not an error: it belongs to another process."""
+        if (place := self._open.pop(query_id, None)) is not None:
+            kind = self._kind(place)
+            self._held[kind] -= 1
+            if not self._held[kind]:
+                del self._held[kind]  # there is no end of tenants
+            self._admit()
+
+    def refused(self, query_id: str, origin: Origin) -> None:
+        """Release the slot taken by the record at `origin`; an earlier query with the same id keeps its own."""
+        if query_id in self._open and self._open[query_id].origin == origin:
+            self.leave(query_id)
+
+    def ended(self, query_id: str) -> None:
+        """Record that a query has its Answer: its slot is free, and it takes none when it is redelivered."""
+        self._ended.add(query_id)
+        if (turn := self._unqueue(query_id)) is not None and not turn.done():
+            turn.set_result(None)
+        self.leave(query_id)
+
+    def has_ended(self, query_id: str) -> bool:
+        """Return whether a query is known to have its Answer."""
+        return query_id in self._ended
+
+    def look(self) -> None:
+        """Take note of the time and of the executors that live. Call it every second, if no query comes."""
+        living = self._serving() if self._serving is not None else None
+        if living != self._living:
+            self._living = living
+            self._held = Counter(map(self._kind, self._open.values()))
+            waiting, self._waiting = self._waiting, {}
+            for query_id, (place, turn) in [each for queue in waiting.values() for each in queue.items()]:
+                self._queue(query_id, place, turn)
+        now = self._clock()
+        if not living:
+            self._idle_s = now
+        self._served_s |= dict.fromkeys(living or (), now)
+        for query_id in [q for q, place in self._open.items() if place.until_s < now]:
+            self.leave(query_id)
+        self._admit()
+        self._refuse(now)
+
+    def _refuse(self, now: float) -> None:
+        """Let no query wait that nothing serves while other models are served."""
+        for (served, _), queue in list(self._waiting.items()):
+            for query_id, (place, turn) in [] if served else list(queue.items()):
+                served_s = [self._served_s.get(model, 0.0) for model in place.models or ()]
+                if turn.done() or now - max([self._idle_s, *served_s]) < _LAPSE_S:
+                    continue
+                self._unqueue(query_id)
+                models = ", ".join(sorted(place.models or ()))
+                turn.set_exception(
+                    AdmissionRejected(
+                        f"allowed_models or pin_action: no executor serves {models} now, and the {self.most} places "
+                        "of queries that nothing serves are taken; try again once it is served, or allow another model"
+                    )
+                )
+
+    def _kind(self, place: _Seat) -> tuple[bool, str]:
+        """Return whether anything serves a query, and its tenant.
+
+        A query for any model counts as served: before the first heartbeat, nothing would be.
+        """
+        served = self._living is None or place.models is None or bool(place.models & self._living)
+        return served, place.tenant
+
+    def _queue(self, query_id: str, place: _Seat, turn: "asyncio.Future[None]") -> None:
+        self._waiting.setdefault(self._kind(place), {})[query_id] = place, turn
+
+    def _unqueue(self, query_id: str) -> "asyncio.Future[None] | None":
+        for kind, queue in self._waiting.items():
+            if (found := queue.pop(query_id, None)) is not None:
+                if not queue:
+                    del self._waiting[kind]
+                return found[1]
+        return None
+
+    def _admit(self) -> None:
+        for served in (True, False):
+            while (tenant := self._next(served)) is not None:
+                query_id, (place, turn) = next(iter(self._waiting[served, tenant].items()))
+                self._unqueue(query_id)
+                if turn.done():
+                    continue  # whoever waited was cancelled, and is yet to run
+                self._open[query_id] = place
+                self._held[served, tenant] += 1
+                turn.set_result(None)
+
+    def _next(self, served: bool) -> str | None:
+        """Return the tenant whose query is next; None if none may enter."""
+        wanting = [tenant for kind, tenant in self._waiting if kind is served]
+        if not wanting:
+            return None
+        held = {tenant: n for (kind, tenant), n in self._held.items() if kind is served}
+        tenant = min(wanting, key=lambda each: held.get(each, 0))
+        share = max(1, self.most // len({*wanting, *held}))
+        room = self.most if held.get(tenant, 0) >= share else 2 * self.most
+        return tenant if sum(held.values()) < room else None
