@@ -287,7 +287,8 @@ def fleets(path: Path, tables: Mapping[str, Any]) -> None:
                 axis.plot(found["mean"], y, mark, markersize=7, **style)
                 if high is None:
                     axis.plot(OPEN, y, ">", color=colour, markersize=5)
-            axis.text(COLUMN, y, _paid(told), color=colour, fontsize=9, va="center")
+            axis.plot(COLUMN, y, mark, markersize=5, **style)
+            axis.text(COLUMN + 0.02, y, _paid(told), color=colour, fontsize=9, va="center")
     for label, colour, mark in ROWS.values():
         fill = "white" if mark == "D" else colour
         axis.plot([], [], mark, color=colour, markerfacecolor=fill, markersize=7, label=label)

@@ -271,7 +271,7 @@ class ExecutorSettings(Section, frozen=True):
     # How long a decider that has just started waits for executors before it leaves models out.
     heartbeat_grace_s: float = 15.0
     # Asked of a model whose queries fail, as a search would ask it. Any text answers it; a model that gives none three
-    # times in a row is suspended until it does.
+    # times in a row is suspended until it does. Models and verifiers of a process are asked it once they are loaded.
     probe_question: str = "How much is 2 plus 3?"
     # How long a probe waits for its answer.
     probe_timeout_s: float = 60.0

@@ -42,6 +42,32 @@ class ProbeRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     per_minute: int = 6
 
 
+async def ask(
+    engine: Engine,
+    sampling: Sampling,
+    rules: ProbeRules,
+    *,
+    step_id: str = "probe",
+    max_tokens: int | None = None,
+) -> str:
+    """Ask a model the operator's question, and return what is wrong with the answer; empty if nothing is.
+
+    Raises:
+        ServingError: something else than the model failed.
+    """
+    prefix = Prefix(messages=(Message(role="user", content=rules.question),), max_tokens=max_tokens)
+    try:
+        async with asyncio.timeout(rules.timeout_s):
+            [draft] = await engine.generate(step_id, [prefix], 1, [0], sampling)
+    except TimeoutError:
+        return f"no answer to the operator's question in {rules.timeout_s:g} s"
+    except ServingError as error:
+        if not error.cause:
+            raise
+        return f"{type(error).__name__} at the operator's question: {error}"
+    return "" if draft.text.strip() else "an empty answer to the operator's question"
+
+
 class Prober:
     """Probes one model while its queries fail.
 
@@ -123,7 +149,7 @@ class Prober:
 
     async def _probe(self) -> None:
         try:
-            why = await self._asked()
+            why = await ask(self._engine, self._sampling(), self._rules)
         except ServingError:
             # Its server is away, or its breaker open: that says nothing of the model.
             self._due_s = self._clock() + PAUSES_S[0]
@@ -136,21 +162,3 @@ class Prober:
             first_s, most_s = PAUSES_S
             self._due_s = self._ended_s + min(first_s * 2.0 ** max(0, self._failed - MOST_FAILED), most_s)
         self._told(not why)
-
-    async def _asked(self) -> str:
-        """Ask, and return what is wrong with the answer; empty if nothing is.
-
-        Raises:
-            ServingError: something else than the model failed.
-        """
-        prefix = Prefix(messages=(Message(role="user", content=self._rules.question),))
-        try:
-            async with asyncio.timeout(self._rules.timeout_s):
-                [draft] = await self._engine.generate("probe", [prefix], 1, [0], self._sampling())
-        except TimeoutError:
-            return f"no answer to the operator's question in {self._rules.timeout_s:g} s"
-        except ServingError as error:
-            if not error.cause:
-                raise
-            return f"{type(error).__name__} at the operator's question: {error}"
-        return "" if draft.text.strip() else "an empty answer to the operator's question"

@@ -22,14 +22,13 @@ from agents.serving.http import (
     ServerSettings,
     retrying,
 )
-from agents.serving.probing import Prober, ProbeRules
+from agents.serving.probing import Prober, ProbeRules, ask
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import RecordedEngine, Recording
 from agents.serving.vllm_host import EngineHost, Generation
 from agents.serving.vllm_settings import HostedModel, checkpoint_path, kv_cache_bytes
 from schemas.answer import Probe
 from schemas.control import ModelHealth
-from schemas.query import Message
 from schemas.search import Served
 
 # The models of one process, loaded in the background: each is loading, ready, suspended or failed, and says why.
@@ -42,11 +41,9 @@ log = logging.getLogger(__name__)
 MAX_WHY = 300
 """Characters that say why a model is not ready: they travel in every heartbeat."""
 
-FIRST_QUESTION = "How much is 2 + 3?"
-"""An engine in this process answers it before a client's. One that dies of any question dies of this one, while no
-record is in flight that would be blamed for the death."""
-
 _FIRST_TOKENS = 8
+"""Of the answer to the first question, the operator's, which an engine in this process is asked before a client's. One
+that dies of any question dies of this one, while no record is in flight that would be blamed for the death."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,7 @@ class ModelRegistry:
         if any(isinstance(each.__cause__, EngineDiedError) for each in failures):
             for place in places:
                 if _is_ready(place.task):
-                    await _ask(place.task.result(), place.entry)
+                    await _ask(place.task.result(), place.entry, self._probes)
         if failures and len(failures) == len(outcomes):
             raise failures[0]
 
@@ -189,7 +186,7 @@ class ModelRegistry:
                 self._replaced[loaded] = asyncio.create_task(self._close_idle(loaded))
             try:
                 loaded = await self._load(model)
-                await _ask(loaded, model)
+                await _ask(loaded, model, self._probes)
                 place.prober = Prober(
                     loaded.engine,
                     lambda: place.entry.sampling,
@@ -236,17 +233,16 @@ class ModelRegistry:
         return ModelHealth(model=name, state="ready")
 
 
-async def _ask(loaded: Loaded, model: Model) -> None:
-    """Put the first question to an engine of this process. Whether its answer is any good, the first queries show.
+async def _ask(loaded: Loaded, model: Model, rules: ProbeRules) -> None:
+    """Put the first question to an engine of this process. Whether it answers well and in time, the first queries show.
 
     Raises:
         EngineStartError: the engine died of it.
     """
     if loaded.server is not None:
         return  # its death is not this process's
-    prefix = Prefix(messages=(Message(role="user", content=FIRST_QUESTION),), max_tokens=_FIRST_TOKENS)
     try:
-        await loaded.engine.generate("first question", [prefix], 1, [0], model.sampling)
+        await ask(loaded.engine, model.sampling, rules, step_id="first question", max_tokens=_FIRST_TOKENS)
     except EngineDiedError as error:
         raise EngineStartError(f"{model.name}: died of its first question: {error}") from error
     except ServingError:

@@ -22,7 +22,6 @@ from agents.serving.http import USUAL, JsonServer, Retries, retrying, within
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import Recording
 from agents.serving.registry import (
-    FIRST_QUESTION,
     HostingOptions,
     load_into,
     prompts_of,
@@ -400,14 +399,14 @@ async def start_verifier(
     )
 
 
-async def ask(verifier: Verifier) -> None:
-    """Let a verifier score a step of ours before a client's; see `FIRST_QUESTION`.
+async def ask(verifier: Verifier, question: str) -> None:
+    """Let a verifier score a step under the operator's question before a client's, as an engine is asked.
 
     Raises:
         EngineDiedError: it died of that.
     """
     try:
-        await verifier.score(FIRST_QUESTION, [["2 + 3 = 5"]])
+        await verifier.score(question, [["2 + 3 = 5"]])
     except EngineDiedError:
         raise
     except ServingError:

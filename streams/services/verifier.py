@@ -41,7 +41,8 @@ class VerifierService(Keyed[None]):
         verifier = await verifier_of(runtime.settings, entry, runtime.control.base)
         runtime.on_stop(verifier.close)
         if entry.endpoint.kind != "http":
-            await unless_vllm_hangs(lambda: verifier.host, ask(verifier))
+            question = runtime.settings.executor.probe_question
+            await unless_vllm_hangs(lambda: verifier.host, ask(verifier, question))
             runtime.background("vLLM", lambda: watch_vllm(lambda: verifier.host))
         return cls(runtime, verifier)
 

@@ -13,6 +13,7 @@ from agents.serving import http
 from agents.serving.engine import Drafted
 from agents.serving.errors import EngineDiedError, EngineStartError, RequestRefusedError
 from agents.serving.http import Breaker, JsonServer, ServerSettings
+from agents.serving.probing import ProbeRules
 from agents.serving.registry import Loaded, ModelRegistry
 from tests.support.http_servers import JsonHandler, Server
 
@@ -25,7 +26,10 @@ def model(name: str, checkpoint: str = "here") -> Model:
 
 
 class Engine:
-    """Dies of whatever it is asked if its checkpoint is `deadly`, and then takes those of its process with it."""
+    """Dies of whatever it is asked if its checkpoint is `deadly`, answers nothing if it is `stuck`.
+
+    One that is `harmful` takes those of its process with it.
+    """
 
     def __init__(self, entry: Model, process: set[str]) -> None:
         self.entry = entry
@@ -33,6 +37,8 @@ class Engine:
         self.process = process
 
     async def generate(self, step_id: str, *_: object) -> list[Drafted]:
+        if self.entry.checkpoint == "stuck":
+            await asyncio.Event().wait()
         if self.entry.checkpoint in ("deadly", "harmful"):
             self.process.add(self.entry.checkpoint)
             raise EngineDiedError("CUDA error")
@@ -110,6 +116,13 @@ async def test_a_model_that_dies_of_its_first_question_is_not_served_and_the_oth
     assert states(registry) == {"a": "ready", "b": "failed", "c": "ready"}
     [why] = [each.why for each in registry.health() if each.model == "b"]
     assert why == "EngineStartError: b: died of its first question: CUDA error"
+
+
+async def test_a_model_that_does_not_answer_its_first_question_holds_nobody_up() -> None:
+    registry: Any = ModelRegistry(Loader(), probes=ProbeRules(timeout_s=0.01))
+    registry.want([model("a", "stuck"), model("b")])
+    await registry.settled()
+    assert states(registry) == {"a": "ready", "b": "ready"}
 
 
 async def test_a_model_whose_death_took_others_with_it_keeps_the_process_from_starting() -> None:

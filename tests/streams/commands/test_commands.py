@@ -145,10 +145,9 @@ def test_settings_say_where_they_come_from(tmp_path: Path) -> None:
     assert "UNISCALE_CONCURRENCY=256  # default" in lines
 
 
-def test_a_pace_is_a_rate_or_the_recorded_times() -> None:
+def test_a_send_schedule_is_a_rate() -> None:
     assert [SendSchedule(20.0).due_s(n) for n in (0, 1, 10)] == [0.0, 0.05, 0.5]
     assert SendSchedule().due_s(7) == 0.0
-    assert [SendSchedule(at_s=(0.0, 0.1, 3.0)).due_s(n) for n in range(3)] == [0.0, 0.1, 3.0]
 
 
 def test_a_score_of_zero_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
