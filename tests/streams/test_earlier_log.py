@@ -18,6 +18,7 @@ from agents.decider import snapshot
 from agents.decider.decider import Decider
 from agents.decider.log import decode_row
 from agents.decider.verify import mismatches, opened
+from agents.encoders import encoder_of
 from agents.reward import join
 from schemas.answer import Answer
 from schemas.control import Heartbeat, decode_control
@@ -30,7 +31,6 @@ from schemas.search import SearchStep, Verification
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
 from streams.services.decider import policy_of
-from streams.services.embedder import encoder_of
 from streams.simulate.fold import differences
 from streams.topics import Topics
 from tests.support.cluster import (
@@ -83,7 +83,7 @@ def upgraded(in_memory: InMemory) -> Cluster:
 
 def readers(t: Topics) -> dict[str, Callable[[bytes], Any]]:
     """Return what decodes a record of each topic whose records stand for themselves."""
-    kinds = {
+    kinds: dict[str, type[Any]] = {
         t.query: Query, t.context: QueryContext, t.decision: Decision, t.decision_for("mini"): Decision,
         t.search_step: SearchStep, t.verification_for("mini"): Verification, t.answer: Answer,
         t.feedback: Feedback, t.due: Due, t.reward: Reward, t.heartbeat: Heartbeat, t.dead_letter: DeadLetter,
@@ -124,14 +124,14 @@ async def test_every_decision_is_reproduced_and_the_snapshot_holds_what_the_log_
     in_memory: InMemory,
 ) -> None:
     cluster = upgraded(in_memory)
-    fresh = policy_of(cluster.settings, encoder_of(cluster.settings))
+    fresh = policy_of(cluster.settings, encoder_of(cluster.settings.encoder))
     rows, after = opened(fresh, learner_log(cluster) | snapshots(cluster))
     assert (len(rows), after) == (160, -1)
     differing = mismatches(fresh, rows, cluster.settings.policy.seed, after)
     assert {each.query_id for each in differing} == CHOSEN_OTHERWISE
     decider = recovered(cluster)
     assert decider.policy.version == 51
-    alone = Decider(policy_of(cluster.settings, encoder_of(cluster.settings)), seed=decider.seed)
+    alone = Decider(policy_of(cluster.settings, encoder_of(cluster.settings.encoder)), seed=decider.seed)
     folded = alone.recover(learner_log(cluster).items())
     assert (folded.snapshot_version, snapshot.versions(snapshots(cluster))) == (-1, {84})
     assert list(differences(decider, alone)) == []
