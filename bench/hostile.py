@@ -34,9 +34,9 @@ import numpy as np
 import orjson
 from scipy import stats
 
-from agents.answers import as_number
 from agents.decider.decider import Decider
 from agents.embedding import Encoder, Vectors
+from agents.grading.quantities import as_number
 from agents.minilm import MiniLM
 from agents.serving.recorded import RecordedPath, RecordedStep, Recording
 from experiments.outcomes import Outcomes, load_recording

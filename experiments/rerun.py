@@ -30,12 +30,12 @@ import orjson
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agents.answers import Judge
 from agents.bandit.learner import choose
 from agents.bandit.policy import Context, Observation, Pending
 from agents.catalogue.actions import MAX_DRAFTS, PAIRS
 from agents.catalogue.models import Catalogue, Sampling
 from agents.embedding import Encoder
+from agents.grading.grade import Judge
 from agents.search.pruning import h_max
 from agents.search.search import SearchRules, limits
 from experiments.contenders import PAPER

@@ -11,7 +11,7 @@
     ├── EncoderError                                     agents/embedding.py
     ├── DeciderError                                     agents/bandit/errors.py
     ├── SearchError                                      agents/search/forest.py
-    ├── BadReference, UnpricedAnswer, GradingPoolError   agents/answers, agents/reward
+    ├── BadReference, UnpricedAnswer, GradingPoolError   agents/grading, agents/reward
     └── SettingsError, BrokerError, BrokerUnreachable, TopicsWrong, UnknownTopic, RowTooLarge   streams
 
 Every message says what is wrong, where, and what to do about it. In a handler a UniscaleError means that the

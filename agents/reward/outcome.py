@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agents.answers import Grade, Judge, Runner, Undecided, grade, run_here
 from agents.catalogue import eflops
 from agents.catalogue.models import Architecture, Catalogue
+from agents.grading.grade import Grade, Judge, Runner, Undecided, grade, run_here
 from agents.reward.join import ScoredAnswer
 from schemas.answer import Answer
 from schemas.errors import UniscaleError

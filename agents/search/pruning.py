@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from agents.answers import extract_boxed
+from agents.grading.grade import extract_boxed
 from schemas.forest import Fate, Forest, Limits, completes
 
 # The order: finished paths enter P_done and set V_max, D_best, H_max; unfinished ones at the limit are cut; the

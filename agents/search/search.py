@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from agents.answers import extract_boxed
 from agents.catalogue.models import Sampling
+from agents.grading.grade import extract_boxed
 from agents.search.forest import Ask, ask, outcome, plant, spent, stop, tell_drafts, tell_scores
 from agents.serving.engine import Engine, Prefix
 from agents.serving.errors import DeadlinePassedError, ServingError

@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from agents.answers import GradingPool, grader_version
 from agents.catalogue.file import load_catalogue
+from agents.grading.grade import grader_version
+from agents.grading.pool import GradingPool
 from agents.minilm import MiniLM
 from experiments import rerun
 from experiments.commands import PATH, RECORDING, joint_world, with_cache, with_catalogue

@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agents.answers import Grade, GraderFailed, Judge, extract_boxed, grade, grader_version
 from agents.catalogue import eflops
 from agents.catalogue.models import Catalogue, Sampling
+from agents.grading.grade import Grade, Judge, extract_boxed, grade, grader_version
+from agents.grading.pool import GraderFailed
 from agents.search.forest import Ask, ask, outcome, plant, tell_drafts, tell_scores
 from agents.search.search import SearchRules, limits
 from agents.serving.engine import Drafted, Engine, Prefix

@@ -26,7 +26,8 @@ from typing import NoReturn, Self
 
 from msgspec.structs import replace
 
-from agents.answers import GradingPool, Undecided, ask_later
+from agents.grading.grade import Undecided, ask_later
+from agents.grading.pool import GradingPool
 from agents.reward.comparison import Uplift
 from agents.reward.join import (
     Arrival,

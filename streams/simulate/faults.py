@@ -14,10 +14,10 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agents.answers import GradingPool, GradingPoolError
 from agents.catalogue.models import Model, Sampling
 from agents.embedding import Vectors
 from agents.encoders import EncoderChoice, HashedEncoder, HttpEncoder
+from agents.grading.pool import GradingPool, GradingPoolError
 from agents.serving.engine import Drafted, Engine, Prefix
 from agents.serving.errors import (
     EndpointSuspendedError,

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.answers import Verdict
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
+from agents.grading.grade import Verdict
 from agents.minilm import MiniLM
 from experiments import rerun
 from experiments.journal import SearchJournal

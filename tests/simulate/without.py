@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import click
 import pytest
 
-from agents.answers import GradingPool
 from agents.bandit import contextual
 from agents.bandit.pacing import Pacer
 from agents.decider import decider
 from agents.decider.shares import TeachingShares
 from agents.encoders import HttpEncoder
+from agents.grading.pool import GradingPool
 from agents.serving.probing import Prober
 from streams.runtime.clock import BrokerClock
 from streams.runtime.handler_guard import HandlerGuard

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agents.answers import Verdict
 from agents.catalogue.models import Architecture
+from agents.grading.grade import Verdict
 from agents.reward.join import (
     Arrival,
     Deadline,

@@ -5,9 +5,10 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from agents.answers import GraderFailed, GradingPoolError, Undecided, Verdict, ask_later
 from agents.catalogue import eflops
 from agents.catalogue.models import Architecture
+from agents.grading.grade import Undecided, Verdict, ask_later
+from agents.grading.pool import GraderFailed, GradingPoolError
 from agents.reward.outcome import MAX_MISSING, CostModel, UnpricedAnswer, cost_of, cut_eflops, value
 from schemas.action import Action
 from schemas.answer import Answer, CutStep

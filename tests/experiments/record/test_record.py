@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agents.answers import Verdict
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
+from agents.grading.grade import Verdict
 from experiments.journal import JournalError, SearchJournal, journals
 from experiments.loop import best_route_space
 from experiments.record import table

@@ -14,9 +14,9 @@ import pytest
 import torch
 from scipy import stats
 
-from agents.answers import Verdict
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Catalogue, Sampling
+from agents.grading.grade import Verdict
 from agents.serving.engine import Prefix
 from agents.serving.prompts import ChatPrompts
 from experiments.record.searches import Bench, open_bench

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 from prometheus_client import Counter
 
-from agents.answers import GraderFailed, GradingPool, Verdict
 from agents.decider.decider import Decider
 from agents.embedding import EncoderUnavailable, TextUnanswered
+from agents.grading.grade import Verdict
+from agents.grading.pool import GraderFailed, GradingPool
 from agents.reward.join import DecisionInfo, JoinRow, encode_row
 from schemas.action import Action
 from schemas.answer import Answer

@@ -1,35 +1,25 @@
 """Extraction of the boxed answer, the exact rules, the references, and what goes to the judge."""
 
 import json
-import os
-import re
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import answers
-from agents.answers import (
+from agents.grading.grade import (
     BadReference,
     Grade,
-    GraderFailed,
-    GradingPool,
     Verdict,
-    as_number,
     check_reference,
     extract_boxed,
     gold_of,
     grade,
     grader_version,
 )
-from bench.streams import cpu_s
+from agents.grading.quantities import as_number
 
-QUESTIONS = Path(__file__).parents[3] / "shared" / "data" / "questions"
+QUESTIONS = Path(__file__).parents[4] / "shared" / "data" / "questions"
 SHIFT = {"tests": [[[1, 2, 3], [4, 5, 6]], [[0], [3]]]}
 
 
@@ -245,78 +235,6 @@ def test_a_reference_that_cannot_be_graded_is_refused_by_name(reference: object,
         check_reference(reference)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GradingPool]:
-    with GradingPool(timeout_s=30.0) as pool:
-        yield pool
-
-
-@pytest.mark.seconds
-@pytest.mark.parametrize(
-    ("gold", "answer", "correct"),
-    [
-        (r"\frac{1}{2}", "0.5", True),
-        ("x+1", "1+x", True),
-        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)", True),
-        (r"2\sqrt{3}", r"\sqrt{12}", True),
-        ("0.33", "1/3", False),
-        ("x+1", "x+2", False),
-        ("5", "}{", False),
-        ("5", "", False),
-        ("5", "a line\nand another \u2028 \x00", False),
-    ],
-)
-def test_math_verify_compares(pool: GradingPool, gold: str, answer: str, correct: bool) -> None:
-    verdict = pool.judge(gold, answer)
-    assert (verdict.correct, verdict.how) == (correct, "math-verify")
-
-
-@pytest.mark.seconds
-def test_a_hanging_comparison_is_killed_and_followed_by_a_working_one() -> None:
-    with GradingPool(timeout_s=1.0) as pool, pytest.raises(GraderFailed, match="no result in 1 s"):
-        pool.judge("5", r"(10^{10^{10}})!")
-    with GradingPool(timeout_s=30.0) as pool:
-        assert pool.judge(r"\frac{1}{2}", "0.5").correct
-
-
-@pytest.mark.seconds
-def test_a_process_is_replaced_in_the_turn_of_the_answer_that_it_was_lost_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with GradingPool(workers=1, timeout_s=30.0) as pool:
-        exchange = pool._exchange
-
-        def dies(process: Any, line: str, timeout_s: float | None = None) -> dict[str, object] | None:
-            if "gold" in line:
-                process.kill()
-            return exchange(process, line, timeout_s)
-
-        def lose_one() -> None:
-            with monkeypatch.context() as patched:
-                patched.setattr(pool, "_exchange", dies)
-                with pytest.raises(GraderFailed, match="its process died"):
-                    pool.judge("x+1", "1+x")
-
-        lose_one()
-        assert pool.started == 2
-        with monkeypatch.context() as patched:
-            for name in ("_start", "_teach"):
-                patched.setattr(pool, name, lambda *_: pytest.fail("the next answer waits for a process"))
-            assert pool.judge("x+1", "1+x").correct
-        with monkeypatch.context() as patched:
-            patched.setattr(answers, "_START_TIMEOUT_S", 0.0)
-            lose_one()
-        assert pool.judge("x+1", "1+x").correct, "none could be started: the next answer tries again"
-
-
-@pytest.mark.seconds
-def test_a_process_out_of_memory_is_an_error_and_not_a_crash() -> None:
-    # Enough to import sympy, not enough for the power of ten that this evaluates to.
-    with GradingPool(timeout_s=30.0, memory_mb=600) as pool:
-        assert pool.judge("10^{10^{9}}", "10^{10^{9}}+1").correct is False
-        assert pool.judge(r"\frac{1}{2}", "0.5").correct
-
-
 def read(name: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in (QUESTIONS / name).read_text().splitlines()]
 
@@ -338,83 +256,3 @@ def test_wrong_integers_are_wrong_for_every_gsm8k_reference() -> None:
     for row, value in zip(rows, integers, strict=True):
         assert value is not None
         assert not grade(f"\\boxed{{{value + 1}}}", row["answer"], judge=unasked).correct
-
-
-@pytest.mark.data("questions/math500.jsonl")
-def test_worked_solutions_of_real_problems_grade_right(pool: GradingPool) -> None:
-    rows = read("math500.jsonl")
-    grades = [grade(row["solution"], row["answer"], judge=pool.judge) for row in rows]
-    assert sum(g.correct for g in grades) >= 497
-
-
-def test_a_grading_process_runs_programs(pool: GradingPool) -> None:
-    assert pool.run("add 3", SHIFT["tests"]) == Verdict(correct=True, how="program")
-    assert pool.run("add 4", SHIFT["tests"]) == Verdict(correct=False, how="program")
-    assert pool.run("import os", SHIFT["tests"]) == Verdict(correct=False, how="program")
-    with pytest.raises(GraderFailed, match="program: "):
-        pool.run("add 3", [])
-
-
-SLOW = " | ".join(["times 1"] * 32), [[list(range(10_000)), list(range(10_000))]] * 400
-"""A program of seconds, with its tests."""
-
-
-@pytest.mark.seconds
-def test_a_process_that_dies_while_it_grades_says_neither_right_nor_wrong() -> None:
-    with GradingPool(workers=1, timeout_s=60.0) as pool, ThreadPoolExecutor(1) as threads:
-        assert pool.run("add 3", SHIFT["tests"]).correct
-        process = pool._idle.get()
-        assert process is not None
-        pool._idle.put(process)
-        before = cpu_s(process.pid)
-        graded = threads.submit(pool.run, *SLOW)
-        while cpu_s(process.pid) == before:  # it has not begun
-            time.sleep(0.01)
-        process.kill()
-        assert isinstance(error := graded.exception(), GraderFailed)
-        assert "its process died" in str(error)
-        assert pool.run("add 3", SHIFT["tests"]).correct
-
-
-def test_a_grading_process_is_given_no_secret_and_writes_no_file(tmp_path: Path) -> None:
-    environ = {"PATH": os.environ["PATH"], "UNISCALE_SASL_PASSWORD": "hunter2", "PYTHONPATH": str(tmp_path)}
-    with GradingPool(workers=1, timeout_s=30.0, environ=environ) as pool:
-        assert pool.run("add 3", SHIFT["tests"]).correct
-        (process,) = [each for each in [pool._idle.get()] if each is not None]
-        inherited = Path(f"/proc/{process.pid}/environ").read_bytes()
-        limits = Path(f"/proc/{process.pid}/limits").read_text()
-        pool._idle.put(process)
-    assert b"hunter2" not in inherited
-    assert str(tmp_path).encode() not in inherited
-    assert re.search(r"Max file size +0 ", limits)
-    assert re.search(rf"Max address space +{2048 * 2**20} ", limits)
-
-
-@pytest.mark.seconds
-def test_several_answers_are_graded_at_once_and_a_program_that_takes_too_long_is_killed() -> None:
-    # Needs about twice the limit on a fast core: neither a quick machine nor a busy one may end it by itself.
-    with GradingPool(workers=2, timeout_s=4.0) as pool, ThreadPoolExecutor(2) as threads:
-        hung = threads.submit(pool.run, *SLOW)
-        assert pool.run("add 3", SHIFT["tests"]).correct
-        assert not hung.done()
-        with pytest.raises(GraderFailed, match="no result in 4 s"):
-            hung.result()
-        assert all(pool.run("add 3", SHIFT["tests"]).correct for _ in range(2)), "its place is taken again"
-
-
-@pytest.mark.seconds
-def test_mathematics_is_imported_only_where_it_is_needed() -> None:
-    def resident_mb(pool: GradingPool) -> float:
-        process = pool._idle.get()
-        assert process is not None
-        pool._idle.put(process)
-        pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-    with GradingPool(workers=1, timeout_s=30.0) as pool:
-        assert pool.run("add 3", SHIFT["tests"]).correct
-        before = resident_mb(pool)
-        assert pool.judge("x^2", "x*x").correct
-        assert before < 40 < resident_mb(pool)
-        assert pool.run("add 3", SHIFT["tests"]).correct
-        assert pool.started == 1

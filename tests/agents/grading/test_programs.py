@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.answers import MAX_ITEMS, ProgramError, Value, passes, run
+from agents.grading.programs import MAX_ITEMS, ProgramError, Value, passes, run
 
 NUMBERS = [5, -2, 8, 5, 0]
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from agents.answers import passes
+from agents.grading.programs import passes
 
 
 def main(timeout_s: float, memory_mb: int) -> None:

@@ -1,0 +1,197 @@
+"""Processes that grade answers: each answer within a time and a memory limit that hold.
+
+Answers come from models and references from clients, so neither is trusted. math-verify may hang inside compiled code,
+where neither a thread nor a signal handler reaches it, and a program with many tests takes its time. Here both run in
+processes of their own, without the environment of this one, which holds its secrets. A process that is out of time is
+killed and replaced.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Self
+
+from agents.grading.grade import Verdict
+from agents.grading.programs import Tests
+from schemas.errors import UniscaleError
+
+_ROOT = Path(__file__).resolve().parents[2]
+_WORKER = "agents.grading.worker"
+_START_TIMEOUT_S = 120.0  # importing sympy on a busy machine; not part of an answer's time
+# All that a grading process is given of the environment: where libraries are, and how text is encoded.
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+
+
+class GradingPoolError(UniscaleError):
+    """No grading process starts. Install math-verify with an antlr4 runtime, or free memory."""
+
+
+class GraderFailed(UniscaleError):
+    """A grading process ran out of time, or died: nobody knows whether the answer is right."""
+
+
+class GradingPool:
+    r"""Grade answers in processes that can be killed. Safe to call from several threads.
+
+    Args:
+        workers: Processes, started when first needed; so many answers are graded at once, others wait.
+        timeout_s: Longest time one answer may take.
+        memory_mb: Most memory one process may map.
+        environ: The environment of this process, of which almost nothing is passed on.
+
+    >>> with GradingPool() as pool:
+    ...     pool.judge(r"\frac{1}{2}", "0.5")
+    Verdict(correct=True, how='math-verify')
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        timeout_s: float = 5.0,
+        memory_mb: int = 2048,
+        *,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Start nothing yet."""
+        self._timeout_s = timeout_s
+        self._memory_mb = memory_mb
+        self._environ = {name: environ[name] for name in _PASSED_ON if name in environ}
+        self._idle: queue.SimpleQueue[subprocess.Popen[str] | None] = queue.SimpleQueue()
+        self.workers = workers
+        for _ in range(workers):
+            self._idle.put(None)
+        self._mathematicians: set[int] = set()  # pids of those that have imported math-verify
+        self.started = 0
+
+    def judge(self, gold: str, answer: str) -> Verdict:
+        """Return whether `answer` equals `gold`, both LaTeX without delimiters.
+
+        Blocks at most `timeout_s`, and while a process starts.
+
+        Raises:
+            GraderFailed: it did not say.
+            GradingPoolError: no grading process starts.
+        """
+        return self._verdict("math-verify", {"gold": gold, "answer": answer})
+
+    def run(self, program: str, tests: Tests) -> Verdict:
+        """Return whether `program` passes every test. Blocks at most `timeout_s`, and while a process starts.
+
+        Raises:
+            GraderFailed: it did not say.
+            GradingPoolError: no grading process starts.
+        """
+        return self._verdict("program", {"program": program, "tests": tests})
+
+    def close(self) -> None:
+        """End the processes; a later call starts new ones."""
+        for _ in range(self.workers):
+            _kill(self._idle.get())
+        for _ in range(self.workers):
+            self._idle.put(None)
+
+    def __enter__(self) -> Self:
+        """Return the pool."""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Close the pool."""
+        self.close()
+
+    def _verdict(self, kind: Literal["math-verify", "program"], request: dict[str, object]) -> Verdict:
+        process = self._idle.get()
+        try:
+            if process is None or process.poll() is not None:
+                process = self._start()
+            if kind == "math-verify" and process.pid not in self._mathematicians:
+                self._teach(process)
+            reply = self._exchange(process, json.dumps(request))
+            if reply is None:
+                hung = process.poll() is None
+                _kill(process)
+                # Another starts now: this answer waits for it, and not the next one, whose tenant would pay.
+                with contextlib.suppress(GradingPoolError):
+                    process = self._start()
+                    if kind == "math-verify":
+                        self._teach(process)
+        except BaseException:
+            _kill(process)
+            self._idle.put(None)
+            raise
+        self._idle.put(process)
+        if reply is None:
+            raise GraderFailed(
+                f"{kind}: no result in {self._timeout_s:g} s" if hung else f"{kind}: its process died"
+            )
+        if "error" in reply:
+            raise GraderFailed(f"{kind}: {reply['error']}")
+        return Verdict(correct=bool(reply["correct"]), how=kind)
+
+    def _start(self) -> "subprocess.Popen[str]":
+        self.started += 1
+        process = subprocess.Popen(
+            # -P: the working directory, wherever that is, holds no modules.
+            [sys.executable, "-P", "-B", "-m", _WORKER, str(self._timeout_s), str(self._memory_mb)],
+            env=self._environ | {"PYTHONPATH": str(_ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+        )
+        self._mathematicians.discard(process.pid)  # the system may give a number again
+        if _read(process, _START_TIMEOUT_S) is None:
+            _kill(process)
+            raise GradingPoolError(f"the grading process ({_WORKER}) did not start; free memory")
+        return process
+
+    def _teach(self, process: "subprocess.Popen[str]") -> None:
+        if self._exchange(process, json.dumps({"math": True}), _START_TIMEOUT_S) is None:
+            _kill(process)
+            raise GradingPoolError(
+                f"the grading process ({_WORKER}) cannot import math-verify: "
+                "install math-verify[antlr4_13_2], or free memory"
+            )
+        self._mathematicians.add(process.pid)
+
+    def _exchange(
+        self, process: "subprocess.Popen[str]", line: str, timeout_s: float | None = None
+    ) -> dict[str, object] | None:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            process.wait()  # it may have closed its end and not be gone yet
+            return None
+        return _read(process, self._timeout_s if timeout_s is None else timeout_s)
+
+
+def _read(process: "subprocess.Popen[str]", timeout_s: float) -> dict[str, object] | None:
+    """Read one reply, or None when the time is up or the process ended. A reply is one atomic write."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+    line = process.stdout.readline() if ready else ""
+    if not line:
+        if ready:
+            process.wait()  # so that poll() knows: this is an error, not a time-out
+        return None
+    reply: dict[str, object] = json.loads(line)
+    return reply
+
+
+def _kill(process: "subprocess.Popen[str] | None") -> None:
+    if process is None:
+        return
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):  # an unsent request to a process that is gone
+                stream.close()
