@@ -11,7 +11,7 @@ from agents.grading.grade import extract_boxed
 from agents.search.forest import Ask, ask, outcome, plant, spent, stop, tell_drafts, tell_scores
 from agents.serving.engine import Engine, Prefix
 from agents.serving.errors import DeadlinePassedError, ServingError
-from agents.serving.http import within
+from agents.serving.retries import within
 from schemas.action import Action
 from schemas.answer import QUESTIONABLE, Answer, Cause, Completion, CutStep, Fault, Probe, Status
 from schemas.decision import Decision

@@ -6,7 +6,8 @@ vllm_*    vLLM in this process: callers submit from any thread, and one thread o
   host        token ids in, text or class probabilities out; the thread-safe face: submit, run, load, unload, close
   loop        the engine thread's body; steps every engine with work in turn
   adapter     the one file that speaks vLLM's API, and a process reward model that vLLM has no class for
-http      models served elsewhere, over HTTP; the one retry policy, and what a deadline cuts off
+http      models served elsewhere, over HTTP, with keys and a circuit breaker
+retries   the one retry policy, and what a deadline cuts off
 recorded  recorded searches, looked up instead of computed
 registry  from a catalogue entry to one of these; the models of a process, loaded in the background, and their states
 prompts   chat templates: messages and steps to token ids

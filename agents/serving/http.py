@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import httpx
 import msgspec
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
 from agents.catalogue.models import Sampling
 from agents.serving.engine import (
@@ -21,7 +20,6 @@ from agents.serving.engine import (
 )
 from agents.serving.errors import (
     ContentFilteredError,
-    DeadlinePassedError,
     EndpointRefusedError,
     EndpointSuspendedError,
     EngineBusyError,
@@ -34,98 +32,11 @@ from agents.serving.errors import (
     ServingError,
 )
 from agents.serving.prompts import ChatPrompts
+from agents.serving.retries import Retries, retrying
 from schemas.errors import UniscaleError
 from schemas.search import Served
 
-# The one retry policy of requests to models, by tenacity: few attempts, growing pauses.
-#
-# Only the request itself is repeated, at the place that sends it; nothing above repeats the step or the record.
-# Repeating is safe: a request carries its own seed. One that the server may have worked on is not repeated all the
-# same, because somebody pays for it.
-# `within` bounds everything, pauses included, by the query's deadline.
-
 T = TypeVar("T")
-
-
-class Retries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often a request is tried.
-
-    Attributes:
-        attempts: Tries in all, the first included.
-        pause_s: Pause before the second try; doubles with each further one.
-        longest_pause_s: Bound on a pause, and on a server's Retry-After.
-    """
-
-    attempts: int = 3
-    pause_s: float = 0.25
-    longest_pause_s: float = 8.0
-
-
-USUAL = Retries()
-
-
-async def retrying(
-    call: Callable[[], Awaitable[T]],
-    retries: Retries,
-    *,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> T:
-    """Return what `call` returns, tried again while its error is `retryable`.
-
-    Args:
-        call: Makes one attempt.
-        retries: How often, and after which pauses.
-        sleep: Awaited with seconds.
-
-    Raises:
-        ServingError: not retryable, or the last attempt's, which says how many there were.
-    """
-
-    def pause_s(state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome is not None else None
-        asked_s = error.asked_s if isinstance(error, EngineBusyError) else 0.0
-        own_s = retries.pause_s * 2 ** (state.attempt_number - 1)
-        return float(min(max(own_s, asked_s), retries.longest_pause_s))
-
-    async def attempt() -> T:  # tenacity awaits only what it can see to be a coroutine function
-        return await call()
-
-    policy = AsyncRetrying(
-        retry=retry_if_exception(lambda error: isinstance(error, ServingError) and error.retryable),
-        stop=stop_after_attempt(retries.attempts),
-        wait=pause_s,
-        sleep=sleep,
-        retry_error_callback=_given_up,
-    )
-    return await policy(attempt)
-
-
-async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
-    """Return what `call` returns, or cancel it when the time is up.
-
-    Args:
-        seconds: Time left; None for no limit.
-        call: What is awaited.
-        what: Named in the error.
-
-    Raises:
-        DeadlinePassedError: the time is up.
-    """
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            return await call
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        raise DeadlinePassedError(f"{what}: the query's deadline passed before the model replied") from error
-
-
-def _given_up(state: RetryCallState) -> None:
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    assert isinstance(error, ServingError)
-    raise type(error)(f"{error} (after {state.attempt_number} attempts)") from error
-
 
 # API keys by host: an endpoint is sent its own key and no other.
 

@@ -12,19 +12,11 @@ import msgspec
 from agents.catalogue.models import DTYPE_BYTES, Model, Sampling, VerifierModel
 from agents.serving.engine import Continuer, Drafted, Engine, Prefix, check_seeds, finish_of
 from agents.serving.errors import EndpointSuspendedError, EngineDiedError, EngineStartError, ServingError
-from agents.serving.http import (
-    USUAL,
-    Breaker,
-    HttpEngine,
-    JsonServer,
-    Keys,
-    Retries,
-    ServerSettings,
-    retrying,
-)
+from agents.serving.http import Breaker, HttpEngine, JsonServer, Keys, ServerSettings
 from agents.serving.probing import Prober, ProbeRules, ask
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import RecordedEngine, Recording
+from agents.serving.retries import USUAL, Retries, retrying
 from agents.serving.vllm_host import EngineHost, Generation
 from agents.serving.vllm_settings import HostedModel, checkpoint_path, kv_cache_bytes
 from schemas.answer import Probe

@@ -18,7 +18,7 @@ from agents.serving.errors import (
     PromptTooLongError,
     ServingError,
 )
-from agents.serving.http import USUAL, JsonServer, Retries, retrying, within
+from agents.serving.http import JsonServer
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import Recording
 from agents.serving.registry import (
@@ -29,6 +29,7 @@ from agents.serving.registry import (
     server_of,
     start_host,
 )
+from agents.serving.retries import USUAL, Retries, retrying, within
 from agents.serving.vllm_host import EngineHost, Pooling
 from agents.verifier.formats import Format, Rendered, SkyworkFormat, StepTagFormat
 from schemas.search import Scored, SearchStep, Served, Verification

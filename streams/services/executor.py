@@ -29,8 +29,8 @@ from agents.search.search import (
     used_up,
 )
 from agents.serving.errors import DeadlinePassedError, ServingError, UnknownEngineError
-from agents.serving.http import within
 from agents.serving.registry import GroupEngines
+from agents.serving.retries import within
 from agents.serving.vllm_host import EngineHost
 from schemas.answer import QUESTIONABLE, Answer, Probe
 from schemas.control import Cancel, Heartbeat, ModelHealth

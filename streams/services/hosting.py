@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agents.catalogue.models import Catalogue, VerifierModel
-from agents.serving.http import Keys, Retries
+from agents.serving.http import Keys
 from agents.serving.probing import ProbeRules
 from agents.serving.recorded import Recording
 from agents.serving.registry import GroupEngines, HostingOptions
+from agents.serving.retries import Retries
 from agents.serving.vllm_host import EngineHost
 from agents.verifier.prm import RecordedVerifier, Verifier, start_verifier
 from streams.runtime.errors import Death

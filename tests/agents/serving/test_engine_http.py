@@ -23,17 +23,9 @@ from agents.serving.errors import (
     RequestRefusedError,
     ServingError,
 )
-from agents.serving.http import (
-    MOST_REPLY_BYTES,
-    Breaker,
-    HttpEngine,
-    JsonServer,
-    Retries,
-    ServerSettings,
-    _Silence,
-    within,
-)
+from agents.serving.http import MOST_REPLY_BYTES, Breaker, HttpEngine, JsonServer, ServerSettings, _Silence
 from agents.serving.prompts import ChatPrompts
+from agents.serving.retries import Retries, within
 from schemas.query import Message
 from tests.support.http_servers import JsonHandler, Server
 

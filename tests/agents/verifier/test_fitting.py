@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from agents.serving.errors import DeadlinePassedError
-from agents.serving.http import within
 from agents.serving.prompts import ChatPrompts
+from agents.serving.retries import within
 from agents.verifier.formats import Format, Rendered, SkyworkFormat, StepTagFormat
 from agents.verifier.prm import ProcessRewardModel
 from schemas.search import Served

@@ -8,9 +8,10 @@ import pytest
 
 from agents.catalogue.models import Architecture, Endpoint, EngineSettings, StepTags, VerifierModel
 from agents.serving.errors import EngineReplyError, EngineUnreachableError
-from agents.serving.http import JsonServer, Retries, ServerSettings
+from agents.serving.http import JsonServer, ServerSettings
 from agents.serving.prompts import ChatPrompts
 from agents.serving.registry import HostingOptions
+from agents.serving.retries import Retries
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import HttpRows, ScoreCountError, start_verifier
 from tests.support.http_servers import JsonHandler, Server

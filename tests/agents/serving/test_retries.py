@@ -12,7 +12,7 @@ from agents.serving.errors import (
     RequestRefusedError,
     ServingError,
 )
-from agents.serving.http import Retries, retrying, within
+from agents.serving.retries import Retries, retrying, within
 
 
 def tried(errors: list[Exception], retries: Retries) -> tuple[str | Exception, int, list[float]]:
