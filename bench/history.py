@@ -12,7 +12,7 @@ import numpy as np
 
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
-from agents.catalogue.objectives import Steering
+from agents.catalogue.steering import Steering
 from agents.decider.decider import Decider, DecisionEnvironment
 from agents.embedding import ArrivedQuery, embed, encoder_id
 from agents.encoders import encoder_of

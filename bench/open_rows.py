@@ -19,7 +19,7 @@ import psutil
 
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
-from agents.catalogue.objectives import Steering
+from agents.catalogue.steering import Steering
 from agents.decider.decider import Decider, DecisionEnvironment
 from agents.decider.log import Row, decode_row, encode_row
 from agents.decider.open_rows import ROWS_KEY

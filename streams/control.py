@@ -1,7 +1,7 @@
 """Catalogue, objectives, cost bounds and signs of life, as every process sees them.
 
 `control` and `heartbeat` are read to their ends before a process starts, and followed from there. What control
-records mean is `agents.catalogue.objectives`; a record that cannot be used changes nothing and is logged with its
+records mean is `agents.catalogue.steering`; a record that cannot be used changes nothing and is logged with its
 offset.
 """
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from agents.catalogue.actions import ActionSpace, parse_pairs, uis_space
 from agents.catalogue.file import beside_catalogue, load_catalogue
 from agents.catalogue.models import ActionError, Catalogue, CatalogueError, Model
-from agents.catalogue.objectives import CAREFUL, DEFAULT_MODE, Objectives, Steering
+from agents.catalogue.objectives import CAREFUL, DEFAULT_MODE, Objectives
+from agents.catalogue.steering import Steering
 from agents.reward.outcome import CostModel
 from schemas.control import CatalogueEntry, Heartbeat, PriceFactorEntry, decode_control
 from schemas.errors import UniscaleError

@@ -27,7 +27,7 @@ from agents.bandit.policy import ActionVector, Choice, Context, Policy, Target
 from agents.bandit.prior import begin, outcomes_of, require_cost_basis
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError
-from agents.catalogue.objectives import Steering
+from agents.catalogue.steering import Steering
 from agents.decider import snapshot
 from agents.decider.log import (
     GROWTH,

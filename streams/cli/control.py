@@ -12,7 +12,8 @@ from rich.table import Table
 
 from agents.catalogue.file import entry_of, read_yaml
 from agents.catalogue.models import CatalogueError
-from agents.catalogue.objectives import Accuracy, Goal, MeanCost, Steering
+from agents.catalogue.objectives import Accuracy, Goal, MeanCost
+from agents.catalogue.steering import Steering
 from schemas.control import (
     CatalogueEntry,
     ControlRecord,

@@ -12,7 +12,7 @@ from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.policy import ActionVector, Context, Policy
 from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
 from agents.catalogue.file import load_catalogue
-from agents.catalogue.objectives import Steering
+from agents.catalogue.steering import Steering
 from agents.decider import snapshot
 from agents.decider.decider import Decider, DecisionEnvironment
 from agents.decider.log import Row, decode_row

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agents.catalogue.file import beside_catalogue, decode_model, decode_objective, entry_of, load_catalogue
 from agents.catalogue.models import Catalogue, CatalogueError
-from agents.catalogue.objectives import Steering
+from agents.catalogue.steering import Steering
 from schemas.control import CatalogueEntry, ObjectiveEntry
 
 Load = Callable[[dict[str, Any]], Catalogue]

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agents.catalogue.models import Catalogue, CatalogueError, ObjectiveError
-from agents.catalogue.objectives import Steering
+from agents.catalogue.steering import Steering
 from schemas.control import (
     CatalogueEntry,
     CostBoundsEntry,

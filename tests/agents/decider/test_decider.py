@@ -19,7 +19,7 @@ from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError, Catalogue
-from agents.catalogue.objectives import Steering
+from agents.catalogue.steering import Steering
 from agents.decider.log import RewardRules, Row, decode_row, target_of, without_question
 from agents.decider.verify import mismatches
 from schemas.action import Action
