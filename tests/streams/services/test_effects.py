@@ -15,12 +15,9 @@ from msgspec.structs import replace
 
 from agents.bandit.errors import DuplicateQuery
 from agents.embedding import EncoderUnavailable, Vectors
-<<<<<<< HEAD
 from agents.encoders import HashedEncoder
-=======
 from agents.grading.grade import Verdict
 from agents.grading.pool import GraderFailed, GradingPool
->>>>>>> 5cf12820 (agents: grading is a package: grades, quantities, programs, and the pool of processes)
 from agents.reward.join import JoinRow, dues
 from agents.serving.errors import EngineUnreachableError
 from agents.verifier.prm import RecordedVerifier
