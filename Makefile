@@ -22,7 +22,7 @@ ARGS ?=
 # to start are spent on compiling what it imports, and a deployment is eight processes.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help env demo test-fast test test-kafka test-long lint size sbom test-page test-node bench-learner bench-stream bench-gateway clean
+.PHONY: help env demo test-fast test test-kafka test-long lint size sbom test-page test-node bench-learner bench-stream bench-gateway bench-latency clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -90,6 +90,9 @@ bench-stream: $(STAMP) ## Measure the streams on every broker; writes out/bench/
 
 bench-gateway: $(STAMP) ## Measure the gateway beside LiteLLM; writes out/bench/gateway.json
 	@$(BIN)/python -m bench gateway $(ARGS)
+
+bench-latency: $(STAMP) ## Measure where the time of live queries goes; writes out/bench/latency.json
+	@$(BIN)/python -m bench latency $(ARGS)
 
 sbom: $(STAMP) ## List what the product is made of, with hashes (CycloneDX); writes out/sbom.json
 	@mkdir -p out

@@ -204,20 +204,56 @@ def kills(ctx: click.Context, /, kind: str | None, **plan: Any) -> None:
     _measured(ctx, kind, lambda settings, say: measure(settings, say=say, **plan))
 
 
+def _broker_kind(ctx: click.Context, kind: str | None) -> str:
+    given = ctx.find_root().params.get("bootstrap") or "UNISCALE_BOOTSTRAP" in os.environ
+    return kind or ("none" if given else "auto")
+
+
 def _measured(
     ctx: click.Context, kind: str | None, measure: Callable[[Settings, Callable[[str], None]], dict[str, Any]]
 ) -> None:
     """Measure on the broker of choice and print the result."""
     settings: Settings = ctx.obj
-    given = ctx.find_root().params.get("bootstrap") or "UNISCALE_BOOTSTRAP" in os.environ
-
-    if (kind or ("none" if given else "auto")) == "none":
+    if _broker_kind(ctx, kind) == "none":
         found = {**measure(settings, _say), "broker": f"at {settings.kafka.bootstrap}"}
     else:
         with LocalBroker.choose(kind or "auto", os.environ) as broker:  # type: ignore[arg-type]
             _say(broker.version)
             found = {**measure(settings_for(settings, broker), _say), "broker": broker.version}
     click.echo(orjson.dumps(found).decode())
+
+
+# `latency`: where the time of live queries goes.
+
+
+@main.command("latency")
+@click.option("--queries", type=click.IntRange(min=1), default=200, help="How many are asked, or read.")
+@_BROKER
+@_out("out/bench/latency.json")
+@click.pass_context
+def measure_latency(ctx: click.Context, queries: int, kind: str | None, out: Path) -> None:
+    """Measure how long each component takes of live queries, beside the lab; print the table and write OUT.
+
+    Starts a deployment with the catalogue's models and asks the demo's questions, one after another, under the objective
+    quality-priority, as the lab does. With `--broker none` it asks nothing: it reads the latest Answers of the
+    deployment at --bootstrap, whatever load that is under.
+    """
+    from bench import latency
+
+    settings: Settings = ctx.obj
+    if _broker_kind(ctx, kind) == "none":
+        timelines, broker_version = latency.latest(settings, queries), f"at {settings.kafka.bootstrap}"
+    else:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            LocalBroker.choose(cast(Any, kind or "auto"), os.environ) as broker,
+        ):
+            broker_version = broker.version
+            timelines = latency.ask(settings_for(settings, broker), queries, Path(folder), _say)
+    found = {"cpus": os.cpu_count(), "broker": broker_version, **latency.beside_lab(timelines)}
+    _write(out, found)
+    click.echo(latency.in_words(found))
+    click.echo(f"wrote {out}")
 
 
 # `streams`: the streams on every broker there is.

@@ -24,7 +24,8 @@ from schemas.forest import Draft, Limits
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
-from schemas.search import Served, Spent
+from schemas.search import Served
+from schemas.spent import Spent
 from streams.services.decider import action_vectors, policy_of
 from streams.settings import Settings
 from streams.topics import SHARD, Topics

@@ -8,7 +8,8 @@ from schemas.action import Action
 from schemas.errors import InvalidField
 from schemas.forest import Count, Draft, Limits, Unit
 from schemas.record import Record, check_id
-from schemas.search import Served, Spent
+from schemas.search import Served
+from schemas.spent import Spent
 
 Fault = Literal["", "infrastructure", "model"]
 """infrastructure: an endpoint, an engine or a machine failed, which says nothing about the action. model: the action's
@@ -102,7 +103,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         steps: Steps the search took.
         completed: Completed paths.
         shortened: Scores given to a path that the verifier's policy had shortened.
-        spent: Seconds taken, per stage.
+        spent: Where its time went; nothing where it was rejected before it was decided, or by a service that had failed.
         engine: What generated.
         verifier: What scored.
         error: Why it failed, expired, was rejected or cancelled, and what to do.

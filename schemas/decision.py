@@ -2,13 +2,14 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from schemas.action import Action
 from schemas.forest import Count, PriceFactor
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Query
 from schemas.record import Millis, Record, check_group
+from schemas.spent import Spent
 
 MAX_SEED = 2**63 - 1
 
@@ -89,6 +90,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         propensity_error: Standard error of that estimate; 0 when exact.
         appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from it.
         price_factor: What an eFLOP of the action's model costs: the query is priced at it, whatever it costs later.
+        spent: Where its time has gone so far.
     """
 
     query: Query
@@ -116,6 +118,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     propensity_error: float = 0.0
     appended_ms: Millis = 0
     price_factor: PriceFactor = 1.0
+    spent: Spent = field(default_factory=Spent)
 
     def __post_init__(self) -> None:
         """Refuse a decision that no executor could take up."""

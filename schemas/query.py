@@ -13,6 +13,7 @@ from schemas.action import Action
 from schemas.errors import InvalidField
 from schemas.objective import Weights, check_targets
 from schemas.record import MAX_NAME, Millis, Record, check_finite, check_id, check_json, check_name
+from schemas.spent import Spent
 
 # An incoming question, as clients send it.
 
@@ -378,6 +379,7 @@ class QueryContext(Record, frozen=True, kw_only=True, tag="context.v1"):
         encoder: Name of the encoder that made it: vectors of two encoders do not mix.
         origin: Where the Query lies. The same query_id from another origin is a duplicate.
         appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from it.
+        spent: Where its time has gone so far.
     """
 
     query: Query
@@ -385,6 +387,7 @@ class QueryContext(Record, frozen=True, kw_only=True, tag="context.v1"):
     origin: Origin
     encoder: str = ""
     appended_ms: Millis = 0
+    spent: Spent = field(default_factory=Spent)
 
     def __post_init__(self) -> None:
         """Refuse an embedding that must not reach A."""

@@ -4,9 +4,9 @@ The forest travels in the records, so that an executor keeps nothing durable: a 
 to go on.
 """
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 
 from schemas.decision import Seed
 from schemas.errors import InvalidField
@@ -14,26 +14,7 @@ from schemas.forest import Count, Forest, Unit
 from schemas.forest import Finish as Finish
 from schemas.query import Message
 from schemas.record import Millis, Record, check_group, check_id
-
-Seconds = Annotated[float, Meta(ge=0.0)]
-
-
-class Spent(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a search has taken so far beside its tokens: wall clock, summed over steps.
-
-    Attributes:
-        queue_s: Waiting for the executor to begin.
-        generate_s: In the generator's engine.
-        verify_s: In the verifier's engine.
-        transit_s: From a SearchStep's sending to its Verification's arrival, without verify_s.
-        control_s: In the search itself.
-    """
-
-    queue_s: Seconds = 0.0
-    generate_s: Seconds = 0.0
-    verify_s: Seconds = 0.0
-    transit_s: Seconds = 0.0
-    control_s: Seconds = 0.0
+from schemas.spent import Seconds, Spent
 
 
 class Served(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,7 +37,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
         seed: Seed of the query; those of its drafts derive from it, the step and the path.
         messages: The conversation to render by the model's chat template.
         forest: The search so far; its `pending` drafts are to be scored.
-        spent: What was taken so far.
+        spent: Where its time has gone so far.
         engine: What generates.
         sent_ms: When it was sent, ms since the epoch on the executor's clock.
     """

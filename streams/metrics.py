@@ -131,6 +131,7 @@ class Metrics:
         """Add what the aggregator counts."""
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self.answers = counter("answers", "Answers that count", "status")
+        self.spent = histogram("spent_seconds", "Where the time of queries went", "component")
         self.ungraded = counter(
             "ungraded",
             "Answers with a reference that could not be graded: nobody knows whether they are right",

@@ -86,6 +86,9 @@ def reject_ended(context: QueryContext, place: tuple[int, int]) -> Decided:
     return Decided(context.query_id, error=DuplicateQuery(context.query_id, first, context.origin))
 
 
+Timer = Callable[[], float]
+"""Returns seconds that never go backwards."""
+
 # From Context records to Decisions, each with the row that it leaves in the learner's log.
 #
 # A Context becomes the policy's input, the policy chooses, and the choice becomes the Decision on the wire. Nothing
@@ -177,6 +180,7 @@ def decisions(
     encoder: str,
     price_factors: Mapping[str, float],
     limit: int,
+    timer: Timer,
 ) -> list[tuple[Decided, Row]]:
     """Return a Decision for each Context, all made from one state of the policy, with their rows.
 
@@ -190,16 +194,19 @@ def decisions(
         encoder: Id of the encoder of the action vectors; empty accepts any.
         price_factors: What an eFLOP costs on each model where that is not 1, as the policy knows it.
         limit: Most bytes of a row.
+        timer: Tells how long they take, which each Decision says.
 
     Raises:
         UniscaleError: One of them must be refused, whatever the others are.
     """
+    began_s = timer()
     shadow_price = (
         cache(policy.pacer.shadow_price) if policy.pacer else None
     )  # of one state, so the same for all
     objectives = [in_force(record, environment, policy.name, shadow_price) for record, _ in asked]
     contexts = [context_of(record, environment, encoder, policy.surface) for record, _ in asked]
     choices = choose(policy, contexts, [policy_objective(o) for o in objectives], seed)
+    decide_s = timer() - began_s
     made = []
     for i, ((record, origin), objective, choice) in enumerate(zip(asked, objectives, choices, strict=True)):
         decision = decision_of(
@@ -211,6 +218,7 @@ def decisions(
             seq=seq + i,
             seed=seed,
             price_factors=price_factors,
+            decide_s=decide_s,
         )
         value = encode(decision)
         if len(value) > limit:
@@ -299,6 +307,7 @@ def decision_of(
     seq: int,
     seed: int,
     price_factors: Mapping[str, float],
+    decide_s: float,
 ) -> Decision:
     """Return the Decision for a choice, with every term that explains it.
 
@@ -311,6 +320,7 @@ def decision_of(
         seq: Sequence number among decisions and updates.
         seed: The decider's seed, from which the query's seed derives.
         price_factors: What an eFLOP costs on each model where that is not 1, as the policy knew it.
+        decide_s: Seconds that choosing took.
     """
     action = Action.parse(choice.action_id)
     catalogue = environment.steering.catalogue
@@ -349,6 +359,7 @@ def decision_of(
         propensity_error=choice.propensity_error,
         appended_ms=record.appended_ms,
         price_factor=price_factors.get(action.model, 1.0),
+        spent=record.spent.plus(decide_s=decide_s),
     )
 
 
@@ -374,6 +385,11 @@ def seed_of(seed: int, query: Query) -> int:
 
 Rows = Callable[[str], bytes | None]
 """Looks up a row of the table by query_id; None if there is none."""
+
+
+def untimed() -> float:
+    """Stand for a timer where nobody asks what decisions take."""
+    return 0.0
 
 
 @dataclass(slots=True)
@@ -442,7 +458,11 @@ class Decider:
         return rows
 
     def decide(
-        self, asked: Sequence[tuple[QueryContext, Origin]], rows: Rows, environment: DecisionEnvironment
+        self,
+        asked: Sequence[tuple[QueryContext, Origin]],
+        rows: Rows,
+        environment: DecisionEnvironment,
+        timer: Timer = untimed,
     ) -> list[Decided]:
         """Choose an action for each Context.
 
@@ -450,6 +470,7 @@ class Decider:
             asked: Contexts with their origins, in offset order.
             rows: The table.
             environment: Catalogue, objectives and living executors.
+            timer: Tells how long choosing takes. Decisions say so, and nothing follows from it.
         """
         results: dict[int, Decided] = {}
         fresh: dict[str, tuple[int, QueryContext, Origin]] = {}
@@ -464,7 +485,7 @@ class Decider:
             else:
                 fresh[context.query_id] = (at, context, origin)
         places, records = [at for at, _, _ in fresh.values()], [(c, o) for _, c, o in fresh.values()]
-        results |= zip(places, self._decide_fresh(records, environment), strict=True)
+        results |= zip(places, self._decide_fresh(records, environment, timer), strict=True)
         for at, context in repeated:
             first = results[fresh[context.query_id][0]]
             results[at] = resend_decision(context, first.row[1]) if first.row else first
@@ -593,7 +614,7 @@ class Decider:
         return list(written)
 
     def _decide_fresh(
-        self, asked: Sequence[tuple[QueryContext, Origin]], environment: DecisionEnvironment
+        self, asked: Sequence[tuple[QueryContext, Origin]], environment: DecisionEnvironment, timer: Timer
     ) -> list[Decided]:
         step = 1 if self.policy.counts_decisions else max(1, len(asked))
         results: list[Decided] = []
@@ -610,13 +631,14 @@ class Decider:
                     encoder=self.encoder,
                     price_factors=self.price_factors,
                     limit=self.limit - GROWTH,
+                    timer=timer,
                 )
             except UniscaleError as error:
                 if len(part) == 1:
                     results.append(Decided(part[0][0].query_id, error=error))
                 else:
                     for one in part:
-                        results += self._decide_fresh([one], environment)
+                        results += self._decide_fresh([one], environment, timer)
                 continue
             # Every row is known to fit. What raises from here on is no record's fault.
             tell(self.policy, "decided", [row for _, row in made])

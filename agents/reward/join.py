@@ -20,6 +20,7 @@ from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Reference
 from schemas.record import MAX_VALUE, is_id
 from schemas.reward import Charge, Cost, Due, Feedback, GradedBy, Kind, Reward, reward_id
+from schemas.spent import Spent
 
 # What is known of a query while its reward is open: a row of the join's table.
 
@@ -54,6 +55,7 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     generator: Architecture | None = None
     learn: bool = True
     cohort: Cohort | Literal[""] = ""
+    spent: Spent = field(default_factory=Spent)  # for the Answer, should it expire
 
 
 class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -475,6 +477,7 @@ def _on_decision(
         learn=query.learn,
         cohort=record.cohort if record.randomised else "",
         generator=generator,
+        spent=record.spent,
     )
     row = replace(row, decision=decision, forget_ms=None)
     return _judged(row, Transition(row) if row.answered_ms is None else _settle(row, value or row.scored))
@@ -499,7 +502,7 @@ def _settle(row: JoinRow, value: ScoredAnswer | None) -> Transition:
     assert row.decision is not None
     wait_ms = row.decision.feedback_ms
     # Neither text is needed any more, nor what the cost was worked out from.
-    decision = replace(row.decision, reference=None, generator=None)
+    decision = replace(row.decision, reference=None, generator=None, spent=Spent())
     row = replace(row, decision=decision, answer=None, scored=value, parked=None)
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:
@@ -623,5 +626,6 @@ def _expired(row: JoinRow, decision: DecisionInfo) -> Answer:
         by="aggregator",
         action=decision.action,
         seq=decision.seq,
+        spent=decision.spent,
         error=f"no answer within {decision.timeout_ms / 1000:g} s; is an executor of this model running?",
     )

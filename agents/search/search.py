@@ -17,7 +17,8 @@ from schemas.answer import QUESTIONABLE, Answer, Cause, Completion, CutStep, Fau
 from schemas.decision import Decision
 from schemas.forest import Forest, Limits, Stop
 from schemas.query import Message
-from schemas.search import SearchStep, Served, Spent, Verification
+from schemas.search import SearchStep, Served, Verification
+from schemas.spent import Spent
 
 # The limits of a search: set once when it begins, from catalogue, deployment and query.
 
@@ -207,8 +208,8 @@ def overdue(job: Job, *, generate_s: float = 0.0) -> Answer:
     """
     forest = stop(job.forest, "deadline")
     ended = outcome(forest)
-    took = msgspec.structs.replace(job.spent, generate_s=job.spent.generate_s + generate_s)
-    made = answer_of(replace(job, spent=took), forest, ended.index, ended.status, error=ran_out("deadline"))
+    took = replace(job, spent=job.spent.plus(generate_s=generate_s))
+    made = answer_of(took, forest, ended.index, ended.status, error=ran_out("deadline"))
     return msgspec.structs.replace(made, cut=_cut(job)) if generate_s > 0 else made
 
 
@@ -290,6 +291,7 @@ def _without_search(decision: Decision, status: Status, why: str) -> Answer:
         action=decision.action,
         group=decision.group,
         seq=decision.seq,
+        spent=decision.spent,
         error=why,
     )
 
@@ -340,7 +342,7 @@ def begin(
         messages=decision.query.chat,
         forest=plant(decision.action, limits_of(decision, sampling, rules)),
         ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
-        spent=Spent(queue_s=waited_s),
+        spent=decision.spent.plus(queue_s=waited_s),
     )
     return _next(job, now_ms, None)
 
@@ -365,11 +367,7 @@ def resume(
     """
     step = verification.search
     round_trip_s = max(0, now_ms - step.sent_ms) / 1000 if step.sent_ms else 0.0
-    took = msgspec.structs.replace(
-        step.spent,
-        verify_s=step.spent.verify_s + verification.verify_s,
-        transit_s=step.spent.transit_s + max(0.0, round_trip_s - verification.verify_s),
-    )
+    transit_s = max(0.0, round_trip_s - verification.verify_s)
     job = Job(
         query_id=step.query_id,
         group=step.group,
@@ -378,9 +376,15 @@ def resume(
         messages=step.messages,
         forest=tell_scores(step.forest, step.forest.step, verification.scores),
         ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
-        spent=took,
+        spent=step.spent.plus(verify_s=verification.verify_s, transit_s=transit_s),
     )
     return _next(job, now_ms, cost_so_far, engine or step.engine, verification.verifier)
+
+
+def after_control(made: Job | Answer, control_s: float) -> Job | Answer:
+    """Return what search control made with the seconds that it took."""
+    spent = made.spent.plus(control_s=control_s)
+    return replace(made, spent=spent) if isinstance(made, Job) else msgspec.structs.replace(made, spent=spent)
 
 
 async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> SearchStep | Answer:
@@ -423,9 +427,7 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
         seed=job.seed,
         messages=job.messages,
         forest=tell_drafts(job.forest, request.step, drafts, prompt_tokens),
-        spent=msgspec.structs.replace(
-            job.spent, generate_s=job.spent.generate_s + max(0, now_ms - began_ms) / 1000
-        ),
+        spent=job.spent.plus(generate_s=max(0, now_ms - began_ms) / 1000),
         engine=engine.served,
         sent_ms=now_ms,
     )

@@ -282,7 +282,7 @@ class Facts:
     def _decision(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         query, reference = r["query"], r["query"].get("reference")
         self._add(
-            "Decision", query["query_id"], *where, _same(_without(r, "query")), r["seq"], _action(r["action"]),
+            "Decision", query["query_id"], *where, _same(_without(r, "query", "spent")), r["seq"], _action(r["action"]),
             _objective(r), r["policy"]["version"], r["origin"]["partition"], r["origin"]["offset"],
             _asked(query), _whole_number(str(reference) if isinstance(reference, str | int) else None),
             r.get("appended_ms", 0), query.get("learn", True), *_waits(query), r.get("price_factor", 1.0),
@@ -339,7 +339,7 @@ class Facts:
         self._add(
             "Row", r["query_id"], *where, r["seq"], r["clock"], r["action"], _objective(r),
             r["query_origin"]["partition"], r["query_origin"]["offset"], c_off, r["decision"].get("appended_ms", 0),
-            _same(_without(r["decision"], "query")), _digest(vector), r.get("stage", "pending"), r.get("weight", 1),
+            _same(_without(r["decision"], "query", "spent")), _digest(vector), r.get("stage", "pending"), r.get("weight", 1),
             r.get("learned_seq", -1), r.get("corrected_seq", -1), r.get("ended_seq", -1), ",".join(r.get("kinds", ())),
             r.get("reward_offset", -1), r.get("correct"), r.get("score", 0.0), r.get("log_cost", 0.0),
             r.get("price_factor", 1.0),

@@ -28,6 +28,7 @@ from schemas.objective import Weights
 from schemas.query import Query
 from schemas.record import decode
 from schemas.reward import Reward
+from schemas.spent import Spent
 from streams.client.client import Client, SendSchedule, SentQueries
 from streams.client.questions import QuestionError, query_from, read_questions, renamed
 from streams.client.recorded import Recorded, read_recorded
@@ -471,6 +472,18 @@ def _times(console: Console, timeline: Timeline) -> None:
     for stage, at in sorted(timeline.at_ms.items(), key=lambda item: item[1]):
         table.add_row(stage, str(at - begin))
     console.print(table)
+    if timeline.answer is not None and timeline.total_s is not None:
+        console.print(_spent(timeline.answer.spent, timeline.total_s))
+
+
+def _spent(spent: Spent, total_s: float) -> Table:
+    """Return where the time from the Query's append to the Answer's went."""
+    seconds = {name.removesuffix("_s"): s for name, s in msgspec.structs.asdict(spent).items()}
+    seconds |= {"between services": max(0.0, total_s - spent.total_s), "in all": total_s}
+    table = Table("component", "ms", "%", title="where the time went")
+    for name, its_s in seconds.items():
+        table.add_row(name, f"{1000 * its_s:.1f}", f"{100 * its_s / total_s:.1f}" if total_s > 0 else "–")
+    return table
 
 
 def _n(value: float | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import orjson
-from msgspec import Struct, structs
+from msgspec import Struct, json, structs
 
 from schemas.answer import Answer, Status
 from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry, PriceFactorEntry
@@ -77,7 +77,7 @@ create table if not exists queries (
     groups text not null default '[]', baseline_of text,
     question text, action text, objective text, cohort text, randomised integer,
     reason text,
-    status text, answered_ms integer, eflops real, cut real not null default 0, correct real,
+    status text, answered_ms integer, spent text, eflops real, cut real not null default 0, correct real,
     size integer not null default 0,
     decision blob, answer blob, reward blob
 ) without rowid;
@@ -147,6 +147,7 @@ class Listed(Struct, frozen=True):
         reason: What drew the configuration; see `Decision`.
         status: How it ended.
         answered_ms: When.
+        spent: Where its time went, `Spent` as JSON.
         eflops: What it cost.
         correct: Whether it was right, 0 to 1.
     """
@@ -164,6 +165,7 @@ class Listed(Struct, frozen=True):
     reason: str | None
     status: Status | None
     answered_ms: int | None
+    spent: str | None
     eflops: float | None
     correct: float | None
 
@@ -319,7 +321,8 @@ class Index:
         """
         if not self._first("answer", answer.query_id, value, at_ms):
             return False
-        self._set(answer.query_id, status=answer.status, answered_ms=at_ms)
+        spent = json.encode(answer.spent).decode()
+        self._set(answer.query_id, status=answer.status, answered_ms=at_ms, spent=spent)
         return True
 
     def reward(self, reward: Reward, value: bytes) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
+from msgspec import structs
 
 from agents.reward.outcome import CostModel, UnpricedAnswer, cost_of, cut_eflops
 from schemas.answer import Answer
@@ -11,6 +12,7 @@ from schemas.decision import Decision
 from schemas.forest import Draft
 from schemas.objective import ObjectiveInForce
 from schemas.reward import Reward
+from schemas.spent import Spent
 from streams.gateway.errors import why
 from streams.timeline import Timeline
 
@@ -119,9 +121,6 @@ def details(
         cost_model: Of the catalogue in force.
         total_s: How long the whole took, in seconds; None where this is not known.
     """
-    timings = picked(answer.spent, "queue_s", "generate_s", "verify_s", "transit_s", "control_s")
-    if total_s is not None:
-        timings["total_s"] = total_s
     return {
         "action": answer.action.id if answer.action else None,
         "objective": None if decision is None else objective(decision.objective),
@@ -132,6 +131,14 @@ def details(
         "timings": {name: round(float(seconds), 4) for name, seconds in timings.items()},
         "error": why(answer),
     }
+
+
+def timings(spent: Spent, total_s: float | None) -> dict[str, float]:
+    """Return where the time of a query went, in seconds: `rest_s` is what of `total_s` no component holds."""
+    found = structs.asdict(spent)
+    if total_s is not None:
+        found |= {"rest_s": max(0.0, total_s - spent.total_s), "total_s": total_s}
+    return {name: round(float(seconds), 4) for name, seconds in found.items()}
 
 
 def objective(in_force: ObjectiveInForce) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
+from msgspec import json
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -25,6 +26,7 @@ from schemas.control import ObjectiveEntry
 from schemas.decision import Decision, Predicted
 from schemas.record import encode
 from schemas.search import SearchStep
+from schemas.spent import Spent
 from streams.control import Control
 from streams.gateway import responses, statistics
 from streams.gateway.auth import Gate, Tenants, check_host
@@ -515,7 +517,15 @@ def _listed(each: Listed) -> dict[str, Any]:
         "created": each.created_ms // 1000,
         "status": each.status or "pending",
         **picked(each, "question", "action", "objective", "cohort", "eflops", "correct"),
+        "timings": _timings(each),
     }
+
+
+def _timings(each: Listed) -> dict[str, float] | None:
+    if each.spent is None or each.answered_ms is None:
+        return None
+    total_s = (each.answered_ms - each.created_ms) / 1000
+    return responses.timings(json.decode(each.spent, type=Spent), total_s)
 
 
 def _named(name: str, body: Any) -> bytes:

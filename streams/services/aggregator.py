@@ -24,6 +24,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import NoReturn, Self
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from agents.grading.grade import Undecided, ask_later
@@ -311,6 +312,9 @@ class AggregatorService(Keyed[JoinRow]):
         undecided = isinstance(message, Answer) and message.status == "rejected" and message.seq is None
         if undecided and scored is None and "duplicate_answer" not in transition.counts:
             metrics.answers.labels("rejected").inc()  # no Decision will come to value it with
+        if isinstance(message, Answer) and message.seq is not None and "duplicate_answer" not in transition.counts:
+            for name, seconds in structs.asdict(message.spent).items():
+                metrics.spent.labels(name.removesuffix("_s")).observe(seconds)
         for count in transition.counts:
             if count.startswith("duplicate"):
                 metrics.duplicates.labels(record.topic).inc()

@@ -677,7 +677,7 @@ class DeciderService(Ordered):
             if not part:
                 continue
             results = self.learner.live.decide(
-                [(context, at.origin) for context, at in part], row, environment
+                [(context, at.origin) for context, at in part], row, environment, self.runtime.monotonic
             )
             made.update(each.row for each in results if each.row)
             done += [(context, at, each) for (context, at), each in zip(part, results, strict=True)]

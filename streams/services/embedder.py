@@ -2,12 +2,15 @@
 
 from typing import Self
 
+from msgspec.structs import replace
+
 from agents.embedding import ArrivedQuery, Encoder, EncoderUnavailable, TextUnanswered, embed
 from agents.encoders import encoder_of
 from schemas.dead_letter import DeadLetter
 from schemas.errors import InvalidField, UniscaleError
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
+from schemas.spent import Spent
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable
 from streams.runtime.effects import Effects, Keyed
 from streams.runtime.queues import WINDOW
@@ -80,8 +83,8 @@ class EmbedderService(Keyed[None]):
         )
         runtime.metrics.admission_wait.observe(runtime.monotonic() - began_s)
         runtime.metrics.in_flight.set(len(self.admission))
-        value = encode(await self._embed(ArrivedQuery(query, at.origin, at.timestamp_ms), timeout_s))
-        return Effects(send=[Outgoing(runtime.topics.context, SHARD, value)])
+        context = await self._embed(ArrivedQuery(query, at.origin, at.timestamp_ms), timeout_s, began_s)
+        return Effects(send=[Outgoing(runtime.topics.context, SHARD, encode(context))])
 
     def answers_for(self, query_id: str, origin: Origin) -> bool:
         """Return whether a query whose record was refused is to have an Answer.
@@ -96,13 +99,17 @@ class EmbedderService(Keyed[None]):
             await self.runtime.sleep(1.0)
             self.admission.look()
 
-    async def _embed(self, arrival: ArrivedQuery, timeout_s: float) -> QueryContext:
+    async def _embed(self, arrival: ArrivedQuery, timeout_s: float, began_s: float) -> QueryContext:
+        """Return a query's Context, with what it took since `began_s` to have a turn and then a vector."""
         rounds = 0
         while True:
             async with self._encoding.turn(arrival.query.account):
+                turn_s = self.runtime.monotonic()
                 try:
-                    contexts = await self.runtime.in_thread(lambda: embed([arrival], encoder=self.encoder))
-                    return contexts[0]
+                    (context,) = await self.runtime.in_thread(lambda: embed([arrival], encoder=self.encoder))
+                    embed_s = self.runtime.monotonic() - turn_s
+                    spent = Spent().plus(admission_s=turn_s - began_s, embed_s=embed_s)
+                    return replace(context, spent=spent)
                 except EncoderUnavailable as error:
                     self.runtime.metrics.engine_faults.labels("embedder").inc()
                     if self.runtime.now_ms() > arrival.appended_ms + timeout_s * 1000:

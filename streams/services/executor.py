@@ -17,6 +17,7 @@ from agents.search.search import (
     Job,
     Progress,
     SearchRules,
+    after_control,
     begin,
     blamed,
     cancelled,
@@ -103,7 +104,9 @@ class ExecutorService(Keyed[None]):
         step = 1 if isinstance(message, Decision) else message.step + 1
         if self.progress.behind(message.query_id, step):
             return Effects(then=self.runtime.metrics.duplicates.labels(at.topic).inc)
+        began_s = self.runtime.monotonic()
         next_ = self._begin(message, at) if isinstance(message, Decision) else self._resume(message)
+        next_ = after_control(next_, self.runtime.monotonic() - began_s)
         done = await self._go(next_) if isinstance(next_, Job) else next_
         if isinstance(done, Answer) and used_up(done, self.rules):
             done = blamed(done, "timeout")

