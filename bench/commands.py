@@ -234,9 +234,9 @@ def _measured(
 def measure_latency(ctx: click.Context, queries: int, kind: str | None, out: Path) -> None:
     """Measure how long each component takes of live queries, beside the lab; print the table and write OUT.
 
-    Starts a deployment with the catalogue's models and asks the demo's questions, one after another, under the objective
-    quality-priority, as the lab does. With `--broker none` it asks nothing: it reads the latest Answers of the
-    deployment at --bootstrap, whatever load that is under.
+    Starts a deployment with the catalogue's models and asks the demo's questions, one after another, under the
+    objective quality-priority, as the lab does. With `--broker none` it asks nothing: it reads the latest Answers of
+    the deployment at --bootstrap, whatever load that is under.
     """
     from bench import latency
 

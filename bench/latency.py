@@ -1,7 +1,7 @@
 """Where the time of live queries goes, by component: the paper's table of latency, beside the lab's.
 
-The lab runs one query after another in one process, on its own recording (`docs/results`). Live, the same components are
-what each Answer says of its query; besides, it waits for a place, and its records go from one service to the next.
+The lab runs one query after another in one process, on its own recording (`docs/results`). Live, the same components
+are what each Answer says of its query; besides, it waits for a place, and its records go from service to service.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,9 @@ def ask(settings: Settings, queries: int, folder: Path, say: Callable[[str], Non
     """
     asked = thirds(list(read_questions(QUESTIONS)), queries, settings.policy.seed)
     if len(asked) < queries:
-        raise BenchFailed(f"--queries is {queries}; {QUESTIONS} has {len(asked)} questions, ask at most so many")
+        raise BenchFailed(
+            f"--queries is {queries}; {QUESTIONS} has {len(asked)} questions, ask at most so many"
+        )
     with running(settings.replace(engine_threads=1), folder, None) as (settings, catalogue, _):
         say("all services are ready")
         with Client(settings) as client:

@@ -103,7 +103,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         steps: Steps the search took.
         completed: Completed paths.
         shortened: Scores given to a path that the verifier's policy had shortened.
-        spent: Where its time went; nothing where it was rejected before it was decided, or by a service that had failed.
+        spent: Where its time went; all 0 where it was rejected, or a service gave up its record.
         engine: What generated.
         verifier: What scored.
         error: Why it failed, expired, was rejected or cancelled, and what to do.

@@ -10,19 +10,19 @@ Seconds = Annotated[float, Meta(ge=0.0)]
 class Spent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds that a query has taken so far, by component; those of a search are summed over its steps.
 
-    They add up to the time from the Query's append to the Answer's, but for the way between the services that
-    `transit_s` does not hold: what the broker, the learner's log and the clients of both take.
+    They add up to the time from the Query's append to the Answer's, except for the way between services outside of
+    `transit_s`: what the broker, its clients and the write to the learner's log take.
 
-    `admission_s`, `embed_s`, `decide_s`, `verify_s` and `control_s` are each measured by one process on its monotonic clock,
-    `generate_s` by one process on its estimate of the broker's clock, in milliseconds. `queue_s` compares two processes:
-    the append time of the Decision and the executor's estimate of the broker's clock. So does `transit_s` where two
-    processes of a group share a search: the times at which steps were sent and scores arrived.
+    `admission_s`, `embed_s`, `decide_s`, `verify_s` and `control_s` are each measured by one process on its monotonic
+    clock; `generate_s` by one process on its estimate of the broker's clock, in whole milliseconds. `queue_s` is a
+    difference of two processes' times: the broker's append time of the Decision, and the executor's estimate of the
+    broker's clock. So is `transit_s` where two processes of a group share a search.
 
     A record that is delivered again may carry other times. No choice, grade or price depends on them.
 
     Attributes:
-        admission_s: At the embedder, until the encoder began with the query: for a place among the queries in flight, and
-            for its turn at the encoder.
+        admission_s: At the embedder, until the encoder began with the query: for a place among the queries in flight,
+            and for its turn at the encoder.
         embed_s: In the encoder.
         decide_s: In the policy, which chooses for all queries of a batch at once.
         queue_s: From the Decision's append until the executor began.

@@ -339,7 +339,8 @@ class Facts:
         self._add(
             "Row", r["query_id"], *where, r["seq"], r["clock"], r["action"], _objective(r),
             r["query_origin"]["partition"], r["query_origin"]["offset"], c_off, r["decision"].get("appended_ms", 0),
-            _same(_without(r["decision"], "query", "spent")), _digest(vector), r.get("stage", "pending"), r.get("weight", 1),
+            _same(_without(r["decision"], "query", "spent")), _digest(vector), r.get("stage", "pending"),
+            r.get("weight", 1),
             r.get("learned_seq", -1), r.get("corrected_seq", -1), r.get("ended_seq", -1), ",".join(r.get("kinds", ())),
             r.get("reward_offset", -1), r.get("correct"), r.get("score", 0.0), r.get("log_cost", 0.0),
             r.get("price_factor", 1.0),

@@ -12,6 +12,7 @@ import pytest
 from schemas.answer import Answer
 from schemas.query import Query
 from schemas.reward import Feedback
+from schemas.spent import Spent
 
 pytestmark = pytest.mark.broker
 
@@ -52,9 +53,14 @@ def test_a_completion_says_what_ran_and_what_it_cost(gateway: Gateway) -> None:
     assert made.system_fingerprint == f"{details['action']}@{details['seq']}"
     assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
     timings = details["timings"]
-    assert timings["total_s"] >= timings["queue_s"] + timings["generate_s"] + timings["verify_s"]
+    assert set(timings) == {*Spent.__struct_fields__, "rest_s", "total_s"}
+    assert timings["total_s"] == pytest.approx(sum(timings.values()) - timings["total_s"], abs=0.002)
     told = httpx.get(f"{gateway.url}/v1/queries/{made.id}").json()["answer"]["timings"]
-    assert told == {**timings, "total_s": told["total_s"]}
+    assert told == {**timings, "rest_s": told["rest_s"], "total_s": told["total_s"]}
+    (listed,) = (
+        each for each in httpx.get(f"{gateway.url}/v1/queries").json()["data"] if each["id"] == made.id
+    )
+    assert listed["timings"] == told
     parts = details["eflops"]
     assert parts["total"] == pytest.approx(parts["prefill"] + parts["decoding"] + parts["verifier"])
     deployment = gateway.deployment

@@ -120,6 +120,7 @@ def test_explain_tells_why_and_what_each_step_was(live: Any) -> None:
     for words in (
         f"Decision {timeline.decision.seq}: {timeline.decision.action}", "what was ranked", "the search, by step",
         f"{len(timeline.answer.trace)} drafts", "Reward (final)", "eFLOPs: prefill", "verification/1",
+        "where the time went", "admission", "between services",
     ):  # fmt: skip
         assert words in text
     for other in timeline.decision.runners_up:

@@ -34,6 +34,7 @@ EMBEDDED = ("--broker", "embedded")
 
 COVERED = {
     "make bench-gateway": "test_bench_gateway",
+    "make bench-latency": "test_bench_latency",
     "make bench-learner": "test_bench_learner",
     "make bench-stream": "test_bench_stream",
     "make demo": "test_demo_command.py",
@@ -43,6 +44,7 @@ COVERED = {
     "python -m bench gateway": "test_bench_gateway_one_by_one",
     "python -m bench hostile": "test_bench_hostile",
     "python -m bench kills": "test_bench_kills",
+    "python -m bench latency": "test_bench_latency",
     "python -m bench memory": "test_bench_memory",
     "python -m bench soak": "test_bench_soak",
     "python -m streams.demo.paired": "test_demo_command.py",
@@ -139,6 +141,23 @@ def test_bench_memory(tmp_path: Path) -> None:
     assert {"broker", *services} == set(found["mb"])
     assert found["large"] == {"400": 3}
     assert found["mb_together"] >= max(found["mb"].values()) > 0
+
+
+@pytest.mark.thorough
+def test_bench_latency(tmp_path: Path) -> None:
+    out = tmp_path / "latency.json"
+    assert "between_services" in printed("bench", "latency", "--queries", "2", "--out", str(out), *EMBEDDED)
+    live = json.loads(out.read_text())["live"]
+    assert live["queries"] == 2
+    measured = (
+        "query_embedding",
+        "bandit",
+        "generation",
+        "verification",
+        "rest_of_search",
+        "between_services",
+    )
+    assert all(live["table"][name]["seconds"] > 0 for name in measured)
 
 
 @pytest.mark.thorough

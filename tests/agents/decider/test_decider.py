@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from schemas.decision import Decision
 from schemas.objective import CostRange, Weights
 from schemas.query import Message, Origin
 from schemas.record import decode
+from schemas.spent import Spent
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "linucb": LinUCB,
@@ -252,6 +254,29 @@ def test_a_redelivered_context_sends_the_same_bytes_and_changes_nothing(shard: A
     assert again.resent
     assert (again.value, again.group) == (first.value, first.group)
     assert (shard.decider.policy.state(), shard.decider.seq) == (state, seq)
+
+
+def test_a_decision_says_what_it_took_and_depends_on_no_time(shard: Any, make_shard: Any) -> None:
+    def timed(seconds: float, before: Spent) -> tuple[Any, Decision]:
+        one = make_shard(shard.make_policy)
+        context, origin = one.context("q")
+        asked = (msgspec.structs.replace(context, spent=before), origin)
+        ticks = itertools.count(step=seconds)
+        (made,) = one.decider.decide([asked], one.row, one.environment, lambda: next(ticks))
+        one.table |= [made.row]
+        assert one.ask((context, origin))[0].value == made.value, "whatever its Context says the second time"
+        rows = [decode_row(key, value) for key, value in one.table.items()]
+        assert list(mismatches(one.policy(), rows, seed=7)) == []
+        return one, decode(made.value, Decision)
+
+    (one, first), (two, second) = (
+        timed(0.25, Spent(admission_s=0.5)),
+        timed(3.0, Spent(admission_s=60.0, embed_s=9.0)),
+    )
+    assert first.spent == Spent(admission_s=0.5, decide_s=0.25)
+    assert second.spent == Spent(admission_s=60.0, embed_s=9.0, decide_s=3.0)
+    assert msgspec.structs.replace(second, spent=first.spent) == first
+    assert one.decider.policy.state() == two.decider.policy.state()
 
 
 def test_a_second_query_with_a_taken_id_is_refused(plain_shard: Any) -> None:

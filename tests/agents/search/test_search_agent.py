@@ -17,8 +17,10 @@ from agents.search.search import (
     Job,
     Progress,
     SearchRules,
+    after_control,
     begin,
     blamed,
+    cancelled,
     draft,
     failed,
     overdue,
@@ -42,6 +44,7 @@ from schemas.forest import Finish, Forest
 from schemas.query import Budget, Message, Query
 from schemas.record import decode, encode
 from schemas.search import Scored, SearchStep, Served, Verification
+from schemas.spent import Spent
 from tests.support.records import decision_for
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=30, depth_limit=6, top_p=0.9, top_k=20)
@@ -148,6 +151,17 @@ def test_a_search_goes_from_decision_to_answer_through_its_records() -> None:
     assert answer.spent.queue_s == pytest.approx(0.03)
     assert answer.spent.generate_s == pytest.approx(0.3)
     assert answer.spent.verify_s == pytest.approx(0.75)
+
+
+def test_the_time_before_the_search_and_that_of_search_control_are_in_its_answer() -> None:
+    before = Spent(admission_s=0.5, embed_s=0.01, decide_s=0.002)
+    asked = msgspec.structs.replace(decision(), spent=before)
+    work = begin(asked, SAMPLING, rules=RULES, now_ms=START_MS + 50, arrived_ms=START_MS + 20)
+    answer = finish(after_control(work, 0.25), CountingEngine(), Clock())
+    assert after_control(answer, 0.5).spent == answer.spent.plus(control_s=0.5)
+    assert (answer.spent.admission_s, answer.spent.embed_s, answer.spent.decide_s) == (0.5, 0.01, 0.002)
+    assert answer.spent.control_s == 0.25
+    assert cancelled(asked, "by whoever asked").spent == before
 
 
 def test_the_engine_is_asked_for_the_widths_of_the_action() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from agents.catalogue.models import Architecture
 from agents.reward.outcome import CostModel
@@ -18,7 +19,8 @@ from schemas.objective import CostRange, Weights
 from schemas.query import Origin, Query
 from schemas.record import encode
 from schemas.reward import Feedback
-from streams.gateway import responses
+from schemas.spent import Spent
+from streams.gateway import responses, routes
 from streams.gateway.auth import Credential
 from streams.gateway.index import Index, Marks
 
@@ -88,6 +90,17 @@ def test_records_may_come_in_any_order_and_twice(order: tuple[int, ...]) -> None
     assert index.answer_of("q") == told("q")
     assert index.usage.used("k", 10).eflops == 7.0
     assert index.timeline("q").total_s == 0.004
+
+
+def test_the_list_says_where_the_time_of_an_answer_went() -> None:
+    index, spent = Index(100), Spent(admission_s=0.25, generate_s=1.5)
+    index.query(query("q"), 1000)
+    assert routes._listed(index.latest(1)[0])["timings"] is None
+    answer = structs.replace(told("q"), spent=spent)
+    index.answer(answer, encode(answer), 3000)
+    timings = routes._listed(index.latest(1)[0])["timings"]
+    assert timings == {**structs.asdict(spent), "rest_s": 0.25, "total_s": 2.0}
+    assert timings == responses.timings(spent, index.timeline("q").total_s)
 
 
 def test_an_answer_whose_query_was_not_seen_belongs_to_nobody_yet() -> None:
