@@ -128,7 +128,7 @@ def details(
         **picked(answer, "status", "complete", "score", "seq"),
         "scores": [one.score for one in answer.answers],
         "eflops": price(answer, cost_model),
-        "timings": {name: round(float(seconds), 4) for name, seconds in timings.items()},
+        "timings": timings(answer.spent, total_s),
         "error": why(answer),
     }
 

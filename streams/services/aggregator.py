@@ -312,7 +312,11 @@ class AggregatorService(Keyed[JoinRow]):
         undecided = isinstance(message, Answer) and message.status == "rejected" and message.seq is None
         if undecided and scored is None and "duplicate_answer" not in transition.counts:
             metrics.answers.labels("rejected").inc()  # no Decision will come to value it with
-        if isinstance(message, Answer) and message.seq is not None and "duplicate_answer" not in transition.counts:
+        if (
+            isinstance(message, Answer)
+            and message.seq is not None
+            and "duplicate_answer" not in transition.counts
+        ):
             for name, seconds in structs.asdict(message.spent).items():
                 metrics.spent.labels(name.removesuffix("_s")).observe(seconds)
         for count in transition.counts:
