@@ -56,8 +56,8 @@ export function explain(found) {
   if (found.reason === 'policy' && choice.propensity !== null && choice.propensity < 0.995) said.push(` With a chance of ${percent(1 - choice.propensity)} another one runs, to explore or as the control group.`);
   if (found.shortfall !== null && found.objective.mean_cost) said.push(` The target of ${eflops(found.objective.mean_cost)} eFLOPs a query cannot be met: recent queries cost ${eflops(found.shortfall)} at least.`);
   else if (found.shortfall !== null) said.push(` The target of ${percent(found.objective.accuracy)} of the accuracy within reach cannot be met: ${percent(found.shortfall)} can be had on recent queries.`);
-  for (const [model, drift] of Object.entries(found.drifted)) said.push(el('span', { class: 'drift' }, ` ${noticed(model, drift)}`));
   if (!found.served) said.push(' No executor serves it now, so the question would wait.');
+  for (const [model, drift] of Object.entries(found.drifted)) said.push(el('span', { class: 'drift' }, noticed(model, drift)));
   return said;
 }
 
@@ -65,7 +65,7 @@ export function explain(found) {
 function noticed(model, { cost, accuracy_seq: since }) {
   const both = [];
   if (cost !== 1) both.push(`its searches cost ${cost.toPrecision(2)} times what was learned`);
-  if (since !== null) both.push('its accuracy is another than was learned, and is learned anew');
+  if (since !== null) both.push('its accuracy has changed and is being relearned');
   return `⚠ ${model}: ${both.join('; ')}.`;
 }
 
