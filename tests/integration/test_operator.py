@@ -153,6 +153,22 @@ def test_replay_goes_under_new_ids_and_leaves_the_originals_alone(live: Any) -> 
     assert "id taken" in live.run("replay", "--run", "r1", "--limit", "1", code=1).stderr
 
 
+@pytest.mark.parametrize("teach", ["yes", "no"])
+def test_a_recorded_file_is_replayed_and_teaches_only_if_it_shall(live: Any, teach: str) -> None:
+    rows = [
+        {"timestamp": 1e9 + n, "query_id": f"then{n}", "question": question(n)[0], "answer": question(n)[1]}
+        for n in range(3)
+    ]
+    (live.folder / "traffic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = f"file-{teach}"
+    report = live.run("replay", "traffic.jsonl", "--run", run, "--speed", "10", "--teach", teach).stdout
+    assert report.startswith(f"run {run}\nsent 3\nanswered 3: ok 3\n")
+    assert report.endswith("3 of 3 are graded\n")
+    found = timelines(live).by_id
+    replayed = [found[f"{run}:then{n}"] for n in range(3)]
+    assert [each.closing.learn for each in replayed if each.closing] == [teach == "yes"] * 3
+
+
 def test_a_model_and_an_objective_come_and_go_at_run_time(live: Any) -> None:
     # Other settings than the deployment's would make topics that end every process.
     other = live.run("catalogue", "add", "my-model.yaml", code=1, UNISCALE_GROUP_PARTITIONS="5").stderr
