@@ -18,7 +18,8 @@ class Spent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     difference of two processes' times: the broker's append time of the Decision, and the executor's estimate of the
     broker's clock. So is `transit_s` where two processes of a group share a search.
 
-    A record that is delivered again may carry other times. No choice, grade or price depends on them.
+    A record that is delivered again may carry other times. One thing follows from them: a search that gave no text is
+    its model's fault where `generate_s` used up its time (`agents.search.search.used_up`).
 
     Attributes:
         admission_s: At the embedder, until the encoder began with the query: for a place among the queries in flight,
