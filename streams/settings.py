@@ -122,7 +122,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class KafkaSettings(Section, frozen=True):
-    """The broker, its topics and the clients' limits. Sizes in bytes."""
+    """The broker, topics and client limits. Sizes in bytes."""
 
     LEAST: ClassVar = {
         **dict.fromkeys(("replication", "query_partitions", "join_partitions", "group_partitions"), 1),
@@ -138,30 +138,30 @@ class KafkaSettings(Section, frozen=True):
     }
     ABOVE_0: ClassVar = ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s")
 
-    # HOST:PORT of a broker, or of several with commas.
+    # HOST:PORT of a broker, or of several, separated by commas.
     bootstrap: str = "127.0.0.1:9092"
-    # Of the names of every topic and consumer group.
+    # Prefix of every topic and consumer group.
     prefix: str = "uniscale."
-    # Replicas of each topic that `topics create` makes; 3 in production.
+    # Replicas of each topic that `topics create` creates; use 3 in production.
     replication: int = 1
-    # Of `query`. Partitions only spread work over workers: a service can have as many workers as its topics have
-    # partitions. They must stay what the topics were created with, as must the next two.
+    # Partitions of `query`. A service can have as many workers as its topics have partitions. This and the next two
+    # must keep the values that the topics were created with.
     query_partitions: int = 2
-    # Of `action-decision`, `answer`, `feedback`, `due` and the aggregator's table.
+    # Partitions of `action-decision`, `answer`, `feedback`, `due` and the aggregator's table.
     join_partitions: int = 2
-    # Of `search-step` and of each group's `action-decision`, `verification` and `cancel`.
+    # Partitions of `search-step` and of each group's `action-decision`, `verification` and `cancel`.
     group_partitions: int = 2
-    # Records that a worker handles side by side, of different queries.
+    # Records of different queries that a worker handles concurrently.
     concurrency: int = 256
     # The largest record: one limit for producers, consumers, topics and the preflight.
     max_record_bytes: int = MAX_RECORD
-    # How much of a record that could not be handled its dead letter keeps: of a Query, its prompt. 0 keeps none.
+    # How much of a failed record its dead letter keeps, including a Query's prompt. 0 keeps none.
     dead_letter_bytes: int = HEAD_BYTES
-    # After so long without a sign of life, the broker gives a worker's partitions to others.
+    # How long a worker may send no heartbeat before the broker reassigns its partitions.
     session_timeout_s: float = 30.0
-    # How long a worker may take to join the group again while partitions are reassigned.
+    # How long a worker may take to rejoin the group during a rebalance.
     rebalance_timeout_s: float = 60.0
-    # Time between two commits of offsets: so much is read again after a crash.
+    # Time between two offset commits. Records since the last one are redelivered after a crash.
     commit_interval_s: float = 1.0
     # Minimum time between two produce requests of a process; records sent in between share the next one.
     send_interval_ms: float = 10.0
@@ -180,19 +180,19 @@ class KafkaSettings(Section, frozen=True):
 class SecuritySettings(Section, frozen=True, rename={"protocol": "security_protocol"}):
     """TLS and SASL of every connection to the broker."""
 
-    # What connections to the broker are secured with.
+    # Security protocol of connections to the broker.
     protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    # How clients authenticate where the protocol is SASL_….
+    # How clients authenticate if the protocol is SASL_….
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = "PLAIN"
-    # Of PLAIN and SCRAM.
+    # User name for PLAIN and SCRAM.
     sasl_username: str = ""
-    # Of PLAIN and SCRAM. Secret.
+    # Password for PLAIN and SCRAM. Secret.
     sasl_password: str = ""
-    # Of OAUTHBEARER: a file that holds the current token, read again for every connection.
+    # For OAUTHBEARER: a file with the current token, read again for every connection.
     sasl_token_file: str = ""
     # PEM file of the authorities that sign the brokers' certificates; empty: the system's.
     ssl_cafile: str = ""
-    # PEM file of this process's own certificate, where brokers ask for one.
+    # PEM file of this process's own certificate, if brokers require one.
     ssl_certfile: str = ""
     # PEM file of its private key; empty: in the certificate's file.
     ssl_keyfile: str = ""
@@ -209,7 +209,7 @@ class SecuritySettings(Section, frozen=True, rename={"protocol": "security_proto
 
 
 class QuerySettings(Section, frozen=True):
-    """What holds for every query that does not set it itself, and how many are in flight."""
+    """Defaults of queries, and how many are in flight."""
 
     LEAST: ClassVar = {
         **dict.fromkeys(("max_in_flight", "max_open_rewards", "max_open_rewards_per_account"), 1),
@@ -220,20 +220,20 @@ class QuerySettings(Section, frozen=True):
 
     # Queries admitted and not yet answered, in all; others wait in the embedder.
     max_in_flight: int = 256
-    # After so long a query is answered `expired`, where it does not set a timeout itself.
+    # Timeout of queries that set none: after it a query is answered `expired`.
     timeout_s: float = 600.0
-    # How long a reward waits for feedback after the answer, where the query has no reference and does not say.
+    # How long a reward waits for feedback after the answer, if the query has no reference and sets no wait itself.
     feedback_wait_s: float = 0.0
-    # Rewards that wait for feedback, in all: beyond it, the oldest of the account that has most is closed ungraded.
-    # Each partition of the join may hold its share of them.
+    # Most rewards that may wait for feedback. Beyond it, the oldest reward of the account with the most open ones is
+    # closed ungraded. Each partition of the join gets an equal share.
     max_open_rewards: int = 100_000
-    # The same of each account (tenant, or else API key).
+    # The same for each account (tenant, or API key without one).
     max_open_rewards_per_account: int = 100_000
-    # Objective of a query that asks for none. Empty: `careful` where the policy is `contextual`, which can aim at an
-    # accuracy, else `cost-sensitive`.
+    # Objective of queries that name none. Empty: `careful` with the policy `contextual`, which supports accuracy
+    # targets, else `cost-sensitive`.
     objective: str = ""
-    # What queries may ask for by name besides the modes that ship, each by one of `weights`, `mean_cost`, `accuracy`. A
-    # first state: what a record on `control` says of a name counts from then on.
+    # Objectives besides the built-in ones, by name, each with one of `weights`, `mean_cost`, `accuracy`. Only an
+    # initial state: records on `control` override it.
     objectives: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -260,22 +260,23 @@ class ExecutorSettings(Section, frozen=True):
     MOST: ClassVar = {"heartbeat_s": 86_400, "heartbeat_grace_s": 86_400}
     ABOVE_0: ClassVar = ("heartbeat_s", "probe_timeout_s")
 
-    # Depth limit over the depth of the best completed path: H_max = ceil(eta · D_best).
+    # Ratio of the depth limit to the depth of the best completed path: H_max = ceil(eta · D_best).
     eta: float = 1.2
     # Whether paths that cannot win, or that reach H_max, are stopped.
     early_exit: bool = True
     # Whether a path cut at the depth limit counts as completed, as the paper has it: docs/readings.md, "Search".
     cut_completes: bool = False
-    # Time between two signs of life of an executor; after three missed ones its models are not chosen.
+    # Time between two heartbeats of an executor; after three missed ones its models are not chosen.
     heartbeat_s: float = 2.0
-    # How long a decider that has just started waits for executors before it leaves models out.
+    # How long a decider that has just started waits for executors before it excludes models.
     heartbeat_grace_s: float = 15.0
-    # Asked of a model whose queries fail, as a search would ask it. Any text answers it; a model that gives none three
-    # times in a row is suspended until it does. Models and verifiers of a process are asked it once they are loaded.
+    # Probe question for a model whose queries fail, sent as a search would send it. Any text answers it; three
+    # failures in a row suspend the model until a probe passes. Models and verifiers of a process are also asked it once
+    # they are loaded.
     probe_question: str = "How much is 2 plus 3?"
-    # How long a probe waits for its answer.
+    # How long a probe waits for the first step of its answer.
     probe_timeout_s: float = 60.0
-    # Probes of one model by one executor.
+    # Most probes of one model by one executor per minute.
     probes_per_minute: int = 6
 
     def __post_init__(self) -> None:
@@ -294,11 +295,11 @@ class ServingSettings(
         "keys": "engine_keys",
     },
 ):
-    """How the models of the catalogue, generators and verifiers, are loaded or called."""
+    """How models are loaded or called: generators and verifiers."""
 
     LEAST: ClassVar = {"attempts": 1, "threads": 0}
 
-    # After so many attempts of one request to a model, the step fails and its query is answered `failed`.
+    # Attempts of one request to a model, after which the step fails and its query is answered `failed`.
     attempts: int = 3
     # Threads of an engine in this process; 0: one for each core.
     threads: int = 0
@@ -306,17 +307,17 @@ class ServingSettings(
     key: str = ""
     # API keys of other endpoints, as host=key,host:port=key. Secret.
     keys: str = ""
-    # What models in this process run on.
+    # Device of models in this process.
     device: Literal["cpu", "gpu"] = "cpu"
-    # Whether checkpoints must be folders; false asks the Hugging Face hub.
+    # Whether checkpoints must be local folders; false allows the Hugging Face hub.
     offline: bool = True
     # System message of conversations without one, such as to reason step by step; empty: none.
     instruction: str = ""
-    # Which of the catalogue's verifiers scores; empty: the one that the catalogue names.
+    # The verifier in use, of those in the catalogue; empty: the one that the catalogue names.
     verifier: str = ""
-    # System message that is put before what a step-tag verifier reads; empty: none.
+    # System message for a step-tag verifier; empty: none.
     verifier_system: str = ""
-    # A recording to answer from instead of engines: for replays, and to measure the control plane.
+    # A recording to answer from instead of engines, for replays and benchmarks of the control plane.
     recorded: str = ""
 
 
@@ -331,15 +332,15 @@ class EncoderSettings(
         "key": "encoder_key",
     },
 ):
-    """What turns a query and an action into an embedding."""
+    """The encoder of queries and actions."""
 
-    # MiniLM in this process, an OpenAI-compatible server, or hashed words, for tests.
+    # MiniLM in this process, an OpenAI-compatible server, or hashed words for tests.
     kind: Literal["minilm", "http", "hashed"] = "minilm"
-    # Of the server, up to and with /v1.
+    # URL of the server, up to and including /v1.
     url: str = ""
-    # Its model's name there.
+    # Name of the model on that server.
     model: str = ""
-    # Numbers in its vectors.
+    # Dimension of its vectors.
     dimension: int = 0
     # Its API key. Secret.
     key: str = ""
@@ -360,26 +361,28 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
 
     LEAST: ClassVar = {"warm_up": 0, "snapshot_every": 0, "remembered_ids": 1}
 
-    # What chooses configurations; docs/policies.md lists the policies.
+    # The policy that chooses configurations; docs/policies.md lists them.
     name: str = "contextual"
-    # Of the policy; docs/policies.md lists them.
+    # Options of the policy; docs/policies.md lists them.
     options: dict[str, Any] = {}
-    # Question and candidate parallelism on offer, as QP/CP, such as 1/1,4/1,4/16. Empty: what the catalogue offers;
-    # `all`: all 28 of Table 1, as where the catalogue does not say.
+    # Configurations on offer for each model, as QP/CP, such as 1/1,4/1,4/16. Empty: the catalogue's, or else all;
+    # `all`: all 28 of Table 1. A pin of any other is refused. Deciders and gateways must have the same value; another
+    # one applies after a restart, and what was learned stays.
     parallelism: tuple[str, ...] = ()
-    # A file made by `python -m experiments prior`: what the learner knows before its first decision. It is read only
-    # while the learner's log is empty; afterwards the log holds it. Empty: the one that the catalogue names, where it
-    # fits policy, encoder and models; `none`: none.
+    # A file made by `python -m experiments prior`, from which the learner starts. It is read only while the learner's
+    # log is empty; afterwards the log holds it. Empty: the one that the catalogue names, if it matches policy,
+    # encoder and models; `none`: none.
     prior: str = ""
-    # Rounds of uniform choice before the policy decides; with a prior there are none. Empty: none where the policy is
-    # `contextual`, which explores by what it does not know yet, else the paper's 50.
+    # Rounds of uniform choice before the policy decides; none with a prior. Empty: none with the policy `contextual`,
+    # which explores by its own uncertainty, else the paper's 50.
     warm_up: int | None = None
-    # Of all that is drawn: exploration, and each query's own seed.
+    # Seed of all random draws: exploration, and each query's own seed.
     seed: int = 3
-    # Decisions and updates between two snapshots of the learner. Rows that have ended stay in its memory and its log
-    # until two snapshots hold them. 0 writes none and keeps every row.
+    # Decisions and updates between two snapshots of the learner. Ended rows stay in its memory and log until two
+    # snapshots hold them. 0 writes none and keeps every row.
     snapshot_every: int = 10_000
-    # Ids of ended queries that are recognised while their Query or Context is on the broker, at most: 16 bytes each.
+    # Most ids of ended queries that are recognised as duplicates while their Query or Context is on the broker: 16
+    # bytes each.
     remembered_ids: int = 10_000_000
 
     def __post_init__(self) -> None:
@@ -398,7 +401,7 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
 
 
 class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{field}"):
-    """Where the gateway listens, and what it remembers."""
+    """The gateway: where it listens, and its limits."""
 
     LEAST: ClassVar = {"port": 0, "recent": 1, "streams": 0, "reads": 1}
     MOST: ClassVar = {"port": MAX_PORT}
@@ -407,7 +410,7 @@ class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{fiel
     host: str = "127.0.0.1"
     # Port on which it listens; 0: any free one.
     port: int = 8080
-    # Host names that requests may be addressed to beside 127.0.0.1, localhost and [::1].
+    # Host names that requests may be addressed to besides 127.0.0.1, localhost and [::1].
     hosts: tuple[str, ...] = ()
     # How many queries can be looked up by id.
     recent: int = 20_000
@@ -415,9 +418,9 @@ class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{fiel
     streams: int = 256
     # GET requests that an API key may make a minute.
     reads: int = 600
-    # Metadata keys of queries by which choices are shown, for instance `family, level`; the first two also together.
+    # Metadata keys by which the page groups choices, for instance `family, level`; the first two also together.
     group_by: tuple[str, ...] = ()
-    # Refuse a request with a field that a search cannot honour, rather than answer it and name the field.
+    # Refuse a request with a field that has no effect, rather than answer it and name the field.
     strict: bool = False
 
 
@@ -426,16 +429,16 @@ class PreviewSettings(
     frozen=True,
     rename={"host": "decider_host", "port": "decider_port", "urls": "decider_url"},
 ):
-    """Where a decider says what it would choose, and where a gateway asks for that."""
+    """Previews of decisions: where a decider serves them and a gateway requests them."""
 
     LEAST: ClassVar = {"port": 0}
     MOST: ClassVar = {"port": MAX_PORT}
 
-    # Address on which a decider answers previews. Keep it inside your network: the decider asks for no key.
+    # Address on which a decider answers previews. Keep it inside your network: the decider requires no key.
     host: str = "127.0.0.1"
     # Port on which it answers them; 0 serves nothing.
     port: int = 0
-    # Deciders that a gateway asks for previews, in order; without any, the decider's port of this machine.
+    # Deciders that a gateway asks for previews, in order; empty: the decider's port on this machine.
     urls: tuple[str, ...] = ()
 
 
@@ -469,17 +472,17 @@ class Settings(Section, frozen=True):
     LEAST: ClassVar = {"metrics_port": 0}
     MOST: ClassVar = {"metrics_port": MAX_PORT}
 
-    # The configuration file. The default one is read where it exists; empty: none.
+    # The configuration file. The default one is read if it exists; empty: none.
     config: str = "uniscale.yaml"
-    # The models: a file; in the configuration file, the catalogue itself may stand here.
+    # The model catalogue: a file or, in the configuration file, the catalogue itself.
     catalogue: str = "infra/catalogue/mini.yaml"
     # Crash counts, locks of instance names, cached action vectors and logs; keep it across restarts.
     state_dir: str = "out/state"
-    # Address on which metrics and health probes are served. They need no key: whoever reaches them reads them.
+    # Address on which metrics and health probes are served. They need no key: anyone who can reach it can read them.
     metrics_host: str = "127.0.0.1"
     # Port of a service's metrics and health probes; 0 serves none. `up` gives each of its services the next one.
     metrics_port: int = 0
-    # Lines below it are left out of the process log.
+    # Lowest level that the process log shows.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
     kafka: KafkaSettings = KafkaSettings()
     security: SecuritySettings = SecuritySettings()

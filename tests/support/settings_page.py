@@ -11,9 +11,9 @@ from streams.settings import Settings, variable
 
 HEAD = """# Settings
 
-Every setting by subject: its environment variable, its default and what it is for. In `uniscale.yaml` its name is the
-variable's without `UNISCALE_`, in small letters. [Operating](operating.md#settings) says where settings come from and
-which wins; `python -m streams settings` prints those in force. Times are in seconds and sizes in bytes unless the name
+Every setting by subject, with its environment variable, default and purpose. In `uniscale.yaml` its name is the
+variable's without `UNISCALE_`, in lower case. [Operating](operating.md#settings) explains precedence;
+`python -m streams settings` prints those in force. Times are in seconds and sizes in bytes unless the name
 says otherwise.
 
 `WRITE_GOLDEN=1 python -m pytest tests/streams/test_settings.py` writes this page again from `streams/settings.py`.
