@@ -97,7 +97,7 @@ _FLAGS: Final = (
     click.option(
         "--bootstrap",
         metavar="HOST:PORT",
-        help="Address of the broker. [env UNISCALE_BOOTSTRAP; 127.0.0.1:9092]",
+        help="Broker address. [env UNISCALE_BOOTSTRAP; 127.0.0.1:9092]",
     ),
     click.option(
         "--prefix", help="Prefix of every topic and consumer group. [env UNISCALE_PREFIX; uniscale.]"
@@ -144,7 +144,7 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
 @main.command("settings")
 @click.pass_context
 def settings_command(ctx: click.Context) -> None:
-    """Print every setting with its current value, as environment variables, and where it was set."""
+    """Print every setting as an environment variable, with its current value and where it was set."""
     assert ctx.parent is not None
     where = origins(os.environ, ctx.parent.params)
     for name, text in ctx.obj.variables().items():

@@ -66,14 +66,14 @@ def _send(settings: Settings, entry: ControlRecord) -> int:
 
 @click.group()
 def catalogue() -> None:
-    """Add, remove or price a model while everything runs, or list and show the models."""
+    """Add or remove a model, or set its price factor, at run time; list and show the models."""
 
 
 @catalogue.command("show")
 @click.argument("name")
 @click.pass_obj
 def show_entry(settings: Settings, name: str) -> None:
-    """Print the entry of model NAME as it is in force: a file for `catalogue add`."""
+    """Print the entry of model NAME that is in force, as a file for `catalogue add`."""
     click.echo(entry_of(steering(settings).catalogue.model(name)), nl=False)
 
 
@@ -107,8 +107,8 @@ def list_models(settings: Settings) -> None:
 def add_entry(settings: Settings, file: Path) -> None:
     """Add the model described by a YAML FILE (one entry, as in a catalogue), or replace it.
 
-    Its topics are created, and the executors of its group load it. For a new group, start an executor:
-    `worker executor --group GROUP`. Run it with the deployment's settings: they give the new topics their partitions.
+    Creates its topics; the executors of its group load it. For a new group, start an executor:
+    `worker executor --group GROUP`. Run it with the deployment's settings, which determine the new topics' partitions.
     """
     entry = read_yaml(file, "the entry of a model")
     if not isinstance(entry.get("name"), str):
@@ -141,7 +141,7 @@ def add_entry(settings: Settings, file: Path) -> None:
 @click.argument("name")
 @click.pass_obj
 def remove(settings: Settings, name: str) -> None:
-    """Remove a model, so that it is no longer chosen. Running searches finish, and their rewards are learned."""
+    """Remove a model, so that it is no longer chosen. Searches in flight finish, and their rewards are learned."""
     before = steering(settings)
     before.catalogue.model(name)
     record = CatalogueEntry(name=name, op="remove")
@@ -154,9 +154,9 @@ def remove(settings: Settings, name: str) -> None:
 @click.argument("factor", type=float)
 @click.pass_obj
 def price(settings: Settings, name: str, factor: float) -> None:
-    """Let an eFLOP on model NAME cost FACTOR (1 at first): a query costs its eFLOPs times that.
+    """Set the price factor of model NAME (initially 1): a query costs its eFLOPs times FACTOR.
 
-    It takes effect with the next decision. What was decided before keeps its price.
+    Takes effect with the next decision. Queries decided before keep their factor.
     """
     record = PriceFactorEntry(name=name, factor=factor)
     before = steering(settings)
@@ -173,7 +173,9 @@ def objective() -> None:
 @objective.command("set")
 @click.argument("name")
 @click.argument("weights", nargs=-1, type=float, metavar="[CORRECT SCORE COST]")
-@click.option("--mean-cost", type=float, help="As accurate as possible at this mean of eFLOPs per query.")
+@click.option(
+    "--mean-cost", type=float, help="As accurate as possible at this mean cost in eFLOPs per query."
+)
 @click.option(
     "--accuracy", type=float, help="As cheap as possible at this share of the accuracy within reach, 0 to 1."
 )
@@ -187,7 +189,7 @@ def set_objective(
 ) -> None:
     """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum 1), a mean cost or an accuracy.
 
-    It takes effect with the next decision; nothing is relearned.
+    Takes effect with the next decision; nothing is relearned.
     """
     if weights and len(weights) != 3:
         raise click.UsageError("give three weights, CORRECT SCORE COST, or --mean-cost, or --accuracy")
@@ -275,28 +277,30 @@ def keys() -> None:
 
 @keys.command("add")
 @click.argument("name")
-@click.option("--tenant", required=True, help="Who its queries belong to.")
+@click.option("--tenant", required=True, help="Tenant that its queries belong to.")
 @click.option(
     "--scope",
     "scopes",
     multiple=True,
     type=click.Choice(get_args(Scope)),
     default=("ask", "feedback", "read"),
-    help="What it may do.",
+    help="Scope that it has; repeatable.",
 )
 @click.option(
-    "--model", "models", multiple=True, help="A model name it may ask for; may be repeated. Default: all."
+    "--model", "models", multiple=True, help="Model name that it may request; repeatable. Default: all."
 )
-@click.option("--objective", "objectives", multiple=True, help="An objective it may name. Default: all.")
+@click.option(
+    "--objective", "objectives", multiple=True, help="Objective that it may name; repeatable. Default: all."
+)
 @click.option("--per-minute", type=int, help="Maximum requests per minute.")
 @click.option("--in-flight", type=int, help="Maximum requests in flight.")
-@click.option("--eflops-per-day", type=float, help="Maximum eFLOPs of its answers in 24 hours.")
-@click.option("--if-none", is_flag=True, help="Do nothing where there is a key already.")
+@click.option("--eflops-per-day", type=float, help="Maximum cost of its answers in 24 hours, in eFLOPs.")
+@click.option("--if-none", is_flag=True, help="Do nothing if a key exists already.")
 @click.option(
     "--file",
     "path",
     type=click.Path(path_type=Path),
-    help="Write the key to this file, for its owner's eyes, instead of printing it: what is printed stays in logs.",
+    help="Write the key to this file, readable only by its owner, instead of printing it: printed keys stay in logs.",
 )
 @click.pass_obj
 def add(

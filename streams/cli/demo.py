@@ -46,12 +46,12 @@ _SHOWN = (
     help="Question file in JSON lines, as for `produce`.",
 )
 @click.option("--seed", default=3, help="Seed of the shuffle and of every choice.")
-@click.option("--policy", default="contextual", help="Policy that chooses; docs/policies.md lists them.")
+@click.option("--policy", default="contextual", help="Policy to use; docs/policies.md lists them.")
 @click.option(
     "--accuracy",
     type=click.FloatRange(0.0, 1.0, min_open=True),
     default=0.98,
-    help="Share of the accuracy within reach to keep, as cheaply as possible.",
+    help="As cheap as possible at this share of the accuracy within reach.",
 )
 @click.option("--objective", help="Use a named objective instead, e.g. cost-sensitive or quality-priority.")
 @click.option(
@@ -59,8 +59,7 @@ _SHOWN = (
     "controls",
     multiple=True,
     default=CONTROLS,
-    help="Configuration that a baseline of every question takes, for comparison; give it again for another, "
-    "or `none` to ask each question once.",
+    help="Configuration of a baseline that also gets every question; repeatable, or `none` for no baseline.",
 )
 @click.option(
     "--broker",
@@ -74,7 +73,7 @@ _SHOWN = (
     show_default=False,
     help="Answer from a recording (JSON lines) instead of loading engines.",
 )
-@click.option("--gateway", is_flag=True, help="Also serve the page, at UNISCALE_GATEWAY_PORT, while it runs.")
+@click.option("--gateway", is_flag=True, help="Also serve the page at UNISCALE_GATEWAY_PORT during the run.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -85,13 +84,13 @@ _SHOWN = (
 def demo(
     settings: Settings, /, objective: str | None, accuracy: float, controls: tuple[str, ...], **options: Any
 ) -> None:
-    """Stream questions through the whole loop on this machine and see the choices improve.
+    """Run questions through the whole loop on this machine and see the choices improve.
 
     Starts a broker and all services with the six mini models and sends the questions with several in flight. The policy
-    chooses for each question; its baselines, one sample of the largest model and a search with it, are asked the same
-    and not learned from. Audits the log and stops everything it started. Prints what the policy is worth against each
-    baseline, then the figures; writes summary.json and report.html. Exits with 1 if a query has no Answer or the audit
-    finds a discrepancy.
+    chooses for each question; its baselines, one sample of the largest model and a search with it, get the same
+    questions and teach nothing. Audits the log and stops everything it started. Prints the policy's accuracy and cost
+    against each baseline, then the figures; writes summary.json and report.html. Exits with 1 if a query has no Answer
+    or the audit finds a discrepancy.
     """
     console = Console()
     if objective is not None:

@@ -66,15 +66,15 @@ class SinceTime(click.ParamType):
     "conditions",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Only records whose field has this value, such as status=ok or price.unit=usd; may be repeated.",
+    help="Only records whose field has this value, such as status=ok or price.unit=usd; repeatable.",
 )
 @click.option(
     "--since",
     type=SinceTime(),
-    help="Begin with what was appended since: 30s, 10m, 2h, 7d ago, or a time such as 2026-11-27T09:30Z. [now]",
+    help="Start with records appended since: 30s, 10m, 2h, 7d ago, or a time such as 2026-11-27T09:30Z. [now]",
 )
-@click.option("--wait/--no-wait", default=True, help="Wait for more; or end with what is there.")
-@click.option("--json", "as_json", is_flag=True, help="JSON lines: the whole records.")
+@click.option("--wait/--no-wait", default=True, help="Keep waiting for more, or stop at the end.")
+@click.option("--json", "as_json", is_flag=True, help="Print whole records as JSON lines.")
 @click.pass_obj
 def follow(
     settings: Settings,
@@ -84,11 +84,11 @@ def follow(
     wait: bool,
     as_json: bool,
 ) -> None:
-    """Print the records of topics, one a line, as they are appended.
+    """Print the records of topics, one per line, as they are appended.
 
     TOPIC is any of query, context, action-decision (or decision), search-step (or step), verification, answer,
-    feedback, reward, dead-letter, due, cancel, control, heartbeat. docs/records describes their fields. It reads beside
-    the services and takes nothing from them. Records of one query and topic are in order. Ctrl-C ends it.
+    feedback, reward, dead-letter, due, cancel, control, heartbeat. docs/records describes their fields. Reading does
+    not affect the services. Records of one query and topic are in order. Ctrl-C ends it.
     """
     kinds = list(dict.fromkeys(_TOPICS[name] for name in topics))
     wanted = [Condition.parse(said, kinds) for said in conditions]

@@ -77,7 +77,7 @@ def graded_row(decision: Decision, reward: Reward) -> dict[str, Any] | None:
 
 # `learner`: check the learner's log, repair it, export it to files, or start over.
 
-_YES = click.option("--yes", is_flag=True, help="Do not ask.")
+_YES = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
 
 class _Log:
@@ -164,9 +164,9 @@ def learner() -> None:
 @learner.command("check")
 @click.pass_obj
 def check(settings: Settings) -> None:
-    """Read the learner's log and snapshots, and name every record that a decider refuses or did not write.
+    """Read the learner's log and snapshots, and report every record that a decider refuses or did not write.
 
-    Exits with 1 if there is one. A log that is whole is folded as a decider does when it starts.
+    Exits with 1 if there is one. A complete log is folded as a decider does when it starts.
     """
     log = _Log(settings)
     if found := log.refused():
@@ -185,16 +185,16 @@ def check(settings: Settings) -> None:
 
 @learner.command("repair")
 @click.option(
-    "--without", multiple=True, metavar="KEY", help="Also leave out the row of this key. Repeatable."
+    "--without", multiple=True, metavar="KEY", help="Also remove the row with this key; repeatable."
 )
 @_YES
 @click.pass_obj
 def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
     """Remove exactly what `check` names, so that a decider can start again.
 
-    Where such a record has replaced a row that the topic still has, the row is restored; the query of any other row
-    that is removed counts as ended. The rest of the log becomes a snapshot. Refused while a decider runs. `learner
-    export` first keeps a copy.
+    If such a record has replaced a row that the topic still has, the row is restored; the query of any other
+    removed row counts as ended. The rest of the log becomes a snapshot. Refused while a decider runs. Run `learner
+    export` first to keep a copy.
     """
     log = _Log.of_stopped(settings)
     found = log.refused()
@@ -229,9 +229,9 @@ def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.pass_obj
 def export(settings: Settings, folder: Path) -> None:
-    """Write the learner's rows, its state, and what it was taught to FOLDER.
+    """Write the learner's rows, its state, and its outcomes to FOLDER.
 
-    `rows.jsonl` has the rows of the log as they are; `state.bin` the policy's state, where the log is whole;
+    `rows.jsonl` has the rows of the log unchanged; `state.bin` the policy's state, if the log is complete;
     `logged.jsonl` the graded decisions that are still on the broker, each with its propensity, as
     `python -m experiments prior --logged` reads them.
     """
@@ -257,11 +257,11 @@ def export(settings: Settings, folder: Path) -> None:
 @_YES
 @click.pass_obj
 def reset(settings: Settings, yes: bool) -> None:
-    """Forget everything that was learned: the next decider begins from nothing, or from UNISCALE_PRIOR.
+    """Forget everything that was learned: the next decider starts from nothing, or from UNISCALE_PRIOR.
 
-    Deletes the learner's log and snapshots. Let the queries in flight end first: their rewards are not learned. What
-    the decider has read is not read again. The audit misses no row of what was decided before. Refused while a decider
-    runs.
+    Deletes the learner's log and snapshots. Let the queries in flight end first: their rewards are not learned.
+    Records that the decider has read are not read again. The audit does not report the deleted rows as missing. Refused
+    while a decider runs.
     """
     log = _Log.of_stopped(settings)
     if not yes:
@@ -316,7 +316,7 @@ _SHOWN = 10
 @click.command("verify-decisions")
 @click.pass_obj
 def verify_decisions(settings: Settings) -> None:
-    """Rebuild the policy from the learner's log and snapshots, in order, and check every Decision against it.
+    """Rebuild the policy from the learner's log and snapshots, and check every Decision against it.
 
     Run with the settings of the live decider (policy, options, warm-up, seed, encoder). If rows have been removed
     from the log, it starts at the oldest snapshot. Exits with 1 if a Decision differs.

@@ -25,15 +25,15 @@ _SHOWN = 20
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option(
-    "--settled", is_flag=True, help="Expect nothing in flight: a pending query is a discrepancy, too."
+    "--settled", is_flag=True, help="Expect nothing in flight: a pending query is a discrepancy too."
 )
 @click.pass_obj
 def audit(settings: Settings, as_json: bool, settled: bool) -> None:
     """Account for every query_id: answered and learned, answered but not learnable, expired, rejected, or pending.
 
-    Reads the raw topics up to their current ends, on a running system or on a stopped one, and checks that Decision,
-    Answer, Reward and the learner's row agree, that each price follows from its trace, and that nothing was skipped.
-    Run with the settings of the deployment. Exits with 1 and the ids if anything disagrees.
+    Reads the raw topics up to their current ends, on a running or stopped system, and checks that Decision,
+    Answer, Reward and the learner's row agree, that each cost follows from its trace, and that nothing was skipped.
+    Run with the deployment's settings. Exits with 1 and prints the ids if anything disagrees.
     """
     from streams import audit as package  # with numpy, which `--help` need not wait for
 
@@ -80,7 +80,7 @@ def read_dead_letters(settings: Settings) -> list[DeadLetter]:
 
 @click.group("dead-letters")
 def dead_letters() -> None:
-    """List records that could not be handled, or send them again."""
+    """List records that could not be handled, or retry them."""
 
 
 @dead_letters.command("list")
@@ -118,10 +118,10 @@ def show(settings: Settings, as_json: bool) -> None:
 )
 @click.pass_obj
 def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> None:
-    """Read records again at their ORIGINS (topic/partition/offset, as `list` prints them) and send them again.
+    """Read records at their ORIGINS (topic/partition/offset, as `list` prints them) and send them again.
 
     Fix the cause first: an invalid record becomes a dead letter again. A query whose Answer is `rejected` keeps that
-    Answer, because the first one counts: send it under a new id instead. --all leaves out queries whose id is taken.
+    Answer, because the first one counts: send it under a new id instead. --all skips queries whose id is taken.
     Exits with 1 if the topic no longer holds an origin.
     """
     if bool(origins) == everything:

@@ -107,15 +107,17 @@ def _weights(text: str | None) -> Weights | None:
 @click.argument("text")
 @click.option("--objective", help="Name of an objective, e.g. quality-priority.")
 @click.option("--weights", help="Custom weights CORRECT,SCORE,COST instead of an objective.")
-@click.option("--mean-cost", type=float, help="As accurate as possible at this mean of eFLOPs per query.")
+@click.option(
+    "--mean-cost", type=float, help="As accurate as possible at this mean cost in eFLOPs per query."
+)
 @click.option(
     "--accuracy", type=float, help="As cheap as possible at this share of the accuracy within reach."
 )
-@click.option("-n", "n", default=1, help="How many completed paths to return.")
+@click.option("-n", "n", default=1, help="Number of completed paths to return.")
 @click.option("--reference", help="The right answer, if known; the Answer is graded against it.")
 @click.option("--pin", "pin_action", metavar="MODEL/QP/CP/BS", help="Use this configuration.")
-@click.option("--model", "models", multiple=True, help="Allow only this model; may be repeated.")
-@click.option("--learn/--no-learn", default=True, help="Whether the learner may learn from it.")
+@click.option("--model", "models", multiple=True, help="Allow only this model; repeatable.")
+@click.option("--learn/--no-learn", default=True, help="Whether the learner may learn from this query.")
 @click.option("--timeout", "timeout_s", default=120.0, help="Seconds until the query expires.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole Answer as JSON.")
 @click.pass_obj
@@ -182,11 +184,13 @@ def show(answer: Answer, as_json: bool) -> None:
 @click.option(
     "--feedback-wait", "feedback_wait_s", type=float, help="Seconds to wait for feedback after an Answer."
 )
-@click.option("--run", default="", show_default=False, help="Put RUN: before every id, to send a file again.")
+@click.option(
+    "--run", default="", show_default=False, help="Prefix every id with RUN:, to send a file again."
+)
 @click.option(
     "--wait",
     is_flag=True,
-    help="Wait until every query has its Answer; exit with 1 if one has none in time or its id was in use.",
+    help="Wait for all Answers; exit with 1 if one does not arrive in time or an id was in use.",
 )
 @click.pass_obj
 def produce(
@@ -194,8 +198,8 @@ def produce(
 ) -> None:
     """Send the questions of a JSON-lines file.
 
-    A line holds `text`, `question`, `problem` or `prompt` and, if known, `reference` or `answer`; or it is a whole
-    Query record. Every line is checked before the first is sent.
+    A line has `text`, `question`, `problem` or `prompt` and, if known, `reference` or `answer`; or it is a whole
+    Query record. All lines are validated before the first is sent.
     """
     queries = list(read_questions(file))
     if not queries:
@@ -216,13 +220,13 @@ def produce(
 
 @click.command()
 @click.option(
-    "--all", "everything", is_flag=True, help="Start with the oldest Answer that is kept. [from now on]"
+    "--all", "everything", is_flag=True, help="Start with the oldest Answer on the topic. [from now on]"
 )
 @click.option("--follow/--no-follow", default=True, help="Keep following, or stop at the end.")
 @click.option("--text/--no-text", default=False, help="Include the text of the answer.")
 @click.pass_obj
 def answers(settings: Settings, everything: bool, follow: bool, text: bool) -> None:
-    """Print Answers as JSON lines, only the first of each query: that is the one that counts."""
+    """Print Answers as JSON lines: for each query the first, which is the one that counts."""
     with Client(settings) as client:
         for answer in client.answers(everything=everything, follow=follow, on_unreadable=_unreadable):
             line = {
@@ -277,7 +281,7 @@ _NARROW: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad
 @click.option("--json", "as_json", is_flag=True, help="Print the records instead.")
 @click.pass_obj
 def explain(settings: Settings, query_id: str, drafts: bool, as_json: bool) -> None:
-    """Explain one query from the log: means, widths, runner-ups, every step, score, prune and price.
+    """Explain one query from the log: means, widths, runner-ups, every step, score, pruned path and the cost.
 
     Exits with 1 if there is no record under this id.
     """
@@ -495,12 +499,12 @@ def _n(value: float | None) -> str:
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--since", type=click.DateTime(), help="Of the `query` topic, from this time on (UTC).")
-@click.option("--until", type=click.DateTime(), help="Of the `query` topic, up to this time (UTC).")
+@click.option("--since", type=click.DateTime(), help="Read the `query` topic from this time on (UTC).")
+@click.option("--until", type=click.DateTime(), help="Read the `query` topic up to this time (UTC).")
 @click.option(
     "--speed",
     type=click.FloatRange(min=0, min_open=True),
-    help="So many times as fast as the queries were asked. [1]",
+    help="Multiple of the recorded pace. [1]",
 )
 @click.option(
     "--rate",
@@ -528,10 +532,10 @@ def replay(
     from_prefix: str | None,
     wait: bool,
 ) -> None:
-    """Send recorded queries of FILE (.jsonl, .csv, .parquet), or of the `query` topic, again under ids RUN:<old id>.
+    """Send recorded queries from FILE (.jsonl, .csv, .parquet) or the `query` topic again, under ids RUN:<old id>.
 
-    They are sent at the recorded pace unless --speed or --rate says otherwise. Queries that are replays themselves are
-    skipped. References and pins are kept; deadlines restart. It ends with a report (docs/replay.md).
+    Keeps the recorded pace unless --speed or --rate says otherwise. Skips queries that are replays themselves.
+    References and pins are kept; deadlines restart. Ends with a report (docs/replay.md).
     """
     if speed is not None and rate is not None:
         raise click.UsageError("--speed and --rate: give one of them")

@@ -33,7 +33,7 @@ _data = click.option(
     "--data",
     type=click.Path(path_type=Path),
     default=Path("data/broker"),
-    help="Folder for the log of the broker that is started. It stays, and the next start goes on with it.",
+    help="Folder for the log of the started broker. It is kept, and the next start reuses it.",
 )
 
 
@@ -47,14 +47,14 @@ _data = click.option(
     "--metrics-port",
     type=PORT,
     default=0,
-    help="Port for Prometheus metrics and health probes; 0 serves none.",
+    help="Port for Prometheus metrics and health probes; 0: none.",
 )
 @click.pass_obj
 def worker(settings: Settings, service: str, group: str, instance: str, metrics_port: int) -> None:
     """Run one service in this process until SIGTERM or Ctrl-C.
 
-    Topics must exist (`topics create`). A worker that exits by itself has failed: run it under something that restarts
-    it (`up`, systemd, Docker). Keep its --instance across restarts, so that it gets its partitions back without a
+    Topics must exist (`topics create`). A worker that exits by itself has failed: run it under a supervisor
+    (`up`, systemd, Docker). Keep its --instance across restarts, so that it gets its partitions back without a
     wait.
     """
     from streams.worker import run_service
@@ -89,10 +89,10 @@ def worker(settings: Settings, service: str, group: str, instance: str, metrics_
     "--metrics-port",
     type=PORT,
     default=0,
-    help="First port for metrics and health probes, one per process; 0 serves none.",
+    help="First port for metrics and health probes, one per process; 0: none.",
 )
 @click.option("--gateway", is_flag=True, help="Also start the HTTP gateway, at UNISCALE_GATEWAY_PORT.")
-@click.option("--quiet", is_flag=True, help="Write only the log file.")
+@click.option("--quiet", is_flag=True, help="Write to the log file only.")
 @click.pass_obj
 def up(
     settings: Settings,
@@ -146,7 +146,7 @@ def up(
 
 @click.command("broker")
 @click.option("--kind", type=_BROKER, default="auto", help="Broker to start.")
-@click.option("--port", type=PORT, default=9092, help="The port it listens on.")
+@click.option("--port", type=PORT, default=9092, help="Port to listen on.")
 @_data
 @click.pass_obj
 def broker_command(settings: Settings, kind: str, port: int, data: Path) -> None:
@@ -174,7 +174,7 @@ def topics() -> None:
 
 
 _group = click.option(
-    "--group", "groups", multiple=True, help="Executor group besides those of the catalogue; may be repeated."
+    "--group", "groups", multiple=True, help="Executor group besides those of the catalogue; repeatable."
 )
 
 
@@ -194,7 +194,7 @@ def create(settings: Settings, groups: tuple[str, ...]) -> None:
 @_group
 @click.pass_obj
 def check(settings: Settings, groups: tuple[str, ...]) -> None:
-    """Compare partitions, retention, compaction and record size with what is declared; exits with 1 on a difference."""
+    """Compare partitions, retention, compaction and record size with the declarations; exits with 1 on a difference."""
     page = declared(settings, groups)
     for note in kafka_admin.require(settings, page):
         click.echo(f"note: {note}")
@@ -228,15 +228,15 @@ def show_topics(settings: Settings, groups: tuple[str, ...]) -> None:
     default="User:{worker}",
     help="Principal of each process; {worker} stands for decider, executor.GROUP, …, client or operator.",
 )
-@click.option("--tool", default="kafka-acls.sh", help="Kafka's tool, as your shell finds it.")
+@click.option("--tool", default="kafka-acls.sh", help="Kafka's ACL command, as your shell finds it.")
 @click.option(
     "--command-config",
     default="admin.properties",
-    help="File with the security settings under which the tool connects.",
+    help="File with the security settings for that command's connection.",
 )
 @click.pass_obj
 def acls(settings: Settings, groups: tuple[str, ...], principal: str, tool: str, command_config: str) -> None:
-    """Print the commands that give each service's principal the rights it needs, and no others; needs no broker."""
+    """Print the commands that grant each service's principal only the rights it needs; needs no broker."""
     known = load_catalogue(Path(settings.catalogue)).groups
     connection = [tool, "--bootstrap-server", settings.kafka.bootstrap, "--command-config", command_config]
     for worker, granted in grants(Topics(settings), [*known, *groups]).items():

@@ -10,21 +10,23 @@ from streams.simulate.run import Failure, coverage, seeds_of, simulate
 
 
 @click.command("simulate")
-@click.option("--seeds", required=True, metavar="A-B", help="The seeds, for instance 1-150.")
-@click.option("--minutes", type=float, help="Stop after so long; what was lived by then counts.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report to a file, too.")
+@click.option("--seeds", required=True, metavar="A-B", help="Range of seeds, for instance 1-150.")
+@click.option("--minutes", type=float, help="Stop after this many minutes, at the end of a history.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the report to a file.")
 @click.option(
-    "--append", type=click.Path(path_type=Path), help="A journal: go on with the seeds that it does not hold."
+    "--append",
+    type=click.Path(path_type=Path),
+    help="Journal file: skip the seeds in it, and append the others.",
 )
-@click.option("--only", metavar="N,N|none", help="Which faults of each schedule happen, by place from 0.")
+@click.option("--only", metavar="N,N|none", help="Only these faults of each schedule, by index from 0.")
 def simulate_command(
     seeds: str, minutes: float | None, json_file: Path | None, append: Path | None, only: str | None
 ) -> None:
-    """Live histories in memory: deployments, traffic and faults, all drawn from seeds, then judged.
+    """Simulate deployments, traffic and faults in memory, all drawn from seeds, and check the outcome.
 
-    A history ends with everything restarted, drained, audited and folded again. The same seeds print the same bytes;
-    timings, the table of faults and what fails go to standard error. Exits with 1 if a history fails, or if models that
-    should not be chosen have more than a tenth of the last choices of all histories together.
+    Each history ends with everything restarted, drained, audited and folded again. The same seeds print the same
+    bytes; timings, the table of faults and failures go to standard error. Exits with 1 if a history fails, or if models
+    that should not be chosen get more than a tenth of the last choices of all histories together.
     """
     began_s = time.monotonic()
     first, last = seeds_of(seeds)
