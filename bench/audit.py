@@ -21,7 +21,7 @@ from agents.catalogue.file import load_catalogue
 from bench.history import SyntheticHistory, Written
 from streams.audit.reading import BrokerLog, Raw, Span
 from streams.audit.run import audit
-from streams.runtime import kafka_admin, kafka_clients
+from streams.log import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 

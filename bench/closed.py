@@ -38,8 +38,9 @@ from schemas.record import decode, encode
 from schemas.reward import Reward, reward_id
 from streams.local.broker import free_port
 from streams.local.deployment import Supervisor, service_commands
+from streams.log import kafka_admin, kafka_clients
+from streams.log.blocking import read_all
 from streams.metrics import Metrics
-from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.table import PlacedRow
 from streams.services.decider import action_vectors, policy_of
 from streams.services.learner_log import LearnerLog
@@ -305,13 +306,13 @@ def _again(settings: Settings, encoder: Encoder, queries: int, seq: int) -> int:
         time.sleep(0.2)
     if (found := [each.query_id for each in decided]) != [f"c{queries}"]:
         raise LookupError(f"queries that had ended were decided again: {found[:5]}")
-    letters = [decode(r.value, DeadLetter) for r in kafka_clients.read_all(settings, [topics.dead_letter])]
+    letters = [decode(r.value, DeadLetter) for r in read_all(settings, [topics.dead_letter])]
     return sum(letter.error == "DuplicateQuery" for letter in letters)
 
 
 def _decisions(settings: Settings) -> list[Decision]:
     topic = Topics(settings).decision
-    return [decode(record.value, Decision) for record in kafka_clients.read_all(settings, [topic])]
+    return [decode(record.value, Decision) for record in read_all(settings, [topic])]
 
 
 def _memory_mb(pid: int) -> dict[str, float]:

@@ -29,7 +29,7 @@ from streams.client.events import read_timelines
 from streams.demo.report import latencies
 from streams.local.broker import LocalBroker, free_port
 from streams.local.deployment import Deployment, settings_for
-from streams.runtime import kafka_clients
+from streams.log.blocking import BlockingLog
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -299,19 +299,9 @@ def _ours(
 
 def _stored(settings: Settings, topics: Topics) -> dict[str, int]:
     """Return how many queries, decisions and answers the broker has."""
-    reader = kafka_clients.consumer(settings)
-    try:
-        found = {}
-        for kind, topic in (
-            ("query", topics.query),
-            ("decision", topics.decision),
-            ("answer", topics.answer),
-        ):
-            parts = kafka_clients.partitions(reader, [topic])
-            found[kind] = sum(reader.end_offsets(parts).values())
-        return found
-    finally:
-        reader.close()
+    kinds = {"query": topics.query, "decision": topics.decision, "answer": topics.answer}
+    with BlockingLog(settings) as log:
+        return {kind: sum(log.ends([topic]).values()) for kind, topic in kinds.items()}
 
 
 def _hops(settings: Settings, groups: Iterable[str]) -> dict[str, dict[str, float]]:

@@ -25,7 +25,7 @@ from streams.client.events import read_timelines
 from streams.demo.report import latencies
 from streams.local.broker import LocalBroker
 from streams.local.deployment import Supervisor, service_commands, settings_for
-from streams.runtime import kafka_admin
+from streams.log import kafka_admin
 from streams.settings import Settings
 from streams.topics import Topics
 

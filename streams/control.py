@@ -7,7 +7,7 @@ offset.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 from agents.catalogue.actions import ActionSpace, parse_pairs, uis_space
@@ -19,7 +19,7 @@ from agents.reward.outcome import CostModel
 from schemas.control import CatalogueEntry, Heartbeat, PriceFactorEntry, decode_control
 from schemas.errors import UniscaleError
 from schemas.record import decode
-from streams.log.base import ConsumerRecord
+from streams.log.base import ConsumerRecord, Log
 from streams.settings import Settings, SettingsError, variable
 from streams.topics import Topics
 
@@ -98,10 +98,10 @@ class Control:
         self._beats: dict[str, tuple[Heartbeat, int, float]] = {}
         self._last_beat_ms = 0
 
-    async def start(self, follow: Callable[..., Awaitable[None]]) -> None:
-        """Read both topics to their ends and keep following them, by the runtime's `follow`."""
-        await follow([self._topics.control], self._on_control, begin="beginning")
-        await follow([self._topics.heartbeat], self._on_heartbeat, begin="beginning")
+    async def start(self, log: Log) -> None:
+        """Read both topics to their ends and keep following them."""
+        await log.tail([self._topics.control], self._on_control, begin="beginning")
+        await log.tail([self._topics.heartbeat], self._on_heartbeat, begin="beginning")
 
     @property
     def catalogue(self) -> Catalogue:

@@ -17,8 +17,8 @@ import uvloop
 
 from streams.http.health import Health, serve
 from streams.local.deployment import READY
+from streams.log import kafka_admin, kafka_clients
 from streams.metrics import Metrics
-from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.effects import connect
 from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import InFlightFile
@@ -114,7 +114,7 @@ def _log_to_stdout(level: str) -> None:
 
 async def _prepare(runtime: KafkaRuntime, name: InstanceName) -> None:
     await name.wait()
-    await runtime.control.start(runtime.follow)
+    await runtime.control.start(runtime.log)
     groups = runtime.control.catalogue.groups
     for note in kafka_admin.require(runtime.settings, runtime.topics.declared(groups)):
         log.info("topics: %s", note)

@@ -81,7 +81,7 @@ NO_EFFECTS = {
     },
     "streams/gateway/routes.py": {"retry": "an operator's request", "set_objective": "an operator's request"},
 }
-_ACTS = {"send", "send_again", "put", "put_all", "post"}
+_ACTS = {"send", "append_again", "put", "put_all", "post"}
 
 
 def test_services_return_effects_and_what_else_they_send_or_write_is_listed() -> None:

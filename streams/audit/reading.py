@@ -4,6 +4,7 @@ import hashlib
 import math
 import re
 import sqlite3
+import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -15,7 +16,8 @@ import zstandard
 from kafka import KafkaConsumer, TopicPartition
 
 from streams.audit.price import PriceList, PriceTerms, factor_of
-from streams.runtime import kafka_clients
+from streams.log import kafka_clients
+from streams.log.kafka_clients import BrokerStalled
 from streams.settings import Settings
 
 # Keeps the facts while the log is read: SQLite on disk, so that memory does not grow with the log. Its tables are in
@@ -85,6 +87,9 @@ MAX_PLAIN: Final = 16 * 1024 * 1024
 
 # In one record, twice what a service reads: millions of empty lists take seconds each.
 _MOST_VALUES: Final = 256 * 1024
+
+_POLL_MS: Final = 500
+_STALLED_S: Final = 30.0
 # One that does not end too: else each quotation mark in it would be tried, in time quadratic in its length.
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -150,8 +155,22 @@ class BrokerLog:
         Raises:
             BrokerStalled: no record arrived for half a minute.
         """
-        for r in kafka_clients.read(self._reader, {TopicPartition(*part): span}):
-            yield Raw(r.offset, r.timestamp, r.key, r.value)
+        if span.begin >= span.end:
+            return
+        tp, since_s = TopicPartition(*part), time.monotonic()
+        self._reader.assign([tp])
+        self._reader.seek(tp, span.begin)
+        at = span.begin
+        while at < span.end:
+            for records in self._reader.poll(timeout_ms=_POLL_MS).values():
+                for r in records:
+                    if r.offset < span.end:
+                        yield Raw(r.offset, r.timestamp, r.key, r.value)
+            if (now_at := self._reader.position(tp)) != at:
+                at, since_s = now_at, time.monotonic()
+            elif time.monotonic() - since_s > _STALLED_S:
+                where = f"{tp.topic}/{tp.partition}: no record after offset {at} of {span.end}"
+                raise BrokerStalled(f"{where}; try again")
 
     def close(self) -> None:
         """Close the connection."""

@@ -82,10 +82,12 @@ class _Commands(RefusingGroup):
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    from streams.runtime.kafka_clients import KafkaError
+    from streams.log.base import Unavailable
+    from streams.log.kafka import KafkaError as ReadError
+    from streams.log.kafka_clients import KafkaError
 
     # LookupError: the audit's, which shares no code with what it checks.
-    return (UniscaleError, KafkaError, LookupError, OSError)
+    return (UniscaleError, Unavailable, KafkaError, ReadError, LookupError, OSError)
 
 
 _FLAGS: Final = (

@@ -29,7 +29,8 @@ from schemas.objective import CostRange, Weights
 from schemas.record import check_name
 from streams.client.client import Client
 from streams.control import catalogue_of, default_objective, overlong_in_words
-from streams.runtime import kafka_admin, kafka_clients
+from streams.log import kafka_admin
+from streams.log.blocking import read_all
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -50,7 +51,7 @@ def steering(settings: Settings) -> Steering:
 
 def _entries(settings: Settings) -> Iterator[tuple[int, ControlRecord]]:
     """Yield the control records on the broker that can be read, with their offsets."""
-    for record in kafka_clients.read_all(settings, [Topics(settings).control]):
+    for record in read_all(settings, [Topics(settings).control]):
         if record.value:
             try:
                 yield record.offset, decode_control(record.value)

@@ -1,6 +1,5 @@
 """`learner`: check the learner's log, repair it, export it to files, or start over; `verify-decisions` replays it."""
 
-import contextlib
 import math
 import sys
 from collections.abc import Collection, Iterator
@@ -23,7 +22,8 @@ from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.record import Record, decode
 from schemas.reward import Reward
-from streams.runtime import kafka_clients
+from streams.log.base import ConsumerRecord
+from streams.log.blocking import BlockingLog, latest, read_all, require_topics
 from streams.runtime.kafka_transactions import commit, require_stopped, rewrite
 from streams.services.decider import policy_of, prior_of
 from streams.settings import Settings
@@ -47,7 +47,7 @@ def graded(settings: Settings, topics: Topics) -> Iterator[dict[str, Any]]:
 
 
 def _decoded(settings: Settings, topic: str, kind: type[R]) -> Iterator[R]:
-    for record in kafka_clients.read_all(settings, [topic], timeout_ms=200):
+    for record in read_all(settings, [topic]):
         try:
             yield decode(record.value, kind)
         except UniscaleError as error:
@@ -92,14 +92,14 @@ class _Log:
         self.settings, self.topics = settings, Topics(settings)
         self.changelog = self.topics.changelog("decider", "pending")
         self.group = self.topics.app_id("decider")
-        kafka_clients.require_topics(settings, [self.changelog, self.topics.snapshot])
+        require_topics(settings, [self.changelog, self.topics.snapshot])
         self.snapshots = dict[bytes, bytes]()
         self.rows, self.earlier, self.end = dict[bytes, bytes](), dict[bytes, bytes](), 0
         self.offsets: dict[tuple[str, bytes], int] = {}
-        for record in kafka_clients.read_all(settings, [self.topics.snapshot], timeout_ms=200):
+        for record in read_all(settings, [self.topics.snapshot]):
             self._read(record, self.snapshots)
         start = start_of(self.snapshots)
-        for record in kafka_clients.read_all(settings, [self.changelog], timeout_ms=200):
+        for record in read_all(settings, [self.changelog]):
             self.end = record.offset + 1
             if record.offset >= start:
                 key = record.key or b""
@@ -120,7 +120,7 @@ class _Log:
         if self.of_stopped(self.settings).end != self.end:
             raise click.ClickException("a decider has run meanwhile: stop it, and begin again")
 
-    def _read(self, record: Any, into: dict[bytes, bytes]) -> bytes | None:
+    def _read(self, record: ConsumerRecord, into: dict[bytes, bytes]) -> bytes | None:
         key = record.key or b""
         before = into.pop(key, None)
         if record.value is not None:
@@ -149,8 +149,8 @@ class _Log:
         return f"{topic}: {each.what}" if offset is None else f"{topic}, offset {offset}: {each.what}"
 
     def _decisions(self, keys: Collection[bytes]) -> dict[bytes, bytes]:
-        read = kafka_clients.read_all(self.settings, [self.topics.decision], timeout_ms=200)
-        return {record.key: record.value for record in read if record.key in keys}
+        read = read_all(self.settings, [self.topics.decision])
+        return {each.key: each.value for each in read if each.key in keys and each.key and each.value}
 
 
 @click.group()
@@ -274,7 +274,7 @@ def reset(settings: Settings, yes: bool) -> None:
         read[log.topics.context] = max(read[log.topics.context], row.context_origin.offset)
         read[log.topics.reward] = max(read[log.topics.reward], row.reward_offset)
     commit(settings, log.group, {topic: last + 1 for topic, last in read.items() if last >= 0})
-    every = kafka_clients.latest(settings, [log.changelog])  # also what lies before the start of reading
+    every = latest(settings, [log.changelog])  # also what lies before the start of reading
     rewrite(
         settings,
         log.changelog,
@@ -291,9 +291,8 @@ def reset(settings: Settings, yes: bool) -> None:
 
 def _ends(settings: Settings, topic: str) -> bytes:
     """Return where each partition of a topic ends, as a JSON object."""
-    with contextlib.closing(kafka_clients.consumer(settings)) as reader:
-        ends = reader.end_offsets(kafka_clients.partitions(reader, [topic]))
-    return orjson.dumps({str(tp.partition): end for tp, end in ends.items()})
+    with BlockingLog(settings) as log:
+        return orjson.dumps({str(partition): end for (_, partition), end in log.ends([topic]).items()})
 
 
 def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:
@@ -322,7 +321,7 @@ def verify_decisions(settings: Settings) -> None:
     from the log, it starts at the oldest snapshot. Exits with 1 if a Decision differs.
     """
     topics = Topics(settings)
-    records = kafka_clients.latest(settings, [topics.changelog("decider", "pending"), topics.snapshot])
+    records = latest(settings, [topics.changelog("decider", "pending"), topics.snapshot])
     policy = policy_of(settings, encoder_of(settings.encoder))
     rows, after = opened(policy, records)
     decisions = sum(isinstance(row, Row) and row.seq > after for row in rows)

@@ -12,8 +12,7 @@ from agents.bandit.errors import DuplicateQuery
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.record import decode
-from streams.runtime import kafka_clients
-from streams.runtime.kafka_clients import send_again
+from streams.log.blocking import BlockingLog, read_all
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -70,7 +69,7 @@ def _table(report: "package.Report") -> str:  # type: ignore[name-defined]  # no
 def read_dead_letters(settings: Settings) -> list[DeadLetter]:
     """Return the dead letters on the broker, oldest first."""
     found = []
-    for record in kafka_clients.read_all(settings, [Topics(settings).dead_letter]):
+    for record in read_all(settings, [Topics(settings).dead_letter]):
         try:
             found.append(decode(record.value, DeadLetter))
         except UniscaleError as error:
@@ -132,16 +131,17 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
     for origin in lost:
         click.echo(f"error: {origin}: no such dead letter", err=True)
     found = [known[origin] for origin in wanted if origin in known]
-    for letter, held in zip(found, send_again(settings, (each.origin for each in found)), strict=True):
-        if held:
-            click.echo(f"sent again: {letter.key}")
-            continue
-        click.echo(
-            f"error: {letter.key}: the topic no longer holds it; the letter has the first {len(letter.head)} of "
-            f"{letter.size} bytes",
-            err=True,
-        )
-        lost.append(letter.key)
+    with BlockingLog(settings) as log:
+        for letter in found:
+            if log.append_again(letter.origin):
+                click.echo(f"sent again: {letter.key}")
+                continue
+            click.echo(
+                f"error: {letter.key}: the topic no longer holds it; the letter has the first {len(letter.head)} of "
+                f"{letter.size} bytes",
+                err=True,
+            )
+            lost.append(letter.key)
     sys.exit(1 if lost else 0)
 
 

@@ -33,7 +33,7 @@ from streams.client.client import Client, SendSchedule, SentQueries
 from streams.client.questions import QuestionError, query_from, read_questions, renamed
 from streams.client.recorded import Recorded, read_recorded
 from streams.client.replay import Pace, Replay
-from streams.runtime import kafka_clients
+from streams.log.blocking import BlockingLog
 from streams.settings import Settings
 from streams.timeline import Timeline
 from streams.topics import Topics
@@ -590,17 +590,18 @@ def _ms(at: datetime | None, default: int) -> int:
 def _recorded(settings: Settings, since_ms: int, until_ms: int) -> Generator[Recorded, None, None]:
     """Yield the queries of the topic in the order of their append times, without what is a replay itself."""
     seen: OrderedDict[str, None] = OrderedDict()
-    for record in kafka_clients.read_in_time(settings, Topics(settings).query, since_ms, until_ms):
-        try:
-            query = decode(record.value, Query)
-        except UniscaleError:
-            continue
-        if query.query_id in seen or "replay_of" in query.metadata:
-            continue
-        seen[query.query_id] = None
-        if len(seen) > _MOST_SEEN:
-            seen.popitem(last=False)
-        yield Recorded(record.timestamp / 1000, query)
+    with BlockingLog(settings) as log:
+        for record in log.read_in_time(Topics(settings).query, since_ms, until_ms):
+            try:
+                query = decode(record.value, Query)
+            except UniscaleError:
+                continue
+            if query.query_id in seen or "replay_of" in query.metadata:
+                continue
+            seen[query.query_id] = None
+            if len(seen) > _MOST_SEEN:
+                seen.popitem(last=False)
+            yield Recorded(record.timestamp_ms / 1000, query)
 
 
 _MOST_SEEN = 1_000_000

@@ -20,7 +20,7 @@ from streams.local.deployment import (
     stopped_by_signals,
     with_previews,
 )
-from streams.runtime import kafka_admin
+from streams.log import kafka_admin
 from streams.services import SERVICES
 from streams.settings import MAX_PORT, Settings
 from streams.topics import Topic, Topics

@@ -19,7 +19,9 @@ from schemas.reward import Feedback, Grader, Reward
 from streams.client.events import EventFollower, Kind, event_of, executor_groups, kind_of, read_timelines
 from streams.client.questions import query_from
 from streams.client.replay import Replay
-from streams.runtime import kafka_clients
+from streams.log import kafka_clients
+from streams.log.base import ConsumerRecord
+from streams.log.blocking import BlockingLog, Follower, require_topics
 from streams.settings import Settings
 from streams.timeline import Timeline
 from streams.topics import Topics
@@ -122,11 +124,11 @@ class SentQueries:
         """Stop the clock."""
         self.wall_s = self.waited_s
 
-    def take(self, topics: Topics, raw: Any) -> None:
+    def take(self, topics: Topics, raw: ConsumerRecord) -> None:
         """Record what a raw record of the topics `answer`, `dead-letter` or `reward` says about these queries."""
         if kind_of(topics, raw.topic) == "answer":
-            if (query_id := self._waiting.pop(raw.key, None)) is not None:  # the first Answer counts
-                self._raw[query_id] = raw.value
+            if (query_id := self._waiting.pop(raw.key or b"", None)) is not None:  # the first Answer counts
+                self._raw[query_id] = raw.value or b""
                 self._heard = time.monotonic()
             return
         try:
@@ -201,7 +203,8 @@ class Client:
         self.settings = settings or Settings()
         self.topics = Topics(self.settings)
         self._producer: Any = None
-        self._readers: dict[bool, Any] = {}
+        self._log: BlockingLog | None = None
+        self._readers: dict[bool, Follower] = {}
         self._opening, self._asking = threading.Lock(), threading.Lock()
 
     def send(
@@ -287,9 +290,8 @@ class Client:
             reader = self._at_the_end(rewards)
 
             def read(wait_s: float) -> None:
-                for records in reader.poll(timeout_ms=int(wait_s * 1000)).values():
-                    for raw in records:
-                        asked.take(self.topics, raw)
+                for raw in reader.poll(wait_s):
+                    asked.take(self.topics, raw)
 
             def sent(count: int) -> None:
                 asked.sent = count
@@ -336,14 +338,13 @@ class Client:
                 while pending and (replay.all_sent or pending[0].is_done):
                     pending.popleft().get(timeout=_SEND_S)
                 wait_s = min(_POLL_S, replay.wait_s(time.monotonic() - began_s))
-                for records in reader.poll(timeout_ms=int(wait_s * 1000)).values():
-                    for raw in records:
-                        with suppress(UniscaleError):  # of another release; ours end with their Answers
-                            if event := event_of(self.topics, raw):
-                                before = replay.unanswered, replay.unclosed
-                                replay.take(event.record)
-                                if before != (replay.unanswered, replay.unclosed):
-                                    heard_s = time.monotonic()
+                for raw in reader.poll(wait_s):
+                    with suppress(UniscaleError):  # of another release; ours end with their Answers
+                        if event := event_of(self.topics, raw):
+                            before = replay.unanswered, replay.unclosed
+                            replay.take(event.record)
+                            if before != (replay.unanswered, replay.unclosed):
+                                heard_s = time.monotonic()
                 if progress:
                     progress(replay)
                 longest_s = max(replay.longest_s, self.settings.queries.timeout_s)
@@ -449,10 +450,10 @@ class Client:
     def close(self) -> None:
         """Close the connections. Everything sent has been stored by then."""
         with self._opening:
-            for connection in (self._producer, *self._readers.values()):
+            for connection in (self._producer, self._log):
                 if connection is not None:
                     connection.close()
-            self._producer, self._readers = None, {}
+            self._producer, self._log, self._readers = None, None, {}
 
     def __enter__(self) -> Self:
         return self
@@ -482,20 +483,19 @@ class Client:
         with self._opening:
             if self._producer is None:
                 # A producer waits a minute for a topic that does not exist, and does not say why.
-                kafka_clients.require_topics(self.settings, [self.topics.query, self.topics.feedback])
+                require_topics(self.settings, [self.topics.query, self.topics.feedback])
                 self._producer = kafka_clients.producer(self.settings)
             producer = self._producer
         return producer.send(topic, key=key, value=value)
 
-    def _at_the_end(self, rewards: bool) -> Any:
-        """Return a consumer of the Answers and dead letters, and on request the rewards, that arrive from now on."""
+    def _at_the_end(self, rewards: bool) -> Follower:
+        """Return what follows the Answers and dead letters, and on request the rewards, that arrive from now on."""
         reader = self._readers.get(rewards)
         if reader is None:
             names = [self.topics.answer, self.topics.dead_letter, *([self.topics.reward] if rewards else [])]
-            reader = self._readers[rewards] = kafka_clients.at_end(self.settings, names)
-            return reader
-        parts = list(reader.assignment())
-        reader.seek_to_end(*parts)
-        for tp in parts:
-            reader.position(tp)  # the seek takes effect only when the position is read
+            with self._opening:
+                self._log = self._log or BlockingLog(self.settings)
+            reader = self._readers[rewards] = self._log.follow(names)
+        else:
+            reader.skip()
         return reader

@@ -1,6 +1,5 @@
 """What a client sees of the topics: every record as an event, as it is appended or read back from the log of a run."""
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ from schemas.query import Query, QueryContext
 from schemas.record import decode
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
-from streams.runtime import kafka_clients
+from streams.log.base import Begin, ConsumerRecord, Since
+from streams.log.blocking import BlockingLog, read_all
 from streams.settings import Settings
 from streams.timeline import Timeline
 from streams.topics import Topics
@@ -95,8 +95,8 @@ def kind_of(topics: Topics, name: str) -> Kind | None:
     return next(grouped, _plain(topics).get(name))
 
 
-def event_of(topics: Topics, raw: Any) -> QueryEvent | None:
-    """Return the event in a raw record of kafka-python; None for a tombstone, or for a topic without a kind.
+def event_of(topics: Topics, raw: ConsumerRecord) -> QueryEvent | None:
+    """Return the event in a raw record; None for a tombstone, or for a topic without a kind.
 
     Raises:
         RecordError: the record cannot be decoded.
@@ -109,7 +109,7 @@ def event_of(topics: Topics, raw: Any) -> QueryEvent | None:
         kind=kind,
         query_id=getattr(record, "query_id", None) or "",
         record=record,
-        at_ms=raw.timestamp,
+        at_ms=raw.timestamp_ms,
         bytes=len(raw.value),
     )
 
@@ -179,36 +179,33 @@ class EventFollower:
         self._unreadable = on_unreadable or _warn
         self._since_ms = since_ms or 0
         names = topic_names(self._topics, kinds, groups)
-        self._reader: Any = kafka_clients.at_end(settings, names)
-        if everything:
-            self._reader.seek_to_beginning(*self._reader.assignment())
-        if since_ms is not None:
-            kafka_clients.seek_to_time(self._reader, since_ms)
+        begin: Begin = "beginning" if everything else "end"
+        self._log = BlockingLog(settings)
+        self._reader = self._log.follow(names, begin if since_ms is None else Since(since_ms))
 
     def poll(self, timeout_s: float = 0.5) -> list[QueryEvent]:
         """Return the records that have arrived; wait up to `timeout_s` for the first."""
-        found: list[QueryEvent] = []
-        for records in self._reader.poll(timeout_ms=int(timeout_s * 1000)).values():
-            for raw in records:
-                try:
-                    event = event_of(self._topics, raw)
-                except UniscaleError as error:
-                    self._unreadable(f"{raw.topic}/{raw.partition}/{raw.offset}", error)
-                    continue
-                # The embedded broker knows no times: of it, `seek_to_time` gets the oldest record.
-                if event is not None and event.at_ms >= self._since_ms:
-                    found.append(event)
-        return found
+        return list(self._events(self._reader.poll(timeout_s)))
 
     def catch_up(self) -> Iterator[QueryEvent]:
         """Yield everything up to the ends of the topics as they are now."""
-        ends = self._reader.end_offsets(list(self._reader.assignment()))
-        while any(self._reader.position(tp) < end for tp, end in ends.items()):
-            yield from self.poll(0.2)
+        for records in self._reader.catch_up():
+            yield from self._events(records)
+
+    def _events(self, records: Iterable[ConsumerRecord]) -> Iterator[QueryEvent]:
+        for raw in records:
+            try:
+                event = event_of(self._topics, raw)
+            except UniscaleError as error:
+                self._unreadable(raw.coordinates, error)
+                continue
+            # The embedded broker may begin before the time.
+            if event is not None and event.at_ms >= self._since_ms:
+                yield event
 
     def close(self) -> None:
         """Close the connection."""
-        self._reader.close()
+        self._log.close()
 
     def __iter__(self) -> Iterator[QueryEvent]:
         while True:
@@ -243,14 +240,14 @@ class Timelines:
         """Return the timeline of a query, a new one if there is none yet."""
         return self.by_id.setdefault(query_id, Timeline(query_id))
 
-    def add(self, topics: Topics, raw: Any, about: str | None = None) -> None:
+    def add(self, topics: Topics, raw: ConsumerRecord, about: str | None = None) -> None:
         """Add one raw record of any topic; with `about`, only if it concerns that query."""
         if about is not None and not _concerns(topics, raw, about.encode()):
             return
         try:
             event = event_of(topics, raw)
         except UniscaleError:
-            self.bytes += len(raw.value)
+            self.bytes += len(raw.value or b"")
             self.unreadable += 1
             return
         if event is not None:
@@ -280,7 +277,7 @@ def read_timelines(settings: Settings, groups: Iterable[str], about: str | None 
     topics = Topics(settings)
     names = topic_names(topics, [kind for kind in KINDS if kind != "feedback"], groups)
     timelines = Timelines()
-    for raw in kafka_clients.read_all(settings, names, timeout_ms=500):
+    for raw in read_all(settings, names):
         timelines.add(topics, raw, about)
     return timelines
 
@@ -288,11 +285,11 @@ def read_timelines(settings: Settings, groups: Iterable[str], about: str | None 
 def executor_groups(settings: Settings) -> list[str]:
     """Return the executor groups that have topics on the broker."""
     start = Topics(settings).verification_for("")
-    with contextlib.closing(kafka_clients.consumer(settings)) as reader:
-        return sorted(name.removeprefix(start) for name in reader.topics() if name.startswith(start))
+    with BlockingLog(settings) as log:
+        return sorted(name.removeprefix(start) for name in log.topics() if name.startswith(start))
 
 
-def _concerns(topics: Topics, raw: Any, query_id: bytes) -> bool:
+def _concerns(topics: Topics, raw: ConsumerRecord, query_id: bytes) -> bool:
     """Return whether a record may concern a query: by its key, or by its text on topics with another key.
 
     A client may send a Query under any key.

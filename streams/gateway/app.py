@@ -176,12 +176,12 @@ class GatewayService:
         self.gate = Gate(settings.queries.max_in_flight, settings.gateway.streams, settings.gateway.reads)
         self.index = Index(recent, timeout_s=settings.queries.timeout_s, group_by=settings.gateway.group_by)
         self.coordinator = RequestCoordinator(runtime, self.index, self.gate)
-        runtime.on_stop(self.coordinator.deciders.close)
+        runtime.closers.append(self.coordinator.deciders.close)
 
     async def follow(self) -> None:
         """Read the topics to their current ends, and keep reading."""
         topics = self.runtime.topics
-        await self.runtime.follow([topics.control], self._on_control, begin="beginning")
+        await self.runtime.log.tail([topics.control], self._on_control, begin="beginning")
         index, coordinator, begun = self.index, self.coordinator, set[int]()
 
         def on_query(query: Query, raw: ConsumerRecord) -> None:
@@ -201,12 +201,12 @@ class GatewayService:
         )
         # A day of Rewards takes minutes to read where many were answered: not for keys none of which has a quota.
         counts = self.gate.has_quotas or not self.gate.has_keys
-        spent = Since(self.runtime.now_ms() - SPENT_MS, least=self.recent) if counts else self.recent
+        spent = Since(self.runtime.clock.now_ms() - SPENT_MS, least=self.recent) if counts else self.recent
         for topic, kind, take in followed:
             begin = spent if topic == topics.reward else self.recent
-            await self.runtime.follow([topic], _decoded(kind, take), begin=begin)
+            await self.runtime.log.tail([topic], _decoded(kind, take), begin=begin)
         # Only what searches do from now on can still be streamed.
-        await self.runtime.follow([topics.search_step], self._on_step, begin="end")
+        await self.runtime.log.tail([topics.search_step], self._on_step, begin="end")
 
     def routes(self, hosts: frozenset[str] = frozenset()) -> Routes:
         """Return the HTTP side."""

@@ -261,7 +261,7 @@ class RequestCoordinator:
         self.index = index
         self.gate = gate
         # When models are listed as created, in seconds since the epoch.
-        self.started = runtime.now_ms() // 1000
+        self.started = runtime.clock.now_ms() // 1000
         self.deciders = Deciders.of(runtime.settings)
         self.waiting = Waiting()
         self._looking_up = asyncio.Semaphore(_LOOKUPS)
@@ -311,7 +311,7 @@ class RequestCoordinator:
             RecordError: it does not fit into a record.
             Unavailable: the broker does not take it, or the one that it joins while that is sent.
         """
-        now_ms = self.runtime.now_ms()
+        now_ms = self.runtime.clock.now_ms()
         query_id, body = new_id(now_ms), (who.key, digest)
         timeout_s = request.extension.timeout_s or self.runtime.settings.queries.timeout_s
         if idempotency_key is not None:
@@ -383,7 +383,7 @@ class RequestCoordinator:
             ApiError: 400, 403, 404 or 429 as for the request itself; 503 when no decider answers.
             RecordError: it does not fit into a record.
         """
-        query, now_ms = self._query(request, who, PREVIEW, {"key": who.key}), self.runtime.now_ms()
+        query, now_ms = self._query(request, who, PREVIEW, {"key": who.key}), self.runtime.clock.now_ms()
         self.gate.preview(who, len(encode(query)), self._used(who, now_ms), now_ms)
         self.gate.aim(who, query, now_ms)
         return await self.deciders.preview(query)
@@ -392,7 +392,7 @@ class RequestCoordinator:
         """Return how much of its limit a minute a key has left, as headers."""
         if who.entry is None or who.entry.per_minute is None:
             return {}
-        return self.gate.headers(who, self._used(who, self.runtime.now_ms()))
+        return self.gate.headers(who, self._used(who, self.runtime.clock.now_ms()))
 
     def _runs(self, query_id: str) -> bool:
         """Return whether a query is known and was not cancelled: a retry may join it."""
@@ -446,7 +446,7 @@ class RequestCoordinator:
                 yield queue
         except ClientGone:
             if held.body is not None and not held.joined:
-                self.rejoin.lose(held.query_id, held.body, self.runtime.now_ms())
+                self.rejoin.lose(held.query_id, held.body, self.runtime.clock.now_ms())
             raise
         finally:
             if self._is_abandoned(admitted.query_id):
@@ -618,7 +618,7 @@ class RequestCoordinator:
         """Return whether the topic has a query of this id that is this caller's to see."""
         topic, span = self.runtime.topics.query, (max(0, asked_ms - _CLOCKS_MS), asked_ms + _CLOCKS_MS)
         async with self.gate.lookup(who), self._looking_up:
-            record = await self.runtime.find(topic, key_of(query_id), *span)
+            record = await self.runtime.log.find(topic, key_of(query_id), *span)
         try:
             return record is not None and who.may_see(decode(record.value, Query).tenant)
         except RecordError:

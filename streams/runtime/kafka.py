@@ -6,44 +6,34 @@ import functools
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import faust
-from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 from faust.exceptions import ConsumerNotStarted
 from faust.sensors import Monitor
 from faust.tables.manager import TableManager
 from faust.transport.drivers import aiokafka
-from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError as ClientError
-from kafka.errors import TopicAuthorizationFailedError
 
-from schemas.query import Origin
 from streams.control import Control
+from streams.log import kafka_clients
 from streams.log.base import (
-    Begin,
-    ConsumerGroup,
     ConsumerRecord,
-    NotAllowed,
     Outgoing,
     SendFailed,
-    Since,
-    Unavailable,
 )
+from streams.log.kafka import KafkaLog
 from streams.metrics import Metrics
-from streams.runtime import kafka_admin, kafka_clients, kafka_consumer, kafka_reading
 from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import Crashes, HandlerGuard, InFlightFile, handling
 from streams.runtime.kafka_consumer import SETTLE_S, Consumer, wait_while
-from streams.runtime.kafka_reading import assign, connected, to_ends
 from streams.runtime.kafka_sender import Changelogged, Sender
 from streams.runtime.kafka_transactions import Fence, FencedTable
 from streams.runtime.queues import WINDOW
 from streams.runtime.runtime import Binding, Runtime
 from streams.runtime.table import DeclaredTable, PlacedRow, Recovered, Table
-from streams.settings import Settings, SettingsError
+from streams.settings import Settings
 from streams.topics import Topics
 
 # faust's app and transport, with our consumer and a single sender.
@@ -298,85 +288,6 @@ def bind(app: faust.App, topic: str, binding: Binding, *, name: str) -> None:
     app.agent(channel, name=name)(agent)
 
 
-# Follow topics outside the consumer group: every process sees every record, and commits nothing.
-#
-# faust has nothing for this. Each record of an agent's topic goes to only one member, and a GlobalTable never
-# finishes its recovery.
-
-
-class TopicFollower:
-    """Reads topics from their beginning, their end, or a number of records before the end, and keeps following.
-
-    `arrived` is told of the append times of records that follow: these have just been appended.
-    `start` returns when every record that existed at the start has been passed to `on_record`.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        topics: Sequence[str],
-        on_record: Callable[[ConsumerRecord], None],
-        *,
-        begin: Begin,
-        arrived: Callable[[int], None],
-    ) -> None:
-        self.settings = settings
-        self.topics = list(topics)
-        self.arrived = arrived
-        self.on_record = on_record
-        self.begin = begin
-        self._consumer: AIOKafkaConsumer | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Connect, read to the present ends, then keep following in the background.
-
-        Raises:
-            BrokerUnreachable: no broker answers.
-            UnknownTopic: a topic does not exist.
-        """
-        reader, parts = await connected(self.settings, self.topics)
-        self._consumer = reader
-        kafka_consumer.pace_fetches(reader._fetcher, embedded=kafka_clients.embedded(self.settings))
-        ends = await reader.end_offsets(parts)
-        starts = ends if self.begin == "end" else await reader.beginning_offsets(parts)
-        if isinstance(self.begin, int):
-            starts = {tp: max(starts[tp], ends[tp] - self.begin) for tp in parts}
-        if isinstance(self.begin, Since):
-            found = await reader.offsets_for_times(dict.fromkeys(parts, self.begin.at_ms))
-            latest = {tp: max(starts[tp], ends[tp] - self.begin.least) for tp in parts}
-            # Where no record is so late, the embedded broker names the first one.
-            late = {tp: at.offset for tp, at in found.items() if at and at.timestamp >= self.begin.at_ms}
-            starts = {tp: min(latest[tp], late.get(tp, latest[tp])) for tp in parts}
-        assign(reader, {tp: starts[tp] for tp in parts})
-        async for _, records in to_ends(reader, ends):
-            self._show(records)
-        self._task = asyncio.get_running_loop().create_task(self._follow(reader))
-
-    async def stop(self) -> None:
-        """Stop following."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._consumer:
-            await kafka_reading.stop(self._consumer)
-
-    def _show(self, records: Sequence[Any]) -> None:
-        for r in records:
-            self.on_record(ConsumerRecord(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value))
-
-    async def _follow(self, reader: AIOKafkaConsumer) -> None:
-        try:
-            while True:
-                for records in (await reader.getmany(timeout_ms=1000)).values():
-                    self.arrived(records[-1].timestamp)
-                    self._show(records)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            crash(f"following {', '.join(self.topics)} failed", error)
-
-
 # The Runtime on Kafka: composes app, consumer, sender and tables for one service.
 
 T = TypeVar("T")
@@ -389,7 +300,18 @@ class KafkaRuntime(Runtime):
         self, settings: Settings, metrics: Metrics, *, service: str, group: str = "", instance: str = "0"
     ) -> None:
         control = Control(settings, self.monotonic)
-        Runtime.__init__(self, settings, metrics, control, service=service, group=group, instance=instance)
+        Runtime.__init__(
+            self,
+            settings,
+            metrics,
+            control,
+            wall_ms=lambda: int(time.time() * 1000),
+            service=service,
+            group=group,
+            instance=instance,
+        )
+        self.log = KafkaLog(settings, arrived=self.clock.arrived, failed=crash)
+        self.closers.append(self.log.close)
         self.app = create_app(settings, service, group, instance)
         name = self.topics.app_id(service, group)
         self.in_flight = InFlightFile(
@@ -417,7 +339,7 @@ class KafkaRuntime(Runtime):
                 counted, seconds = self._counters(record.topic, stage)
                 counted.inc()
                 if record.timestamp_ms > 0:
-                    seconds.observe(max(0, self.now_ms() - record.timestamp_ms) / 1000)
+                    seconds.observe(max(0, self.clock.now_ms() - record.timestamp_ms) / 1000)
 
         bind(self.app, topic, binding._replace(handle=guarded), name=f"{self.service}-{stage}")
 
@@ -473,6 +395,7 @@ class KafkaRuntime(Runtime):
         table = FencedTable(
             self.settings,
             fence,
+            self.log,
             consumer,
             lambda: self.assigned(declared.source),
             begins=declared.begins or from_the_beginning,
@@ -492,35 +415,14 @@ class KafkaRuntime(Runtime):
 
         return whole
 
-    async def follow(
-        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
-    ) -> None:
-        """Follow topics outside faust; see the base."""
-        follower = TopicFollower(self.settings, topics, on_record, begin=begin, arrived=self.clock.arrived)
-        await follower.start()
-        self.closers.append(follower.stop)
-
-    # What a service asks the broker outside its consumer group, with a connection of its own for each question: these
-    # questions are rare, and the service's own consumer reads only what it is assigned.
-
-    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the base."""
-        return await self._asked(
-            "the first offsets", lambda: self._offsets(topics, KafkaConsumer.beginning_offsets)
-        )
-
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the base."""
-        return await self._asked("the end offsets", lambda: self._offsets(topics, KafkaConsumer.end_offsets))
-
     async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Go by the newest record, and by the ends that the broker says now and said before; see the base.
 
         A partition into which records come all the time need never be read to the end of this moment, and one into
         which none come has no newer record.
         """
-        asked_ms = self.now_ms()
-        ends = await self.end_offsets(topics)
+        asked_ms = self.clock.now_ms()
+        ends = await self.log.end_offsets(topics)
         found = {}
         for part, end in ends.items():
             if (delivered := consumer_of(self.app).delivered_until(*part)) is None:
@@ -531,48 +433,6 @@ class KafkaRuntime(Runtime):
             # Another record may have come in the same millisecond as the newest.
             found[part] = max([newest_ms - 1, *(at_ms for at_ms, end in known if end <= offset)])
         return found
-
-    def _offsets(
-        self,
-        topics: Sequence[str],
-        which: Callable[[KafkaConsumer, list[TopicPartition]], Mapping[TopicPartition, int]],
-    ) -> dict[tuple[str, int], int]:
-        with contextlib.closing(kafka_clients.consumer(self.settings)) as reader:
-            found = which(reader, kafka_clients.partitions(reader, topics))
-            return {(tp.topic, tp.partition): offset for tp, offset in found.items()}
-
-    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
-        """Ask the broker; see the base."""
-        return await self._asked("the consumer groups", lambda: kafka_admin.groups(self.settings, app_ids))
-
-    async def has_topic(self, topic: str) -> bool:
-        """Ask the broker; see the base."""
-
-        def found() -> bool:
-            with contextlib.closing(kafka_clients.consumer(self.settings)) as reader:
-                return bool(reader.partitions_for_topic(topic))
-
-        return await self._asked(topic, found)
-
-    async def latest(
-        self, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
-    ) -> MutableMapping[bytes, bytes]:
-        """Read the topic; see the base."""
-        return await kafka_reading.latest(self.settings, topic, begin, into)
-
-    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
-        """Read the topic from that time on; see the base."""
-        r = await self._asked(
-            topic, lambda: kafka_clients.find(self.settings, topic, key, since_ms, until_ms)
-        )
-        return r and ConsumerRecord(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value)
-
-    async def _asked(self, what: str, ask: Callable[[], T]) -> T:
-        """Return what the broker says, asked in a thread. Raises Unavailable where it does not say."""
-        try:
-            return await self.in_thread(ask)
-        except (ClientError, kafka_clients.BrokerUnreachable, SettingsError) as error:
-            raise Unavailable(f"{what}: {error}") from error  # a certificate may be being replaced
 
     async def _send(self, records: Sequence[Outgoing]) -> None:
         await self._deliver([(each.topic, each.partition, each.key, each.value) for each in records])
@@ -585,20 +445,6 @@ class KafkaRuntime(Runtime):
             await sender_of(self.app).send(records)
         except KafkaError as error:
             raise SendFailed(f"{records[0][0]}: the broker refused a record: {error!r}") from error
-
-    async def send_again(self, origin: Origin) -> bool:
-        """Read and send with separate clients: this is rare, and its consumer reads only what it is assigned."""
-
-        def again() -> bool:
-            [held] = kafka_clients.send_again(self.settings, [origin])
-            return held
-
-        try:
-            return await self.in_thread(again)
-        except TopicAuthorizationFailedError as error:
-            raise NotAllowed(f"{origin}: {error}") from error
-        except (ClientError, kafka_clients.BrokerUnreachable) as error:
-            raise SendFailed(f"{origin}: {error}") from error
 
     def release_slot(self) -> contextlib.AbstractContextManager[None]:
         """Leave a place in the queues; see the base."""
@@ -626,10 +472,6 @@ class KafkaRuntime(Runtime):
         if back and not await consumer._commit(back):
             raise Crash("the committed offsets of the group could not be moved back")
         return {tp.topic: ahead[tp] for tp in back}
-
-    def wall_ms(self) -> int:
-        """Return the time of this machine."""
-        return int(time.time() * 1000)
 
     def monotonic(self) -> float:
         """Return the monotonic clock of this machine."""

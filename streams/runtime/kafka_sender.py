@@ -7,9 +7,9 @@ from typing import Any
 
 import faust
 
+from streams.log.base import Newer, replaces
+from streams.log.pacing import Spacing
 from streams.log.partitioner import partition_for
-from streams.runtime.queues import Spacing
-from streams.runtime.table import Newer, replaces
 
 # What faust recovers: the tables whose partitions are shared among workers. Those with a single writer recover by
 # themselves (`FencedTable`).

@@ -15,7 +15,9 @@ from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from schemas.errors import UniscaleError
-from streams.runtime import kafka_admin, kafka_clients, kafka_reading
+from streams.log import kafka_admin, kafka_clients
+from streams.log.base import Log, fold
+from streams.log.kafka import stop
 from streams.runtime.errors import Crash
 from streams.runtime.file_rows import FileRows
 from streams.runtime.table import PlacedRow, Table
@@ -130,7 +132,7 @@ class Fence:
     async def _drop(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            await kafka_reading.stop(producer)
+            await stop(producer)
 
 
 # A table with a single writer, which recovers from its changelog without faust.
@@ -162,6 +164,7 @@ class FencedTable(Table):
     Args:
         settings: Of the process.
         fence: The right to write it.
+        log: Where it lies.
         assignment: Says whether the partition still belongs to this worker, and counts what was read.
         owned: Returns the partitions that this worker owns.
         begins: Returns the offset at which reading starts.
@@ -175,6 +178,7 @@ class FencedTable(Table):
         self,
         settings: Settings,
         fence: Fence,
+        log: Log,
         assignment: Assignment,
         owned: Callable[[], frozenset[int]],
         *,
@@ -190,6 +194,7 @@ class FencedTable(Table):
         super().__init__(fence.topic, write, owned, settings.kafka.max_record_bytes, rows)
         self.settings = settings
         self.read_s = 0.0
+        self._log = log
         self._assignment = assignment
         self._begins = begins
         self._recovered = recovered
@@ -227,11 +232,11 @@ class FencedTable(Table):
         began_s, writes = time.monotonic(), self._writes
         found = FileRows(self.settings.state_path())
         if self._owned():
-            async for records in kafka_reading.read(self.settings, self.changelog, await self._begins()):
+            async for records in self._log.read([self.changelog], await self._begins()):
                 self._assignment.moved += 1
                 if not self._assignment.is_ours(epoch):
                     return False
-                kafka_clients.apply(found, records)
+                fold(found, records)
         self.read_s = time.monotonic() - began_s
         if not self._assignment.is_ours(epoch) or self._writes != writes:
             return False

@@ -14,9 +14,9 @@ from aiokafka.errors import KafkaError
 from faust.exceptions import ConsumerNotStarted
 
 from schemas.record import readable_id
+from streams.log import kafka_admin
 from streams.log.base import ConsumerRecord
 from streams.metrics import Metrics
-from streams.runtime import kafka_admin
 from streams.runtime.kafka import KafkaRuntime, consumer_of, crash
 from streams.runtime.kafka_consumer import SETTLE_S, Consumer
 from streams.runtime.queues import Offsets

@@ -14,16 +14,13 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    MutableMapping,
     Sequence,
 )
-from contextvars import Context
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
-from schemas.query import Origin
 from streams.control import Control
-from streams.log.base import Begin, ConsumerGroup, ConsumerRecord, Outgoing, SendFailed, Since, UnknownTopic
-from streams.log.partitioner import partition_for
+from streams.log.base import ConsumerRecord, Outgoing, SendFailed
+from streams.log.memory import Appended, Effect, MemoryBroker, MemoryLog
 from streams.metrics import Metrics
 from streams.runtime.errors import Crash, PartitionLost
 from streams.runtime.file_rows import FileRows
@@ -31,7 +28,7 @@ from streams.runtime.handler_guard import Crashes, HandlerGuard, handling
 from streams.runtime.queues import Offsets, Queues
 from streams.runtime.runtime import Binding, Runtime
 from streams.runtime.spec import ServiceSpec
-from streams.runtime.table import DeclaredTable, Newer, PlacedRow, Table, replaces
+from streams.runtime.table import DeclaredTable, PlacedRow, Table
 from streams.settings import Settings
 
 log = logging.getLogger("streams.runtime.memory")
@@ -75,209 +72,6 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a virtual clock and return its result."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
-
-
-# Topics as lists of records: partitions, offsets, committed offsets, and what the broker refuses.
-
-BEGAN_MS = 1_700_000_000_000
-"""Milliseconds since the epoch at which a broker's clock begins by default."""
-
-
-class Effect(NamedTuple):
-    """One thing a worker did that outlives it.
-
-    Attributes:
-        app: The worker's consumer group.
-        kind: What it did.
-        topic: The topic sent to, the changelog written, or the topic whose offset was committed.
-        key: The key of what was sent or written; empty for a commit.
-    """
-
-    app: str
-    kind: Literal["send", "row", "commit"]
-    topic: str
-    key: bytes
-
-
-Appended = tuple[bytes | None, bytes | None, int | None]
-"""Key, value and partition of a record to append; without a partition, its key decides."""
-
-
-class _Partition:
-    def __init__(self) -> None:
-        self.first = 0
-        self.records: list[ConsumerRecord | None] = []  # None: compacted away
-        self.orders: list[int] = []
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.records)
-
-
-class MemoryBroker:
-    """The log that outlives every worker.
-
-    Args:
-        topics: How many partitions each topic has.
-        monotonic: Seconds; the broker's clock is this, since `began_ms`.
-        began_ms: Milliseconds since the epoch at which the clock begins.
-
-    Attributes:
-        monotonic: The same.
-        committed: Committed offsets by consumer group, topic and partition.
-        effects: Everything workers have done, in order.
-        refuses: Asked before each send and row; a reason makes it fail.
-    """
-
-    def __init__(
-        self, topics: Mapping[str, int], monotonic: Callable[[], float], began_ms: int = BEGAN_MS
-    ) -> None:
-        self._topics = {name: [_Partition() for _ in range(n)] for name, n in topics.items()}
-        self.monotonic = monotonic
-        self._began_ms = began_ms
-        self._order = 0
-        self._watchers: dict[str, list[tuple[object, Callable[[ConsumerRecord], None]]]] = {}
-        self.committed: dict[tuple[str, str, int], int] = {}
-        self.effects: list[Effect] = []
-        self.refuses: Callable[[str, bytes | None], str] = lambda topic, key: ""
-
-    def now_ms(self) -> int:
-        """Return the broker's time."""
-        return self._began_ms + int(self.monotonic() * 1000)
-
-    def create(self, name: str, partitions: int) -> None:
-        """Create a topic that is not there."""
-        self._topics.setdefault(name, [_Partition() for _ in range(partitions)])
-
-    def has(self, topic: str) -> bool:
-        """Return whether there is such a topic."""
-        return topic in self._topics
-
-    def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has.
-
-        Raises:
-            UnknownTopic: there is no such topic.
-        """
-        return len(self._of(topic))
-
-    def append(
-        self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> ConsumerRecord:
-        """Append a record, to the partition of its key where none is given, and show it to the watchers.
-
-        Its append time is now, unless it was appended to another broker before.
-        """
-        parts = self._of(topic)
-        at = partition_for(key, len(parts)) if partition is None else partition
-        now_ms = self.now_ms() if timestamp_ms is None else timestamp_ms
-        record = ConsumerRecord(topic, at, parts[at].end, now_ms, key, value)
-        parts[at].records.append(record)
-        parts[at].orders.append(self._order)
-        self._order += 1
-        for _, watcher in list(self._watchers.get(topic, ())):
-            watcher(record)
-        return record
-
-    def at(self, topic: str, partition: int, offset: int) -> tuple[int, ConsumerRecord] | None:
-        """Return the first record at an offset or after it, with its place in the order of all; None at the end."""
-        return next(iter(self.after(topic, {partition: offset})), None)
-
-    def after(self, topic: str, offsets: Mapping[int, int]) -> list[tuple[int, ConsumerRecord]]:
-        """Return what `at` does for an offset of each partition, without those that are at their end."""
-        found, parts = [], self._of(topic)
-        for partition, offset in offsets.items():
-            part = parts[partition]
-            for index in range(max(0, offset - part.first), len(part.records)):
-                if (record := part.records[index]) is not None:
-                    found.append((part.orders[index], record))
-                    break
-        return found
-
-    def records(self, topic: str) -> list[ConsumerRecord]:
-        """Return every record of a topic, partition by partition."""
-        return [record for part in self._of(topic) for record in part.records if record is not None]
-
-    def changelog(
-        self,
-        topic: str,
-        partition: int,
-        begin: int = 0,
-        newer: Newer | None = None,
-        late: set[bytes] | None = None,
-    ) -> dict[bytes, bytes]:
-        """Return the latest value of each key of a compacted partition, from an offset on.
-
-        Args:
-            topic: The topic.
-            partition: The partition.
-            begin: The offset.
-            newer: Says whether a value replaces an earlier one; see `Runtime.table`.
-            late: Filled with the keys whose last value does not.
-        """
-        rows: dict[bytes, bytes] = {}
-        part = self._of(topic)[partition]
-        for record in part.records[max(0, begin - part.first) :]:
-            if record is None:
-                continue
-            key = record.key or b""
-            if replaces(rows.get(key), record.value, newer):
-                rows.pop(key, None)
-                if record.value is not None:
-                    rows[key] = record.value
-            if late is not None:
-                (late.discard if rows.get(key) == record.value else late.add)(key)
-        return rows
-
-    def first(self, topic: str, partition: int) -> int:
-        """Return the oldest offset still there."""
-        return self._of(topic)[partition].first
-
-    def end(self, topic: str, partition: int) -> int:
-        """Return the offset that the next record gets."""
-        return self._of(topic)[partition].end
-
-    def delete_before(self, topic: str, partition: int, offset: int) -> None:
-        """Forget the records before an offset, as retention does."""
-        part = self._of(topic)[partition]
-        gone = max(0, min(offset, part.end) - part.first)
-        del part.records[:gone], part.orders[:gone]
-        part.first += gone
-
-    def compact(self, topic: str, before_ms: int) -> None:
-        """Leave of each key the last record, and what was appended later; offsets stay as they are.
-
-        Args:
-            topic: A topic.
-            before_ms: When its active segment began, ms since the epoch: compaction leaves that alone.
-        """
-        for part in self._of(topic):
-            last = {record.key: record.offset for record in part.records if record is not None}
-            for at, record in enumerate(part.records):
-                if record is None or record.timestamp_ms >= before_ms:
-                    continue
-                if last[record.key] != record.offset:
-                    part.records[at] = None
-
-    def watch(self, owner: object, topics: Iterable[str], show: Callable[[ConsumerRecord], None]) -> None:
-        """Show every record appended to these topics from now on, until `unwatch`."""
-        for topic in frozenset(topics):
-            self._watchers.setdefault(topic, []).append((owner, show))
-
-    def unwatch(self, owner: object) -> None:
-        """Forget the watchers of an owner that is gone."""
-        for topic, watchers in self._watchers.items():
-            self._watchers[topic] = [each for each in watchers if each[0] is not owner]
-
-    def _of(self, topic: str) -> list[_Partition]:
-        if topic not in self._topics:
-            raise UnknownTopic(f"{topic}: the topic does not exist; create it first")
-        return self._topics[topic]
 
 
 # The records in flight of a worker in memory, kept beyond its death.
@@ -398,7 +192,19 @@ class MemoryRuntime(Runtime):
         self.broker = broker
         self.spec = spec
         control, metrics = Control(settings, self.monotonic), Metrics(spec.name)
-        Runtime.__init__(self, settings, metrics, control, service=spec.name, group=group, instance=instance)
+        Runtime.__init__(
+            self,
+            settings,
+            metrics,
+            control,
+            wall_ms=self.wall_ms,
+            service=spec.name,
+            group=group,
+            instance=instance,
+        )
+        self.log = MemoryLog(
+            broker, self, check=self.require_read, arrived=self._arrived, append=self._append
+        )
         self.app = self.topics.app_id(spec.name, group)
         self.in_flight = InFlightList(left)
         self.guard = HandlerGuard(self, crashes, self.in_flight)
@@ -435,59 +241,22 @@ class MemoryRuntime(Runtime):
         self.tables.append(table)
         return table
 
-    async def follow(
-        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
-    ) -> None:
-        """Show what is there, then, on later turns of the loop, what is appended; see the base."""
-        broker = self.broker
-        for topic in topics:
-            self.require_read(topic)
-            for partition in range(broker.partitions(topic)):
-                first, end = broker.first(topic, partition), broker.end(topic, partition)
-                at = end if begin == "end" else first
-                if isinstance(begin, int):
-                    at = max(first, end - begin)
-                while (found := broker.at(topic, partition, at)) is not None:
-                    record = found[1]
-                    at = record.offset + 1
-                    if (
-                        isinstance(begin, Since)
-                        and record.timestamp_ms < begin.at_ms
-                        and at <= end - begin.least
-                    ):
-                        continue
-                    on_record(record)
+    def _arrived(self, at_ms: int) -> bool:
+        if not self.dead:
+            self.clock.arrived(at_ms)
+        return not self.dead
 
-        loop = asyncio.get_running_loop()
-
-        def show(record: ConsumerRecord) -> None:
-            if not self.dead:
-                self.clock.arrived(record.timestamp_ms)
-                on_record(record)
-
-        def show_later(record: ConsumerRecord) -> None:
-            loop.call_soon(show, record, context=Context())  # not that of the handler that has sent it
-
-        broker.watch(self, topics, show_later)
-
-    # What a service asks the broker outside its consumer group.
+    async def _append(self, record: Outgoing) -> None:
+        await self.effect("send", record.topic, (record.key, record.value, None))
 
     def require_read(self, topic: str) -> None:
         """Refuse to read a topic that the ServiceSpec does not name."""
         if topic not in self.spec.looks_at(self.topics, self.group):
             raise ValueError(f"{self.service}: reads {topic}, which its ServiceSpec does not name")
 
-    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the base."""
-        return {(t, p): self.broker.first(t, p) for t in topics for p in range(self.broker.partitions(t))}
-
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the base."""
-        return {(t, p): self.broker.end(t, p) for t in topics for p in range(self.broker.partitions(t))}
-
     async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Ask the broker; see the base."""
-        now_ms, found = self.now_ms(), {}
+        now_ms, found = self.clock.now_ms(), {}
         for each in self.subscriptions:
             for p, offsets in each.offsets.items() if each.topic in topics else ():
                 if offsets.next >= self.broker.end(each.topic, p):
@@ -495,41 +264,6 @@ class MemoryRuntime(Runtime):
                 elif newest := self.broker.at(each.topic, p, offsets.next - 1):
                     found[each.topic, p] = newest[1].timestamp_ms - 1
         return found
-
-    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
-        """Ask the broker, which knows no members; see the base."""
-        found: dict[str, ConsumerGroup] = {}
-        for (app, topic, partition), offset in self.broker.committed.items():
-            if app in app_ids:
-                waiting = found.get(app, ConsumerGroup()).waiting + self.broker.end(topic, partition) - offset
-                found[app] = ConsumerGroup(waiting)
-        return found
-
-    async def has_topic(self, topic: str) -> bool:
-        """Ask the broker; see the base."""
-        return self.broker.has(topic)
-
-    async def latest(
-        self, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
-    ) -> MutableMapping[bytes, bytes]:
-        """Read the topic; see the base."""
-        self.require_read(topic)
-        found = {} if into is None else into
-        for partition in range(self.broker.partitions(topic)):
-            found.update(self.broker.changelog(topic, partition, begin))
-        return found
-
-    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
-        """Read the key's partition; see the base."""
-        self.require_read(topic)
-        partition = partition_for(key, self.broker.partitions(topic))
-        at = self.broker.first(topic, partition)
-        while (found := self.broker.at(topic, partition, at)) is not None:
-            record = found[1]
-            if record.key == key and since_ms <= record.timestamp_ms <= until_ms:
-                return record
-            at = record.offset + 1
-        return None
 
     def require_own(self, topic: str) -> None:
         """Refuse to write a topic that is not of the service's own state."""
@@ -545,14 +279,6 @@ class MemoryRuntime(Runtime):
                 )
         for record in records:
             await self.effect("send", record.topic, (record.key, record.value, record.partition))
-
-    async def send_again(self, origin: Origin) -> bool:
-        """Append what lies at an origin; see the base."""
-        found = self.broker.at(origin.topic, origin.partition, origin.offset)
-        if found is None or found[1].offset != origin.offset:
-            return False
-        await self.effect("send", origin.topic, (found[1].key, found[1].value, None))
-        return True
 
     def release_slot(self) -> contextlib.AbstractContextManager[None]:
         """Leave a place in the queues; see the base."""

@@ -11,10 +11,11 @@ from typing import Any
 
 from agents.catalogue.file import load_catalogue
 from streams.log.base import ConsumerRecord
+from streams.log.memory import BEGAN_MS, Effect, MemoryBroker
 from streams.runtime.effects import connect
 from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import Crashes
-from streams.runtime.memory import BEGAN_MS, Died, Effect, MemoryBroker, MemoryRuntime, Subscription
+from streams.runtime.memory import Died, MemoryRuntime, Subscription
 from streams.runtime.queues import WINDOW, Offsets
 from streams.runtime.runtime import BatchHandler
 from streams.runtime.spec import ServiceSpec
@@ -101,7 +102,7 @@ class Cluster:
         )
         self.workers.append(worker)
         try:
-            await worker.control.start(worker.follow)
+            await worker.control.start(worker.log)
             worker.built = await connect(worker, spec)
             for each in worker.subscriptions:
                 handle = partial(self._handle, worker, each, each.binding.handle)

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from schemas.record import quick_id
 from streams.log.base import ConsumerRecord
@@ -257,37 +257,3 @@ class Queues:
 
 def _place(record: ConsumerRecord) -> tuple[str, int]:
     return record.topic, record.partition
-
-
-# How fetches and sends are spaced: under load each then holds more records, and costs less a record.
-
-BURST: Final = 4
-"""How many may follow each other at once after a pause. One query alone comes to a service several times within
-milliseconds, and should not wait for the sake of a load that is not there."""
-
-
-class Spacing:
-    """How long to wait before something is done again: an interval on average, and not at all after a pause.
-
-    Args:
-        interval_s: Seconds between two of them, for as long as they come without a pause.
-    """
-
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self._due_s = 0.0
-
-    def wait_s(self, now_s: float) -> float:
-        """Return the seconds until the next one; 0 or less for at once.
-
-        >>> spacing = Spacing(1.0)
-        >>> for _ in range(5):
-        ...     spacing.done(10.0)
-        >>> spacing.wait_s(10.0), spacing.wait_s(12.0), spacing.wait_s(20.0) < 0
-        (2.0, 0.0, True)
-        """
-        return self._due_s - (BURST - 1) * self._interval_s - now_s
-
-    def done(self, now_s: float) -> None:
-        """Take note of one."""
-        self._due_s = max(self._due_s, now_s) + self._interval_s

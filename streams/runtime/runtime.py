@@ -3,18 +3,17 @@
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from schemas.errors import RecordTooLarge
 from schemas.query import Origin
 from schemas.record import MAX_RECORD, MAX_VALUE
 from streams.control import Control
-from streams.log.base import Begin, ConsumerGroup, ConsumerRecord, Outgoing
-from streams.log.partitioner import partition_for
+from streams.log.base import ConsumerRecord, Log, Newer, Outgoing
 from streams.metrics import Metrics
 from streams.runtime.clock import BrokerClock
-from streams.runtime.table import Begins, DeclaredTable, Newer, Recovered, Table
+from streams.runtime.table import Begins, DeclaredTable, Recovered, Table
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -65,6 +64,7 @@ class Runtime(ABC):
         metrics: Counters and gauges.
         control: Catalogue, objectives and heartbeats.
         clock: The broker's, by the append times seen.
+        log: The topics, to be read beside the consumer group of the service.
         service: The service's name.
         group: The executor group, where the service has one.
         instance: Stable name of this worker among those of its service.
@@ -74,12 +74,15 @@ class Runtime(ABC):
         closers: Called when the service stops in order.
     """
 
+    log: Log
+
     def __init__(
         self,
         settings: Settings,
         metrics: Metrics,
         control: Control,
         *,
+        wall_ms: Callable[[], int],
         service: str,
         group: str,
         instance: str,
@@ -91,7 +94,7 @@ class Runtime(ABC):
         self.group = group
         self.instance = instance
         self.topics = Topics(settings)
-        self.clock = BrokerClock(self.monotonic, self.wall_ms, metrics.clock_skew.set)
+        self.clock = BrokerClock(self.monotonic, wall_ms, metrics.clock_skew.set)
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
         self.answers_for: Callable[[str, Origin], bool] = lambda query_id, origin: True
         self.closers: list[Callable[[], Awaitable[None]]] = []
@@ -158,16 +161,6 @@ class Runtime(ABC):
     def _table(self, declared: DeclaredTable) -> Table:
         """Declare a table; see `table`."""
 
-    @abstractmethod
-    async def follow(
-        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
-    ) -> None:
-        """Show every record of topics to this worker, whoever handles them; return when all present ones were shown.
-
-        Raises:
-            UnknownTopic: a topic does not exist.
-        """
-
     async def send(self, *records: Outgoing) -> None:
         """Send records and wait for their delivery. Records of one partition keep their order.
 
@@ -188,19 +181,6 @@ class Runtime(ABC):
     async def _send(self, records: Sequence[Outgoing]) -> None:
         """Send records that are not too large; see `send`."""
 
-    def partition_for(self, key: bytes, partitions: int) -> int:
-        """Return in which of so many partitions the producers of this deployment put a key."""
-        return partition_for(key, partitions)
-
-    @abstractmethod
-    async def send_again(self, origin: Origin) -> bool:
-        """Append the record that lies at an origin to its topic again, as it is; return whether the topic holds it.
-
-        Raises:
-            NotAllowed: this process may not read or write that topic.
-            SendFailed: the broker did not take it.
-        """
-
     @abstractmethod
     def release_slot(self) -> contextlib.AbstractContextManager[None]:
         """Let the worker handle another record while the handler that calls this waits, beyond its concurrency."""
@@ -214,14 +194,6 @@ class Runtime(ABC):
         """Return the partitions of a topic that this worker owns now."""
 
     @abstractmethod
-    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Return, by topic and partition, the oldest offset still on the broker. Raises Unavailable."""
-
-    @abstractmethod
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Return, by topic and partition, the offset that the next record gets. Raises Unavailable."""
-
-    @abstractmethod
     async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Return, by topic and partition, up to which append time all records were delivered, ms since the epoch.
 
@@ -233,67 +205,11 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
-        """Return consumer groups by id; those that have never committed anything are left out.
-
-        Raises:
-            Unavailable: the broker does not say.
-        """
-
-    @abstractmethod
-    async def latest(
-        self, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
-    ) -> MutableMapping[bytes, bytes]:
-        """Return the newest value of each key of a compacted topic from an offset on, as it is now.
-
-        Args:
-            topic: The topic.
-            begin: The offset.
-            into: What is filled and returned, where that is to be no dictionary.
-
-        Raises:
-            UnknownTopic: the topic does not exist.
-        """
-
-    @abstractmethod
-    async def has_topic(self, topic: str) -> bool:
-        """Return whether a topic exists.
-
-        Raises:
-            Unavailable: the broker does not say.
-        """
-
-    @abstractmethod
-    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
-        """Return the first record of a key that was appended in a span of time, None if the topic has none.
-
-        The whole span is read, in the partition that this deployment's producers put the key in: keep it short.
-
-        Args:
-            topic: Where to look.
-            key: Of the record.
-            since_ms: First append time, ms since the epoch.
-            until_ms: Last append time.
-
-        Raises:
-            Unavailable: the broker does not say.
-            UnknownTopic: the topic does not exist.
-        """
-
-    @abstractmethod
     async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Move the committed offsets of topics with one partition back to these, where they are further ahead.
 
         Call it while recovering: reading continues from there. Returns the commits that were ahead.
         """
-
-    def now_ms(self) -> int:
-        """Return the broker's time in ms since the epoch, as far as the records seen tell."""
-        return self.clock.now_ms()
-
-    @abstractmethod
-    def wall_ms(self) -> int:
-        """Return the time of this worker's machine, ms since the epoch."""
 
     @abstractmethod
     def monotonic(self) -> float:
@@ -310,10 +226,6 @@ class Runtime(ABC):
     @abstractmethod
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         """Run a task alongside the handlers once records can be sent; its errors end the service."""
-
-    def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Close something when the service stops in order."""
-        self.closers.append(close)
 
     @abstractmethod
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:

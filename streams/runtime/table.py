@@ -4,11 +4,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from streams.log.base import Newer
 from streams.runtime.errors import RowTooLarge
 
 Recovered: TypeAlias = Callable[[], Awaitable[None]]
 Begins: TypeAlias = Callable[[], Awaitable[int]]
-Newer: TypeAlias = Callable[[bytes, bytes], bool]
 
 
 PlacedRow: TypeAlias = tuple[bytes, bytes | None, int]
@@ -167,8 +167,3 @@ class Table:
                 self._places[key] = partition
             elif self._places is not None:
                 self._places.pop(key, None)
-
-
-def replaces(before: bytes | None, value: bytes | None, newer: Newer | None) -> bool:
-    """Return whether a recovery takes a row that comes after another of its key; see `newer` in `Runtime.table`."""
-    return not before or not value or newer is None or newer(value, before)

@@ -52,6 +52,7 @@ from schemas.errors import UniscaleError
 from schemas.record import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.reward import Due, Feedback, Reward
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable, key_of
+from streams.log.partitioner import partition_for
 from streams.runtime.effects import Effects, Keyed, Rows
 from streams.runtime.handler_guard import Refusal
 from streams.runtime.runtime import Runtime
@@ -167,7 +168,7 @@ class AggregatorService(Keyed[JoinRow]):
     async def build(cls, runtime: Runtime) -> Self:
         """Make the service, read which queries are closed, and start its timer."""
         service = cls(runtime)
-        await runtime.follow([runtime.topics.reward], service._on_reward, begin=_CLOSED)
+        await runtime.log.tail([runtime.topics.reward], service._on_reward, begin=_CLOSED)
         runtime.background("the aggregator's timer", service._tick)
         return service
 
@@ -188,7 +189,7 @@ class AggregatorService(Keyed[JoinRow]):
     async def on(self, row: JoinRow | None, message: Message, at: ConsumerRecord) -> Effects[JoinRow]:
         """Fold one record into its query's row: open it, price and grade the Answer, apply feedback or a deadline."""
         query_id = message.query_id
-        partition = self.runtime.partition_for(key_of(query_id), self.runtime.settings.kafka.join_partitions)
+        partition = partition_for(key_of(query_id), self.runtime.settings.kafka.join_partitions)
         if at.partition != partition:
             return self._misplaced(message, at, partition)
         if isinstance(message, Due) and message.sent_ms != self._sent.get(
@@ -397,7 +398,7 @@ class AggregatorService(Keyed[JoinRow]):
     def _open_beside(self, row: JoinRow) -> OpenRewards:
         """Return the open rewards of a row's partition."""
         partitions, queries = self.runtime.settings.kafka.join_partitions, self.runtime.settings.queries
-        partition = self.runtime.partition_for(key_of(row.query_id), partitions)
+        partition = partition_for(key_of(row.query_id), partitions)
         if partition not in self._open:
             bounds = queries.max_open_rewards, queries.max_open_rewards_per_account
             self._open[partition] = OpenRewards(*(max(1, bound // partitions) for bound in bounds))
@@ -435,7 +436,7 @@ class AggregatorService(Keyed[JoinRow]):
         while True:
             await self.runtime.sleep(_TICK_S)
             self.runtime.metrics.open_rows.set(self._rows)
-            now_ms = self.runtime.now_ms()
+            now_ms = self.runtime.clock.now_ms()
             self._crowd(now_ms)
             try:
                 await self._send_due(now_ms)

@@ -175,7 +175,7 @@ class PendingDecisions:
     def show(self) -> None:
         """Update both gauges; the age is 0 where no decision has one."""
         self.runtime.metrics.pending.set(self._count)
-        oldest_ms = next(iter(self._since_ms.values()), self.runtime.now_ms())
+        oldest_ms = next(iter(self._since_ms.values()), self.runtime.clock.now_ms())
         self.runtime.metrics.oldest_pending.set(oldest_ms / 1000)
 
 

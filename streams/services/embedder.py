@@ -54,8 +54,8 @@ class EmbedderService(Keyed[None]):
         """Load the encoder and begin to watch how queries end."""
         service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings.encoder)))
         # Their Answers are in one partition, at worst.
-        await runtime.follow([runtime.topics.answer], service._on_answer, begin=service._again)
-        await runtime.follow([runtime.topics.dead_letter], service._on_dead_letter, begin=service._again)
+        await runtime.log.tail([runtime.topics.answer], service._on_answer, begin=service._again)
+        await runtime.log.tail([runtime.topics.dead_letter], service._on_dead_letter, begin=service._again)
         runtime.background("admission", service._look)
         return service
 
@@ -112,7 +112,7 @@ class EmbedderService(Keyed[None]):
                     return replace(context, spent=spent)
                 except EncoderUnavailable as error:
                     self.runtime.metrics.engine_faults.labels("embedder").inc()
-                    if self.runtime.now_ms() > arrival.appended_ms + timeout_s * 1000:
+                    if self.runtime.clock.now_ms() > arrival.appended_ms + timeout_s * 1000:
                         # Nobody waits for it any more, and it may be what ends the server each time.
                         raise NotEmbeddedInTime(
                             f"timeout_s: {timeout_s:g} s are over, and {error}"

@@ -74,7 +74,7 @@ class ExecutorService(Keyed[None]):
         )
         self.progress = Progress(most=max(10_000, 16 * settings.queries.max_in_flight))
         self.busy: set[str] = set()
-        self.since_ms = runtime.now_ms()
+        self.since_ms = runtime.clock.now_ms()
         self._cancelled: OrderedDict[str, str] = OrderedDict()
 
     @classmethod
@@ -86,14 +86,14 @@ class ExecutorService(Keyed[None]):
         """
         service = cls(runtime, engines_of(runtime.settings, runtime.control.base))
         service.engines.probed = service._count_probe
-        runtime.on_stop(service._last_beat)
-        runtime.on_stop(service.engines.close)
+        runtime.closers.append(service._last_beat)
+        runtime.closers.append(service.engines.close)
         service.engines.want(service._models())
         await unless_vllm_hangs(service._host, service.engines.settled())
         await service.engines.probe()  # servers that are up are ready with the first heartbeat
         begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
-        await runtime.follow([runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=begin)
-        service.since_ms = runtime.now_ms()  # loading takes minutes
+        await runtime.log.tail([runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=begin)
+        service.since_ms = runtime.clock.now_ms()  # loading takes minutes
         runtime.background("the heartbeat", service._beat)
         runtime.background("vLLM", lambda: watch_vllm(service._host))
         runtime.background("the probes of endpoints", service._probe)
@@ -144,7 +144,7 @@ class ExecutorService(Keyed[None]):
             decision,
             model.sampling,
             rules=self.rules,
-            now_ms=self.runtime.now_ms(),
+            now_ms=self.runtime.clock.now_ms(),
             arrived_ms=at.timestamp_ms,
         )
 
@@ -154,7 +154,7 @@ class ExecutorService(Keyed[None]):
         self.runtime.metrics.shortened.labels(verifier).inc(sum(s.shortened for s in verification.scores))
         cost_so_far = self.runtime.control.cost_model.forest_eflops
         try:
-            job = resume(verification, now_ms=self.runtime.now_ms(), cost_so_far=cost_so_far)
+            job = resume(verification, now_ms=self.runtime.clock.now_ms(), cost_so_far=cost_so_far)
         except UnpricedAnswer as error:  # removed, and this process has not known it
             return failed(verification.search, error, verification.search.engine)
         if isinstance(job, Job) and (why := self._cancelled.get(job.query_id)) is not None:
@@ -191,7 +191,7 @@ class ExecutorService(Keyed[None]):
         """Return whether a model that refused a request answers the operator's question; None if nobody knows."""
         if error.cause not in QUESTIONABLE or job.forest.best >= 0:
             return None
-        left_s = time_left_s(job, self.runtime.now_ms())
+        left_s = time_left_s(job, self.runtime.clock.now_ms())
         with contextlib.suppress(DeadlinePassedError):
             return await within(left_s, self.engines.verdict(job.action.model), job.query_id)
         return None
@@ -209,8 +209,8 @@ class ExecutorService(Keyed[None]):
                 f"{job.action.model}: is no longer in the catalogue; send the query again"
             )
         what = f"{job.query_id}/{job.step}"
-        engine = await within(time_left_s(job, self.runtime.now_ms()), self.engines.get(model), what)
-        return await draft(job, engine=engine, clock_ms=self.runtime.now_ms)
+        engine = await within(time_left_s(job, self.runtime.clock.now_ms()), self.engines.get(model), what)
+        return await draft(job, engine=engine, clock_ms=self.runtime.clock.now_ms)
 
     def _models(self) -> list[Model]:
         return [m for m in self.runtime.control.catalogue.models if m.group == self.runtime.group]

@@ -198,13 +198,13 @@ class LearnerLog:
     def _show(self) -> None:
         """Set the gauges of the newest snapshot; the age of one that was recovered counts from now."""
         self.runtime.metrics.snapshot_place.set(self.snapshot_at)
-        self.runtime.metrics.snapshot_time.set(self.runtime.now_ms() / 1000)
+        self.runtime.metrics.snapshot_time.set(self.runtime.clock.now_ms() / 1000)
 
     async def _write(self, decider: Decider) -> int:
         """Write a snapshot and drop what is not needed any more, in the order that `agents.decider.snapshot` gives."""
         topics = self.runtime.topics
-        first = await self.runtime.first_offsets((topics.query, topics.context))
-        end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
+        first = await self.runtime.log.first_offsets((topics.query, topics.context))
+        end = (await self.runtime.log.end_offsets((self.changelog,)))[self.changelog, 0]
         changed = self._changed
         # With the keys that the table has: one object for each serves both.
         keys = [key for key in self.table if key in changed or key.startswith(b"\x00")]
@@ -265,7 +265,7 @@ class LearnerLog:
         """Read the snapshots, and return the offset at which reading the log begins."""
         self._read = await self._snapshots()
         start = start_of(self._read)
-        end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
+        end = (await self.runtime.log.end_offsets((self.changelog,)))[self.changelog, 0]
         if start > end:
             raise CorruptState(
                 f"{self.changelog}, which {self.topic} says is read from offset {start}",
@@ -276,7 +276,7 @@ class LearnerLog:
 
     async def _snapshots(self) -> MutableMapping[bytes, bytes]:
         """Read the records of snapshots into a file: they hold every open row."""
-        return await self.runtime.latest(self.topic, into=FileRows(self.settings.state_path()))
+        return await self.runtime.log.latest(self.topic, into=FileRows(self.settings.state_path()))
 
     async def _remove_foreign(self, found: Recovered, values: Mapping[bytes, bytes]) -> None:
         """Put back the rows that foreign records have replaced, and delete the other foreign records."""
@@ -310,7 +310,7 @@ class LearnerLog:
     async def _report_expired(self, found: Recovered) -> None:
         """Log which records retention removed before the learner read them: they are never decided or learned."""
         topics = self.runtime.topics
-        first = await self.runtime.first_offsets((topics.context, topics.reward))
+        first = await self.runtime.log.first_offsets((topics.context, topics.reward))
         for topic, read in ((topics.context, found.next_context), (topics.reward, found.next_reward)):
             # Records that left no row, such as dead letters, count too: the log cannot tell them apart.
             if (lost := first.get((topic, 0), 0) - read) > 0:

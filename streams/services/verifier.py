@@ -39,7 +39,7 @@ class VerifierService(Keyed[None]):
             log.warning("%s", said)
         entry = catalogue.verifier_named()
         verifier = await verifier_of(runtime.settings, entry, runtime.control.base)
-        runtime.on_stop(verifier.close)
+        runtime.closers.append(verifier.close)
         if entry.endpoint.kind != "http":
             question = runtime.settings.executor.probe_question
             await unless_vllm_hangs(lambda: verifier.host, ask(verifier, question))
@@ -53,7 +53,7 @@ class VerifierService(Keyed[None]):
         await self._require_group(step, topic)
         try:
             verification = await verify(
-                step, verifier=self.verifier, clock=runtime.monotonic, now_ms=runtime.now_ms()
+                step, verifier=self.verifier, clock=runtime.monotonic, now_ms=runtime.clock.now_ms()
             )
             out = Outgoing.of(topic, verification)
         except (ServingError, RecordTooLarge) as error:
@@ -74,5 +74,5 @@ class VerifierService(Keyed[None]):
         """
         # A group may have left the catalogue while its last searches run.
         known = {model.group for model in self.runtime.control.models.values()}
-        if step.group not in known and not await self.runtime.has_topic(topic):
+        if step.group not in known and not await self.runtime.log.has_topic(topic):
             raise UnknownGroup(f"{step.query_id}: group: {step.group!r} has no topic {topic}")

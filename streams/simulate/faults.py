@@ -33,8 +33,9 @@ from schemas.control import ModelHealth
 from schemas.record import quick_id
 from schemas.search import Scored
 from streams.log.base import ConsumerRecord, SendFailed
+from streams.log.memory import Appended, Effect
 from streams.runtime.handler_guard import LIMIT, handling
-from streams.runtime.memory import Appended, Died, Effect, MemoryRuntime, Subscription
+from streams.runtime.memory import Died, MemoryRuntime, Subscription
 from streams.runtime.runtime import Binding
 from streams.services import aggregator, decider, embedder, executor, verifier
 from streams.simulate.limits import small

@@ -11,7 +11,7 @@ from agents.decider.log import REFIT_KEY, Row, decode_row
 from agents.decider.repair import repaired
 from agents.decider.snapshot import RESET_KEY, EndedIds, manifests, start_of
 from agents.embedding import encoder_id
-from streams.runtime.memory import MemoryBroker
+from streams.log.memory import MemoryBroker
 from streams.services.decider import DeciderService, policy_of
 from streams.simulate.fold import differences
 from streams.topics import Topics

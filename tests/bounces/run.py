@@ -25,7 +25,7 @@ from schemas.query import Query
 from schemas.record import Record, encode
 from schemas.reward import Feedback
 from streams.local.deployment import python
-from streams.runtime import kafka_clients
+from streams.log import kafka_clients
 from tests.bounces.faults import FAULTS, SESSION_S, Stage
 from tests.support.deployment import Deployment, recorded_in
 from tests.support.nodes import Nodes

@@ -16,7 +16,7 @@ from streams.acls import grants
 from streams.client.client import Client
 from streams.local.broker import LocalBroker, free_port
 from streams.local.deployment import Supervisor, service_commands
-from streams.runtime import kafka_clients
+from streams.log import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics, writer_of
 from tests.support.command_line import streams

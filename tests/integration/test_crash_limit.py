@@ -12,7 +12,8 @@ from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.record import decode
 from streams.local.broker import LocalBroker
-from streams.runtime import kafka_admin, kafka_clients
+from streams.log import kafka_admin
+from streams.log.blocking import read_all
 from streams.settings import Settings
 from streams.topics import Topics
 from streams.worker import CRASH_EXIT
@@ -89,7 +90,7 @@ def test_the_third_failure_at_one_record_is_a_dead_letter(
         codes.append(done.returncode)
     assert codes == ends, done.stderr[-2000:]
     assert "handled" in done.stdout
-    letters = [decode(r.value, DeadLetter) for r in kafka_clients.read_all(settings, [topics.dead_letter])]
+    letters = [decode(r.value, DeadLetter) for r in read_all(settings, [topics.dead_letter])]
     assert [(x.key, x.error, x.attempts) for x in letters] == [(f"{topics.query}/0/41", error, 3)]
-    answers = [decode(r.value, Answer) for r in kafka_clients.read_all(settings, [topics.answer])]
+    answers = [decode(r.value, Answer) for r in read_all(settings, [topics.answer])]
     assert [(a.query_id, a.status) for a in answers] == [("always", "rejected")]

@@ -17,7 +17,9 @@ from agents.decider.log import Row
 from schemas.query import Query
 from streams.local.broker import LocalBroker
 from streams.local.deployment import python
-from streams.runtime import kafka_admin, kafka_clients
+from streams.log import kafka_admin
+from streams.log.blocking import read_all
+from streams.log.kafka import KafkaLog
 from streams.runtime.errors import Crash
 from streams.runtime.kafka import consumer_of, create_app
 from streams.runtime.kafka_transactions import Fence, FencedTable
@@ -55,7 +57,7 @@ def test_who_takes_the_right_shuts_out_who_had_it(broker: LocalBroker) -> None:
         await old.release()
 
     asyncio.run(main())
-    rows = [(r.key, r.value[:6]) for r in kafka_clients.read_all(settings, [name])]
+    rows = [(r.key, r.value[:6]) for r in read_all(settings, [name])]
     assert rows == [*((b"%d" % n, b"xxxxxx") for n in range(4)), (b"0", b"valid"), (b"4", b"after")]
 
 
@@ -106,7 +108,13 @@ def test_a_table_reads_what_was_committed_before_it_was_taken_over_and_again_whe
             told.append(dict(table.items()))
 
         table = FencedTable(
-            settings, new, consumer, lambda: frozenset({0}), begins=begins, recovered=recovered
+            settings,
+            new,
+            KafkaLog(settings),
+            consumer,
+            lambda: frozenset({0}),
+            begins=begins,
+            recovered=recovered,
         )
         consumer._assigned_epoch = consumer._epoch
         await table.recover()

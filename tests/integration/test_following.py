@@ -7,9 +7,10 @@ import uuid
 import pytest
 
 from streams.local.broker import LocalBroker
+from streams.log import kafka_admin, kafka_clients
 from streams.log.base import Begin, Since
-from streams.runtime import kafka_admin, kafka_clients
-from streams.runtime.kafka import TopicFollower
+from streams.log.blocking import read_all
+from streams.log.kafka import KafkaLog
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics
 
@@ -25,22 +26,18 @@ def test_a_topic_is_followed_from_a_time_on(broker: LocalBroker) -> None:
         producer.send(topics.reward, key=b"k", value=b"%d" % at, timestamp_ms=None).get(10)
         time.sleep(0.02)
     producer.close()
-    times = [record.timestamp for record in kafka_clients.read_all(settings, [topics.reward])]
+    times = [record.timestamp_ms for record in read_all(settings, [topics.reward])]
 
     def seen(begin: Begin) -> list[int]:
         """Return what a follower shows of the five records before it starts to wait for more."""
         found: list[int] = []
 
         async def main() -> None:
-            follower = TopicFollower(
-                settings,
-                [topics.reward],
-                lambda record: found.append(int(record.value or b"")),
-                begin=begin,
-                arrived=lambda at_ms: None,
+            log = KafkaLog(settings)
+            await log.tail(
+                [topics.reward], lambda record: found.append(int(record.value or b"")), begin=begin
             )
-            await follower.start()
-            await follower.stop()
+            await log.close()
 
         asyncio.run(main())
         return found

@@ -26,7 +26,7 @@ from agents.encoders import encoder_of
 from schemas.decision import Decision
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
-from streams.runtime import kafka_clients
+from streams.log import kafka_clients
 from streams.services.decider import policy_of
 from streams.topics import SHARD
 from tests.support.deployment import Deploy

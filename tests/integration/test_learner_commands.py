@@ -10,7 +10,7 @@ import pytest
 from agents.decider.log import Row
 from schemas.query import Message, Query
 from streams.local.deployment import python
-from streams.runtime import kafka_clients
+from streams.log import kafka_clients
 from tests.support.deployment import Ask, Deploy
 
 pytestmark = pytest.mark.broker

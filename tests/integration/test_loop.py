@@ -21,7 +21,7 @@ from schemas.query import Query, QueryContext
 from schemas.record import decode, encode, load
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
-from streams.runtime import kafka_admin, kafka_clients
+from streams.log import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support.command_line import streams

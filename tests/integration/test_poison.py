@@ -8,7 +8,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Reward
-from streams.runtime import kafka_clients
+from streams.log import kafka_clients
 from tests.support import poison
 from tests.support.deployment import Ask, Deploy
 

@@ -11,7 +11,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from schemas.dead_letter import DeadLetter
 from streams.local.broker import LocalBroker
-from streams.runtime import kafka_admin, kafka_clients
+from streams.log import kafka_admin, kafka_clients
 from streams.runtime.kafka_watchdog import changed_counts
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics

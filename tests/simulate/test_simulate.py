@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from streams.cli import main
-from streams.runtime.memory import MemoryBroker
+from streams.log.memory import MemoryBroker
 from streams.simulate.faults import KINDS, Fault
 from streams.simulate.history import Lived, lived
 from streams.simulate.run import SeedJournal, SeedsError, coverage, seeds_of, shrunk, simulate

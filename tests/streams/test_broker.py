@@ -20,8 +20,10 @@ from schemas.query import Query
 from streams.cli import main
 from streams.client.client import Client
 from streams.local.broker import MOST_ENDS, BrokerError, Kind, LocalBroker, kafka_home, listening
-from streams.runtime import kafka_admin, kafka_clients, kafka_reading
-from streams.runtime.kafka import TopicFollower, consumer_of, create_app, sender_of
+from streams.log import kafka_admin, kafka_clients
+from streams.log.blocking import BlockingLog, read_all
+from streams.log.kafka import KafkaLog, stop
+from streams.runtime.kafka import consumer_of, create_app, sender_of
 from streams.runtime.kafka_transactions import rewrite
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics
@@ -313,7 +315,7 @@ from pathlib import Path
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 from streams.local.broker import ROOM_MB, BrokerError, LocalBroker
-from streams.runtime import kafka_admin
+from streams.log import kafka_admin
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics
 from tests.streams.test_broker import ends
@@ -375,13 +377,10 @@ def test_apache_kafka_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
 
 def ends(settings: Settings, topic: str) -> int:
     """Return the sum of the end offsets of a topic, after reading that many records."""
-    reader = kafka_clients.consumer(settings)
-    try:
-        found = sum(reader.end_offsets(kafka_clients.partitions(reader, [topic])).values())
-    finally:
-        reader.close()
-    assert len(list(kafka_clients.read_all(settings, [topic]))) == found
-    return int(found)
+    with BlockingLog(settings) as log:
+        found = sum(log.ends([topic]).values())
+    assert len(list(read_all(settings, [topic]))) == found
+    return found
 
 
 @on_embedded
@@ -405,7 +404,7 @@ def test_a_service_that_sends_several_records_at_once_loses_none_on_the_embedded
         try:
             await sender_of(app).send([(topic, 0, b"key", b"value %d" % n) for n in range(50)])
         finally:
-            await kafka_reading.stop(app.producer._producer)
+            await stop(app.producer._producer)
 
     asyncio.run(main())
     assert ends(embedded, topic) == 50
@@ -438,27 +437,25 @@ def waits_ms(settings: Settings) -> dict[str, int]:
     async def asynchronous() -> tuple[int, int, int]:
         # What a service is assigned, what it follows, what it reads once.
         thread: Any = consumer_of(create_app(settings, "embedder"))._new_consumer_thread()
-        follower = TopicFollower(
-            settings, [topic], lambda record: None, begin="end", arrived=lambda at_ms: None
-        )
+        log = KafkaLog(settings)
         reader = kafka_clients.follower(settings)
         await thread.on_start()
-        await follower.start()
+        await log.tail([topic], lambda record: None, begin="end")
         await reader.start()
         try:
-            assert follower._consumer is not None
+            [follower] = log._readers
             fetchers: list[Fetcher] = [
-                each._fetcher for each in (thread._consumer, follower._consumer, reader)
+                each._fetcher for each in (thread._consumer, follower.consumer, reader)
             ]
             assigned, followed, read = (each._fetch_max_wait_ms for each in fetchers)
             return assigned, followed, read
         finally:
-            await kafka_reading.stop(reader)
-            await follower.stop()
-            await kafka_reading.stop(thread._consumer)
+            await stop(reader)
+            await log.close()
+            await stop(thread._consumer)
 
     assigned, followed, read = asyncio.run(asynchronous())
-    client = kafka_clients.at_end(settings, [topic])
+    client = kafka_clients.consumer(settings)
     try:
         return {
             "assigned": assigned, "followed": followed, "read": read,

@@ -3,7 +3,6 @@
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,7 +20,9 @@ from streams.client.events import EventFollower, Kind, Timelines
 from streams.client.questions import query_from
 from streams.local.broker import LocalBroker
 from streams.local.deployment import settings_for
-from streams.runtime import kafka_admin, kafka_clients
+from streams.log import kafka_admin, kafka_clients
+from streams.log.base import ConsumerRecord
+from streams.log.blocking import BlockingLog
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support.records import decision_for, reward_for
@@ -65,21 +66,20 @@ class Services(threading.Thread):
     def __init__(self, settings: Settings, reply: Callable[[Query], list[tuple[str, Any]]]) -> None:
         super().__init__(daemon=True)
         self.topics, self.reply = Topics(settings), reply
-        self.reader = kafka_clients.at_end(settings, [self.topics.query])
+        self.log = BlockingLog(settings)
+        self.reader = self.log.follow([self.topics.query])
         self.producer = kafka_clients.producer(settings, batch_size=0)
         self.stopping = threading.Event()
 
     def run(self) -> None:
         while not self.stopping.is_set():
-            for records in self.reader.poll(timeout_ms=100).values():
-                for raw in records:
-                    query = decode(raw.value, Query)
-                    for topic, record in self.reply(query):
-                        name = getattr(self.topics, topic)
-                        if isinstance(record, DeadLetter) and record.query_origin is None:
-                            lies = Origin(topic=raw.topic, partition=raw.partition, offset=raw.offset)
-                            record = msgspec.structs.replace(record, query_origin=lies)
-                        self.producer.send(name, key=raw.key, value=encode(record)).get(timeout=30)
+            for raw in self.reader.poll(0.1):
+                query = decode(raw.value, Query)
+                for topic, record in self.reply(query):
+                    name = getattr(self.topics, topic)
+                    if isinstance(record, DeadLetter) and record.query_origin is None:
+                        record = msgspec.structs.replace(record, query_origin=raw.origin)
+                    self.producer.send(name, key=raw.key, value=encode(record)).get(timeout=30)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def client(settings: Settings) -> Iterator[Client]:
     services.stopping.set()
     services.join()
     services.producer.close()
-    services.reader.close()
+    services.log.close()
 
 
 pytestmark = pytest.mark.broker
@@ -132,9 +132,7 @@ def test_an_id_is_taken_where_it_is_our_query_that_was_refused(
 ) -> None:
     query, topics = Query(query_id="q", text="a"), Topics(Settings())
     letter = letter_for(query, Origin(topic=topics.query, partition=0, offset=5))
-    raw = SimpleNamespace(
-        topic=topics.dead_letter, key=b"", value=encode(letter), partition=0, offset=0, timestamp=0
-    )
+    raw = ConsumerRecord(topics.dead_letter, 0, 0, 0, b"", encode(letter))
     asked = SentQueries([query])
     steps = [lambda: asked.stored("q", 0, offset), lambda: asked.take(topics, raw)]
     for step in steps if known_first else reversed(steps):
@@ -254,7 +252,7 @@ def test_a_query_under_a_key_of_its_clients_is_found_by_its_id() -> None:
     topics, timelines = Topics(Settings()), Timelines()
     for query_id in ("mine", "other"):
         value = encode(Query(query_id=query_id, text="What is 2 + 2?"))
-        raw = SimpleNamespace(topic=topics.query, key=b"tenant-7", value=value, timestamp=1)
+        raw = ConsumerRecord(topics.query, 0, 0, 1, b"tenant-7", value)
         timelines.add(topics, raw, about="mine")
     assert timelines.by_id.keys() == {"mine"}
     assert timelines.timeline("mine").query is not None

@@ -3,7 +3,6 @@
 from io import StringIO
 from typing import Any
 
-import msgspec
 import orjson
 import pytest
 from rich.console import Console
@@ -17,20 +16,13 @@ from streams.cli.demo import show_demo
 from streams.client.events import QueryEvent, Timelines
 from streams.demo.paired import baseline_for, compared, pooled, sentence
 from streams.demo.report import render, summarise
+from streams.log.base import ConsumerRecord
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support.records import decision_for, paid, reward_for
 
 CONTROL, SAMPLE = "large/2/1/1", "large/1/1/1"
 REASONS: tuple[Reason, ...] = ("warm-up", "policy")
-
-
-class Raw(msgspec.Struct):
-    """What the timelines need of a consumer's record."""
-
-    topic: str
-    value: bytes
-    timestamp: int
 
 
 def add(
@@ -62,7 +54,7 @@ def add(
         (topics.query, query, 0), (topics.decision, decision, 7), (topics.answer, answer, 100),
         (topics.reward, closing, 110),
     ):  # fmt: skip
-        timelines.add(topics, Raw(topic, encode(value), at_ms + after_ms))
+        timelines.add(topics, ConsumerRecord(topic, 0, 0, at_ms + after_ms, None, encode(value)))
 
 
 Outcomes = dict[str, tuple[Query, float | None, float | None]]
@@ -86,7 +78,7 @@ def run_of(count: int, warm_up: int) -> Timelines:
         add(timelines, n, query, float(n % 2), cost, action=action, reason=reason, reward=n / count)
     topics = Topics(Settings())
     again = Answer(query_id=query.query_id, status="ok", by="executor", action=Action.parse(action), text="t")
-    timelines.add(topics, Raw(topics.answer, encode(again), 10**6))
+    timelines.add(topics, ConsumerRecord(topics.answer, 0, 0, 10**6, None, encode(again)))
     return timelines
 
 

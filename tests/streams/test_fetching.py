@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from aiokafka.protocol.fetch import FetchRequest, FetchRequest_v11
 
-from streams.runtime import kafka_consumer
-from streams.runtime.queues import BURST
+from streams.log import pacing
+from streams.log.pacing import BURST
 
 Wanted = dict[tuple[str, int], tuple[int, int]]
 
@@ -20,7 +20,7 @@ def fetch(wanted: Wanted) -> FetchRequest:
 
 
 async def test_fetches_from_one_node_are_apart_but_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_consumer, "FETCH_INTERVAL_S", 0.05)
+    monkeypatch.setattr(pacing, "FETCH_INTERVAL_S", 0.05)
 
     began = asyncio.get_running_loop().time
     at: list[tuple[int, float]] = []
@@ -33,7 +33,7 @@ async def test_fetches_from_one_node_are_apart_but_for_the_first(monkeypatch: py
             return True
 
     fetcher: Any = Fetcher()
-    kafka_consumer.pace_fetches(fetcher)
+    pacing.pace_fetches(fetcher)
     for node in (*[0] * BURST, 1, 0):
         assert await fetcher._proc_fetch_request(None, node, None)
     first = at[0][1]
@@ -58,7 +58,7 @@ async def test_a_fetch_waits_briefly_while_positions_are_about_to_move() -> None
 
     fetcher: Any = Fetcher()
     moving = iter([True, False, True])
-    kafka_consumer.pace_fetches(fetcher, embedded=True, moving=lambda: next(moving))
+    pacing.pace_fetches(fetcher, embedded=True, moving=lambda: next(moving))
     for asked in (fetch({("a", 0): (0, 1000)}), fetch({}), FetchRequest(20, 1, 1000, 0, [])):
         await fetcher._proc_fetch_request(None, 0, asked)
-    assert waits == [kafka_consumer.MOVING_WAIT_MS, 500, 20]
+    assert waits == [pacing.MOVING_WAIT_MS, 500, 20]

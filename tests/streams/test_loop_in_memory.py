@@ -23,8 +23,9 @@ from schemas.decision import Decision
 from schemas.query import Message, Query, ToolCall
 from schemas.record import decode
 from schemas.reward import Reward
+from streams.log.memory import Effect
 from streams.runtime.errors import Crash
-from streams.runtime.memory import Effect, run
+from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
 from tests.support.cluster import (

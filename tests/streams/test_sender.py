@@ -12,9 +12,9 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streams.log.pacing import BURST
 from streams.runtime.kafka_sender import Sender
 from streams.runtime.memory import run
-from streams.runtime.queues import BURST
 
 PARTITIONS = 3
 

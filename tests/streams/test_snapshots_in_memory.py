@@ -17,7 +17,8 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Feedback, Reward
-from streams.runtime.memory import Effect, MemoryBroker, run
+from streams.log.memory import Effect, MemoryBroker
+from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
 from streams.settings import Settings

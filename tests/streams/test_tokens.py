@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.runtime.kafka_clients import TokenFile, asynchronous_token
+from streams.log.kafka_clients import TokenFile, asynchronous_token
 from streams.settings import Settings, SettingsError
 
 

@@ -22,7 +22,7 @@ from streams.audit.run import Report, audit
 from streams.cli.control import make_key
 from streams.client.client import Client
 from streams.local.deployment import Supervisor, service_commands
-from streams.runtime import kafka_admin, kafka_clients
+from streams.log import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support.recorded import recorded_paths, recorded_settings

@@ -118,7 +118,7 @@ class OnKafka:
         import time
 
         from streams.local.deployment import Supervisor
-        from streams.runtime import kafka_admin, kafka_clients
+        from streams.log import kafka_admin, kafka_clients
         from streams.topics import Topics
 
         kafka_admin.create(self.settings, Topics(self.settings).declared(["mini"]))
@@ -138,10 +138,9 @@ class OnKafka:
                 time.sleep(0.3)
 
     def read(self, topic: str) -> list[ConsumerRecord]:
-        from streams.runtime import kafka_clients
+        from streams.log.blocking import read_all
 
-        found = kafka_clients.read_all(self.settings, [self.settings.kafka.prefix + topic])
-        return [ConsumerRecord(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value) for r in found]
+        return list(read_all(self.settings, [self.settings.kafka.prefix + topic]))
 
     def rows(self) -> dict[bytes, bytes]:
         latest = {record.key or b"": record.value for record in self.read("aggregator-join-changelog")}

@@ -12,7 +12,7 @@ from kafka.errors import KafkaError
 
 from schemas.errors import UniscaleError
 from streams.local.broker import free_port, listening
-from streams.runtime import kafka_clients
+from streams.log import kafka_clients
 from streams.settings import KafkaSettings, Settings
 
 ALL: Final = (1, 2, 3)

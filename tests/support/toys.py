@@ -106,14 +106,14 @@ async def build_copier(runtime: Runtime) -> None:
         if value in (b"again", b"lost"):
             offset = record.offset - 1 if value == b"again" else 1_000_000
             origin = Origin(topic=record.topic, partition=record.partition, offset=offset)
-            value = b"found" if await runtime.send_again(origin) else b"gone"
+            value = b"found" if await runtime.log.append_again(origin) else b"gone"
         if value in SPANS:
             span = [record.timestamp_ms + shift_ms for shift_ms in SPANS[value]]
-            known = await runtime.find(record.topic, b"k", *span)
+            known = await runtime.log.find(record.topic, b"k", *span)
             value = b"gone" if known is None else _what(known)
         if value == b"groups":
             own = runtime.topics.app_id(runtime.service)
-            found = await runtime.groups([own, "no such group"])
+            found = await runtime.log.groups([own, "no such group"])
             waiting = found[own].waiting if own in found else -1
             value = b"%d in %d" % (waiting, len(set(found) - {own}))
         await runtime.send(Outgoing(runtime.topics.context, record.key, value))
@@ -198,12 +198,12 @@ class Keeper(Ordered):
 
     async def settled(self) -> None:
         if self.offset % 4 == 3:
-            end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
+            end = (await self.runtime.log.end_offsets((self.changelog,)))[self.changelog, 0]
             await self.table.post(self.runtime.topics.snapshot, self.table.items())
             await self.table.post(self.runtime.topics.snapshot, [(b"begin", b"%d" % end)])
 
     async def _begins(self) -> int:
-        self.kept = await self.runtime.latest(self.runtime.topics.snapshot)
+        self.kept = await self.runtime.log.latest(self.runtime.topics.snapshot)
         return int(self.kept.pop(b"begin", b"0"))
 
     async def _recovered(self) -> None:

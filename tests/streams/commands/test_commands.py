@@ -6,7 +6,7 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from kafka import TopicPartition
 
 from agents.bandit.errors import DuplicateQuery
 from agents.catalogue.models import CatalogueError, ObjectiveError
@@ -32,7 +31,7 @@ from streams.client.client import SendSchedule
 from streams.client.recorded import Recorded
 from streams.client.replay import Replay
 from streams.local.deployment import service_commands
-from streams.runtime import kafka_clients
+from streams.log import kafka_clients
 from streams.runtime.kafka_transactions import StillRunning
 from streams.settings import MAX_PORT, Settings, SettingsError
 from streams.topics import Topics
@@ -168,11 +167,14 @@ def test_dead_letters_are_retried_once_a_record(monkeypatch: pytest.MonkeyPatch)
         error = DuplicateQuery("q", "another question", "this one") if taken else ValueError("broken")
         letters.append(DeadLetter.of(records[offset], error, service="decider", origin=origin))
 
-    def send_again(settings: Settings, origins: Iterable[Origin]) -> Iterator[bool]:
-        for origin in list(origins):
+    class Topics(contextlib.nullcontext[None]):
+        def __enter__(self) -> Any:
+            return self
+
+        def append_again(self, origin: Origin) -> bool:
             records.append(records[origin.offset])
             fail(len(records) - 1)
-            yield True
+            return True
 
     def retried(*words: str) -> list[str]:
         done = CliRunner().invoke(operating.retry, list(words), obj=Settings())
@@ -180,7 +182,7 @@ def test_dead_letters_are_retried_once_a_record(monkeypatch: pytest.MonkeyPatch)
         return done.output.split("\n")[:-1]
 
     monkeypatch.setattr(operating, "read_dead_letters", lambda settings: list(letters))
-    monkeypatch.setattr(operating, "send_again", send_again)
+    monkeypatch.setattr(operating, "BlockingLog", lambda settings: Topics())
     fail(0)
     fail(1)
     assert retried("--all") == ["sent again: query/0/0"]
@@ -314,8 +316,8 @@ def test_a_decider_that_ran_while_the_question_stood_is_noticed(
         return log if topics == [changelog] else []
 
     monkeypatch.setattr(learner, "require_stopped", require_stopped)
-    monkeypatch.setattr(kafka_clients, "require_topics", lambda *_: None)
-    monkeypatch.setattr(kafka_clients, "read_all", read_all)
+    monkeypatch.setattr(learner, "require_topics", lambda *_: None)
+    monkeypatch.setattr(learner, "read_all", read_all)
     result = CliRunner().invoke(learner.learner, ["reset"], obj=Settings(), input="y\n")
     assert result.exit_code == 1
     said = "running" if runs else "a decider has run meanwhile"
@@ -331,12 +333,12 @@ def test_reset_first_leaves_where_the_decisions_ended_and_then_deletes_the_rest(
     start = SimpleNamespace(topic=topics.snapshot, offset=0, key=START_KEY, value=b"0")
     before = SimpleNamespace(topic=topics.snapshot, offset=1, key=RESET_KEY, value=b'{"0":3}')
 
-    class Reader:
-        def end_offsets(self, parts: list[TopicPartition]) -> dict[TopicPartition, int]:
-            return {tp: 10 + tp.partition for tp in parts}
+    class Ends(contextlib.nullcontext[None]):
+        def __enter__(self) -> Any:
+            return self
 
-        def close(self) -> None:
-            pass
+        def ends(self, read: Sequence[str]) -> dict[tuple[str, int], int]:
+            return {(topic, at): 10 + at for topic in read for at in (0, 1)}
 
     def read_all(settings: Settings, read: Sequence[str], **_: Any) -> list[Any]:
         return [start, before] if read == [topics.snapshot] else []
@@ -345,13 +347,10 @@ def test_reset_first_leaves_where_the_decisions_ended_and_then_deletes_the_rest(
     monkeypatch.setattr(learner, "require_stopped", lambda *_: None)
     monkeypatch.setattr(learner, "commit", lambda *_: None)
     monkeypatch.setattr(learner, "rewrite", lambda settings, log, writes: written.extend(writes))
-    monkeypatch.setattr(kafka_clients, "require_topics", lambda *_: None)
-    monkeypatch.setattr(kafka_clients, "read_all", read_all)
-    monkeypatch.setattr(kafka_clients, "latest", lambda *_: {b"q": b"row"})
-    monkeypatch.setattr(kafka_clients, "consumer", lambda settings: Reader())
-    monkeypatch.setattr(
-        kafka_clients, "partitions", lambda reader, read: [TopicPartition(*read, at) for at in (0, 1)]
-    )
+    monkeypatch.setattr(learner, "require_topics", lambda *_: None)
+    monkeypatch.setattr(learner, "read_all", read_all)
+    monkeypatch.setattr(learner, "latest", lambda *_: {b"q": b"row"})
+    monkeypatch.setattr(learner, "BlockingLog", lambda settings: Ends())
     settings = Settings().replace(prior="none")
     result = CliRunner().invoke(learner.learner, ["reset", "--yes"], obj=settings)
     assert result.exit_code == 0, result.output

@@ -22,7 +22,7 @@ from streams.client.events import RECORDS, Kind, QueryEvent
 from streams.client.where import Condition, WrongCondition, check_field
 from streams.local.broker import LocalBroker
 from streams.local.deployment import settings_for
-from streams.runtime import kafka_admin, kafka_clients
+from streams.log import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support.command_line import Operator, read_until

@@ -16,8 +16,8 @@ from experiments.prior import prior_of_log
 from schemas.action import Action
 from schemas.query import Message, Query
 from schemas.record import encode
+from streams.cli import learner
 from streams.cli.learner import graded, graded_row
-from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support.records import decision_for, paid, reward_for
@@ -65,9 +65,9 @@ def test_a_record_that_cannot_be_read_is_noted_and_passed_over(
         topics.decision: [encode(decision), b'{"schema":"decision.v9"}'],
     }
     monkeypatch.setattr(
-        kafka_clients,
+        learner,
         "read_all",
-        lambda settings, asked, timeout_ms: [
+        lambda settings, asked: [
             SimpleNamespace(offset=at, value=value) for at, value in enumerate(held[asked[0]])
         ],
     )

@@ -116,14 +116,14 @@ def test_every_name_that_may_be_asked_for_is_listed(site: House, client: httpx.C
 def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
     site: House, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = site.call(lambda cluster: worker_of(cluster, "gateway"))
-    inner = gateway.find
+    log = site.call(lambda cluster: worker_of(cluster, "gateway")).log
+    inner = log.find
 
     async def find(topic: str, key: bytes, since_ms: int, until_ms: int) -> Any:
         assert since_ms >= 0, "Kafka refuses it"
         return await inner(topic, key, since_ms, until_ms)
 
-    monkeypatch.setattr(gateway, "find", find)
+    monkeypatch.setattr(log, "find", find)
     made = client.post(ASK, json=PLAIN).json()["id"]
     assert abs((coordinator.time_of(made) or 0) - site.call(lambda cluster: cluster.broker.now_ms())) < 60_000
     for path in ("/v1/queries/{}", "/v1/queries/{}/events"):

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streams.runtime import kafka_reading
+from streams.log.kafka import stop
 from streams.runtime.kafka_watchdog import awaited
 
 
@@ -24,7 +24,7 @@ class Client:
 
 async def test_a_connection_that_is_not_taken_down_is_left_to_end_by_itself() -> None:
     slow = Client()
-    await kafka_reading.stop(slow, patience_s=0.05)
+    await stop(slow, patience_s=0.05)
     assert not slow.ended
     slow.may_end.set()
     await asyncio.sleep(0)
@@ -32,12 +32,12 @@ async def test_a_connection_that_is_not_taken_down_is_left_to_end_by_itself() ->
     assert slow.ended
     quick = Client()
     quick.may_end.set()
-    await kafka_reading.stop(quick)
+    await stop(quick)
     assert quick.ended
     failing = Client(OSError("gone"))
     failing.may_end.set()
     with pytest.raises(OSError, match="gone"):
-        await kafka_reading.stop(failing)
+        await stop(failing)
 
 
 def test_a_standstill_names_where_a_task_waits_down_to_the_innermost_place() -> None:

@@ -102,7 +102,7 @@ def test_a_running_worker_shows_which_partition_hangs(
     kafka_broker: Any, in_memory: Callable[..., Settings], tmp_path: Path
 ) -> None:
     from streams.local.deployment import settings_for
-    from streams.runtime import kafka_admin, kafka_clients
+    from streams.log import kafka_admin, kafka_clients
     from streams.topics import Topics
 
     settings = settings_for(

@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiokafka.errors import ConcurrentTransactions
@@ -13,8 +14,8 @@ from aiokafka.producer.sender import AddPartitionsToTxnHandler
 from schemas.answer import Answer
 from schemas.query import QueryContext
 from streams.log.base import ConsumerRecord, Outgoing, SendFailed
+from streams.log.memory import MemoryBroker, MemoryLog
 from streams.metrics import Metrics
-from streams.runtime import kafka_reading
 from streams.runtime.errors import PartitionLost, RowTooLarge
 from streams.runtime.kafka import KafkaRuntime
 from streams.runtime.kafka_transactions import Fence, FencedTable
@@ -103,19 +104,24 @@ async def test_the_rows_of_a_call_are_written_whole_or_not_at_all_where_a_table_
 
 
 async def test_a_fenced_table_that_is_read_anew_shows_its_rows_until_it_has_all(
-    in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
+    in_memory: InMemory,
 ) -> None:
     """A handler that looked for its row meanwhile would take the query for a new one.
 
     And a service that recovered when its partition had just come would take the log for empty.
     """
-    log = [ConsumerRecord("t", 0, 0, 1, b"q", b"first")]
+    broker = MemoryBroker({"t": 1}, asyncio.get_running_loop().time)
+    broker.append("t", b"q", b"first", 0)
     epoch, shown, owned = 0, [], frozenset[int]()
 
-    async def reading(*args: object) -> AsyncIterator[list[ConsumerRecord]]:
-        await asyncio.sleep(1.0)
-        shown.append(table.get(b"q"))
-        yield log
+    class Slow(MemoryLog):
+        async def read(
+            self, topics: Sequence[str], begin: int = 0, **span: Any
+        ) -> AsyncGenerator[Sequence[ConsumerRecord], None]:
+            await asyncio.sleep(1.0)
+            shown.append(table.get(b"q"))
+            async for records in super().read(topics, begin, **span):
+                yield records
 
     class Assignment:
         moved = 0
@@ -131,16 +137,17 @@ async def test_a_fenced_table_that_is_read_anew_shows_its_rows_until_it_has_all(
     async def begins() -> int:
         return 0
 
-    monkeypatch.setattr(kafka_reading, "read", reading)
     fence = Fence("t", lambda name: None)
-    table = FencedTable(in_memory(), fence, Assignment(), lambda: owned, begins=begins, recovered=recovered)
+    table = FencedTable(
+        in_memory(), fence, Slow(broker), Assignment(), lambda: owned, begins=begins, recovered=recovered
+    )
     await table.recover()
     owned, epoch = frozenset({0}), 1
     assert (table.reading, table.items()) == (0, [])
     await table.recover()
     assert table.reading == 2
-    log.append(ConsumerRecord("t", 0, 1, 1, b"q", b"another process's"))
-    log.append(ConsumerRecord("t", 0, 2, 1, b"r", b"another process's"))
+    broker.append("t", b"q", b"another process's", 0)
+    broker.append("t", b"r", b"another process's", 0)
     epoch = 2
     assert table.reading == 0  # whatever was computed from these rows is not written any more
     await table.recover()

@@ -8,7 +8,7 @@ from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.admin import ApiVersionRequest
 
-from streams.runtime.kafka_clients import expect_uvloop
+from streams.log.kafka_clients import expect_uvloop
 
 
 async def _sent_after_close() -> None:

@@ -11,8 +11,9 @@ from schemas.control import Cancel
 from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Feedback
+from streams.log.memory import Effect
 from streams.log.partitioner import partition_for
-from streams.runtime.memory import Effect, run
+from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
 from tests.support.cluster import Ask, Audit, InMemory, answered, closing, read, running, send

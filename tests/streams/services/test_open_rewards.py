@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from streams.runtime.memory import Effect
+from streams.log.memory import Effect
 from streams.runtime.memory_cluster import Cluster
 from streams.services.open_rewards import OpenRewards
 from tests.support.cluster import Ask, Audit, InMemory, running, send

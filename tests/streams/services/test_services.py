@@ -1,6 +1,7 @@
 """The list of services is the only one: what reads, writes, starts and watches derives from it."""
 
 import asyncio
+from collections.abc import Sequence
 
 import click
 import pytest
@@ -12,10 +13,10 @@ from streams import services
 from streams.cli.running import worker
 from streams.local.deployment import service_commands
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable
+from streams.log.memory import MemoryLog
 from streams.runtime.effects import Effects, Keyed
 from streams.runtime.errors import Crash
 from streams.runtime.kafka import create_app
-from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
 from streams.runtime.runtime import Runtime
 from streams.runtime.spec import Input, ServiceSpec
@@ -110,16 +111,16 @@ async def test_no_record_is_refused_for_a_snapshot_that_could_not_be_written(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, error: Exception, ends: int
 ) -> None:
     """What the broker does not say is asked again after 30 s; after any other error the worker is restarted."""
-    asked, first_offsets = 0, MemoryRuntime.first_offsets
+    asked, first_offsets = 0, MemoryLog.first_offsets
 
-    async def failing(self: MemoryRuntime, topics: object) -> object:
+    async def failing(self: MemoryLog, topics: Sequence[str]) -> object:
         nonlocal asked
         asked += 1
         if asked <= 2:
             raise error
-        return await first_offsets(self, topics)  # type: ignore[arg-type]
+        return await first_offsets(self, topics)
 
-    monkeypatch.setattr(MemoryRuntime, "first_offsets", failing)
+    monkeypatch.setattr(MemoryLog, "first_offsets", failing)
     async with running(in_memory(policy="contextual", snapshot_every=1)) as cluster:
         for n in range(3):
             send(cluster, ask(n))

@@ -123,10 +123,10 @@ async def test_a_decider_that_has_lost_the_learner_has_nothing_pending(
         await cluster.until(lambda: len(cluster.broker.records(topics.decision)) == 1)
         await asyncio.sleep(60.0)
         pending, oldest_s = worker.metrics.pending._value, worker.metrics.oldest_pending._value
-        assert (pending.get(), worker.now_ms() / 1000 - oldest_s.get() > 50) == (1, True)
+        assert (pending.get(), worker.clock.now_ms() / 1000 - oldest_s.get() > 50) == (1, True)
         monkeypatch.setattr(worker, "assigned", lambda topic: frozenset())
         await worker.built._recovered()
-        assert (pending.get(), oldest_s.get()) == (0, worker.now_ms() / 1000)
+        assert (pending.get(), oldest_s.get()) == (0, worker.clock.now_ms() / 1000)
 
 
 async def test_a_query_that_may_teach_nothing_and_waits_for_its_feedback_is_not_overdue(
@@ -139,7 +139,7 @@ async def test_a_query_that_may_teach_nothing_and_waits_for_its_feedback_is_not_
         await asyncio.sleep(60.0)
         worker.built.pending.show()
         pending, oldest_s = worker.metrics.pending._value, worker.metrics.oldest_pending._value
-        assert (pending.get(), oldest_s.get()) == (1, worker.now_ms() / 1000)
+        assert (pending.get(), oldest_s.get()) == (1, worker.clock.now_ms() / 1000)
 
 
 async def test_queries_wait_for_an_encoder_that_is_down_and_none_is_rejected(

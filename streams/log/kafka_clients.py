@@ -1,25 +1,18 @@
 """Connections: the one place that turns the settings into arguments of kafka-python, aiokafka and faust."""
 
-import contextlib
-import heapq
 import logging
 import socket
 import ssl
-import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError as KafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.protocol.api_key import ApiKey
 
 from schemas.errors import UniscaleError
-from schemas.query import Origin
-from streams.log.base import UnknownTopic
-from streams.log.partitioner import partition_for
 from streams.settings import Settings, SettingsError
 
 if TYPE_CHECKING:  # a command that only asks or sends must not pay for importing faust and aiokafka
@@ -102,8 +95,6 @@ EMBEDDED_WAIT_MS = 50
 # What every Apache Kafka since 1.0 answers and the embedded broker does not. The versions of Fetch do not tell: it
 # offers those that have sessions, but keeps none.
 _NOT_EMBEDDED = frozenset({ApiKey.OffsetForLeaderEpoch, ApiKey.CreatePartitions})
-
-_STALLED_S = 30.0
 
 # By bootstrap address.
 _embedded: dict[str, bool] = {}
@@ -303,170 +294,6 @@ def expect_uvloop() -> None:
     AIOKafkaConnection.send = sent
 
 
-def partitions(reader: KafkaConsumer, topics: Iterable[str]) -> list[TopicPartition]:
-    """Return the partitions of those topics that exist.
-
-    Raises:
-        UnknownTopic: none of them does.
-    """
-    topics = list(topics)
-    parts = [TopicPartition(t, p) for t in topics for p in sorted(reader.partitions_for_topic(t) or ())]
-    if not parts:
-        raise UnknownTopic(f"{topics[0]}: the topic does not exist; run `python -m streams topics create`")
-    return parts
-
-
-def require_topics(settings: Settings, topics: Iterable[str]) -> None:
-    """Refuse topics that do not exist: a producer would wait a minute for one, without saying why.
-
-    Raises:
-        UnknownTopic: it names the first topic that is missing.
-    """
-    with contextlib.closing(consumer(settings)) as reader:
-        for topic in topics:
-            partitions(reader, [topic])
-
-
-def at_end(settings: Settings, topics: Iterable[str]) -> KafkaConsumer:
-    """Return a consumer that reads from the present ends of topics.
-
-    Raises:
-        UnknownTopic: none of the topics exists.
-    """
-    reader = consumer(settings)
-    parts = partitions(reader, topics)
-    reader.assign(parts)
-    reader.seek_to_end(*parts)
-    for tp in parts:
-        reader.position(tp)  # the seek takes effect only when the position is read
-    return reader
-
-
-def seek_to_time(reader: KafkaConsumer, since_ms: int) -> None:
-    """Move a consumer to the first records appended at a time or later; where there are none, it stays.
-
-    Args:
-        reader: With its partitions assigned.
-        since_ms: The time, in ms since the epoch.
-    """
-    for tp, first in reader.offsets_for_times(dict.fromkeys(reader.assignment(), since_ms)).items():
-        if first is not None:
-            reader.seek(tp, first.offset)
-
-
-def read_all(
-    settings: Settings, topics: Iterable[str], *, timeout_ms: int = 1000, begin: int = 0
-) -> Iterator[Any]:
-    """Yield every record now on the topics, partition by partition, up to the ends seen at the start.
-
-    Raises:
-        UnknownTopic: none of the topics exists.
-    """
-    with contextlib.closing(consumer(settings)) as reader:
-        parts = partitions(reader, topics)
-        ends, begins = reader.end_offsets(parts), reader.beginning_offsets(parts)
-        spans = {tp: (max(begin, begins[tp]), ends[tp]) for tp in parts}
-        yield from read(reader, spans, timeout_ms=timeout_ms)
-
-
-def read_in_time(settings: Settings, topic: str, since_ms: int, until_ms: int) -> Iterator[Any]:
-    """Yield the records of a topic that were appended in a span of time, in its order, in constant memory.
-
-    Each partition has a connection of its own, and the earliest of their next records comes next.
-
-    Args:
-        settings: The deployment.
-        topic: The topic.
-        since_ms: First append time, ms since the epoch.
-        until_ms: First append time that is left out.
-
-    Raises:
-        UnknownTopic: the topic does not exist.
-    """
-
-    def of(part: TopicPartition) -> Iterator[Any]:
-        with contextlib.closing(consumer(settings)) as reader:
-            begin, end = reader.beginning_offsets([part])[part], reader.end_offsets([part])[part]
-            first = reader.offsets_for_times({part: since_ms})[part]
-            for record in read(reader, {part: (begin if first is None else first.offset, end)}):
-                if since_ms <= record.timestamp < until_ms:
-                    yield record
-
-    with contextlib.closing(consumer(settings)) as reader:
-        parts = partitions(reader, [topic])
-    yield from heapq.merge(*map(of, parts), key=lambda record: record.timestamp)
-
-
-def read(
-    reader: KafkaConsumer, spans: Mapping[TopicPartition, tuple[int, int]], *, timeout_ms: int = 500
-) -> Iterator[Any]:
-    """Yield the records of partitions from an offset up to, but excluding, another; compaction may have left gaps.
-
-    Raises:
-        BrokerStalled: no record arrived for half a minute.
-    """
-    left = {tp for tp, (begin, end) in spans.items() if begin < end}
-    if not left:
-        return
-    reader.assign(list(left))
-    for tp in left:
-        reader.seek(tp, spans[tp][0])
-    at, since_s = {tp: spans[tp][0] for tp in left}, time.monotonic()
-    while left:
-        for tp, records in reader.poll(timeout_ms=timeout_ms).items():
-            yield from (r for r in records if r.offset < spans[tp][1])
-        now_at = {tp: reader.position(tp) for tp in left}
-        if now_at != at:
-            at, since_s = now_at, time.monotonic()
-        elif time.monotonic() - since_s > _STALLED_S:
-            tp, offset = next(iter(at.items()))
-            where = f"{tp.topic}/{tp.partition}: no record after offset {offset} of {spans[tp][1]}"
-            raise BrokerStalled(f"{where}; try again")
-        left = {tp for tp in left if at[tp] < spans[tp][1]}
-        at = {tp: at[tp] for tp in left}
-
-
-def find(settings: Settings, topic: str, key: bytes, since_ms: int, until_ms: int) -> Any:
-    """Return the first record of a key that was appended in a span of time, ms since the epoch; None if there is none.
-
-    Raises:
-        BrokerUnreachable: no broker answers.
-        UnknownTopic: the topic does not exist.
-    """
-    with contextlib.closing(consumer(settings)) as reader:
-        parts = partitions(reader, [topic])
-        tp = parts[partition_for(key, len(parts))]
-        if (begin := reader.offsets_for_times({tp: since_ms})[tp]) is None:
-            return None
-        for record in read(reader, {tp: (begin.offset, reader.end_offsets([tp])[tp])}):
-            if record.timestamp > until_ms:
-                return None
-            # The embedded broker may begin before the time.
-            if record.key == key and record.timestamp >= since_ms:
-                return record
-        return None
-
-
-def latest(settings: Settings, topics: Iterable[str], begin: int = 0) -> dict[bytes, bytes]:
-    """Return the newest value of each key of compacted topics.
-
-    Raises:
-        UnknownTopic: none of the topics exists.
-    """
-    found: dict[bytes, bytes] = {}
-    apply(found, read_all(settings, topics, timeout_ms=200, begin=begin))
-    return found
-
-
-def apply(rows: MutableMapping[bytes, bytes], records: Iterable[Any]) -> None:
-    """Update rows by key from records of a compacted topic; the row that was written last comes last."""
-    for record in records:
-        key = record.key or b""
-        rows.pop(key, None)
-        if record.value is not None:
-            rows[key] = record.value
-
-
 def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
     """Return an error that says whether the address does not answer or refuses us, and what to do."""
     host, _, port = settings.kafka.bootstrap.split(",")[0].strip().rpartition(":")
@@ -488,28 +315,3 @@ def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
         f"({error or 'closed'}). Check {', '.join(names)} (`python -m streams settings` shows them), and whether the "
         "broker is overloaded"
     )
-
-
-# Read single records by topic, partition and offset, and send them again unchanged.
-
-_SEND_S = 30.0
-
-
-def send_again(settings: Settings, origins: Iterable[Origin]) -> Iterator[bool]:
-    """Send the records at some origins again, one after the other, and wait for the delivery of each.
-
-    Yields:
-        For each whether its topic still held it.
-
-    Raises:
-        BrokerUnreachable: no broker answers.
-    """
-    with contextlib.closing(consumer(settings)) as reader, contextlib.closing(producer(settings)) as sender:
-        for origin in origins:
-            tp = TopicPartition(origin.topic, origin.partition)
-            reader.assign([tp])
-            held = reader.beginning_offsets([tp])[tp] <= origin.offset < reader.end_offsets([tp])[tp]
-            record = next(read(reader, {tp: (origin.offset, origin.offset + 1)}), None) if held else None
-            if record is not None:
-                sender.send(record.topic, key=record.key, value=record.value).get(timeout=_SEND_S)
-            yield record is not None

@@ -17,8 +17,8 @@ from kafka.errors import (
 )
 
 from schemas.errors import UniscaleError
+from streams.log import kafka_clients
 from streams.log.base import ConsumerGroup
-from streams.runtime import kafka_clients
 from streams.settings import Settings, variable
 from streams.topics import Topic
 

@@ -1,0 +1,177 @@
+"""The log for programs that wait: commands and clients, whatever thread or event loop they are called from."""
+
+import asyncio
+import heapq
+import threading
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+from schemas.query import Origin
+from streams.log.base import Begin, ConsumerRecord, Part
+from streams.log.kafka import PATIENCE_S, KafkaLog, Reader
+from streams.settings import Settings
+
+T = TypeVar("T")
+
+
+class BlockingLog:
+    """`KafkaLog` in a thread of its own: each call returns when the broker has answered. `close` it, or use a `with`.
+
+    It gives up where no record comes for half a minute, and leaves out topics that do not exist.
+
+    Args:
+        settings: The deployment.
+
+    Raises:
+        BrokerUnreachable: on use, when no broker answers.
+        UnknownTopic: on use, when none of the topics exists.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._log = KafkaLog(settings, patience_s=PATIENCE_S)
+        self._followed: list[Reader] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="log", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine, run in the log's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def read(
+        self, topics: Iterable[str], begin: int = 0, *, partition: int | None = None, since_ms: int = 0
+    ) -> Iterator[ConsumerRecord]:
+        """Yield every record now on the topics, those of a partition in order; see `KafkaLog.read`."""
+        batches = self._log.read(list(topics), begin, partition=partition, since_ms=since_ms)
+
+        async def following() -> Sequence[ConsumerRecord] | None:
+            return await anext(batches, None)
+
+        try:
+            while (records := self.run(following())) is not None:
+                yield from records
+        finally:
+            self.run(batches.aclose())
+
+    def read_in_time(self, topic: str, since_ms: int, until_ms: int) -> Iterator[ConsumerRecord]:
+        """Yield the records of a topic that were appended in a span of time, in its order, in constant memory.
+
+        Each partition has a connection of its own, and the earliest of their next records comes next.
+
+        Args:
+            topic: The topic.
+            since_ms: First append time, ms since the epoch.
+            until_ms: First append time that is left out.
+        """
+        parts = sorted(at for _, at in self.ends([topic]))
+        merged = heapq.merge(
+            *(self.read([topic], partition=at, since_ms=since_ms) for at in parts),
+            key=lambda record: record.timestamp_ms,
+        )
+        return (record for record in merged if record.timestamp_ms < until_ms)
+
+    def latest(self, topics: Iterable[str]) -> dict[bytes, bytes]:
+        """Return the newest value of each key of compacted topics."""
+        found: dict[bytes, bytes] = {}
+        for topic in topics:
+            self.run(self._log.latest(topic, into=found))
+        return found
+
+    def ends(self, topics: Sequence[str]) -> Mapping[Part, int]:
+        """Return the offset that the next record of each partition gets."""
+
+        async def asked() -> dict[Part, int]:
+            async with await self._log.open(topics) as reader:
+                return {(tp.topic, tp.partition): end for tp, end in (await reader.ends()).items()}
+
+        return self.run(asked())
+
+    def topics(self) -> set[str]:
+        """Return the names of all topics."""
+        return self.run(self._log.topics())
+
+    def append_again(self, origin: Origin) -> bool:
+        """Append a record again, as it is; see `Log.append_again`."""
+        return self.run(self._log.append_again(origin))
+
+    def follow(self, topics: Iterable[str], begin: Begin = "end") -> "Follower":
+        """Return what follows topics."""
+
+        async def opened() -> Reader:
+            reader = await self._log.open(list(topics))
+            await reader.begin(begin)
+            return reader
+
+        self._followed.append(reader := self.run(opened()))
+        return Follower(self, reader)
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        if not self._loop.is_closed():
+            for reader in self._followed:
+                self.run(reader.close())
+            self.run(self._log.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+class Follower:
+    """Records as they are appended. Use it from one thread at a time.
+
+    Args:
+        log: In whose thread it reads; it closes the reader.
+        reader: What it reads with.
+    """
+
+    def __init__(self, log: BlockingLog, reader: Reader) -> None:
+        self._log = log
+        self._reader = reader
+
+    def poll(self, timeout_s: float) -> list[ConsumerRecord]:
+        """Return the records that have arrived; wait up to `timeout_s` for the first."""
+        return self._log.run(self._reader.poll(int(timeout_s * 1000)))
+
+    def catch_up(self) -> Iterator[list[ConsumerRecord]]:
+        """Yield records up to the ends of the topics as they are now."""
+        ends = self._log.run(self._reader.ends())
+
+        async def following(batches: Any) -> list[ConsumerRecord] | None:
+            return await anext(batches, None)
+
+        batches = self._reader.to(ends)
+        while (records := self._log.run(following(batches))) is not None:
+            yield records
+
+    def skip(self) -> None:
+        """Continue at the present ends."""
+        self._log.run(self._reader.begin("end"))
+
+
+def read_all(settings: Settings, topics: Iterable[str]) -> Iterator[ConsumerRecord]:
+    """Yield every record now on topics, over a connection that ends with it; see `BlockingLog.read`."""
+    with BlockingLog(settings) as log:
+        yield from log.read(topics)
+
+
+def require_topics(settings: Settings, topics: Iterable[str]) -> None:
+    """Refuse topics that do not exist: a producer would wait a minute for one, without saying why.
+
+    Raises:
+        UnknownTopic: it names the first topic that is missing.
+    """
+    with BlockingLog(settings) as log:
+        for topic in topics:
+            log.follow([topic])
+
+
+def latest(settings: Settings, topics: Iterable[str]) -> dict[bytes, bytes]:
+    """Return the newest value of each key of compacted topics, over a connection that ends with it."""
+    with BlockingLog(settings) as log:
+        return log.latest(topics)
