@@ -21,7 +21,8 @@ from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Catalogue, Model
 from agents.search.search import Job, SearchRules, begin, draft, resume
 from agents.serving.registry import HostingOptions, hosted_engine, hosted_model, load_into
-from agents.serving.vllm_host import EngineHost, GeneratedDraft, Generation
+from agents.serving.vllm_host import EngineHost
+from agents.serving.vllm_requests import GeneratedDraft, Generation
 from agents.serving.vllm_settings import prepare_environment
 from agents.verifier.prm import start_verifier
 from bench.streams import BenchFailed

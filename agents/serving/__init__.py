@@ -21,7 +21,8 @@ from agents.serving.errors import (
     RequestRefusedError,
     ServingError,
 )
-from agents.serving.vllm_host import EngineHost, GeneratedDraft, Generation, Pooled, Pooling
+from agents.serving.vllm_host import EngineHost
+from agents.serving.vllm_requests import GeneratedDraft, Generation, Pooled, Pooling
 from agents.serving.vllm_settings import HostedModel
 
 __all__ = [

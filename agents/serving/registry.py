@@ -17,7 +17,8 @@ from agents.serving.probing import Prober, ProbeRules, ask
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import RecordedEngine, Recording
 from agents.serving.retries import USUAL, Retries, retrying
-from agents.serving.vllm_host import EngineHost, Generation
+from agents.serving.vllm_host import EngineHost
+from agents.serving.vllm_requests import Generation
 from agents.serving.vllm_settings import HostedModel, checkpoint_path, kv_cache_bytes
 from schemas.answer import Probe
 from schemas.control import ModelHealth

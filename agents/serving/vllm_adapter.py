@@ -28,7 +28,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from agents.serving.errors import EngineFaultError, RequestRefusedError
-from agents.serving.vllm_host import SEED_LIMIT, GeneratedDraft, Generation, Output, Pooled, Request
+from agents.serving.vllm_requests import SEED_LIMIT, GeneratedDraft, Generation, Output, Pooled, Request
 from agents.serving.vllm_settings import HostedModel
 
 STEP_TOKENS = 8192  # prompt tokens that enter one step; more wait for the next

@@ -19,7 +19,7 @@ from agents.serving.errors import (
     ServingError,
     UnknownEngineError,
 )
-from agents.serving.vllm_host import RequestGroup
+from agents.serving.vllm_requests import RequestGroup
 from agents.serving.vllm_settings import HostedModel
 
 log = logging.getLogger(__name__)

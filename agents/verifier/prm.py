@@ -30,7 +30,8 @@ from agents.serving.registry import (
     start_host,
 )
 from agents.serving.retries import USUAL, Retries, retrying, within
-from agents.serving.vllm_host import EngineHost, Pooling
+from agents.serving.vllm_host import EngineHost
+from agents.serving.vllm_requests import Pooling
 from agents.verifier.formats import Format, Rendered, SkyworkFormat, StepTagFormat
 from schemas.search import Scored, SearchStep, Served, Verification
 

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -32,6 +32,7 @@ from streams.gateway.routes import Page, routes
 from streams.http.server import Server, server_of
 from streams.log.base import ConsumerRecord, Since
 from streams.runtime.runtime import Runtime
+from streams.runtime.spec import ServiceSpec
 
 # All routes of the gateway as one ASGI application.
 
@@ -45,16 +46,19 @@ class Routes:
     Args:
         coordinator: What the routes work with.
         hosts: Host names that requests may be addressed to.
+        services: Those whose consumer groups are shown.
     """
 
-    def __init__(self, coordinator: RequestCoordinator, hosts: frozenset[str]) -> None:
+    def __init__(
+        self, coordinator: RequestCoordinator, hosts: frozenset[str], services: Sequence[ServiceSpec] = ()
+    ) -> None:
         self.coordinator = coordinator
         page = Page(coordinator.gate, hosts)
         self.guard = RouteGuard(coordinator, hosts, page.key_of)
         self._listed: list[BaseRoute] = [
             *(
                 Route(path, self.guard(handle), methods=[method])
-                for method, path, handle in [("POST", "/v1/chat/completions", chat), *routes()]
+                for method, path, handle in [("POST", "/v1/chat/completions", chat), *routes(services)]
             ),
             *page.routes(),
             # Probes call no model and need no key.
@@ -167,10 +171,12 @@ class GatewayService:
     Args:
         runtime: The way to the topics.
         recent: How many queries the index keeps, and how many records a partition are read at the start.
+        services: Those whose consumer groups are shown.
     """
 
-    def __init__(self, runtime: Runtime, recent: int) -> None:
+    def __init__(self, runtime: Runtime, recent: int, services: Sequence[ServiceSpec] = ()) -> None:
         self.runtime = runtime
+        self.services = services
         self.recent = recent
         settings = runtime.settings
         self.gate = Gate(settings.queries.max_in_flight, settings.gateway.streams, settings.gateway.reads)
@@ -210,7 +216,7 @@ class GatewayService:
 
     def routes(self, hosts: frozenset[str] = frozenset()) -> Routes:
         """Return the HTTP side."""
-        return Routes(self.coordinator, LOCAL_HOSTS | hosts)
+        return Routes(self.coordinator, LOCAL_HOSTS | hosts, self.services)
 
     def check_address(self, host: str, hosts: frozenset[str] = frozenset()) -> None:
         """Refuse to be reached from other machines while no key exists: whoever comes in without one may do everything.

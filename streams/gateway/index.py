@@ -18,7 +18,7 @@ from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
 from streams.gateway.auth import Tenants, Usage
 from streams.gateway.request import BASELINE_OF, kept_of
-from streams.services.recent import RecentIds
+from streams.recent_ids import RecentIds
 from streams.timeline import Timeline
 
 # Changes of catalogue, objectives and cost bounds, as marks on the page's time axis.

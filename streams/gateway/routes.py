@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -38,7 +38,7 @@ from streams.gateway.request import listing, parse
 from streams.gateway.responses import picked
 from streams.log.base import NotAllowed, Outgoing, Unavailable
 from streams.runtime.runtime import Runtime
-from streams.services import SERVICES
+from streams.runtime.spec import ServiceSpec
 
 # `/v1/decide`: which configuration a request would run, and why. Runs nothing and learns nothing.
 
@@ -183,9 +183,14 @@ T = TypeVar("T")
 
 
 class Views:
-    """Lists and statistics of queries, worked out once for all who look at the same ones within a second."""
+    """Lists and statistics of queries, worked out once for all who look at the same ones within a second.
 
-    def __init__(self) -> None:
+    Args:
+        services: Those whose consumer groups are shown.
+    """
+
+    def __init__(self, services: Sequence[ServiceSpec]) -> None:
+        self._services = services
         # By what it is, with the time from which it is too old.
         self._made: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
         self._looked_s = -math.inf
@@ -216,7 +221,7 @@ class Views:
             "uplift": await self._uplift(coordinator, sees),
             "models": models(coordinator.runtime.control),
             # What waits is everybody's.
-            "services": await self._services(coordinator.runtime) if sees is None else [],
+            "services": await self._consumers(coordinator.runtime) if sees is None else [],
             "marks": list(coordinator.marks.listed),
         }
 
@@ -247,14 +252,14 @@ class Views:
         made: T = await asyncio.shield(self._made[what][1])
         return made
 
-    async def _services(self, runtime: Runtime) -> list[dict[str, Any]]:
+    async def _consumers(self, runtime: Runtime) -> list[dict[str, Any]]:
         """Return each service with its workers and waiting records, as the broker told within the last seconds."""
         now_s = runtime.monotonic()
         if now_s - self._looked_s >= _SERVICES_S:
             self._looked_s = now_s
             executors = tuple(dict.fromkeys(model.group for model in runtime.control.catalogue.models))
             names = {
-                app: spec.name for spec in SERVICES.values() for app in spec.apps(runtime.topics, executors)
+                app: spec.name for spec in self._services for app in spec.apps(runtime.topics, executors)
             }
             try:
                 found = await runtime.log.groups(list(names))
@@ -534,9 +539,9 @@ def _named(name: str, body: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
 
 
-def routes() -> Listing:
-    """Return all routes of this file that need a key, for one gateway."""
-    views = Views()
+def routes(services: Sequence[ServiceSpec]) -> Listing:
+    """Return all routes of this file that need a key, for one gateway; see `Views`."""
+    views = Views(services)
     return [
         ("POST", "/v1/decide", decide),
         ("GET", "/v1/models", list_models),

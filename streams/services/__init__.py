@@ -50,12 +50,13 @@ EMBEDDER = ServiceSpec(
 
 
 async def _build_decider(runtime: Runtime) -> Ordered:
-    from streams.http.previews import Previews
+    from streams.http.previews import PreviewEndpoint
     from streams.services.decider import DeciderService
+    from streams.services.previews import Previews
 
     service = await DeciderService.build(runtime)
     if runtime.settings.previews.port:
-        runtime.background("previews", Previews(service).serve)
+        runtime.background("previews", PreviewEndpoint(runtime, Previews(service).preview).serve)
     return service
 
 
@@ -145,7 +146,7 @@ async def _build_gateway(runtime: Runtime) -> None:
     from streams.gateway.app import GatewayService, serve
 
     settings = runtime.settings.gateway
-    service = GatewayService(runtime, settings.recent)
+    service = GatewayService(runtime, settings.recent, tuple(SERVICES.values()))
     await service.follow()
     await serve(service, settings.host, settings.port, frozenset(settings.hosts))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams.services.recent import RecentIds
+from streams.recent_ids import RecentIds
 
 # Without it, thousands of decisions would be made before the first reward. A query counts from when its Context is
 # sent until its Answer appears on the `answer` topic. A separate reader watches that topic: handlers that all

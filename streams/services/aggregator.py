@@ -53,13 +53,13 @@ from schemas.record import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.reward import Due, Feedback, Reward
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable, key_of
 from streams.log.partitioner import partition_for
+from streams.recent_ids import RecentIds
 from streams.runtime.effects import Effects, Keyed, Rows
 from streams.runtime.handler_guard import Refusal
 from streams.runtime.runtime import Runtime
 from streams.services import rejected
 from streams.services.open_rewards import OpenRewards
 from streams.services.priority_queue import PriorityQueue
-from streams.services.recent import RecentIds
 from streams.services.rejected import RejectedIds
 from streams.services.turns import TooManyWait, Turns
 from streams.topics import SHARD

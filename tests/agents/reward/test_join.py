@@ -33,7 +33,7 @@ from schemas.errors import UnreadableRecord
 from schemas.forest import Draft
 from schemas.query import Origin
 from schemas.reward import CLOSING, Charge, Due, Feedback, Grader, Reward
-from streams.services.recent import RecentIds
+from streams.recent_ids import RecentIds
 from tests.support.records import ACTION, ORIGIN, PRICE, answer, decision
 
 WAITS = Timeouts(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)

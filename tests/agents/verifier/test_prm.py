@@ -9,7 +9,7 @@ from agents.catalogue.models import Architecture, EngineSettings, StepTags, Veri
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import ChatPrompts
 from agents.serving.registry import HostingOptions
-from agents.serving.vllm_host import Pooling
+from agents.serving.vllm_requests import Pooling
 from agents.verifier.formats import SkyworkFormat, StepTagFormat
 from agents.verifier.prm import ScoreCountError, start_verifier
 from schemas.search import Scored

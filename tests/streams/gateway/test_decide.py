@@ -17,10 +17,10 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
 from streams.gateway.auth import TARGETS
-from streams.http.previews import NotNow, Previews
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import decider
+from streams.services.previews import NotNow, Previews
 from tests.support.cluster import Ask, InMemory, added, change, read, running, send, served, worker_of
 from tests.support.encoders import DownFor
 from tests.support.house import ASK, PLAIN, House

@@ -16,7 +16,8 @@ from agents.serving.errors import (
     UnknownEngineError,
 )
 from agents.serving.prompts import ChatPrompts
-from agents.serving.vllm_host import EngineHost, Generation, Pooling
+from agents.serving.vllm_host import EngineHost
+from agents.serving.vllm_requests import Generation, Pooling
 from agents.serving.vllm_settings import HostedModel
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

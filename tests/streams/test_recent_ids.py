@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.services.recent import RecentIds
+from streams.recent_ids import RecentIds
 
 
 @given(st.lists(st.integers(0, 30).map(str), min_size=1), st.integers(1, 12))

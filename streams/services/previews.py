@@ -1,0 +1,158 @@
+"""What the policy of a decider would choose for a query, and why: nothing is learned, logged or sent."""
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from agents.bandit.policy import ActionVector
+from agents.catalogue.actions import ActionSpace
+from agents.decider.decider import Decider
+from agents.decider.preview import Preview, anonymous, offering, preview
+from agents.embedding import ArrivedQuery, EncoderUnavailable, embed, embedded_text, encoder_id
+from schemas.query import Origin, Query, QueryContext
+from streams.log.base import Unavailable
+from streams.services.decider import DeciderService
+
+log = logging.getLogger("streams.decider")
+
+_MOST_WAITING: Final = 16
+"""Previews at once. Encoding a question takes about 10 ms, one at a time; more than these would wait too long."""
+
+_KEPT: Final = 256
+"""Vectors that are kept: a slider asks many times about one question."""
+
+_NOWHERE: Final = Origin(topic="preview", partition=0, offset=0)
+
+
+class NotNow(Unavailable):
+    """This decider cannot answer at the moment; the message says why."""
+
+
+class Changed(NamedTuple):
+    """The actions of a catalogue that a learner has not taken over yet."""
+
+    decider: Decider
+    version: int
+    space: ActionSpace
+    vectors: Sequence[ActionVector]
+    price_factors: Mapping[str, float]
+
+
+class Previews:
+    """Answers what the learner of a service would choose.
+
+    Args:
+        service: The decider's service.
+    """
+
+    def __init__(self, service: DeciderService) -> None:
+        self.service = service
+        self._waiting = 0
+        self._encoding = asyncio.Lock()
+        self._vectors: OrderedDict[bytes, bytes] = OrderedDict()  # by a digest of the text, which may be long
+        self._changed: Changed | None = None
+        self._copy: tuple[Decider, int, int, ActionSpace, Decider] | None = None
+
+    async def preview(self, query: Query) -> Preview:
+        """Return what would be chosen for a query now.
+
+        Raises:
+            NotNow: This worker is not the learner, is recovering, or has too many previews to answer.
+            UniscaleError: What would refuse the query itself.
+        """
+        if self._waiting >= _MOST_WAITING:
+            raise NotNow(f"{_MOST_WAITING} previews are being answered; try again")
+        self._waiting += 1
+        try:
+            context = await self._context(anonymous(query))
+            async with self._encoding:
+                changed = await self._actions()
+            # Between two batches: a snapshot reads the learner in a thread, and an offer of actions is not one step.
+            async with self.service.lock:
+                return await self._read(context, changed)
+        finally:
+            self._waiting -= 1
+
+    async def _read(self, context: QueryContext, changed: Changed | None) -> Preview:
+        service, control = self.service, self.service.runtime.control
+        decider, learner = service.decider, service.learner
+        if decider is None or not learner.log.assigned:
+            raise NotNow("this decider does not hold the policy: another one does, or it is still recovering")
+        if learner.offered is not None and learner.offers(control.catalogue_version):
+            self._changed = self._copy = None
+            space, version = learner.offered.space, learner.offered.version
+        elif changed is not None and changed.decider is decider:
+            decider, space, version = await self._offering(changed), changed.space, changed.version
+        else:
+            version = None
+        if version != control.catalogue_version:
+            raise NotNow("the catalogue has just changed; try again")
+        living, others = service.environments(space)
+        return preview(decider, context, living if living.serves(context.query) else others)
+
+    async def _actions(self) -> Changed | None:
+        """Return the actions of a catalogue that the learner takes over at its next decision; None if it has.
+
+        Raises:
+            NotNow: None of them is embedded.
+        """
+        learner, control = self.service.learner, self.service.runtime.control
+        decider, catalogue, version = learner.decider, control.catalogue, control.catalogue_version
+        if decider is None or learner.offers(version):
+            return None
+        kept = self._changed
+        if kept is not None and kept.decider is decider and kept.version == version:
+            return kept
+        try:
+            space, vectors = await learner.vectors(decider, catalogue)
+        except Unavailable as error:
+            raise NotNow(str(error)) from error
+        found = Changed(decider, version, space, vectors, catalogue.price_factors)
+        # Where some wait for the encoder, it is asked again in a while.
+        self._changed = found if len(space) == len(control.space(catalogue)) else None
+        return found
+
+    async def _offering(self, changed: Changed) -> Decider:
+        """Return a copy of the learner with a changed catalogue: its own offer is a row in its log."""
+        decider, kept = changed.decider, self._copy
+        # Of one version, more actions may have been embedded; of one space, the price of a model may have changed.
+        if (
+            kept is not None
+            and kept[0] is decider
+            and kept[1:4] == (decider.seq, changed.version, changed.space)
+        ):
+            return kept[4]
+        made = await self.service.runtime.in_thread(
+            lambda: offering(decider, changed.vectors, changed.price_factors)
+        )
+        self._copy = (decider, decider.seq, changed.version, changed.space, made)
+        return made
+
+    async def _context(self, query: Query) -> QueryContext:
+        text = hashlib.sha256(embedded_text(query).encode()).digest()
+        arrival = ArrivedQuery(query, _NOWHERE, 0)
+        async with self._encoding:
+            if (vector := self._vectors.pop(text, None)) is None:
+                encoder = self.service.encoder
+                try:
+                    (context,) = await self.service.runtime.in_thread(
+                        lambda: embed([arrival], encoder=encoder)
+                    )
+                except EncoderUnavailable as error:
+                    log.warning("a preview waits for the encoder: %s", error)
+                    raise NotNow(error.for_client) from error
+            else:
+                context = QueryContext(
+                    query=query,
+                    embedding=vector,
+                    origin=_NOWHERE,
+                    encoder=encoder_id(self.service.encoder),
+                    appended_ms=0,
+                )
+            self._vectors[text] = context.embedding
+            if len(self._vectors) > _KEPT:
+                self._vectors.popitem(last=False)
+        return context
