@@ -1,7 +1,7 @@
 """Up to when a partition has been delivered: what its end says, markers, retention, and a partition always behind."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,12 +34,12 @@ class Told:
         )
         self.end = self.at_ms = 0
         runtime: Any = self.runtime
-        runtime._asked, runtime.now_ms = self._say, lambda: self.at_ms
+        runtime.log.end_offsets, runtime.clock.now_ms = self._say, lambda: self.at_ms
 
     async def _handle(self, records: Any) -> None:
         pass
 
-    async def _say(self, what: str, ask: Callable[[], object]) -> dict[tuple[str, int], int]:
+    async def _say(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
         return {PART: self.end}
 
     async def arrive(self, *offsets: int) -> None:
