@@ -15,7 +15,6 @@ from streams.log.base import (
     Part,
     Since,
     UnknownTopic,
-    fold,
     replaces,
 )
 from streams.log.partitioner import partition_for
@@ -297,9 +296,10 @@ class MemoryLog:
         self, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
     ) -> MutableMapping[bytes, bytes]:
         """Read the topic; see the protocol."""
+        self._check(topic)
         found = {} if into is None else into
-        async for records in self.read([topic], begin):
-            fold(found, records)
+        for partition in range(self._broker.partitions(topic)):
+            found.update(self._broker.changelog(topic, partition, begin))
         return found
 
     async def first_offsets(self, topics: Sequence[str]) -> Mapping[Part, int]:

@@ -222,14 +222,14 @@ async def test_a_decision_of_before_the_process_does_not_end_a_search_that_went_
     deadline_ms = verification.search.forest.limits.deadline_ms
     assert deadline_ms is not None
     async with alone(in_memory(), ExecutorService) as service:
-        monkeypatch.setattr(service.runtime, "now_ms", lambda: deadline_ms + 1000)
+        monkeypatch.setattr(service.runtime.clock, "now_ms", lambda: deadline_ms + 1000)
         before = at(begun, timestamp_ms=service.since_ms - 1)
         assert await service.on(None, decision, before) == Effects(), "nothing to say, nothing remembered"
         (answer,) = sent(await service.on(None, verification, scored), Answer)
         assert (answer.status, answer.error) == ("budget", "the budget of deadline ran out")
         assert answer.text, "the best path so far"
     async with alone(in_memory(), ExecutorService) as service:
-        monkeypatch.setattr(service.runtime, "now_ms", lambda: deadline_ms + 1000)
+        monkeypatch.setattr(service.runtime.clock, "now_ms", lambda: deadline_ms + 1000)
         (answer,) = sent(await service.on(None, decision, at(begun, timestamp_ms=service.since_ms)), Answer)
         assert (answer.status, answer.text) == ("budget", None), "no repeat: its client waits no longer"
 
