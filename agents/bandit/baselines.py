@@ -176,7 +176,7 @@ class MLP(Learner):
         f = features.settings
         if f.interactions != "none":
             raise ValueError(f"interactions is {f.interactions!r}; a network learns its own, set 'none'")
-        self.network = Network(f.query_dim + f.action_dim, self.settings)
+        self.network = Network(f.query_dim + f.action_dim, **asdict(self.settings))
         self.history = ReplayBuffer(f.query_dim)
 
     def take(self, observations: Sequence[Observation]) -> None:

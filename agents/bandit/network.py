@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 import torch
 
-from agents.bandit.baselines import NetworkSettings
 from agents.bandit.policy import Matrix, Vector
 
 PARTS: Final = ("w1", "b1", "w2", "b2")
@@ -25,23 +24,24 @@ PARTS: Final = ("w1", "b1", "w2", "b2")
 class Network:
     """f(x) = w₂ᵀ relu(W₁x + b₁) + b₂ with its Adam state; training continues from the present state."""
 
-    def __init__(self, dim: int, settings: NetworkSettings) -> None:
-        self.settings = settings
-        random = torch.Generator().manual_seed(settings.seed)
+    def __init__(
+        self, dim: int, *, hidden: int, learning_rate: float = 1e-3, iterations: int = 1000, seed: int = 0
+    ) -> None:
+        self._learning_rate, self._iterations = learning_rate, iterations
+        random = torch.Generator().manual_seed(seed)
 
         def uniform(*shape: int, fan_in: int) -> torch.Tensor:
             bound = fan_in**-0.5  # the usual initialisation of a linear layer
             drawn: torch.Tensor = torch.rand(*shape, generator=random)
             return drawn.mul(2.0 * bound).sub(bound)
 
-        h = settings.hidden
         self.parts = [
-            uniform(h, dim, fan_in=dim),
-            uniform(h, fan_in=dim),
-            uniform(h, fan_in=h),
-            uniform(1, fan_in=h),
+            uniform(hidden, dim, fan_in=dim),
+            uniform(hidden, fan_in=dim),
+            uniform(hidden, fan_in=hidden),
+            uniform(1, fan_in=hidden),
         ]
-        self._optimiser = torch.optim.Adam(self.parts, lr=settings.learning_rate, fused=True)
+        self._optimiser = torch.optim.Adam(self.parts, lr=learning_rate, fused=True)
 
     def predict(self, x: Matrix) -> Vector:
         """Return f of each row, shape (n,)."""
@@ -55,7 +55,7 @@ class Network:
         wanted = torch.from_numpy(targets.astype(np.float32))
         torch.set_flush_denormal(True)
         try:
-            for _ in range(self.settings.iterations):
+            for _ in range(self._iterations):
                 self._step(rows, wanted)
         finally:
             torch.set_flush_denormal(False)
@@ -92,7 +92,7 @@ class Network:
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         """Become the network that `snapshot` saved."""
         self.parts = [torch.from_numpy(arrays[name].copy()) for name in PARTS]
-        self._optimiser = torch.optim.Adam(self.parts, lr=self.settings.learning_rate, fused=True)
+        self._optimiser = torch.optim.Adam(self.parts, lr=self._learning_rate, fused=True)
         for name, part in zip(PARTS, self.parts, strict=True):
             moments = {
                 key.removeprefix(f"{name}."): torch.from_numpy(value.copy())

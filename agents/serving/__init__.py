@@ -3,7 +3,8 @@
 engine    the engine protocol: prefixes in, drafts of one step out
 vllm_*    vLLM in this process: callers submit from any thread, and one thread owns and steps every engine
   settings    what to host, the environment variables vLLM needs, and how much KV cache an engine gets
-  host        token ids in, text or class probabilities out; the thread-safe face: submit, run, load, unload, close
+  requests    what goes into an engine and what comes out: token ids in, text or class probabilities out
+  host        the thread-safe face: submit, run, load, unload, close
   loop        the engine thread's body; steps every engine with work in turn
   adapter     the one file that speaks vLLM's API, and a process reward model that vLLM has no class for
 http      models served elsewhere, over HTTP, with keys and a circuit breaker

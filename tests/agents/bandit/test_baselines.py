@@ -45,7 +45,7 @@ def test_training_follows_the_gradient_of_the_mean_squared_error() -> None:
 
     rng = np.random.default_rng(0)
     x, targets = rng.normal(size=(9, 5)), rng.normal(size=9)
-    network = Network(5, NetworkSettings(hidden=7, iterations=30))
+    network = Network(5, hidden=7, iterations=30)
     parts = [p.clone().requires_grad_() for p in network.parts]
     optimiser = torch.optim.Adam(parts, lr=1e-3)
     rows, wanted = torch.tensor(x, dtype=torch.float32), torch.tensor(targets, dtype=torch.float32)
