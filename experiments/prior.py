@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.bandit.contextual import Contextual
+from agents.bandit.history import History
 from agents.bandit.policy import ActionVector
-from agents.bandit.prior import CAP, History, teach
+from agents.bandit.prior import CAP, teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.models import Catalogue
 from agents.embedding import Encoder, embed_actions, encoder_id

@@ -18,6 +18,7 @@ from agents.bandit.policy import (
     Observation,
     Policy,
     Prediction,
+    Traits,
     Vector,
     check_outcome,
     generator,
@@ -67,7 +68,7 @@ class KNN(Learner):
     """k nearest neighbours in the joint space, greedy in their mean reward."""
 
     name = "knn"
-    order_free = False  # the draw among tied rows depends on their order
+    traits = Traits(order_free=False)  # the draw among tied rows depends on their order
 
     def __init__(self, features: FeatureMap, k: int = 5) -> None:
         super().__init__(features)
@@ -163,7 +164,7 @@ class NetworkSettings:
 class MLP(Learner):
     """Predict the scalar reward from x = [s_q; s_a] and take the best action."""
 
-    order_free = False  # training follows the history as it grows
+    traits = Traits(order_free=False)  # training follows the history as it grows
 
     def __init__(
         self, features: FeatureMap, settings: NetworkSettings | None = None, *, name: str = "mlp"

@@ -12,6 +12,7 @@ import numpy as np
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.errors import CorruptState
 from agents.bandit.features import COUNTS, FeatureSettings
+from agents.bandit.history import REFITS, History, RefitSchedule, fit_directions, set_anchors
 from agents.bandit.learner import Learner, pack, ranked, unpack
 from agents.bandit.pacing import Forecast, Pacer
 from agents.bandit.policy import (
@@ -27,11 +28,11 @@ from agents.bandit.policy import (
     Policy,
     Prediction,
     Reason,
+    Traits,
     Vector,
     check_outcome,
     generator,
 )
-from agents.bandit.prior import REFITS, History, RefitSchedule, fit_directions, set_anchors
 from agents.bandit.registry import Inputs, Options, policy
 from agents.bandit.ridge import Ridge
 from agents.bandit.variances import Variances, estimated, evidence_of, usual_mean, usual_variance
@@ -552,8 +553,7 @@ class Contextual(Learner):
     """Priced, optimistic choice by a hierarchical linear model on g_a ⊗ z_q."""
 
     name = "contextual"
-    order_free = False  # the pacer is a fold in strict order
-    surface = True
+    traits = Traits(order_free=False, surface=True)  # the pacer is a fold in strict order
 
     features: ContextualFeatures
 
@@ -562,11 +562,7 @@ class Contextual(Learner):
         self.settings = settings or ContextualSettings()
         self.estimates = Estimates(features)
         self.pacer: Pacer = Pacer(self._forecast, reachable=self.settings.accuracy_of == "reachable")
-        self.refit_schedule = RefitSchedule(self.settings.refits)
-
-    def refit_due(self, outcomes: int) -> bool:
-        """Return whether a refit will be due."""
-        return self.refit_schedule.full(outcomes)
+        self.refits: RefitSchedule = RefitSchedule(self.settings.refits)
 
     def grown(self, kept: Sequence[int]) -> None:
         """Append the columns of new features."""
@@ -695,7 +691,7 @@ class Contextual(Learner):
                         )
                         self.pacer.judged(o.target, float(np.clip(told, 0.0, 1.0)), o.entered)
                     self.estimates.amend(z, at, o)
-                    self.refit_schedule.correct(o)
+                    self.refits.correct(o)
                     self._corrections += 1
                 case "cost":
                     self.estimates.add_cost(z, at, o)
@@ -703,9 +699,10 @@ class Contextual(Learner):
 
     def _kept(self, o: Observation, query: Vector, at: int, log_cost: float | None) -> None:
         """Count an outcome and keep it for the refits; learn everything anew where one is due."""
-        if (history := self.refit_schedule.take(o, query, at, log_cost)) is not None:
+        if (history := self.refits.take(o, query, at, log_cost)) is not None:
             rows = len(history.question)
-            self.refits[rows] = self.relearn(history, known=self.refits.get(rows, b""))
+            results = self.refits.results
+            results[rows] = self.relearn(history, known=results.get(rows, b""))
         self._updates += 1
 
     def relearn(self, history: History, cap: float = math.inf, known: bytes = b"") -> bytes:
@@ -755,7 +752,7 @@ class Contextual(Learner):
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return regressions, window, accounts and refit schedule, all bit for bit."""
         learned, arrays = self.estimates.snapshot()
-        ahead, outcomes = self.refit_schedule.snapshot()
+        ahead, outcomes = self.refits.snapshot()
         accounts, windows = self.pacer.snapshot()
         return {"estimates": learned} | accounts | ahead, arrays | windows | outcomes
 
@@ -764,7 +761,7 @@ class Contextual(Learner):
         self.estimates.restore(meta["estimates"], arrays)
         self.pacer.factors = self.estimates.price_factors
         self.pacer.restore(meta, arrays)
-        self.refit_schedule.restore(meta, arrays)
+        self.refits.restore(meta, arrays)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal when a state is loaded; α and the meaning of accuracy may change."""

@@ -136,8 +136,7 @@ class Explored:
         self.inner = inner
         self.name = f"explored-{inner.name}"
         # The warm-up counts rounds, but `predict` counts those within its batch, so batches need not be split.
-        self.order_free, self.counts_decisions = inner.order_free, inner.counts_decisions
-        self.surface, self.pacer = inner.surface, inner.pacer
+        self.traits, self.refits, self.pacer = inner.traits, inner.refits, inner.pacer
         self.floor, self.warm_up, self.control = floor, warm_up, control
         self.decisions = 0
 
@@ -145,15 +144,6 @@ class Explored:
     def version(self) -> int:
         """Return the inner policy's version."""
         return self.inner.version
-
-    @property
-    def refits(self) -> dict[int, bytes]:
-        """Return the inner policy's refits."""
-        return self.inner.refits
-
-    def refit_due(self, outcomes: int) -> bool:
-        """Return what the inner policy says."""
-        return self.inner.refit_due(outcomes)
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
         """Pass on."""

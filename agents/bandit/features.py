@@ -66,7 +66,7 @@ def checked(subject: str, vector: Vector, dim: int, name: str) -> Vector:
 # Surface counts of a question, which a sentence embedding loses although they show how hard a question is.
 #
 # The number of figures in a word problem, and its length, say more about its level than all 384 dimensions of
-# MiniLM. For policies that read them (`Policy.surface`), the counts follow the embedding in one vector.
+# MiniLM. For policies that read them (`Traits.surface`), the counts follow the embedding in one vector.
 
 COUNTS: Final = (
     "numbers",

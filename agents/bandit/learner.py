@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby, zip_longest
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -27,16 +27,16 @@ from agents.bandit.policy import (
     Matrix,
     Objective,
     Observation,
+    Pacing,
     Pending,
     Policy,
     Prediction,
+    Refits,
+    Traits,
     Vector,
     check_outcome,
     generator,
 )
-
-if TYPE_CHECKING:
-    from agents.bandit.pacing import Pacer
 
 # From a prediction to a choice: seeded ties, exact propensities, runners-up.
 
@@ -319,14 +319,12 @@ class Learner:
     """
 
     name: str
-    order_free: bool = True
-    counts_decisions: bool = False
-    surface: bool = False
-    pacer: Pacer | None = None
+    traits = Traits()
+    pacer: Pacing | None = None
 
     def __init__(self, features: FeatureMap) -> None:
         self.features = features
-        self.refits: dict[int, bytes] = {}
+        self.refits = Refits()
         self._updates = 0
         self._corrections = 0
 
@@ -353,10 +351,6 @@ class Learner:
         return [
             self.predict_one(query, context, seed) for query, context in zip(queries, contexts, strict=True)
         ]
-
-    def refit_due(self, outcomes: int) -> bool:
-        """Return False: it never learns everything anew."""
-        return False
 
     def drifted(self) -> Mapping[str, Drift]:
         """Return nothing: it does not compare outcomes with what it predicted."""

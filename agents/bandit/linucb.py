@@ -22,6 +22,7 @@ from agents.bandit.policy import (
     Pending,
     Policy,
     Prediction,
+    Traits,
     Vector,
     check_outcome,
     generator,
@@ -60,7 +61,7 @@ class LinUCB(Learner):
         super().__init__(features)
         self.name = name
         self.settings = settings or LinUCBSettings()
-        self.counts_decisions = self.settings.widths == "decided"
+        self.traits = replace(self.traits, counts_decisions=self.settings.widths == "decided")
         self._pending: dict[str, None] = {}
         s, q = self.settings, features.settings.query_dim
         columns = len(TERMS) if s.reward == "terms" else 1
@@ -347,7 +348,7 @@ regulariser, and restoring it is a full-rank change: O(d³), once in ln(0.9)/ln(
 class SlidingWindow(LinUCB):
     """LinUCB over the last `window` rewarded rows, in the order in which their rewards came."""
 
-    order_free = False
+    traits = Traits(order_free=False)
 
     def __init__(self, features: FeatureMap, settings: LinUCBSettings | None = None, *, window: int) -> None:
         if window < 1:
@@ -432,7 +433,7 @@ class Discounted(LinUCB):
                 "widths is 'decided'; a discounted policy counts rewarded rows only, set 'rewarded'"
             )
         self.gamma = gamma
-        self.counts_decisions = True
+        self.traits = replace(self.traits, counts_decisions=True)
         self.clock = 0
         self._period = max(1, math.ceil(math.log(RIDGE_FLOOR) / math.log(gamma)))
         self._epoch = 0

@@ -6,15 +6,12 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from agents.bandit.errors import InvalidObjective, InvalidObservation
-
-if TYPE_CHECKING:
-    from agents.bandit.pacing import Pacer
 
 # What policies are asked and told, and what they answer (UniScale §3.2, Alg. 1); their protocol is `Policy`.
 
@@ -350,44 +347,80 @@ UNPRICED: Final[Mapping[str, float]] = {}
 """The price factors where every model charges just its eFLOPs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a caller cannot see from anything else: how a policy must be driven.
+
+    Attributes:
+        order_free: Whether the state depends only on the set of observations, so that a fold may reorder and batch.
+        counts_decisions: Whether a decision changes the next one before any reward, so that decisions are made one at
+            a time.
+        surface: Whether it reads the surface counts of the question behind the embedding (`agents.bandit.features`).
+    """
+
+    order_free: bool = True
+    counts_decisions: bool = False
+    surface: bool = False
+
+
+class Refits:
+    """When a policy learns everything anew, which takes a while, and what it estimated then. This one: never.
+
+    Attributes:
+        results: What was estimated, by the number of outcomes. Who keeps the policy's log takes results out and writes
+            them; before the log is folded they are put in, and read instead of estimated: on another processor an
+            estimate may come out otherwise. Each says of which history it is; one of another is estimated again.
+    """
+
+    def __init__(self) -> None:
+        self.results: dict[int, bytes] = {}
+
+    def due(self, outcomes: int) -> bool:
+        """Return whether it learns everything anew within so many more outcomes."""
+        return False
+
+
+class Pacing(Protocol):
+    """What a policy answers of targets (`agents.bandit.pacing`)."""
+
+    def shadow_price(self, target: Target) -> float:
+        """Return λ, the shadow price of one eFLOP at which a target is met by now. Changes no state."""
+        ...
+
+    def shortfall(self, target: Target) -> float | None:
+        """Return the best that is possible where a target cannot be met; None where it can, or nothing is known."""
+        ...
+
+    def status(self, target: Target) -> BudgetStatus | None:
+        """Return what all tenants' decisions under an objective came to; None before the tenant's first."""
+        ...
+
+
 @runtime_checkable
 class Policy(Protocol):
     """The protocol of all policies. One contract suite tests every implementation.
 
-    Three of its members are flags: a caller cannot see from anything else how to fold a log, how many queries to decide
-    from one state, and what to give as a query's vector.
+    Attributes:
+        name: As Decisions and saved states name it.
+        traits: How it must be driven.
     """
 
     name: str
-    order_free: bool
-    """Whether the state depends only on the set of observations, so that a fold may reorder and batch."""
-    counts_decisions: bool
-    """Whether a decision changes the next one before any reward, so that decisions are made one at a time."""
-    surface: bool
-    """Whether it reads the surface counts of the question behind the embedding (`agents.bandit.features`)."""
+    traits: Traits
 
     @property
-    def pacer(self) -> Pacer | None:
+    def refits(self) -> Refits:
+        """Return what it estimated each time it learned everything anew, and when it does so next."""
+        ...
+
+    @property
+    def pacer(self) -> Pacing | None:
         """Return what solves for λ under objectives by mean cost and by accuracy; None if it serves neither."""
         ...
 
     @property
     def version(self) -> int:
         """Return the number of rewards and corrections applied."""
-        ...
-
-    @property
-    def refits(self) -> dict[int, bytes]:
-        """Return what it estimated each time it learned everything anew, by the number of outcomes.
-
-        Who keeps its log takes these results out and writes them; before the log is folded they are put in, and read
-        instead of estimated: on another processor an estimate may come out otherwise. Each says of which history it is,
-        and what is of another is estimated again.
-        """
-        ...
-
-    def refit_due(self, outcomes: int) -> bool:
-        """Return whether it learns everything anew within so many more outcomes, which takes a while."""
         ...
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:

@@ -9,8 +9,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from agents.bandit.contextual_features import ContextualFeatures
+from agents.bandit.history import History
 from agents.bandit.policy import Matrix
-from agents.bandit.prior import History
 from agents.bandit.ridge import inverted
 
 # Every coefficient has the prior N(0, τ²) with τ² of its block, so what does not help is held at zero and what does is

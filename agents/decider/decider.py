@@ -204,7 +204,7 @@ def decisions(
         cache(policy.pacer.shadow_price) if policy.pacer else None
     )  # of one state, so the same for all
     objectives = [in_force(record, environment, policy.name, shadow_price) for record, _ in asked]
-    contexts = [context_of(record, environment, encoder, policy.surface) for record, _ in asked]
+    contexts = [context_of(record, environment, encoder, policy.traits.surface) for record, _ in asked]
     choices = choose(policy, contexts, [policy_objective(o) for o in objectives], seed)
     decide_s = timer() - began_s
     made = []
@@ -616,7 +616,7 @@ class Decider:
     def _decide_fresh(
         self, asked: Sequence[tuple[QueryContext, Origin]], environment: DecisionEnvironment, timer: Timer
     ) -> list[Decided]:
-        step = 1 if self.policy.counts_decisions else max(1, len(asked))
+        step = 1 if self.policy.traits.counts_decisions else max(1, len(asked))
         results: list[Decided] = []
         for start in range(0, len(asked), step):
             part = asked[start : start + step]
@@ -653,10 +653,10 @@ class Decider:
         size = min(REFIT_BYTES, self.limit // 2)
         found = [
             row
-            for outcomes, result in self.policy.refits.items()
+            for outcomes, result in self.policy.refits.results.items()
             for row in refit_rows(outcomes, result, self.seq - 1, size)
         ]
-        self.policy.refits.clear()
+        self.policy.refits.results.clear()
         return tuple((row.key, encode_row(row)) for row in found)
 
     def _row(self, query_id: str, rows: Rows) -> Row | None:

@@ -126,7 +126,7 @@ class RefitRow(Struct, frozen=True, kw_only=True, tag="decider-refit.v1", tag_fi
         outcomes: Of how many outcomes it learned.
         part, parts: Number of the part, from 0, and how many there are.
         seq: Newest sequence number by then.
-        result: Its bytes (`Policy.refits`).
+        result: Its bytes (`Refits.results`).
     """
 
     outcomes: int
@@ -728,10 +728,10 @@ def fold(
             offers.
     """
     whole = list(rows)
-    if actions and not policy.order_free:
+    if actions and not policy.traits.order_free:
         resume_offer(policy, whole, after, actions)
     told = [event for event in events(whole, after) if event.kind != "nothing"]
-    if policy.order_free:
+    if policy.traits.order_free:
         order = {"decided": 0, "abandoned": 1, "cost": 1, "reward": 2, "failure": 2, "correction": 3}
         told = sorted((e for e in told if e.kind != "offer"), key=lambda e: (order[e.kind], e.seq))
     for kind, group in groupby(told, key=attrgetter("kind")):

@@ -104,7 +104,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     policy = decider.policy
     shadow_price = policy.pacer.shadow_price if policy.pacer else None
     objective = in_force(record, environment, policy.name, shadow_price)
-    context = context_of(record, environment, decider.encoder, policy.surface)
+    context = context_of(record, environment, decider.encoder, policy.traits.surface)
     (of,) = policy.predict([context], [policy_objective(objective)], decider.seed)
     terms = of.terms and of.terms()
     # A draw by the floor or the control group is not the policy's preference.

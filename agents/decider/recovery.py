@@ -104,12 +104,12 @@ def restore(
         actions.clear()
     try:
         introduce(policy, actions.values())
-        policy.refits.update(logged := refits_of(own.values(), after))
+        policy.refits.results.update(logged := refits_of(own.values(), after))
         folded = fold(policy, [*rows, *offers], after, actions)
         for outcomes, result in logged.items():
             # What was estimated again stays and is written: the log had it not, not whole, or of another history.
-            if policy.refits[outcomes] == result:
-                del policy.refits[outcomes]
+            if policy.refits.results[outcomes] == result:
+                del policy.refits.results[outcomes]
     except (DeciderError, KeyError, ValueError) as error:
         raise CorruptState(
             "the rows of the log", f"{error}", "rows of this learner", _fix(rows, policy, FIX_LOG)

@@ -108,7 +108,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
     log = list(rows)
     actions = {row.action: row for row in log if isinstance(row, ActionRow)}
     introduce(policy, actions.values())
-    policy.refits.update(refits_of(log, after))
+    policy.refits.results.update(refits_of(log, after))
     offered = resume_offer(policy, log, after, actions)
     for told, group in groupby(events(log, after), key=_together):
         rows_of_kind = [event.row for event in group]

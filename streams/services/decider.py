@@ -622,7 +622,7 @@ class DeciderService(Ordered):
             return BatchEffects()
         if isinstance(batch[0][0], QueryContext):
             return self._decide(batch)
-        if self.learner.live.policy.refit_due(len(batch)):
+        if self.learner.live.policy.refits.due(len(batch)):
             return await self.runtime.in_thread(lambda: self._learn(batch))
         return self._learn(batch)
 

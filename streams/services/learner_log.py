@@ -129,7 +129,7 @@ class LearnerLog:
             decider.seq,
             len(decider.ended),
         )
-        if again := sorted(decider.policy.refits):
+        if again := sorted(decider.policy.refits.results):
             log.warning(
                 "what the policy estimated after %s outcomes was not in the log, or was of another history: it was "
                 "estimated again, and is written with the next rewards",

@@ -13,7 +13,8 @@ import numpy as np
 
 from agents.bandit.contextual import Contextual
 from agents.bandit.features import COUNTS
-from agents.bandit.prior import History, teach
+from agents.bandit.history import History
+from agents.bandit.prior import teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.file import load_catalogue
 from agents.embedding import encoder_id

@@ -70,7 +70,7 @@ FALSIFIED: dict[str, Callable[[Decider], object]] = {
     "noise": _policy(lambda p: setattr(p.estimates.right, "noise", 1e6)),
     "variances": _policy(lambda p: p.estimates.right.variances.update({"model": 1e6})),
     "estimates.price_factors": _policy(lambda p: p.estimates.price_factors.update(large=1000.0)),
-    "refits": _policy(lambda p: setattr(p.refit_schedule, "due", ())),
+    "refits": _policy(lambda p: setattr(p.refits, "at", ())),
     "the tenants": lambda d: setattr(d, "shares", TeachingShares(10_000)),
     "ids of ended queries": lambda d: setattr(d, "ended", EndedIds()),
     "prior": lambda d: setattr(d, "prior", "0" * 64),

@@ -10,8 +10,9 @@ import pytest
 from agents.bandit.contextual import Contextual
 from agents.bandit.exploration import Explored
 from agents.bandit.features import COUNTS
+from agents.bandit.history import History
 from agents.bandit.learner import header, pack, unpack
-from agents.bandit.prior import History, digest, teach
+from agents.bandit.prior import digest, teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.file import load_catalogue
 from agents.decider.decider import Decider

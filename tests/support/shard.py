@@ -173,7 +173,7 @@ class Shard:
     def same_as(self, other: Decider) -> None:
         """Demand that a decider scores as this shard's does."""
         rng = np.random.default_rng(5)
-        dim = 21 if other.policy.surface else 12
+        dim = 21 if other.policy.traits.surface else 12
         contexts = [Context(f"probe{i}", unit(rng.normal(size=dim))) for i in range(5)]
         mine, others = (d.policy.predict(contexts, [QUALITY] * 5, 1) for d in (self.decider, other))
         for one, two in zip(mine, others, strict=True):

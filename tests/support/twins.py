@@ -20,8 +20,9 @@ import scipy.linalg  # noqa: F401  (NumPy and SciPy have a library each, and bot
 from threadpoolctl import threadpool_info
 
 from agents.bandit.features import COUNTS
+from agents.bandit.history import History
 from agents.bandit.policy import ActionVector, Observation
-from agents.bandit.prior import History, teach
+from agents.bandit.prior import teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.actions import uis_space
 from schemas.objective import Weights

@@ -106,7 +106,7 @@ def replayed(run: str) -> Iterator[tuple[Choice, dict[str, Any]]]:
                 policy.learn([replace(observed(name, corrected=True), kind="correction") for name in ids])
             case {"event": "decide", "queries": queries}:
                 # As the decider does: one at a time where a decision changes the next one.
-                step = 1 if policy.counts_decisions else len(queries)
+                step = 1 if policy.traits.counts_decisions else len(queries)
                 for at in range(0, len(queries), step):
                     part = queries[at : at + step]
                     contexts = [

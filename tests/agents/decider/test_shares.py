@@ -70,7 +70,7 @@ def taught(shard: Shard, tenants: str, **reward: Any) -> list[str]:
 def known(shard: Shard) -> Any:
     """Return what is predicted of every action, terms and widths."""
     policy = shard.decider.policy
-    dim = 21 if policy.surface else 12
+    dim = 21 if policy.traits.surface else 12
     scores = policy.predict([Context("probe", np.full(dim, dim**-0.5))], [QUALITY], 1)[0]
     return np.array([scores.mean, scores.width]).tolist()
 

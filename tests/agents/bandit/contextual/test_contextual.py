@@ -292,7 +292,7 @@ def test_few_questions_or_directions_end_no_refit(questions: int, rank: int) -> 
         query, action = asked[at % questions], policy.features.ids[at % 9]
         terms = float(rng.random() < 0.5), 0.5, float(20.0 + at % 3)
         policy.learn([Observation(f"q{at}", query, action, *terms, 0.5, PLAIN)])
-    assert policy.refit_schedule.due == ()
+    assert policy.refits.at == ()
     assert (policy.features.transform is transform) == (questions < 10)
     assert policy.features.rank <= 1 + rank
     assert all(np.isfinite(each).all() for each in policy.features.transform.snapshot().values())
@@ -450,13 +450,13 @@ def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first:
         seen = Observation(query_id, query, chosen, correct, correct, log_cost, correct, PLAIN)
         for policy in (late, early):
             if read:
-                early.refits.update(late.refits)
+                early.refits.results.update(late.refits.results)
             policy.decided([Pending(query_id, query, chosen)])
             policy.learn([seen])
         if at in (150, 332, 340, 399):
             one, other = (p.estimates.predicted(p.features.short(query)) for p in (early, late))
             assert one[: len(other)] == pytest.approx(other, rel=1e-8), at
-    assert (early.refits == late.refits) is read
+    assert (early.refits.results == late.refits.results) is read
 
 
 def outcomes(count: int) -> list[Observation]:
@@ -475,32 +475,32 @@ def learned(told: list[Observation], known: bytes = b"") -> Contextual:
     policy = contextual(refits=(40,))
     policy.offer(actions())
     if known:
-        policy.refits[40] = known
+        policy.refits.results[40] = known
     policy.learn(told)
     return policy
 
 
 def test_what_was_estimated_of_another_history_is_estimated_again() -> None:
     told = outcomes(41)
-    whole = learned(told[:40]).refits[40]
+    whole = learned(told[:40]).refits.results[40]
     left = [each for each in told if each is not told[2]]
     anew, given = learned(left), learned(left, whole)
-    assert given.refits == anew.refits != {40: whole}
+    assert given.refits.results == anew.refits.results != {40: whole}
     assert given.state() == anew.state()
     graded = [dataclasses.replace(told[2], correct=1.0 - told[2].entered), *left[:39]]
     for other in (graded, list(reversed(told[:40]))):
-        assert learned(other, whole).refits != {40: whole}
-    assert learned(told[:40], whole).refits == {40: whole}
+        assert learned(other, whole).refits.results != {40: whole}
+    assert learned(told[:40], whole).refits.results == {40: whole}
 
 
 def test_a_result_of_an_earlier_release_has_no_digest_and_is_read() -> None:
     told = outcomes(40)
     policy = learned(told)
-    meta, arrays = unpack(policy.refits[40], policy.name, policy.identity())
+    meta, arrays = unpack(policy.refits.results[40], policy.name, policy.identity())
     del meta["history"]
     old = pack(policy.name, policy.identity(), meta, arrays)
     given = learned(told, old)
-    assert given.refits == {40: old}
+    assert given.refits.results == {40: old}
     assert given.state() == policy.state()
 
 

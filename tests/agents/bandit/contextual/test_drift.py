@@ -340,7 +340,7 @@ def test_a_refit_takes_correctness_from_a_failure_and_its_costs_from_the_others(
         for _ in range(failures):
             fail(policy, failing, "large")
         teach(policy, traffic, 30, in_turn=True)
-        assert policy.refit_schedule.due == (), "it has learned anew"
+        assert policy.refits.at == (), "it has learned anew"
         found[failures] = policy
     plain, some = found[0], found[15]
     assert np.array_equal(some.features.anchors, plain.features.anchors)

@@ -14,10 +14,11 @@ from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.errors import CorruptState, InvalidObservation, PriorRefused
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
+from agents.bandit.history import History
 from agents.bandit.learner import choose
 from agents.bandit.linucb import LinUCB
 from agents.bandit.policy import ActionVector, Context, Objective
-from agents.bandit.prior import History, begin, digest, teach
+from agents.bandit.prior import begin, digest, teach
 from agents.decider.snapshot import versions
 from agents.decider.verify import mismatches, opened
 

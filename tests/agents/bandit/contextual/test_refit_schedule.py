@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from agents.bandit.history import RefitSchedule
 from agents.bandit.policy import Objective, Observation
-from agents.bandit.prior import RefitSchedule
 
 
 def test_a_question_asked_again_is_one_question_with_several_outcomes() -> None:
@@ -36,10 +36,10 @@ def test_a_correction_reaches_the_outcome_that_was_kept_and_the_last_refit_forge
     meta, arrays = schedule.snapshot()
     other = RefitSchedule(())
     other.restore(meta, arrays)
-    assert other.due == (3,)
+    assert other.at == (3,)
     for each in (schedule, other):
         history = each.take(seen[2], asked, 0, 1.0)
         assert history is not None
         assert history.correct.tolist() == [1.0, 0.0, 0.0]
         assert each.take(seen[3], asked, 0, 1.0) is None
-        assert (each.due, each.snapshot()[0]["memory"]) == ((), {})
+        assert (each.at, each.snapshot()[0]["memory"]) == ((), {})

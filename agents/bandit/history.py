@@ -1,0 +1,372 @@
+"""What features and variances of the contextual policy take from a history of outcomes, and when."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from agents.bandit.contextual_features import ContextualFeatures, QueryTransform, bounded, count_axes
+from agents.bandit.errors import InvalidObservation
+from agents.bandit.features import COUNTS
+from agents.bandit.policy import Matrix, Observation, Refits, Vector
+
+# History as a table of outcomes of configurations, one per row.
+#
+# Either every configuration answered every question, or the rows are logged decisions with one configuration each
+# and its propensity. Every outcome is an observation, except that a rare action's may count for several.
+
+MOST_WEIGHT: Final = 10.0
+"""Bound of 1/propensity, so that the rows of a rare action do not dominate."""
+
+
+@dataclass(frozen=True)
+class History:
+    """Rows of history, each with one outcome.
+
+    Attributes:
+        queries: Embedding and surface counts of every question, shape (Q, d).
+        question: Index of the question, shape (m,).
+        action: Index of the action among the policy's, shape (m,).
+        correct, score, log_cost: The terms, shape (m,).
+        propensity: Probability with which the action was drawn; ones for a full table.
+        tenants: Who asked, of each row; empty for a table, which is nobody's.
+        failed: Whether the model gave no text, so that `log_cost` says nothing, shape (m,); of a table, nowhere.
+    """
+
+    queries: Matrix
+    question: np.ndarray
+    action: np.ndarray
+    correct: Vector
+    score: Vector
+    log_cost: Vector
+    propensity: Vector
+    tenants: Sequence[str] = ()
+    failed: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
+
+    def __post_init__(self) -> None:
+        """Refuse values that would poison A or B; the message names the field."""
+        for name in ("correct", "score", "propensity"):
+            values = getattr(self, name)
+            if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
+                raise InvalidObservation("history", name, "outside 0 to 1", "correct the table")
+        if not np.isfinite(self.log_cost).all() or not np.isfinite(self.queries).all():
+            raise InvalidObservation("history", "log_cost", "not finite", "give what each search cost")
+        if not (self.propensity > 0).all():
+            raise InvalidObservation("history", "propensity", 0.0, "log with exploration, above 0 everywhere")
+        if not len(self.failed):
+            object.__setattr__(self, "failed", np.zeros(len(self.question), bool))
+
+    @property
+    def priced(self) -> History:
+        """Return the rows whose cost says something, of the same questions; they have no tenants."""
+        if not self.failed.any():
+            return self
+        rows = {
+            name: getattr(self, name)[~self.failed]
+            for name in ("question", "action", "correct", "score", "log_cost", "propensity")
+        }
+        return History(self.queries, **rows)
+
+    @property
+    def weights(self) -> Vector:
+        """Return the weight of each row, corrected for its propensity: 1 on average."""
+        inverse = np.minimum(1.0 / self.propensity, MOST_WEIGHT)
+        return np.asarray(inverse / inverse.mean())
+
+    @property
+    def digest(self) -> str:
+        """Return what tells from other histories what is estimated of this one, the same wherever it is worked out.
+
+        In single precision: the log of a price may come out otherwise elsewhere in its last bit.
+        """
+        told = hashlib.blake2b(digest_size=16)
+        for places in (self.question, self.action):
+            told.update(places.astype("<i8").tobytes())
+        for terms in (self.correct, self.score, self.log_cost, self.propensity, self.queries):
+            told.update(terms.astype("<f4").tobytes())
+        return told.hexdigest()
+
+
+# What the features take from history: the anchor of each action, and the directions of queries.
+#
+# An action's anchor is its mean cost. The directions are principal ones of a Gaussian kernel of the embeddings: that
+# like questions have like outcomes is all that can be said of queries as long as little is known. Where there are more
+# questions than a query has coordinates, a ridge regression from embedding, counts and kernel to how each feature of
+# the actions departs on a question from its usual accuracy and cost, reduced to its leading directions (reduced-rank
+# regression), knows better, and the kernel's fill what is left. The directions used for a question of history are
+# fitted without it; otherwise memorising the question would look like skill.
+
+LANDMARKS: Final = 256
+"""Most questions to which a query is compared."""
+
+FEW: Final = 10
+"""Different questions below which nothing is said of how questions differ."""
+
+RIDGES: Final = tuple(10.0 ** (k / 2) for k in range(-4, 9))
+"""Candidates for λ of the directions; generalised cross-validation chooses one for accuracy and one for cost."""
+
+DOUBT: Final = (1.0, 10.0)
+"""Rows at which the cost of a model, and of an action beside its model, weighs as much as its guess."""
+
+
+def set_anchors(features: ContextualFeatures, history: History) -> None:
+    """Set each action's anchor to its mean cost, shrunk towards that of its model, and that towards a guess.
+
+    Sizes that are not known are read from these costs.
+    """
+    n = len(features.ids)
+    guess = np.array([features.guess(action) for action in range(n)])
+    weights = 1.0 / history.propensity
+    cost = np.exp(history.log_cost - np.log(guess[history.action]))  # in units of the guess
+    counts = np.bincount(history.action, minlength=n)
+    found = np.bincount(history.action, weights * cost, n)
+    whole = np.bincount(history.action, weights, n)
+    features.scale = math.exp(float(np.average(np.log(found[counts > 0] / whole[counts > 0]))))
+    features.scales = {}
+    of_models, of_actions = DOUBT
+    models = np.array(features.models)
+    for model in dict.fromkeys(features.models):
+        own = models == model
+        scale = features.scale
+        if seen := int(counts[own].sum()):
+            apart = math.log(found[own].sum() / whole[own].sum() / features.scale)
+            scale *= math.exp(seen / (seen + of_models) * apart)
+            features.scales[model] = scale
+        for action in np.flatnonzero(own):
+            trust = counts[action] / (counts[action] + of_actions)
+            apart = math.log(found[action] / whole[action] / scale) if trust else 0.0
+            features.anchors[action] = guess[action] * scale * math.exp(trust * apart)
+    features.measure()
+
+
+def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:
+    """Fit the directions; return z of every question, fitted without it, shape (Q, rank).
+
+    A few questions say nothing of how questions differ: what they do not vary in would be scaled up without bound, and
+    every later question would lie at the edge. The transform then stays as it is.
+
+    Args:
+        features: Their transform is replaced.
+        history: Its questions.
+        targets: Accuracy, and cost in units of the anchors, of each row, shape (m, 2).
+    """
+    queries = history.queries
+    if len(queries) < FEW:
+        return np.array([features.short(query) for query in queries])
+    dim = queries.shape[1]
+    embedded = dim - len(COUNTS)
+    offset, spread = queries.mean(axis=0), queries.std(axis=0)
+    scale = np.maximum(spread, SMALL)
+    scale[:embedded] = max(float(np.sqrt(np.mean(spread[:embedded] ** 2))), SMALL)  # one for the embedding
+    surface, most = features.room()
+    counts = count_axes(scale[embedded:], dim, surface)
+    landmarks, kappa, similar, whiten = _kernel(queries[:, :embedded], scale[0])
+    inputs = np.hstack(
+        [(queries - offset) / scale, math.sqrt(embedded) * similar]
+    )  # as long as the embedding
+    learned, held_out = np.zeros((0, inputs.shape[1])), np.zeros((len(queries), 0))
+    if len(queries) > dim:
+        learned, held_out = _supervised(inputs, _departures(features, history, targets), most)
+    principal = np.eye(min(most - len(learned), similar.shape[1]), similar.shape[1])
+    axes = np.vstack([counts, learned[:, :dim] / scale, np.zeros((len(principal), dim))])
+    weights = np.vstack([math.sqrt(embedded) * learned[:, dim:], principal]) @ whiten
+    features.transform = QueryTransform(offset, axes, landmarks, kappa, weights, len(learned))
+    counted = (queries - offset) @ counts.T
+    return bounded(np.hstack([counted, held_out, similar[:, : len(principal)]]), len(counts))
+
+
+def _kernel(embedded: Matrix, scale: float) -> tuple[Matrix, float, Matrix, Matrix]:
+    """Return landmarks, κ, the questions' coordinates in the kernel's principal directions, and these, shape (k, m).
+
+    κ is such that similarity falls to 1/e at the usual distance of a question from the middle.
+
+    Args:
+        embedded: Embeddings of the questions, shape (Q, d).
+        scale: Their spread in one coordinate.
+    """
+    kappa = 1.0 / (scale**2 * embedded.shape[1])
+    kept = np.linspace(0, len(embedded) - 1, min(len(embedded), LANDMARKS)).round().astype(int)
+    landmarks = embedded[kept].astype(np.float32).astype(np.float64)  # as a snapshot holds them
+    apart = np.maximum(
+        np.sum(embedded**2, axis=1)[:, None] + np.sum(landmarks**2, axis=1) - 2.0 * embedded @ landmarks.T,
+        0.0,
+    )
+    similarity = np.exp(-kappa * apart)  # (Q, m)
+    sizes, vectors = np.linalg.eigh(similarity[kept])
+    firm = sizes > SMALL * sizes[-1]
+    whiten = (vectors[:, firm] / np.sqrt(sizes[firm])).T[::-1]  # the largest first
+    return landmarks, kappa, similarity @ whiten.T, whiten
+
+
+SMALL: Final = 1e-6
+"""Least spread to divide by."""
+
+
+def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Matrix, Matrix]:
+    """Return the leading directions of the fitted values, shape (k, d), and each question's own held-out coordinates.
+
+    Together the coordinates have a length of 1 on average.
+
+    Args:
+        inputs: Standardised queries, shape (Q, d).
+        wanted: What to predict for each question, a matrix of shape (Q, ·) for each λ.
+        most: Most directions.
+    """
+    left, sizes, axes = np.linalg.svd(inputs, full_matrices=False)
+    fitted, held_out, coefficients = [], [], []
+    for observed in wanted:
+        along = left.T @ observed
+        ridge = _chosen_ridge(sizes, along, observed)
+        kept = sizes**2 / (sizes**2 + ridge)
+        fit = (left * kept) @ along
+        own = (left**2) @ kept  # what a question's own value counts in its fit
+        fitted.append(fit)
+        held_out.append(observed - (observed - fit) / (1.0 - own)[:, None])
+        coefficients.append((axes.T * (sizes / (sizes**2 + ridge))) @ along)
+    _, lengths, leading = np.linalg.svd(np.concatenate(fitted, axis=1), full_matrices=False)
+    rank = min(max(most, 0), int(np.sum(lengths > SMALL * max(float(lengths[0]), SMALL))))
+    chosen = leading[:rank].T
+    coordinates = np.concatenate(held_out, axis=1) @ chosen
+    length = max(float(np.sqrt(np.mean(np.sum(coordinates**2, axis=1)))) if rank else 0.0, SMALL)
+    return (np.concatenate(coefficients, axis=1) @ chosen).T / length, coordinates / length
+
+
+def _departures(features: ContextualFeatures, history: History, targets: Matrix) -> list[Matrix]:
+    """Return how each question's accuracies, and costs, depart from what is usual, along every feature of the actions.
+
+    One matrix of shape (Q, ·) for each term and kind of feature, in units of the term's spread. A question says nothing
+    of a model that did not answer it.
+    """
+    n, questions = len(features.ids), len(history.queries)
+    sides = features.sides[history.action]  # (m, J)
+    # What no row has, an action that nobody tried yet, must change nothing of what the others say.
+    seen = np.flatnonzero(sides.any(axis=0))
+    sides, kinds = sides[:, seen], [features.names[j].split(" ")[0] for j in seen]
+    lengths = np.zeros((questions, len(seen)))
+    np.add.at(lengths, history.question, sides**2 * history.weights[:, None])
+    found = []
+    for observed in targets.T:
+        weights = 1.0 / history.propensity
+        whole = np.maximum(np.bincount(history.action, weights, n), 1e-300)
+        usual = np.bincount(history.action, weights * observed, n) / whole
+        rest = (observed - usual[history.action]) * history.weights
+        along = np.zeros_like(lengths)
+        np.add.at(along, history.question, rest[:, None] * sides)
+        along /= np.where(lengths > 0.0, lengths, 1.0)
+        along -= along.mean(axis=0)
+        if (spread := float(along.std())) > SMALL:
+            of_kind = {kind: [k == kind for k in kinds] for kind in dict.fromkeys(kinds)}
+            found += [along[:, own] / spread for own in of_kind.values()]
+    return found or [np.zeros((questions, 1))]
+
+
+def _chosen_ridge(sizes: Vector, along: Matrix, wanted: Matrix) -> float:
+    """Return the λ with the least generalised cross-validation error.
+
+    Args:
+        sizes: Singular values of the inputs.
+        along: What is wanted along their left singular vectors.
+        wanted: What is wanted, shape (Q, ·).
+    """
+    rest = float(np.sum(wanted**2) - np.sum(along**2))
+    n = len(wanted)
+    errors = []
+    for ridge in RIDGES:
+        kept = sizes**2 / (sizes**2 + ridge)
+        error = rest + float(np.sum(((1.0 - kept)[:, None] * along) ** 2))
+        errors.append(error / max(n - 1 - kept.sum(), SMALL) ** 2)
+    return float(RIDGES[int(np.argmin(errors))])
+
+
+# The refit schedule: when a policy that began without a prior learns directions, anchors and variances from its own
+# outcomes.
+#
+# It keeps these outcomes, and whenever there are twice as many it turns all into a `History` and learns anew from it.
+
+REFITS: Final = (10, 20, 40, 80, 160, 320, 640, 1280, 2560)
+"""Numbers of outcomes at which a policy without a prior learns anew; after the last it keeps them no longer."""
+
+
+class RefitSchedule(Refits):
+    """The refits still to come, and the outcomes kept for them.
+
+    Args:
+        at: Numbers of outcomes, rising; empty for a policy with a prior, which keeps nothing.
+    """
+
+    def __init__(self, at: Sequence[int] = REFITS) -> None:
+        super().__init__()
+        self.at = tuple(at)
+        # Query, action, Correct, Score, log C (NaN where the model failed), tenant.
+        self._kept: dict[str, tuple[Vector, int, float, float, float, str]] = {}
+
+    def due(self, outcomes: int) -> bool:
+        """Return whether a refit comes within so many more outcomes."""
+        return bool(self.at) and len(self._kept) + outcomes >= self.at[0]
+
+    def take(self, o: Observation, query: Vector, at: int, log_cost: float | None) -> History | None:
+        """Keep an outcome; return all that were kept if a refit is due.
+
+        One is left out where fewer than `FEW` outcomes have a cost.
+
+        Args:
+            o: The outcome.
+            query: Its embedding and surface counts.
+            at: Index of its action.
+            log_cost: ln(eFLOPs), without a price; None of a failure.
+        """
+        if not self.at:
+            return None
+        cost = math.nan if log_cost is None else log_cost
+        self._kept[o.observation_id] = (query, at, o.entered, o.score, cost, o.tenant)
+        if not self.due(0):
+            return None
+        *columns, tenants = zip(*self._kept.values(), strict=True)
+        queries, actions, correct, score, costs = map(np.array, columns)
+        failed = np.isnan(costs)
+        self.at = self.at[1:]
+        if not self.at:
+            self._kept = {}
+        if failed.any() and np.sum(~failed) < FEW:
+            return None
+        # What is asked again is the same question: fitted without it, the transform must not know its other answers.
+        places: dict[bytes, int] = {}
+        question = np.array([places.setdefault(query.tobytes(), len(places)) for query in queries])
+        _, first = np.unique(question, return_index=True)
+        ones = np.ones(len(question))
+        costs = np.where(failed, 0.0, costs)
+        return History(queries[first], question, actions, correct, score, costs, ones, tenants, failed)
+
+    def correct(self, o: Observation) -> None:
+        """Replace the Correct of an outcome that was kept."""
+        if (kept := self._kept.get(o.observation_id)) is not None:
+            self._kept[o.observation_id] = (kept[0], kept[1], o.entered, *kept[3:])
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return plain values and arrays from which `restore` continues."""
+        kept = list(self._kept.values())
+        arrays = {
+            "memory.queries": np.array([row[0] for row in kept], dtype="<f4"),
+            "memory.actions": np.array([row[1] for row in kept], dtype="<i8"),
+            "memory.terms": np.array([row[2:5] for row in kept], dtype=np.float64).reshape(len(kept), 3),
+        }
+        asked = {name: row[5] for name, row in self._kept.items()}
+        return {"refits": list(self.at), "memory": asked}, arrays
+
+    def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Become what `snapshot` returned."""
+        self.at = tuple(meta["refits"])
+        rows = zip(
+            meta["memory"].items(),
+            arrays["memory.queries"].astype(np.float64),
+            arrays["memory.actions"].tolist(),
+            arrays["memory.terms"].tolist(),
+            strict=True,
+        )
+        self._kept = {name: (query, action, *terms, tenant) for (name, tenant), query, action, terms in rows}
