@@ -6,8 +6,8 @@ learner      what all policies share besides their mathematics, and `choose`
 exploration  recorded randomisation of any policy's predictions: warm-up, floor, control group
 features     the joint vector x
 linucb       UniScale's LinUCB, Greedy, Thompson sampling, forgetting; `ridge` has their matrices
-contextual   one hierarchical linear model, a ranking for each query; `contextual_features`, `pacing` and `prior`
-             (history, and the variances estimated from it) are its parts
+contextual   one hierarchical linear model, a ranking for each query; its parts are `contextual_features`, `pacing`, and
+             `history`, from which directions, anchors and `variances` are estimated; `prior` starts it from a table
 baselines    Random, k-NN, MLP, NeuralUCB; `network` is the one file that loads torch
 """
 
