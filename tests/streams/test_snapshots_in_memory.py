@@ -95,7 +95,7 @@ async def test_what_was_learned_anew_is_read_from_the_log_and_never_estimated_ag
         monkeypatch.delattr(contextual, name)
     async with successor(cluster) as fresh:
         assert decider_of(fresh).policy.state() == state
-        assert decider_of(fresh).policy.refits == {}
+        assert decider_of(fresh).policy.refits.results == {}
     await cluster.close()
     assert reproduced(cluster)[1] == -1
 

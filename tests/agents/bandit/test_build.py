@@ -30,7 +30,7 @@ def built(name: str, **options: Any) -> Policy:
 def test_every_name_builds_its_policy(name: str, world: Any) -> None:
     options = {"iterations": 2, "hidden": 4} if hasattr(options_of(name), "iterations") else {}
     # The world's queries of 12 stand for embedding and surface counts together.
-    dim = 12 - len(COUNTS) if getattr(built(name, **options), "surface", False) else 12
+    dim = 12 - len(COUNTS) if built(name, **options).traits.surface else 12
     made = build_policy(name, options, query_dim=dim, action_dim=10)
     assert isinstance(made, Policy)
     assert made.name == name
