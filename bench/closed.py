@@ -25,8 +25,7 @@ import numpy as np
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.steering import Steering
-from agents.decider.decider import Decider, DecisionEnvironment
-from agents.decider.log import Decided
+from agents.decider.decider import Decided, Decider, DecisionEnvironment
 from agents.decider.snapshot import EndedIds
 from agents.embedding import Encoder, encoder_id
 from agents.encoders import encoder_of

@@ -31,7 +31,7 @@ from agents.bandit.learner import choose
 from agents.bandit.linucb import LinUCB
 from agents.bandit.policy import ActionVector, Context, Matrix, Objective, Observation
 from agents.decider.decider import Decider
-from agents.decider.log import ActionRow, Row, encode_row
+from agents.decider.rows import ActionRow, Row, encode_row
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin
 

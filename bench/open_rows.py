@@ -21,8 +21,8 @@ from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.steering import Steering
 from agents.decider.decider import Decider, DecisionEnvironment
-from agents.decider.log import Row, decode_row, encode_row
 from agents.decider.open_rows import ROWS_KEY
+from agents.decider.rows import Row, decode_row, encode_row
 from agents.embedding import encoder_id
 from agents.encoders import encoder_of
 from schemas.query import Origin, Query, QueryContext

@@ -6,12 +6,14 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from agents.bandit.errors import InvalidObjective, InvalidObservation
+from schemas.objective import ObjectiveInForce
 
 # What policies are asked and told, and what they answer (UniScale §3.2, Alg. 1); their protocol is `Policy`.
 
@@ -75,6 +77,14 @@ class Objective:
         coefficients.setflags(write=False)
         object.__setattr__(self, "coefficients", coefficients)
 
+    @classmethod
+    @lru_cache(maxsize=1024)
+    def of(cls, in_force: ObjectiveInForce) -> Objective:
+        """Return an objective in force as coefficients."""
+        w, bounds = in_force.weights, in_force.cost_range
+        low, high = float(np.log(bounds.low)), float(np.log(bounds.high))
+        return cls(w.correct, w.score, w.cost, low, high, in_force.price)
+
     def reward(self, correct: float, score: float, log_cost: float) -> float:
         """Return r of Eq. 4 for one outcome."""
         w = self.coefficients
@@ -97,6 +107,19 @@ class Target:
     mean_cost: float | None = None
     accuracy: float | None = None
     tenant: str = ""
+
+    @classmethod
+    def of(cls, in_force: ObjectiveInForce, tenant: str) -> Target | None:
+        """Return a tenant's target under an objective in force; None if it states weights.
+
+        The key includes the target, so a new target is paced from the start and a repeated one is not.
+        """
+        named, mean_cost, accuracy = in_force.name or "", in_force.mean_cost, in_force.accuracy
+        if mean_cost is not None:
+            return cls(f"{named}/mean_cost={mean_cost!r}", mean_cost=mean_cost, tenant=tenant)
+        if accuracy is not None:
+            return cls(f"{named}/accuracy={accuracy!r}", accuracy=accuracy, tenant=tenant)
+        return None
 
     @property
     def account_id(self) -> tuple[str, str]:
@@ -341,7 +364,7 @@ def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
 # no I/O. The same state, contexts and seed give the same choices for any batch size, because every context has its
 # own random generator, derived from the seed and the query_id.
 #
-# Policies do not detect repeated rewards: `agents.decider.log.applied` makes each happen once.
+# Policies do not detect repeated rewards: `agents.decider.rewards.applied` makes each happen once.
 
 UNPRICED: Final[Mapping[str, float]] = {}
 """The price factors where every model charges just its eFLOPs."""

@@ -1,7 +1,9 @@
 """The decider: Context in, Decision out; Reward in, learning.
 
 decider    what it decides and learns, record by record
-log        the learner's log: rows, what a reward does to them, and the fold from rows to policy state
+rows       the rows of the learner's log
+rewards    what a reward does to the row of its decision
+fold       from rows to policy state
 snapshot   the state as records, and what may go from the log once they are written
 recovery   a learner from its log; `repair` finds what keeps one from starting
 verify     does the log reproduce every Decision?

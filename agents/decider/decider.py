@@ -23,35 +23,27 @@ from agents.bandit.errors import (
 )
 from agents.bandit.features import counts
 from agents.bandit.learner import choose
-from agents.bandit.policy import ActionVector, Choice, Context, Policy, Target
+from agents.bandit.policy import ActionVector, Choice, Context, Objective, Policy, Target
 from agents.bandit.prior import begin, outcomes_of, require_cost_basis
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError
 from agents.catalogue.steering import Steering
 from agents.decider import snapshot
-from agents.decider.log import (
+from agents.decider.fold import offer, tell
+from agents.decider.recovery import Records, Recovered, restore
+from agents.decider.rewards import Move, RewardRules, Verdict, applied
+from agents.decider.rows import (
     GROWTH,
     REFIT_BYTES,
     ActionRow,
-    Decided,
-    Learned,
-    Move,
     OfferRow,
-    Recovered,
-    RewardRules,
     Row,
-    applied,
     decode_row,
     encode_row,
-    offer,
-    policy_objective,
     refit_rows,
-    target_of,
-    tell,
     with_question,
     without_question,
 )
-from agents.decider.recovery import Records, restore
 from agents.decider.shares import TeachingShares
 from agents.decider.snapshot import EndedIds
 from schemas.action import Action
@@ -61,6 +53,46 @@ from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import MAX_VALUE, encode
 from schemas.reward import Reward
+
+# What the decider returns: for each record a Decision, a changed row or an error.
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The result for one Context: a Decision to send, or the error for its dead letter.
+
+    Attributes:
+        value: The Decision's bytes; None with an error, or if the query has ended and its row has left the log.
+        group: The executor group that also gets it, besides the topic `action-decision`.
+        row: Key and value to write before sending; None if the row exists already (a redelivery).
+    """
+
+    query_id: str
+    value: bytes | None = None
+    group: str = ""
+    row: tuple[bytes, bytes] | None = None
+    error: UniscaleError | None = None
+
+    @property
+    def resent(self) -> bool:
+        """Return whether this is a redelivery: the same bytes are sent again, or nothing if the query has ended."""
+        return self.error is None and self.row is None
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The result for one Reward: rows to write, nothing, or the error for its dead letter.
+
+    Attributes:
+        rows: Its query's row as it is now. Where a call has made the policy learn everything anew, the last changed row
+            is followed by what was estimated then.
+    """
+
+    query_id: str
+    verdict: Verdict | None = None
+    rows: tuple[tuple[bytes, bytes], ...] = ()
+    error: UniscaleError | None = None
+
 
 # A Context whose query has been decided already: send the same Decision again, send nothing, or refuse a duplicate.
 
@@ -205,7 +237,7 @@ def decisions(
     )  # of one state, so the same for all
     objectives = [in_force(record, environment, policy.name, shadow_price) for record, _ in asked]
     contexts = [context_of(record, environment, encoder, policy.traits.surface) for record, _ in asked]
-    choices = choose(policy, contexts, [policy_objective(o) for o in objectives], seed)
+    choices = choose(policy, contexts, [Objective.of(o) for o in objectives], seed)
     decide_s = timer() - began_s
     made = []
     for i, ((record, origin), objective, choice) in enumerate(zip(asked, objectives, choices, strict=True)):
@@ -261,7 +293,7 @@ def in_force(
         UnservedObjective: It states a mean cost or an accuracy, and the policy cannot aim at either.
     """
     objective = environment.steering.objectives.of(record.query)
-    target = target_of(objective, record.query.account)
+    target = Target.of(objective, record.query.account)
     if target is None:
         return objective
     if shadow_price is None:

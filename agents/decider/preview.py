@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from agents.bandit.policy import ActionVector, Contribution, Drift
+from agents.bandit.policy import ActionVector, Contribution, Drift, Objective, Target
 from agents.decider.decider import Decider, DecisionEnvironment, context_of, in_force
-from agents.decider.log import policy_objective, target_of
 from schemas.decision import PolicyState, Predicted
 from schemas.objective import ObjectiveInForce
 from schemas.query import Query, QueryContext
@@ -105,7 +104,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     shadow_price = policy.pacer.shadow_price if policy.pacer else None
     objective = in_force(record, environment, policy.name, shadow_price)
     context = context_of(record, environment, decider.encoder, policy.traits.surface)
-    (of,) = policy.predict([context], [policy_objective(objective)], decider.seed)
+    (of,) = policy.predict([context], [Objective.of(objective)], decider.seed)
     terms = of.terms and of.terms()
     # A draw by the floor or the control group is not the policy's preference.
     chosen = of.chosen if of.reason == "policy" else int(np.argmax(of.score))
@@ -120,7 +119,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
         )
         for at, action in enumerate(of.action_ids)
     ]
-    action, target = found[chosen].action, target_of(objective, record.query.account)
+    action, target = found[chosen].action, Target.of(objective, record.query.account)
     living, catalogue = environment.living, environment.steering.catalogue
     warming = of.reason == "warm-up"
     return Preview(

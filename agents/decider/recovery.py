@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from agents.bandit.errors import FIX_LOG, FIX_PRIOR, CorruptState, DeciderError
 from agents.bandit.policy import Policy
 from agents.decider import snapshot
-from agents.decider.log import (
-    ActionRow,
-    AnyRow,
-    OfferRow,
-    Recovered,
-    Row,
-    decode_row,
-    fold,
-    introduce,
-    on_offer,
-    own_row,
-    refits_of,
-    taught,
-    untold,
-)
-from agents.decider.open_rows import HeldRows
+from agents.decider.fold import Folded, fold, introduce, on_offer, refits_of, taught, untold
+from agents.decider.open_rows import HeldRows, OpenRows
+from agents.decider.rows import ActionRow, AnyRow, OfferRow, Row, decode_row, own_row
 from agents.decider.shares import TeachingShares
 from agents.decider.snapshot import BEGINNING, EndedIds, is_record, prior_of, versions
 from schemas.decision import Decision
@@ -32,6 +19,31 @@ from schemas.errors import UniscaleError
 from schemas.record import decode
 
 Records = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The result of a recovery.
+
+    Attributes:
+        folded: What the policy was told in addition to the snapshot.
+        snapshot_version: Sequence number of the snapshot used; -1 for none.
+        refused: Newer snapshots that were damaged, each with its reason.
+        next_context, next_reward: First offsets that the log does not cover. If the group's commit is ahead of the log,
+            reading restarts here.
+        carried: Rows, by key, that come from the snapshot because the log no longer has them.
+        foreign: Keys of skipped records, which the learner cannot have written, in the log and in the snapshots' topic.
+        open_rows: The chunks of open decisions of the snapshot used.
+    """
+
+    folded: Folded
+    snapshot_version: int
+    refused: tuple[CorruptState, ...]
+    next_context: int
+    next_reward: int
+    carried: Mapping[bytes, bytes]
+    foreign: tuple[Sequence[bytes], Sequence[bytes]] = ((), ())
+    open_rows: OpenRows = field(default_factory=OpenRows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from agents.bandit.errors import CorruptState
 from agents.decider import snapshot
 from agents.decider.decider import Decider
-from agents.decider.log import REFIT_KEY, Row, decode_row, without_question
+from agents.decider.rows import REFIT_KEY, Row, decode_row, without_question
 from agents.decider.snapshot import (
     BEGINNING,
     IDS_KEY,

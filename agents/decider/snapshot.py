@@ -16,8 +16,8 @@ from msgspec import Struct
 from threadpoolctl import threadpool_info
 
 from agents.bandit.errors import CorruptState
-from agents.decider.log import ENDED, ActionRow, AnyRow, OfferRow, RefitRow, Row, decode_row
 from agents.decider.open_rows import ROWS_KEY, HeldRows, OpenRows, RowsPart
+from agents.decider.rows import ENDED, ActionRow, AnyRow, OfferRow, RefitRow, Row, decode_row
 from agents.decider.shares import Window
 from schemas.query import Origin
 

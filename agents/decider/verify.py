@@ -15,28 +15,12 @@ from typing import Final, TypeAlias
 
 from agents.bandit.errors import CorruptState
 from agents.bandit.learner import choice, tied
-from agents.bandit.policy import Choice, Context, Policy, Prediction
+from agents.bandit.policy import Choice, Context, Objective, Policy, Prediction, Target
 from agents.catalogue.actions import ActionSpace
 from agents.decider import snapshot
 from agents.decider.decider import seed_of
-from agents.decider.log import (
-    ActionRow,
-    AnyRow,
-    EventKind,
-    LogEvent,
-    OfferRow,
-    Row,
-    decode_row,
-    events,
-    introduce,
-    offer,
-    policy_objective,
-    refits_of,
-    resume_offer,
-    target_of,
-    tell,
-    untold,
-)
+from agents.decider.fold import LogEvent, events, introduce, offer, refits_of, resume_offer, tell, untold
+from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, Row, decode_row
 from agents.decider.snapshot import is_prior, is_record
 from schemas.action import Action
 from schemas.decision import Decision
@@ -136,7 +120,7 @@ def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int)
     """Yield what differs in decisions that were made together, from the state before the first of them."""
     decisions = [decode(bytes(row.decision), Decision) for row in rows]
     contexts = [_context(row, made, offered.actions) for row, made in zip(rows, decisions, strict=True)]
-    objectives = [policy_objective(row.objective) for row in rows]
+    objectives = [Objective.of(row.objective) for row in rows]
     predictions = policy.predict(contexts, objectives, seed)
     for row, made, of in zip(rows, decisions, predictions, strict=True):
         factor = offered.price_factors.get(made.action.model, 1.0)
@@ -164,7 +148,7 @@ def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
 
 def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -> Iterator[Difference]:
     """Yield (field, logged, replayed) of what the state does not call for."""
-    target = target_of(row.objective, row.tenant)
+    target = Target.of(row.objective, row.tenant)
     if target is not None and policy.pacer is not None:
         shadow_price = policy.pacer.shadow_price(target)
         if not _close(row.objective.price, shadow_price, relative=True):

@@ -12,8 +12,8 @@ import orjson
 from agents.bandit.errors import CorruptState
 from agents.decider import snapshot
 from agents.decider.decider import Decider
-from agents.decider.log import Row, decode_row
 from agents.decider.repair import Refused, refused, repaired, shown
+from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import RESET_KEY, EndedIds, kernel, manifests, other_kernels, start_of
 from agents.decider.verify import mismatches, opened
 from agents.embedding import embedded_text, encoder_id

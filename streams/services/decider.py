@@ -24,8 +24,7 @@ from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import beside_catalogue
 from agents.catalogue.models import ActionError, Catalogue
-from agents.decider.decider import Decider, DecisionEnvironment
-from agents.decider.log import Decided, Learned, target_of
+from agents.decider.decider import Decided, Decider, DecisionEnvironment, Learned
 from agents.decider.snapshot import EndedIds
 from agents.embedding import BadEmbedding, Encoder, EncoderError, EncoderRefused, embed_actions, encoder_id
 from agents.encoders import encoder_of
@@ -247,7 +246,7 @@ class Pacing:
 
     def decided(self, objective: ObjectiveInForce, policy: Policy, tenant: str = "") -> None:
         """Take note of a decision; look for a shortfall at the first and at every hundredth after it."""
-        target = target_of(objective, tenant)
+        target = Target.of(objective, tenant)
         if objective.name is not None:
             self._forget(objective.name, target)
         if target is None or policy.pacer is None:

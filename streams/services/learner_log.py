@@ -15,9 +15,10 @@ from typing import Final
 from agents.bandit.errors import CorruptState
 from agents.decider import snapshot
 from agents.decider.decider import Decider
-from agents.decider.log import Recovered, decode_row
 from agents.decider.open_rows import OpenRows
+from agents.decider.recovery import Recovered
 from agents.decider.repair import shown
+from agents.decider.rows import decode_row
 from agents.decider.snapshot import BEGINNING, START_KEY, Manifest, manifests, start_of
 from streams.log.base import Unavailable
 from streams.runtime.errors import PartitionLost

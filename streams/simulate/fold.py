@@ -10,7 +10,8 @@ import numpy as np
 
 from agents.bandit.learner import header, unpack
 from agents.decider.decider import Decider
-from agents.decider.log import ENDED, OfferRow, Row, decode_row, offer
+from agents.decider.fold import offer
+from agents.decider.rows import ENDED, OfferRow, Row, decode_row
 from agents.decider.snapshot import EndedIds
 from agents.embedding import encoder_id
 from streams.services.decider import DeciderService, policy_of

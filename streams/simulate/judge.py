@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from agents.decider.log import REFIT_KEY, Row, decode_row
+from agents.decider.rows import REFIT_KEY, Row, decode_row
 from agents.decider.snapshot import SNAPSHOT_KEY
 from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agents.bandit import contextual, pacing
-from agents.decider import decider, log, snapshot
+from agents.decider import decider, fold, snapshot
 from streams.services import learner_log
 
 
@@ -15,7 +15,7 @@ def small() -> Iterator[tuple[Any, str, Any]]:
     yield decider, "REFIT_BYTES", 1500
     yield snapshot, "CHUNK_BYTES", 6000
     yield learner_log, "_DROPPED_AT_ONCE", 2
-    yield log, "BATCH", 3
+    yield fold, "BATCH", 3
     yield contextual, "SETTLED", 5
     yield pacing, "KEPT", 12
     yield pacing, "KEYS", 2

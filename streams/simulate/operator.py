@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterator
 
 from agents.decider.decider import Decider
-from agents.decider.log import REFIT_KEY, Row, decode_row
 from agents.decider.repair import repaired
+from agents.decider.rows import REFIT_KEY, Row, decode_row
 from agents.decider.snapshot import RESET_KEY, EndedIds, manifests, start_of
 from agents.embedding import encoder_id
 from streams.log.memory import MemoryBroker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.decider.log import Row, decode_row
+from agents.decider.rows import Row, decode_row
 from bench import learner
 from bench.learner import Stream
 

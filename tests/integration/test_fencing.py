@@ -13,7 +13,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from agents.decider.log import Row
+from agents.decider.rows import Row
 from schemas.query import Query
 from streams.local.broker import LocalBroker
 from streams.local.deployment import python

@@ -18,7 +18,8 @@ import pytest
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from agents.decider.log import ActionRow, AnyRow, Row, decode_row, fold, introduce
+from agents.decider.fold import fold, introduce
+from agents.decider.rows import ActionRow, AnyRow, Row, decode_row
 from agents.decider.snapshot import is_record, versions
 from agents.decider.verify import mismatches, opened
 from agents.embedding import encoder_id

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from agents.decider.log import Row
+from agents.decider.rows import Row
 from schemas.query import Message, Query
 from streams.local.deployment import python
 from streams.log import kafka_clients

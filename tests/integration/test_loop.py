@@ -10,7 +10,7 @@ import msgspec
 import orjson
 import pytest
 
-from agents.decider.log import Row, decode_row, encode_row
+from agents.decider.rows import Row, decode_row, encode_row
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import ObjectiveEntry

@@ -16,8 +16,8 @@ from agents.bandit.prior import digest, teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.file import load_catalogue
 from agents.decider.decider import Decider
-from agents.decider.log import Row
 from agents.decider.repair import refused, repaired
+from agents.decider.rows import Row
 from agents.decider.snapshot import BEGINNING, is_prior, manifest_key
 from agents.embedding import encoder_id
 from agents.encoders import encoder_of

@@ -16,7 +16,7 @@ import zstandard
 
 from agents.decider import snapshot
 from agents.decider.decider import Decider
-from agents.decider.log import decode_row
+from agents.decider.rows import decode_row
 from agents.decider.verify import mismatches, opened
 from agents.encoders import encoder_of
 from agents.reward import join

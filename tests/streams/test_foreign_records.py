@@ -9,8 +9,8 @@ import pytest
 from agents.bandit.errors import CorruptState
 from agents.decider import snapshot
 from agents.decider.decider import Decider
-from agents.decider.log import ActionRow, Row, decode_row, encode_row
 from agents.decider.repair import refused, repaired
+from agents.decider.rows import ActionRow, Row, decode_row, encode_row
 from agents.decider.snapshot import START_KEY, manifest_key, start_of, versions
 from agents.encoders import encoder_of
 from schemas.query import Query

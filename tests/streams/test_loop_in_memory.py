@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agents.bandit import registry
 from agents.bandit.policy import Observation, Pending
 from agents.decider.decider import Decider
-from agents.decider.log import ActionRow, decode_row
+from agents.decider.rows import ActionRow, decode_row
 from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from agents.decider.log import Row, own_row
+from agents.decider.rows import Row, own_row
 from agents.reward.join import JoinRow, decode_row, dues
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry, CostBoundsEntry

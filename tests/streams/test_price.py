@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from agents.decider.log import Row
+from agents.decider.rows import Row
 from schemas.answer import Answer
 from schemas.control import PriceFactorEntry
 from schemas.decision import Decision

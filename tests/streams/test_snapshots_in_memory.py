@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from agents.bandit import contextual
-from agents.decider.log import REFIT_KEY, RefitRow, decode_row
 from agents.decider.open_rows import ROWS_KEY
+from agents.decider.rows import REFIT_KEY, RefitRow, decode_row
 from agents.decider.snapshot import manifests, start_of
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from agents.decider.decider import Decider
-from agents.decider.log import AnyRow, Row, decode_row
+from agents.decider.rows import AnyRow, Row, decode_row
 from agents.decider.verify import mismatches, opened
 from agents.encoders import encoder_of
 from schemas.answer import Answer

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from agents.decider.log import Row
+from agents.decider.rows import Row
 from agents.decider.verify import mismatches
 from agents.encoders import encoder_of
 from schemas.answer import Answer

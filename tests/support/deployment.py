@@ -11,7 +11,7 @@ import httpx
 from kafka import TopicPartition
 
 from agents.catalogue.file import load_catalogue
-from agents.decider.log import decode_row
+from agents.decider.rows import decode_row
 from agents.decider.snapshot import is_record
 from schemas.control import KeyEntry
 from schemas.query import Query

@@ -18,7 +18,7 @@ import zstandard
 from hypothesis import strategies as st
 
 from agents.bandit.errors import CorruptState
-from agents.decider.log import own_row
+from agents.decider.rows import own_row
 from schemas.control import Cancel, KeyEntry, ObjectiveEntry
 from schemas.errors import UniscaleError
 from schemas.objective import Weights

@@ -15,7 +15,7 @@ from agents.catalogue.file import load_catalogue
 from agents.catalogue.steering import Steering
 from agents.decider import snapshot
 from agents.decider.decider import Decider, DecisionEnvironment
-from agents.decider.log import Row, decode_row
+from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import START_KEY, is_record, manifests, start_of
 from schemas.decision import Decision
 from schemas.query import Origin, Query, QueryContext

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.bandit.linucb import LinUCB
-from agents.decider.log import Row, decode_row
+from agents.decider.rows import Row, decode_row
 
 KINDS = ["provisional", "final", "correction", "default", "failed"]
 

@@ -18,10 +18,12 @@ from agents.bandit.errors import DuplicateQuery, InvalidObservation, UnservedObj
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson
+from agents.bandit.policy import Target
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError, Catalogue
 from agents.catalogue.steering import Steering
-from agents.decider.log import RewardRules, Row, decode_row, target_of, without_question
+from agents.decider.rewards import RewardRules
+from agents.decider.rows import Row, decode_row, without_question
 from agents.decider.verify import mismatches
 from schemas.action import Action
 from schemas.decision import Decision
@@ -194,7 +196,7 @@ def test_a_model_too_short_for_a_question_is_left_out_where_another_can_run_it(m
 
 def account_of(shard: Any, decided: Any) -> Any:
     """Return the account that a decision counts in."""
-    target = target_of(shard.entry(decided.query_id).objective, "")
+    target = Target.of(shard.entry(decided.query_id).objective, "")
     assert target is not None
     return shard.decider.policy.pacer.status(target)
 

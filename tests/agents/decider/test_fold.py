@@ -11,7 +11,7 @@ import pytest
 
 from agents.bandit.features import FeatureMap
 from agents.bandit.linucb import LinUCB, LinUCBSettings
-from agents.decider.log import Row, decode_row
+from agents.decider.rows import Row, decode_row
 from schemas.decision import Decision
 from schemas.objective import ObjectiveInForce
 from schemas.record import decode, encode

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from agents.bandit.linucb import LinUCB
-from agents.decider.log import GROWTH, Row, decode_row, encode_row
+from agents.decider.rows import GROWTH, Row, decode_row, encode_row
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.query import MAX_TEXT
 from schemas.record import MAX_VALUE

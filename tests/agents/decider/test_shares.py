@@ -14,9 +14,8 @@ from agents.bandit.contextual import Contextual
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.linucb import LinUCB
-from agents.bandit.policy import Context
+from agents.bandit.policy import Context, Target
 from agents.decider import shares
-from agents.decider.log import target_of
 from agents.decider.shares import TeachingShares
 from tests.support.shard import Shard
 from tests.support.worlds import QUALITY
@@ -108,7 +107,7 @@ def test_what_may_not_teach_teaches_nothing_and_settles_the_account_of_its_own_t
     assert taught(shard, "e") == ["learned"], "none of it counts in the shares"
     live = shard.decider
     if policy is contextual:
-        target = target_of(row.objective, "e")
+        target = Target.of(row.objective, "e")
         assert target is not None
         account = live.policy.pacer.status(target)
         assert account is not None

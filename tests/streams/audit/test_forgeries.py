@@ -8,7 +8,7 @@ import msgspec
 import orjson
 import pytest
 
-from agents.decider.log import Row, decode_row, encode_row
+from agents.decider.rows import Row, decode_row, encode_row
 from agents.decider.snapshot import SNAPSHOT_KEY
 from agents.reward.join import decode_row as decode_join
 from agents.reward.join import encode_row as encode_join

@@ -9,7 +9,6 @@ import pytest
 from agents.bandit.contextual import Contextual
 from agents.bandit.pacing import BudgetAccount
 from agents.bandit.policy import Target
-from agents.decider.log import target_of
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from streams.metrics import Metrics
 from streams.services.decider import EVERY, Pacing
@@ -51,7 +50,7 @@ def test_weights_have_no_target_and_an_accuracy_is_said_as_one(
     policy: Contextual, caplog: pytest.LogCaptureFixture
 ) -> None:
     said, aimed = Pacing(Metrics("decider")), objective(accuracy=0.99)
-    target = target_of(aimed, "")
+    target = Target.of(aimed, "")
     assert target is not None
     policy.pacer.accounts["", target.key] = BudgetAccount(known=500, predicted=450.0, correct=150.0)
     said.decided(objective(), policy)
@@ -62,7 +61,7 @@ def test_weights_have_no_target_and_an_accuracy_is_said_as_one(
 
 def test_the_account_of_a_named_objective_is_shown(policy: Contextual) -> None:
     metrics, aimed = Metrics("decider"), objective(mean_cost=1e10)
-    target = target_of(aimed, "")
+    target = Target.of(aimed, "")
     assert target is not None
     policy.pacer.accounts["", target.key] = BudgetAccount(
         price=2e-12, decisions=4, spent=3e10, known=2, predicted=1.5, correct=1

@@ -21,7 +21,7 @@ from agents.bandit.features import FeatureSettings
 from agents.bandit.learner import choose, pack, unpack
 from agents.bandit.pacing import KEYS, BudgetAccount, Forecast, Pacer, shadow_price_for_accuracy
 from agents.bandit.policy import ActionVector, Context, Observation, Pending, Target
-from agents.decider.log import Row, decode_row
+from agents.decider.rows import Row, decode_row
 from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision
 from schemas.record import decode, encode

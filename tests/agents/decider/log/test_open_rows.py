@@ -11,8 +11,8 @@ import pytest
 from agents.bandit.errors import CorruptState
 from agents.bandit.linucb import LinUCB
 from agents.decider import snapshot
-from agents.decider.log import Row, decode_row
 from agents.decider.open_rows import MOVED, ROWS_KEY, HeldRows, OpenRows
+from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import is_record, manifests
 
 SIZE = 4096

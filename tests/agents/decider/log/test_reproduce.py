@@ -15,7 +15,7 @@ from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import LinUCB, Thompson
-from agents.decider.log import AnyRow, Row, decode_row
+from agents.decider.rows import AnyRow, Row, decode_row
 from agents.decider.verify import mismatches
 from schemas.decision import Decision
 from schemas.record import decode, encode

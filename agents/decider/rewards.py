@@ -1,0 +1,175 @@
+"""What a reward does to the row of its decision.
+
+x enters A once, with the first reward that can be learned. A reward that is repeated, late or without a row changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from agents.bandit.policy import (
+    check_log_cost,
+    check_outcome,
+    check_share,
+)
+from agents.decider.rows import ENDED, EventKind, Row
+from agents.decider.shares import TeachingShares
+from schemas.reward import Reward
+
+Verdict = Literal[
+    "learned",
+    "corrected",
+    "closed",
+    "priced",
+    "failed",
+    "abandoned",
+    "duplicate",
+    "differs",
+    "late",
+    "orphan",
+    "unlearnable",
+]
+
+
+class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to learn from a reward without correctness.
+
+    Attributes:
+        impute: Value used for Correct until it is known: the path's `score`, or a constant from 0 to 1.
+        default: What to do if correctness never becomes known: `impute` keeps the imputed value, `wrong` counts it as
+            0, `drop` keeps a row that has not entered A out of it.
+    """
+
+    impute: Literal["score"] | float = "score"
+    default: Literal["impute", "wrong", "drop"] = "impute"
+
+    def __post_init__(self) -> None:
+        """Refuse a constant outside 0 to 1."""
+        if self.impute != "score" and not 0.0 <= self.impute <= 1.0:
+            raise ValueError(f"impute is {self.impute}; write score, or a number from 0 to 1")
+
+
+class Move(Struct, frozen=True):
+    """What to tell the policy after a reward."""
+
+    what: EventKind
+    row: Row
+
+
+def applied(
+    row: Row | None, reward: Reward, offset: int, seq: int, rules: RewardRules, shares: TeachingShares
+) -> tuple[Verdict, Move | None]:
+    """Return the verdict on a reward, and the changed row with what to tell the policy.
+
+    Args:
+        row: The decision's row; None if there is none.
+        reward: The reward.
+        offset: The reward's offset in its topic.
+        seq: The next sequence number; a returned move has used it.
+        rules: What to learn from a reward without correctness.
+        shares: Who taught before; an outcome that is learned, or would have been, is added.
+
+    Raises:
+        InvalidObservation: A term is out of range; nothing has changed.
+    """
+    if row is None or reward.seq != row.seq or reward.action.id != row.action:
+        return "orphan", None
+    if reward.kind in row.kinds:
+        return "differs" if _differs(row, reward) else "duplicate", None
+    if row.stage in ENDED or (reward.kind == "provisional" and row.stage == "learned"):
+        return "late", None
+    change: dict[str, Any] = {"kinds": (*row.kinds, reward.kind), "reward_offset": offset}
+    if row.stage == "learned":
+        return _resolved(row, reward, seq, rules, change)
+    score = reward.score_learned
+    # What is learned is in eFLOPs: nobody knows what a cost in another unit is in these.
+    log_cost = reward.log_cost if reward.objective.cost_range.unit == "eflops" else None
+    if not (reward.learn or reward.closes):
+        return "unlearnable", None
+    if log_cost is not None:
+        check_log_cost(row.query_id, log_cost)
+    # The account is its own tenant's: what a search cost counts there, whatever is learned of it.
+    paid = {} if log_cost is None else {"paid": math.exp(log_cost)}
+    if reward.failed:
+        change |= paid | {"entered": reward.correct}
+        if not (reward.learn and _weighed(row, shares, change)):
+            return _abandoned(row, seq, change)
+        return "failed", _move(
+            "failure", row, change | {"correct": reward.correct, "stage": "failed", "learned_seq": seq}
+        )
+    if reward.closes and reward.cost_only and score is None:
+        score = 0.0  # of which nothing is learned
+    if score is None or log_cost is None:
+        return _abandoned(row, seq, change | paid) if reward.closes else ("unlearnable", None)
+    if reward.kind == "default" and rules.default == "drop" and not reward.cost_only:
+        return _abandoned(row, seq, change | paid)
+    imputed = score if rules.impute == "score" else float(rules.impute)
+    correct = 0.0 if _counts_as_wrong(reward, rules) and not reward.cost_only else reward.correct
+    check_outcome(row.query_id, correct, score, log_cost, imputed)
+    if not (reward.learn and _weighed(row, shares, change)):
+        return _abandoned(row, seq, change | paid | {"entered": correct})
+    change |= {
+        "score": score,
+        "log_cost": log_cost,
+        "imputed": imputed,
+        "entered": correct,
+        "correct": correct,
+        "price_factor": _factor(reward),
+    }
+    if reward.cost_only:
+        return "priced", _move("cost", row, {**change, "stage": "priced", "ended_seq": seq})
+    change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
+    return "learned", _move("reward", row, change)
+
+
+def _weighed(row: Row, shares: TeachingShares, change: dict[str, Any]) -> int:
+    """Return what an outcome that may be learned weighs; note it in its row, and among those of its tenant."""
+    shares.add(row.tenant, weight := shares.weight(row.tenant))
+    change["weight"] = weight
+    return weight
+
+
+def _differs(row: Row, reward: Reward) -> bool:
+    """Return whether a reward contradicts one of its identity that was applied: its worker had lost the partition."""
+    pairs = [(row.correct, reward.correct)]
+    if (
+        row.kinds[0] == reward.kind and row.stage != "failed"
+    ):  # others bring no score, and no cost that is kept
+        pairs += [(row.score, reward.score_learned), (row.log_cost, reward.log_cost)]
+    return any(known is not None and told is not None and known != told for known, told in pairs)
+
+
+def _counts_as_wrong(reward: Reward, rules: RewardRules) -> bool:
+    """Return whether nobody said in time whether an answer is right; where its wait was cut short, nobody could."""
+    return reward.kind == "default" and rules.default == "wrong" and not reward.closed_early
+
+
+def _resolved(
+    row: Row, reward: Reward, seq: int, rules: RewardRules, change: dict[str, Any]
+) -> tuple[Verdict, Move | None]:
+    """Close a row that is in A already: replace what was imputed, or let it stand."""
+    change["stage"] = "closed"
+    correct = 0.0 if _counts_as_wrong(reward, rules) else reward.correct
+    if correct is None or not reward.learn:
+        closed = msgspec.structs.replace(row, **change, ended_seq=seq)
+        return "closed", Move("nothing", closed)
+    check_share(row.query_id, "correct", correct)
+    return "corrected", _move("correction", row, {**change, "correct": correct, "corrected_seq": seq})
+
+
+def _abandoned(row: Row, seq: int, change: dict[str, Any]) -> tuple[Verdict, Move]:
+    """End a row of which nothing is learned."""
+    return "abandoned", _move("abandoned", row, {**change, "stage": "abandoned", "ended_seq": seq})
+
+
+def _move(what: EventKind, row: Row, change: dict[str, Any]) -> Move:
+    return Move(what, msgspec.structs.replace(row, **change))
+
+
+def _factor(reward: Reward) -> float:
+    return reward.price.factor if reward.price is not None else 1.0

@@ -1,0 +1,368 @@
+"""The rows of the learner's log: one per decision, rewritten when a reward changes it, and what was on offer when.
+
+State is a fold over rows, never a matrix on the wire. A row is written when its decision is made (`pending`, with
+the whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward changes
+it. Each change has a sequence number in one order of decisions and updates, so that the fold repeats the live
+run. It also has the offsets it came from: after a crash, the learner trusts its rows more than the consumer
+group's commits.
+
+    pending ──provisional──▶ learned ──correction, default──▶ closed
+       ├──final, correction, default──────────────────────────▶ closed
+       ├──default of an answer that the client's bounds cut,
+       │  or that was neither scored nor graded───────────────▶ priced      (its cost alone is learned)
+       ├──final of an answer that its model failed to give────────────▶ failed      (that it was wrong is learned)
+       └──the first of a tenant that has taught enough (weight 0); a reward without score or cost,
+          or of a query with learn: false────────────────────▶ abandoned   (nothing is learned)
+
+An action keeps its row even after its model is gone, because the rows of decisions refer to it. Each offer holds from
+its sequence number until that of the next.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from agents.bandit.errors import FIX_LOG, CorruptState
+from agents.bandit.policy import (
+    LOG_COST_LIMIT,
+    ActionVector,
+    Objective,
+    Observation,
+    OutcomeKind,
+    Pending,
+    Target,
+    Vector,
+)
+from schemas.decision import Decision, Predicted
+from schemas.errors import RecordTooLarge
+from schemas.objective import ObjectiveInForce
+from schemas.query import Origin, Query
+from schemas.record import MAX_VALUE, decode, encode
+from schemas.reward import Kind
+
+Stage = Literal["pending", "learned", "closed", "priced", "failed", "abandoned"]
+
+ENDED: Final[tuple[Stage, ...]] = ("closed", "priced", "failed", "abandoned")
+"""Stages that no reward changes any more."""
+
+EventKind = Literal["offer", "decided", "reward", "correction", "cost", "failure", "abandoned", "nothing"]
+"""What a policy is told of an event."""
+
+GROWTH: Final = 1024
+"""Generous bound on the bytes that rewards add to a row: three sequence numbers, four kinds, an offset, six numbers."""
+
+
+ACTION_KEY: Final = b"\x00action/"
+"""Prefix of action rows. A query_id is printable ASCII, so no query's row can begin like this."""
+
+OFFER_KEY: Final = b"\x00offer/"
+"""Prefix of the rows that say which actions were on offer."""
+
+
+class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_field="schema"):
+    """An action that was ever offered; rows refer to it even after its model is gone. Key: ACTION_KEY + id.
+
+    Attributes:
+        position: Order of first appearance.
+        anchor: Whether it belongs to the first catalogue, whose centre the features keep.
+        embedding: s_a as little-endian float32.
+        size: Number of parameters of its model; 0 if it was not known.
+    """
+
+    action: str
+    model: str
+    position: int
+    anchor: bool
+    embedding: bytes
+    size: float = 0.0
+
+    @classmethod
+    def of(cls, action: ActionVector, position: int, *, anchor: bool) -> ActionRow:
+        """Return the row of an action that is offered for the first time."""
+        embedding = np.asarray(action.embedding).astype("<f4").tobytes()
+        return cls(
+            action=action.action_id,
+            model=action.model,
+            position=position,
+            anchor=anchor,
+            embedding=embedding,
+            size=action.size,
+        )
+
+    @property
+    def key(self) -> bytes:
+        """Return the row's key."""
+        return ACTION_KEY + self.action.encode()
+
+    def vector(self) -> ActionVector:
+        """Return the action in the form that the policy takes."""
+        embedding = np.frombuffer(self.embedding, "<f4").astype(np.float64)
+        return ActionVector(self.action, self.model, embedding, self.size)
+
+
+class OfferRow(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-offer.v1", tag_field="schema"
+):
+    """Which actions could be chosen from a sequence number on, and at what price factors. Key: OFFER_KEY + seq.
+
+    Attributes:
+        actions: Their ids.
+        price_factors: What an eFLOP costs on each model where that is not 1.
+    """
+
+    seq: int
+    actions: tuple[str, ...]
+    price_factors: dict[str, float] = {}
+
+    @property
+    def key(self) -> bytes:
+        """Return the row's key."""
+        return OFFER_KEY + str(self.seq).encode()
+
+
+REFIT_KEY: Final = b"\x00refit/"
+"""Prefix of the rows that say what the policy estimated when it learned everything anew."""
+
+REFIT_BYTES: Final = 1 << 20
+"""Most bytes of a result in one of its rows."""
+
+
+class RefitRow(Struct, frozen=True, kw_only=True, tag="decider-refit.v1", tag_field="schema"):
+    """A part of what the policy estimated when it learned everything anew. Key: REFIT_KEY + outcomes + "/" + part.
+
+    Attributes:
+        outcomes: Of how many outcomes it learned.
+        part, parts: Number of the part, from 0, and how many there are.
+        seq: Newest sequence number by then.
+        result: Its bytes (`Refits.results`).
+    """
+
+    outcomes: int
+    part: int
+    parts: int
+    seq: int
+    result: bytes
+
+    @property
+    def key(self) -> bytes:
+        """Return the row's key."""
+        return REFIT_KEY + f"{self.outcomes}/{self.part}".encode()
+
+
+def refit_rows(outcomes: int, result: bytes, seq: int, size: int = REFIT_BYTES) -> list[RefitRow]:
+    """Return the rows of a result, none of more than `size` of its bytes."""
+    pieces = [result[at : at + size] for at in range(0, len(result), size)]
+    return [
+        RefitRow(outcomes=outcomes, part=part, parts=len(pieces), seq=seq, result=piece)
+        for part, piece in enumerate(pieces)
+    ]
+
+
+class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-row.v1", tag_field="schema"):
+    """One decision and what became of it. Key: query_id.
+
+    Attributes:
+        seq: Sequence number of the decision, in one order with the updates.
+        clock: Decisions made before it.
+        action: Id of the chosen action.
+        embedding: s_q as little-endian float32.
+        objective: The objective in force at the decision.
+        query_origin: Origin of the Query; a Query with the same id and another origin is a duplicate.
+        context_origin: Origin of the Context.
+        decision: The Decision's value as it was sent, without the question: a redelivered Context brings that again.
+        batch: Sequence number of the first decision made together with this one: λ is that of its state.
+        learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 where there was none.
+        kinds: Rewards applied, in order.
+        paced: Whether its cost counts against the objective's target; a control's or a pinned query's does not.
+        reward_offset: Offset of the last reward applied.
+        tenant: Among whose outcomes it counts (`Query.account`).
+        weight: 0 where its tenant had taught enough: nothing is learned of it then.
+        paid: What an outcome whose cost is not learned cost, for the account of its own tenant; 0 if nobody knows.
+        entered: Correct as it entered A, or that account; None where it was not known, and the imputed value entered A.
+        correct, score, log_cost, imputed: The present values of the raw terms.
+        price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
+    """
+
+    query_id: str
+    seq: int
+    clock: int
+    action: str
+    embedding: bytes
+    objective: ObjectiveInForce
+    query_origin: Origin
+    context_origin: Origin
+    decision: msgspec.Raw
+    batch: int
+    stage: Stage = "pending"
+    learned_seq: int = -1
+    corrected_seq: int = -1
+    ended_seq: int = -1
+    kinds: tuple[Kind, ...] = ()
+    reward_offset: int = -1
+    paced: bool = True
+    tenant: str = ""
+    weight: int = 1
+    paid: float = 0.0
+    entered: float | None = None
+    correct: float | None = None
+    score: float = 0.0
+    log_cost: float = 0.0
+    imputed: float = 0.0
+    price_factor: float = 1.0
+
+    @property
+    def key(self) -> bytes:
+        """Return the row's key."""
+        return self.query_id.encode()
+
+    @property
+    def seqs(self) -> tuple[int, ...]:
+        """Return the sequence numbers of the decision and of each change; -1 for a change that has not happened."""
+        return self.seq, self.learned_seq, self.corrected_seq, self.ended_seq
+
+    @property
+    def last_seq(self) -> int:
+        """Return the sequence number of the newest change."""
+        return max(self.seqs)
+
+    def vector(self) -> Vector:
+        """Return s_q as float64, shape (d_q,)."""
+        return np.frombuffer(self.embedding, dtype="<f4").astype(np.float64)
+
+    def pending(self, *, abandoned: bool = False) -> Pending:
+        """Return the decision in the form that the policy takes, as it was made or abandoned."""
+        paid = self.paid or None
+        correct = self.entered if self.paid else None
+        return Pending(
+            self.query_id, self.vector(), self.action, self._target, self.tenant, abandoned, paid, correct
+        )
+
+    @property
+    def _target(self) -> Target | None:
+        return Target.of(self.objective, self.tenant) if self.paced else None
+
+    def observation(self, kind: OutcomeKind) -> Observation:
+        """Return the outcome in the form that the policy takes, with Correct as it was known at the time."""
+        correct = None if kind == "cost" else self.correct if kind == "correction" else self.entered
+        target, told, failed = None, None, kind == "failure"
+        if kind == "correction" and (target := self._target) is not None:
+            told = _PREDICTED.decode(self.decision).predicted
+        return Observation(
+            observation_id=self.query_id,
+            embedding=self.vector(),
+            action_id=self.action,
+            correct=correct,
+            score=self.score,
+            log_cost=self._highest_log_cost() if failed else self.log_cost,
+            imputed=self.imputed,
+            objective=Objective.of(self.objective),
+            clock=self.clock,
+            price_factor=self.price_factor,
+            tenant=self.tenant,
+            kind=kind,
+            seq={"correction": self.corrected_seq, "cost": self.ended_seq}.get(kind, self.learned_seq),
+            learned_seq=self.learned_seq,
+            target=target,
+            predicted=None if told is None else told.correct,
+            paid=self.paid or None if failed else None,
+        )
+
+    def _highest_log_cost(self) -> float:
+        """Return the upper bound of the costs, at which a wrong answer earns nothing under any weights."""
+        return min(max(math.log(self.objective.cost_range.high), -LOG_COST_LIMIT), LOG_COST_LIMIT)
+
+
+class _Told(Struct):
+    predicted: Predicted | None = None
+
+
+_PREDICTED: Final = msgspec.json.Decoder(_Told)
+
+AnyRow = Row | ActionRow | OfferRow | RefitRow
+
+LEFT_OUT: Final = "(left out)"
+"""What a row has for the question of its Decision."""
+
+
+def without_question(decision: Decision) -> bytes:
+    """Return a Decision as a row keeps it: without what a client may have filled with a megabyte."""
+    query = msgspec.structs.replace(
+        decision.query, text=LEFT_OUT, messages=None, reference=None, metadata={}, stop=()
+    )
+    return encode(msgspec.structs.replace(decision, query=query))
+
+
+def with_question(value: bytes, query: Query) -> Decision:
+    """Return the Decision that a row keeps, for the query that it was made for."""
+    return msgspec.structs.replace(decode(value, Decision), query=query)
+
+
+def encode_row(row: AnyRow, limit: int = MAX_VALUE) -> bytes:
+    """Return a row's value.
+
+    Args:
+        row: The row.
+        limit: Most bytes it may take.
+
+    Raises:
+        RecordTooLarge: It would exceed the limit; refuse the source record before it is decided.
+    """
+    value = msgspec.json.encode(row)
+    if len(value) > limit:
+        raise RecordTooLarge(
+            type(row).__name__, "", f"takes {len(value)} bytes of {limit}; shorten the query"
+        )
+    return value
+
+
+def decode_row(key: bytes, value: bytes) -> AnyRow:
+    """Return the row in a value.
+
+    Raises:
+        CorruptState: It is not a row, or of a version that this release does not know.
+    """
+    try:
+        row: AnyRow = _DECODER.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptState(f"row {key!r}", str(error), "a row of this release", FIX_LOG) from None
+    return row
+
+
+def own_row(key: bytes, value: bytes) -> AnyRow | None:
+    """Return the row in a record of the log; None if the record is not a row, or the row of another key.
+
+    The learner never writes such a record, but anyone with write access to its topic can.
+
+    Raises:
+        CorruptState: It is a row of another release, which may contain something that must not be lost.
+    """
+    try:
+        row = decode_row(key, value)
+        return row if row.key == key else None
+    except UnicodeEncodeError:
+        return None
+    except CorruptState:
+        if key and _of_another_release(value):  # no release writes an empty key
+            raise
+        return None
+
+
+class _Tagged(Struct):
+    schema: str = ""
+
+
+def _of_another_release(value: bytes) -> bool:
+    try:
+        schema = msgspec.json.decode(value, type=_Tagged).schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    own = {str(kind.__struct_config__.tag) for kind in (Row, ActionRow, OfferRow, RefitRow)}
+    return schema.startswith("decider-") and schema not in own
+
+
+_DECODER: Final = msgspec.json.Decoder(AnyRow)
