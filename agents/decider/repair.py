@@ -125,12 +125,14 @@ def repaired(
     """
     # What was estimated of the whole history is no estimate of the one that remains: it is estimated again, and what
     # the snapshot then holds takes its place.
-    refits = {key for key in log if key.startswith(REFIT_KEY)}
-    kept = {key: value for key, value in log.items() if key not in refits | set(without)}
-    replaced = {key: value for key, value in (earlier or {}).items() if key in set(without) - refits}
-    restored = replaced.keys() - {each.key for each in refused(kept | replaced, snapshots)}
-    kept |= {key: replaced[key] for key in restored}
-    left_out = _rows(log, set(without) - restored)
+    refits = [key for key in log if key.startswith(REFIT_KEY)]
+    out = {*refits, *without}
+    kept = {key: value for key, value in log.items() if key not in out}
+    replaced = {key: value for key, value in (earlier or {}).items() if key in out and key not in refits}
+    unfit = {each.key for each in refused(kept | replaced, snapshots)}
+    restored = {key: value for key, value in replaced.items() if key not in unfit}
+    kept |= restored
+    left_out = _rows(log, [key for key in without if key not in restored])
     found = decider.recover(kept.items(), snapshots.items(), whole=False, without=left_out)
     for row in left_out.values():
         decider.ended.add(row.query_id, row.query_origin, row.context_origin.offset)

@@ -110,6 +110,14 @@ def test_what_a_reset_has_left_is_no_foreign_record_and_stays(shard: Any) -> Non
     assert shard.table[RESET_KEY] == b'{"0":7}'
 
 
+def test_a_repair_deletes_in_the_order_of_the_log(shard: Any) -> None:
+    """In that of a set, two repairs of one log would write different records."""
+    log, snapshots = parts(shard)
+    refits = {REFIT_KEY + b"%d/0" % n: b"{}" for n in range(12)}
+    _, gone = repaired(shard.fresh(), log | refits, snapshots, [], shard.table.end, SMALL)
+    assert [key for key in gone if key in refits] == list(refits)
+
+
 def test_a_whole_log_is_not_named(shard: Any) -> None:
     assert refused(*parts(shard), accept=shard.policy().load) == []
     shard.crash()
