@@ -70,7 +70,7 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """One record to send. Without a partition, its key decides; see `Runtime.partition_for`."""
+    """One record to send. Without a partition, its key decides (`partition_for`)."""
 
     topic: str
     key: bytes | None

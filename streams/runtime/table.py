@@ -36,7 +36,7 @@ _log = logging.getLogger("streams.tables")
 class Table:
     """Rows as bytes by key, in memory, rebuilt from a changelog at the start. A write is durable when it returns.
 
-    A row is written to its key's partition (`Runtime.partition_for`); one that lies elsewhere is not recovered. How
+    A row is written to its key's partition (`partition_for`); one that lies elsewhere is not recovered. How
     rows are written and recovered is the runtime's: this class says only which are shown.
 
     Args:
