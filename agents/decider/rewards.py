@@ -137,9 +137,8 @@ def _weighed(row: Row, shares: TeachingShares, change: dict[str, Any]) -> int:
 def _differs(row: Row, reward: Reward) -> bool:
     """Return whether a reward contradicts one of its identity that was applied: its worker had lost the partition."""
     pairs = [(row.correct, reward.correct)]
-    if (
-        row.kinds[0] == reward.kind and row.stage != "failed"
-    ):  # others bring no score, and no cost that is kept
+    # Other kinds bring no score, and of a row of which nothing is learned neither score nor cost is kept.
+    if row.kinds[0] == reward.kind and row.stage not in ("failed", "abandoned"):
         pairs += [(row.score, reward.score_learned), (row.log_cost, reward.log_cost)]
     return any(known is not None and told is not None and known != told for known, told in pairs)
 

@@ -97,10 +97,11 @@ def test_what_may_not_teach_teaches_nothing_and_settles_the_account_of_its_own_t
     before, targets = known(shard), {"accuracy": 0.9} if policy is contextual else {}
     for at, (kind, told, entered) in enumerate(OUTCOMES):
         [decided] = shard.ask(shard.context(f"e{at}", tenant="e", learn=False, **targets))
-        [one] = shard.tell(
-            shard.reward(decided, kind, learn=False, **{"score": 0.25, "log_cost": 20.0, **told})
-        )
+        reward = shard.reward(decided, kind, learn=False, **{"score": 0.25, "log_cost": 20.0, **told})
+        [one] = shard.tell(reward)
         assert one.verdict == "abandoned"
+        [again] = shard.tell(reward)
+        assert again.verdict == "duplicate", "what is not kept contradicts nothing"
         assert known(shard) == before
         row = shard.entry(f"e{at}")
         assert (row.paid, row.entered) == (pytest.approx(np.exp(20.0)), entered)
