@@ -5,6 +5,7 @@ request     a chat completion request becomes a Query; `responses` has what is r
 errors      the shape of every error, and what becomes of an exception
 chat        `POST /v1/chat/completions`, whole or as a stream
 routes      all other routes, and the page (`static/`)
-coordinator between HTTP and the topics: admit, send, wait, cancel, take feedback; `rejoin` finds what a retry repeats
+coordinator between HTTP and the topics: admit, send, wait, cancel, take feedback; `rejoin` finds what a retry repeats,
+            `waiting` shows a request what becomes of its query, `deciders` say what would be chosen
 index       recent queries, rebuilt from the topics; `statistics` over them
 """

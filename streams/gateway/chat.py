@@ -15,10 +15,11 @@ from schemas.decision import Decision
 from schemas.forest import Forest, first_stop
 from schemas.search import SearchStep
 from streams.gateway import responses
-from streams.gateway.coordinator import Admitted, QueryRecord
+from streams.gateway.coordinator import Admitted
 from streams.gateway.endpoint import Call, EventStream, body_of
 from streams.gateway.errors import ApiError, ClientGone, of_answer
 from streams.gateway.request import ChatRequest, digest, parse
+from streams.gateway.waiting import QueryRecord
 
 # The part of a running search that may already be shown: the steps shared by every path that can still win.
 

@@ -4,14 +4,11 @@ import asyncio
 import hashlib
 import re
 import uuid
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-import httpx
 import msgspec
-import orjson
 from msgspec import Struct
 
 from agents.catalogue.models import Catalogue
@@ -25,16 +22,16 @@ from schemas.errors import RecordError
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from schemas.search import SearchStep
 from streams.gateway import responses
 from streams.gateway.auth import Credential, Gate, Used
+from streams.gateway.deciders import Deciders
 from streams.gateway.errors import NO_RETRY, ApiError, ClientGone, invalid, not_found
 from streams.gateway.index import MARGIN_S, Index, IndexedQuery, Marks
 from streams.gateway.rejoin import Body, Held, Rejoin
 from streams.gateway.request import BASELINE_OF, ChatRequest, ModelChoice, asked, kept_of, to_query
+from streams.gateway.waiting import QueryRecord, Waiting, each
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable, key_of
 from streams.runtime.runtime import Runtime
-from streams.settings import Settings
 
 # Ids of queries that come through a gateway.
 
@@ -63,60 +60,6 @@ def keyed_id(account: str, key: str) -> str:
     """Return the id of a query with an Idempotency-Key: the same for the same account and key."""
     scope = f"{account}\0{key}"
     return f"{ID}{hashlib.sha256(scope.encode()).hexdigest()[:40]}"
-
-
-# Requests waiting for a query: each sees its Decision, the steps of its search, its Answer and its Rewards arrive.
-
-QueryRecord: TypeAlias = Decision | SearchStep | Answer | Reward | DeadLetter
-
-
-class Waiting:
-    """Delivers records to the open requests that wait for them.
-
-    A request may attach to a query that another one sent, so several can wait for one id. What comes by before a
-    request waits is in the index.
-    """
-
-    def __init__(self) -> None:
-        self._queues: defaultdict[str, list[asyncio.Queue[QueryRecord]]] = defaultdict(list)
-
-    def __len__(self) -> int:
-        """Return how many queries have a waiting request."""
-        return len(self._queues)
-
-    def __contains__(self, query_id: object) -> bool:
-        """Return whether any request waits for a query."""
-        return query_id in self._queues
-
-    def seen(self, query_id: str, what: QueryRecord) -> None:
-        """Deliver a record to the requests that wait for its query."""
-        for queue in self._queues.get(query_id, ()):
-            queue.put_nowait(what)
-
-    @contextmanager
-    def on(self, query_id: str) -> Iterator[asyncio.Queue[QueryRecord]]:
-        """Wait for a query while the block runs."""
-        queue: asyncio.Queue[QueryRecord] = asyncio.Queue()
-        self._queues[query_id].append(queue)
-        try:
-            yield queue
-        finally:
-            self._queues[query_id].remove(queue)
-            if not self._queues[query_id]:
-                del self._queues[query_id]
-
-
-async def each(queue: asyncio.Queue[QueryRecord], every_s: float) -> AsyncIterator[QueryRecord | None]:
-    """Yield records as they arrive, up to the Answer; None whenever nothing has arrived for `every_s` seconds."""
-    while True:
-        try:
-            what = await asyncio.wait_for(queue.get(), every_s)
-        except TimeoutError:
-            yield None
-            continue
-        yield what
-        if isinstance(what, Answer):
-            return
 
 
 LOOK_S: Final = 0.5
@@ -164,77 +107,6 @@ _CLOCKS_MS: Final = 60_000
 _LOOKUPS: Final = 2
 """Old ids that are looked up at a time."""
 
-
-# Where the gateway learns what would be chosen: the read-only endpoint of a decider.
-
-_TIMEOUT_S: Final = 10.0
-
-
-class Deciders:
-    """Asks deciders in turn until one answers: with several, only the one that holds the policy can.
-
-    Args:
-        urls: Their addresses, for instance `http://decider:9101`.
-    """
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self.urls = tuple(url.rstrip("/") for url in urls)
-        self._client = httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
-
-    @classmethod
-    def of(cls, settings: Settings) -> "Deciders":
-        """Return the deciders of the settings."""
-        asked = settings.previews
-        return cls(asked.urls or ([f"http://127.0.0.1:{asked.port}"] if asked.port else []))
-
-    async def preview(self, query: Query) -> Preview:
-        """Return what would be chosen for a query. Nothing runs, and nothing is learned.
-
-        Raises:
-            ApiError: 400 where the query would be refused; 503, saying what to do, when no decider answers.
-            RecordError: it does not fit into a record.
-        """
-        if not self.urls:
-            raise _unavailable(
-                "this gateway knows no decider. To fix this: set UNISCALE_DECIDER_PORT for the decider and "
-                "UNISCALE_DECIDER_URL=http://HOST:PORT for the gateway (`up --gateway` does both)"
-            )
-        body, why = encode(query), []
-        for url in self.urls:
-            try:
-                answered = await self._client.post(f"{url}/decide", content=body)
-            except httpx.HTTPError as error:
-                why.append(f"{url} does not answer ({type(error).__name__})")
-                continue
-            if answered.status_code == 200:
-                return msgspec.json.decode(answered.content, type=Preview)
-            field, message = _said(answered)
-            if answered.status_code == 400:
-                text = f"{field}: {message}" if field else message
-                raise ApiError(400, text, param=field or None, code="invalid_value")
-            why.append(f"{url}: {message}")
-        fix = "To fix this: check that the service `decider` runs, with UNISCALE_DECIDER_PORT"
-        raise _unavailable(f"no decider can say what would run: {'; '.join(why)}. {fix}")
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
-
-
-def _said(answered: httpx.Response) -> tuple[str, str]:
-    try:
-        said = orjson.loads(answered.content)
-        return str(said.get("field", "")), str(said["message"])
-    except (orjson.JSONDecodeError, KeyError, AttributeError):
-        return "", f"HTTP {answered.status_code}"
-
-
-def _unavailable(why: str) -> ApiError:
-    # The page asks again at the next move of its slider; the official clients must not hammer a decider that is down.
-    return ApiError(503, why, type="api_error", code="no_decider", headers={**NO_RETRY, "retry-after": "5"})
-
-
-# The gateway's work between HTTP and the topics: admit a request, send its Query, wait, cancel, take feedback.
 
 TOKEN_BYTES: Final = 8
 """Bytes of a token, on average over a long question: prose has four to five in most tokenizers, Python code three."""

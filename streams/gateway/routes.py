@@ -30,12 +30,13 @@ from schemas.spent import Spent
 from streams.control import Control
 from streams.gateway import responses, statistics
 from streams.gateway.auth import Gate, Tenants, check_host
-from streams.gateway.coordinator import Admitted, QueryRecord, RequestCoordinator
+from streams.gateway.coordinator import Admitted, RequestCoordinator
 from streams.gateway.endpoint import Call, EventStream, Listing, body_of, int_param, object_of, reply
 from streams.gateway.errors import ApiError, ClientGone, invalid, no_model, not_found, of_json, refusal
 from streams.gateway.index import MARGIN_S, IndexedQuery, Listed
 from streams.gateway.request import listing, parse
 from streams.gateway.responses import picked
+from streams.gateway.waiting import QueryRecord
 from streams.log.base import NotAllowed, Outgoing, Unavailable
 from streams.runtime.runtime import Runtime
 from streams.runtime.spec import ServiceSpec
