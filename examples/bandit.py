@@ -10,9 +10,7 @@ sys.path.insert(0, "")  # the packages lie in the repository root, where this is
 
 import numpy as np
 
-from agents.bandit.learner import choose
-from agents.bandit.policy import ActionVector, Context, Objective, Observation, Pending
-from agents.bandit.registry import build_policy
+from agents.bandit import ActionVector, Context, Objective, Observation, Pending, build_policy, choose
 
 ROUNDS = 300
 DIMENSION = 16

@@ -11,11 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, "")  # the packages lie in the repository root, where this is run
 
-from agents.catalogue.file import load_catalogue
+from agents.catalogue import load_catalogue
 from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
-from streams.client.client import Client
+from streams.client import Client, KafkaSettings, Settings
 from streams.local.deployment import Deployment
-from streams.settings import KafkaSettings, Settings
 
 QUESTION = "How much is 9 times 7?"
 

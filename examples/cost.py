@@ -8,9 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, "")  # the packages lie in the repository root, where this is run
 
-from agents.catalogue.eflops import search_cost
-from agents.catalogue.file import load_catalogue
-from schemas.forest import Draft
+from agents.catalogue import load_catalogue, search_cost
+from schemas import Draft
 
 catalogue = load_catalogue(Path("infra/catalogue/qwen3.yaml"))
 verifier = catalogue.verifier_named().architecture

@@ -11,16 +11,11 @@ from pathlib import Path
 
 sys.path.insert(0, "")  # the packages lie in the repository root, where this is run
 
-from agents.catalogue.file import load_catalogue
+from agents.catalogue import load_catalogue
 from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
-from schemas.answer import Answer
-from schemas.query import Query
-from schemas.record import decode, encode
-from schemas.reward import Reward
-from streams.runtime.memory import run
-from streams.runtime.memory_cluster import Cluster
+from schemas import Answer, Query, Reward, decode, encode
 from streams.services import SERVICES
-from streams.settings import Settings
+from streams.testing import Cluster, Settings, run
 
 COUNT = 20
 

@@ -9,11 +9,8 @@ import sys
 
 sys.path.insert(0, "")  # the packages lie in the repository root, where this is run
 
-from agents.search.forest import ask, outcome, plant, tell_drafts, tell_scores
-from agents.serving.engine import Drafted
-from schemas.action import Action
-from schemas.forest import Limits
-from schemas.search import Scored
+from agents.search import Drafted, ask, outcome, plant, tell_drafts, tell_scores
+from schemas import Action, Limits, Scored
 
 # Two subtrees of four drafts each, of which the best two go on.
 forest = plant(Action(model="toy", qp=2, cp=4, bs=2), Limits(depth_limit=8, step_tokens=64, eta=1.2))

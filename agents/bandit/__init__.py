@@ -11,18 +11,38 @@ contextual   one hierarchical linear model, a ranking for each query; its parts 
 baselines    Random, k-NN, MLP, NeuralUCB; `network` is the one file that loads torch
 """
 
-from agents.bandit.learner import choose
-from agents.bandit.policy import ActionVector, Choice, Context, Objective, Observation, Pending, Policy
-from agents.bandit.registry import build_policy
+from agents.bandit.learner import Learner, choose, ranked
+from agents.bandit.policy import (
+    ActionVector,
+    Choice,
+    Context,
+    Objective,
+    Observation,
+    Pending,
+    Policy,
+    Prediction,
+    Target,
+    Traits,
+)
+from agents.bandit.registry import Inputs, Options, build_policy, policy
 
 __all__ = [
     "build_policy",
     "choose",
     "Policy",
-    "Objective",
     "ActionVector",
     "Context",
+    "Objective",
+    "Target",
     "Choice",
     "Pending",
     "Observation",
+    # to write one
+    "Learner",
+    "Traits",
+    "Prediction",
+    "ranked",
+    "policy",
+    "Options",
+    "Inputs",
 ]

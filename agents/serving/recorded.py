@@ -26,6 +26,8 @@ from schemas.forest import Finish, Unit
 from schemas.query import Message
 from schemas.search import Served
 
+__all__ = ["RecordedEngine", "RecordedPath", "RecordedStep", "Recording", "write_paths"]
+
 
 class RecordingError(ServingError):
     """A recording is unreadable, or does not hold what was asked for. Record it, or ask for what is there."""

@@ -24,6 +24,8 @@ from streams.services import SERVICES
 from streams.settings import MAX_PORT, Settings, SettingsError
 from streams.topics import Topics
 
+__all__ = ["Deployment"]
+
 # Signals for the commands that start processes: each unwinds the stack, so that everything is stopped.
 
 

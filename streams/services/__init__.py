@@ -24,9 +24,25 @@ from schemas.decision import Decision
 from schemas.query import Query, QueryContext
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
-from streams.runtime.effects import Keyed, Ordered
+from streams.log.base import ConsumerRecord, Outgoing
+from streams.runtime.effects import BatchEffects, Effects, Keyed, Ordered, Rows
 from streams.runtime.runtime import Runtime
 from streams.runtime.spec import Input, ServiceSpec
+
+__all__ = [
+    "SERVICES",
+    # to write one
+    "ServiceSpec",
+    "Input",
+    "Keyed",
+    "Effects",
+    "Rows",
+    "Ordered",
+    "BatchEffects",
+    "ConsumerRecord",
+    "Outgoing",
+    "Runtime",
+]
 
 # The embedder: admits queries, and encodes each Query into a Context.
 
@@ -162,8 +178,6 @@ GATEWAY = ServiceSpec(
 
 
 # Each service binds the pure code of one package of `agents` to its topics: a file, a `ServiceSpec`, and one line here.
-
-__all__ = ["SERVICES", "ServiceSpec"]
 
 SERVICES: dict[str, ServiceSpec] = {
     spec.name: spec for spec in (EMBEDDER, DECIDER, EXECUTOR, VERIFIER, AGGREGATOR, GATEWAY)
