@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from schemas.action import Action
 from schemas.errors import InvalidField
+from schemas.grader import Grader, NamedGrader, grader_of
 from schemas.objective import Weights, check_targets
 from schemas.record import MAX_NAME, Millis, Record, check_finite, check_id, check_json, check_name
 from schemas.spent import Spent
@@ -64,8 +65,11 @@ GATEWAY = "gateway"
 MAX_ANSWERS = 64
 """Most answers to one query: the widest search of Table 1 drafts so many paths."""
 
-Reference: TypeAlias = str | int | float | dict[str, Any]
-"""What an answer is graded against."""
+MAX_ACCEPTED = 256
+"""Accepted answers in a reference that is a list."""
+
+Reference: TypeAlias = str | int | float | dict[str, Any] | list[Any]
+"""What an answer is graded against; a list holds several, any of which is right."""
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):
@@ -155,7 +159,10 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         accuracy: the share of the accuracy within reach to keep, as cheaply as possible. At most one of
             the four; none means the deployment's default.
         reference: The right answer, where known; the aggregator grades with it. Never reaches a model. A text, a
-            number, or for a program {"tests": [[input, output], …]} with at most 256 tests.
+            number, or for a program {"tests": [[input, output], …]} with at most 256 tests; or a list of at most 256
+            accepted answers.
+        grader: How an answer is compared with the reference, by name or with options; None means the grader of the
+            model's entry in the catalogue, else the catalogue's, else `boxed-only`.
         pin_action: `model/qp/cp/bs` that must be used, whatever the policy thinks.
         allowed_models: Models that may be used; None allows all.
         budget: What the search may spend.
@@ -182,6 +189,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     mean_cost: float | None = None
     accuracy: float | None = None
     reference: Reference | None = None
+    grader: NamedGrader | None = None
     pin_action: str | None = None
     allowed_models: tuple[str, ...] | None = None
     budget: Budget | None = None
@@ -209,6 +217,8 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
                 check_name("Query", name, value)
         if self.reference is not None:
             self._check_reference(self.reference)
+        if self.grader is not None:
+            self._check_grader(self.graded_with)
         self._check_models()
         self._check_waits()
         if self.metadata:
@@ -240,6 +250,19 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         if isinstance(tests, list | tuple) and len(tests) > MAX_TESTS:
             why = f"holds {len(tests)} tests; give at most {MAX_TESTS}"
             raise InvalidField("Query", "reference.tests", why)
+        if isinstance(reference, list) and not 1 <= len(reference) <= MAX_ACCEPTED:
+            why = f"holds {len(reference)} accepted answers; give at least one and at most {MAX_ACCEPTED}"
+            raise InvalidField("Query", "reference", why)
+
+    def _check_grader(self, grader: Grader | None) -> None:
+        if grader is None or self.reference is not None:
+            return
+        if grader.needs_reference:
+            why = f"is missing, and grader {grader.name} compares with it; give the right answer, or leave grader out"
+            raise InvalidField("Query", "reference", why)
+        if grader.fields:
+            why = "is missing, and grader.fields are compared with its own; give it, or leave fields out"
+            raise InvalidField("Query", "reference", why)
 
     def _check_bounds(self) -> None:
         if self.max_tokens is not None and not 1 <= self.max_tokens <= MAX_BUDGET_TOKENS:
@@ -315,6 +338,18 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     def chat(self) -> tuple[Message, ...]:
         """Return the conversation for a chat template: `messages`, or the text as one user's message."""
         return self.messages or (Message(role="user", content=self.text or ""),)
+
+    @property
+    def graded_with(self) -> Grader | None:
+        """Return the grader that the query itself names.
+
+        Raises:
+            InvalidField: there is none of that name.
+        """
+        try:
+            return grader_of(self.grader)
+        except InvalidField as error:
+            raise InvalidField("Query", "grader", error.why) from None
 
     @property
     def pinned(self) -> Action | None:

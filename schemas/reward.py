@@ -16,7 +16,7 @@ Kind = Literal["provisional", "final", "correction", "default"]
 """provisional: score and cost are known, correctness is awaited. final: all is known at once, by the reference.
 correction: feedback told correctness, after a provisional. default: nobody did; the row closes with what it has."""
 
-Grader = Literal["reference", "person", "judge"]
+GradeSource = Literal["reference", "person", "judge"]
 """Who knows whether an answer was right: a known answer that it is compared with, a person, or a model that judges."""
 
 GradedBy = Literal["", "reference", "person", "judge", "score"]
@@ -39,7 +39,7 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
 
     query_id: str
     correct: bool | float
-    graded_by: Grader = "person"
+    graded_by: GradeSource = "person"
     source: str = ""
     learn: bool = True
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -142,6 +142,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
             nothing to grade.
         grader: Name and version of what compared with the Query's reference: the grader alone shifts accuracy. Empty
             where feedback said what is right.
+        rule: What that decided by, after where it read the answer: `box/number`, `last-line/exact`; docs/grading.md
+            lists them. Empty where `grader` is, and in records of before it was kept.
         latency_s: From the Query's append to the Answer's, on the broker's clock.
         fault: As the Answer said: after an `infrastructure` fault there is no score, and nothing is learned. After one
             of the `model` the kind is `final` and `correct` 0: that is learned, and that the action was tried. Its cost
@@ -172,6 +174,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     reward: float | None = None
     graded_by: GradedBy = ""
     grader: str = ""
+    rule: str = ""
     latency_s: float | None = None
     fault: Fault = ""
     learn: bool = True

@@ -15,9 +15,12 @@ from agents.catalogue.file import beside_catalogue, load_catalogue
 from agents.catalogue.models import ActionError, Catalogue, CatalogueError, Model
 from agents.catalogue.objectives import CAREFUL, DEFAULT_MODE, Objectives
 from agents.catalogue.steering import Steering
+from agents.grading.graders import is_program
 from agents.reward.outcome import CostModel
 from schemas.control import CatalogueEntry, Heartbeat, PriceFactorEntry, decode_control
 from schemas.errors import UniscaleError
+from schemas.grader import Grader, grader_of
+from schemas.query import Query
 from schemas.record import decode
 from streams.log.base import ConsumerRecord, Log
 from streams.settings import Settings, SettingsError, variable
@@ -45,12 +48,28 @@ def catalogue_of(settings: Settings) -> Catalogue:
         SettingsError: the catalogue has no such verifier.
     """
     found = load_catalogue(Path(settings.catalogue))
+    check_graders(found)
     if not settings.engine.verifier:
         return found
     try:
         return found.scored_by(settings.engine.verifier)
     except CatalogueError as error:
         raise SettingsError(str(error), "verifier") from None
+
+
+def check_graders(catalogue: Catalogue) -> None:
+    """Refuse a grader of a catalogue whose schema is not one.
+
+    Raises:
+        CatalogueError: naming whose grader it is, and the fix.
+    """
+    for whose, grader in catalogue.graders.items():
+        if grader.schema is None:
+            continue
+        from agents.grading.compiled import refusal  # with jsonschema, which most processes need not import
+
+        if why := refusal(schema=grader.schema):
+            raise CatalogueError(f"catalogue {catalogue.name!r}, {whose}, field grader.schema: {why}")
 
 
 def overlong_in_words(catalogue: Catalogue) -> str:
@@ -117,6 +136,26 @@ class Control:
         """The objectives in force."""
         return self.steering.objectives
 
+    def grader(self, query: Query, model: str) -> Grader | None:
+        """Return what an answer of a model to a query is graded by: the query's own, the model's, or the catalogue's.
+
+        None is the default, as it is for the tests of a program, which say themselves how an answer is graded.
+        """
+        if query.grader is not None or is_program(query.reference):
+            return query.graded_with
+        entry = self.models.get(model)
+        return grader_of((entry.grader if entry is not None else None) or self.catalogue.grader)
+
+    def graders(self, query: Query) -> tuple[Grader | None, ...]:
+        """Return each grader that the answer to a query may be graded by."""
+        pinned = query.pinned
+        names = (pinned.model,) if pinned else query.allowed_models or self.catalogue.model_names
+        found: list[Grader | None] = []
+        for name in names:
+            if (grader := self.grader(query, name)) not in found:
+                found.append(grader)
+        return tuple(found)
+
     def serving(self) -> frozenset[str]:
         """Return the models with a living executor.
 
@@ -161,7 +200,9 @@ class Control:
             return
         try:
             entry = decode_control(record.value)
-            self.steering = self.steering.after(entry, record.offset)
+            after = self.steering.after(entry, record.offset)
+            check_graders(after.catalogue)
+            self.steering = after
         except UniscaleError as error:
             log.error("%s has no effect: %s", record.coordinates, error)
             return

@@ -62,6 +62,7 @@ KEYS = (
     "hardware",
     "verifier",
     "cost_range",
+    "grader",
     "family",
     *CatalogueExtras._fields,
     "defaults",

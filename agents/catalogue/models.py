@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from schemas.errors import UniscaleError
+from schemas.grader import Grader, NamedGrader, grader_of
 from schemas.objective import CostRange
 
 # What can be wrong with a catalogue, an objective or an action.
@@ -130,10 +131,12 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: EngineSettings = EngineSettings()
     anchors: tuple[BenchmarkScore, ...] = ()
     price_factor: float = 1.0  # what an eFLOP costs on it: a query's cost is its eFLOPs times this
+    grader: NamedGrader | None = None  # of its answers, where the query names none; None: the catalogue's
 
     def __post_init__(self) -> None:
-        """Refuse a price factor that is out of range, and an anchor given twice: the description would print both."""
+        """Refuse a price factor out of range, an unknown grader, and an anchor given twice: both would be printed."""
         check_price_factor(self.price_factor)
+        grader_of(self.grader)
         labels = [anchor.label for anchor in self.anchors]
         if twice := first_repeated(labels):
             raise ValueError(f"anchors holds {twice!r} twice: keep one")
@@ -230,9 +233,11 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: tuple[Model, ...]
     verifiers: tuple[VerifierModel, ...]
     version: Annotated[int, Meta(ge=-1)] = -1  # offset in `control` of the last change; −1: the file alone
+    grader: NamedGrader | None = None  # where neither query nor model names one; None: `boxed-only`
 
     def __post_init__(self) -> None:
-        """Refuse an empty catalogue, a name used twice and a verifier that is not there."""
+        """Refuse an empty catalogue, a name used twice, an unknown grader, and a verifier that is not there."""
+        grader_of(self.grader)
         if not self.models:
             raise ValueError("models is empty: a catalogue holds at least one")
         if twice := first_repeated(self._names):
@@ -272,13 +277,14 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all but version and price factors: equal for equal content, however it came about.
+        """Return a digest of all but version, price factors and graders: equal for equal content, whatever made it.
 
-        A recording made under other price factors holds the same searches.
+        A recording made under other price factors or graders holds the same searches.
         """
         plain = msgspec.to_builtins(msgspec.structs.replace(self, version=-1))
         for model in plain["models"]:
-            del model["price_factor"]
+            del model["price_factor"], model["grader"]
+        del plain["grader"]
         content = msgspec.json.encode(plain, order="sorted")
         return hashlib.sha256(content).hexdigest()[:16]
 
@@ -298,6 +304,12 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for at, architecture in priced.items():
             found |= {f"{at}.{field}": value for field, value in msgspec.to_builtins(architecture).items()}
         return found
+
+    @property
+    def graders(self) -> dict[str, Grader]:
+        """Return the graders it names, by whose they are, in words."""
+        named = {"the catalogue": self.grader} | {f"model {each.name}": each.grader for each in self.models}
+        return {where: grader for where, given in named.items() if (grader := grader_of(given)) is not None}
 
     def model(self, name: str) -> Model:
         """Return a candidate model.

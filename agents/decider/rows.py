@@ -292,7 +292,7 @@ LEFT_OUT: Final = "(left out)"
 def without_question(decision: Decision) -> bytes:
     """Return a Decision as a row keeps it: without what a client may have filled with a megabyte."""
     query = msgspec.structs.replace(
-        decision.query, text=LEFT_OUT, messages=None, reference=None, metadata={}, stop=()
+        decision.query, text=LEFT_OUT, messages=None, reference=None, grader=None, metadata={}, stop=()
     )
     return encode(msgspec.structs.replace(decision, query=query))
 

@@ -1,7 +1,9 @@
-"""Is an answer right? Its last box against the query's reference.
+"""Is an answer right? What it says against the query's reference.
 
 grade        extraction, references, and the exact rules first: the module to begin with
+graders      the graders that a query, an entry or the catalogue may name, and lists of accepted answers
 quantities   numbers, units and words, compared exactly
 programs     list programs, the language of answers to code questions
-pool         mathematics and programs, in processes that can be killed; `worker` is such a process
+compiled     patterns and JSON Schemas
+pool         mathematics, programs, patterns and schemas, in processes that can be killed; `worker` is such a process
 """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from importlib import metadata
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from agents.grading.programs import Tests, Value, passes
 from agents.grading.quantities import compare_exactly
@@ -25,12 +25,16 @@ GRADER_REVISION = 2
 MAX_ANSWER = 4_000  # characters inside the box; longer is no answer
 
 
+Rule: TypeAlias = Literal["math-verify", "program", "regex", "schema"]
+"""What a grading process decides by."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The outcome of one comparison."""
 
     correct: bool
-    how: Literal["math-verify", "program"]
+    how: Rule
 
 
 Judge = Callable[[str, str], Verdict]
@@ -39,7 +43,14 @@ Judge = Callable[[str, str], Verdict]
 Runner = Callable[[str, Tests], Verdict]
 """Runs a program on its tests."""
 
-How = Literal["number", "text", "math-verify", "program", "no-box", "too-long"]
+How: TypeAlias = (
+    Rule
+    | Literal["number", "text", "no-box", "too-long", "last-number", "exact", "contains", "json"]
+    | Literal["no-answer", "no-number", "not-json"]
+)
+
+Read: TypeAlias = Literal["box", "last-line", "text", "fence"]
+"""Where an answer was read: the last box, the last line, the whole text, or the last fenced block."""
 
 
 class BadReference(UniscaleError, ValueError):
@@ -52,13 +63,23 @@ class Undecided(UniscaleError):
 
 @dataclass(frozen=True)
 class Grade:
-    """One graded answer: what was read from it, how it was decided, and by which grader."""
+    """One graded answer: what was read from it and where, how it was decided, and by which grader."""
 
     correct: bool
     answer: str | None
     how: How
     grader: str = GRADER
     version: str = ""
+    read: Read = "box"
+
+    @property
+    def rule(self) -> str:
+        """Return what decided, after where the answer was read if one was.
+
+        >>> Grade(correct=True, answer="7", how="number").rule
+        'box/number'
+        """
+        return self.how if self.answer is None else f"{self.read}/{self.how}"
 
 
 @cache

@@ -15,9 +15,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
-from agents.grading.grade import Verdict
+from agents.grading.grade import Rule, Verdict
 from agents.grading.programs import Tests
 from schemas.errors import UniscaleError
 
@@ -78,7 +78,7 @@ class GradingPool:
             GraderFailed: it did not say.
             GradingPoolError: no grading process starts.
         """
-        return self._verdict("math-verify", {"gold": gold, "answer": answer})
+        return self.ask("math-verify", {"gold": gold, "answer": answer})
 
     def run(self, program: str, tests: Tests) -> Verdict:
         """Return whether `program` passes every test. Blocks at most `timeout_s`, and while a process starts.
@@ -87,7 +87,29 @@ class GradingPool:
             GraderFailed: it did not say.
             GradingPoolError: no grading process starts.
         """
-        return self._verdict("program", {"program": program, "tests": tests})
+        return self.ask("program", {"program": program, "tests": tests})
+
+    def ask(self, rule: Rule, request: Mapping[str, object]) -> Verdict:
+        """Return what a request comes to. Blocks at most `timeout_s`, and while a process starts.
+
+        Args:
+            rule: What decides.
+            request: As `agents.grading.worker` reads it.
+
+        Raises:
+            GraderFailed: it did not say.
+            GradingPoolError: no grading process starts.
+        """
+        return Verdict(correct=bool(self._reply(rule, request)["correct"]), how=rule)
+
+    def refusal(self, request: Mapping[str, object]) -> str:
+        """Return why patterns or a schema cannot be used; empty if they can. Blocks as `ask` does.
+
+        Raises:
+            GraderFailed: it did not say, for instance because they take too long to compile.
+            GradingPoolError: no grading process starts.
+        """
+        return str(self._reply("check", {"check": request})["why"])
 
     def close(self) -> None:
         """End the processes; a later call starts new ones."""
@@ -104,7 +126,7 @@ class GradingPool:
         """Close the pool."""
         self.close()
 
-    def _verdict(self, kind: Literal["math-verify", "program"], request: dict[str, object]) -> Verdict:
+    def _reply(self, kind: str, request: Mapping[str, object]) -> dict[str, object]:
         process = self._idle.get()
         try:
             if process is None or process.poll() is not None:
@@ -131,7 +153,7 @@ class GradingPool:
             )
         if "error" in reply:
             raise GraderFailed(f"{kind}: {reply['error']}")
-        return Verdict(correct=bool(reply["correct"]), how=kind)
+        return reply
 
     def _start(self) -> "subprocess.Popen[str]":
         self.started += 1

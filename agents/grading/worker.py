@@ -13,13 +13,16 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
+from agents.grading.compiled import conforms, matches, refusal
 from agents.grading.programs import passes
 
 
 def main(timeout_s: float, memory_mb: int) -> None:
-    """Answer {"gold", "answer"} and {"program", "tests"} with {"correct"} or {"error"} until input ends.
+    """Answer requests, one a line, until input ends.
 
-    {"math"} comes once before the first of the former, and is answered with {"ready"}.
+    {"gold", "answer"}, {"program", "tests"}, {"patterns", "text"} and {"schema", "value"} are answered with
+    {"correct"}, {"check"} with {"why"}, or all of them with {"error"}. {"math"} comes once before the first with
+    `gold`, and is answered with {"ready"}.
     """
     # The protocol keeps a descriptor of its own: a parser that prints must not break it.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -27,19 +30,22 @@ def main(timeout_s: float, memory_mb: int) -> None:
     _limit(resource.RLIMIT_AS, memory_mb * 2**20)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, 0)  # pipes are not files
-    equal: Callable[..., bool] | None = None
+    graders: dict[str, Callable[..., bool]] = {"program": passes, "patterns": matches, "schema": conforms}
     _say(out, {"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
         if "math" in request:
-            equal = _mathematics()  # takes seconds, which are not an answer's
+            graders["gold"] = _mathematics()  # takes seconds, which are not an answer's
             _say(out, {"ready": True})
             continue
         signal.setitimer(signal.ITIMER_REAL, timeout_s + 1.0)
         try:
-            grade = passes if "program" in request else equal
-            assert grade is not None
-            reply: dict[str, object] = {"correct": grade(**request)}
+            reply: dict[str, object]
+            if "check" in request:
+                reply = {"why": refusal(**request["check"])}
+            else:
+                grade = next(grader for name, grader in graders.items() if name in request)
+                reply = {"correct": grade(**request)}
         except (Exception, RecursionError, MemoryError) as error:  # the library promises no error type
             reply = {"error": type(error).__name__}
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -55,14 +61,12 @@ def _mathematics() -> Callable[..., bool]:
 
     config = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 
-    def equal(gold: str, answer: str) -> bool:
+    def equal(gold: str | list[str], answer: str) -> bool:
+        given = parse(f"\\boxed{{{answer}}}", config, parsing_timeout=None)
         # Gold first: the comparison is not symmetric.
-        return bool(
-            verify(
-                parse(f"${gold}$", config, parsing_timeout=None),
-                parse(f"\\boxed{{{answer}}}", config, parsing_timeout=None),
-                timeout_seconds=None,
-            )
+        return any(
+            verify(parse(f"${each}$", config, parsing_timeout=None), given, timeout_seconds=None)
+            for each in ([gold] if isinstance(gold, str) else gold)
         )
 
     return equal

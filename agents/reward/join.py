@@ -16,6 +16,7 @@ from schemas.answer import Answer, Fault, Status
 from schemas.decision import Cohort, Decision
 from schemas.errors import UnreadableRecord
 from schemas.forest import Unit
+from schemas.grader import Grader
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Reference
 from schemas.record import MAX_VALUE, is_id
@@ -35,7 +36,7 @@ class Deadline(NamedTuple):
 
 
 class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the join keeps of a Decision. The reference goes as soon as the Answer is graded.
+    """What the join keeps of a Decision. Reference and grader go as soon as the Answer is graded.
 
     `generator` is the model's architecture when the Decision arrived: the search's cost can be worked out even when the
     model has been removed from the catalogue, its record compacted and this process restarted since. `cohort` is empty
@@ -50,6 +51,7 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout_ms: int  # from there to expiry
     feedback_ms: int  # from the Answer to the default
     reference: Reference | None = None
+    grader: Grader | None = None  # in force when the Decision arrived; None: the default
     tenant: str = ""
     key: str = ""  # digest of its API key, up to its first reward, which says what is charged to it
     generator: Architecture | None = None
@@ -67,6 +69,7 @@ class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cut_eflops: float = 0.0  # the most that a step may have cost which its deadline cut
     correct: Unit | None = None  # None: nobody knows yet
     grader: str = ""  # name and version, where a reference was graded against
+    rule: str = ""  # what it decided by
     fault: Fault = ""
     bounded: bool = False  # the client's own bounds cut it
     unscored: bool = False  # it has a text that nothing scored
@@ -253,6 +256,7 @@ def reward_of(
         reward=_scalar(correct, score, log_cost, decision.objective),
         graded_by=graded_by,
         grader=scored.grader if scored.correct is not None else "",
+        rule=scored.rule if scored.correct is not None else "",
         latency_s=(answered_ms - decision.appended_ms) / 1000 if answered_ms is not None else None,
         fault=scored.fault,
         learn=decision.learn,
@@ -378,6 +382,7 @@ def on(
     timeouts: Timeouts,
     value: ScoredAnswer | None = None,
     generator: Architecture | None = None,
+    grader: Grader | None = None,
 ) -> Transition:
     """Fold one record into its query's row.
 
@@ -387,11 +392,12 @@ def on(
         timeouts: Of this deployment.
         value: Cost and grade, exactly when `to_value` asked for them.
         generator: With a Decision, the architecture of its model where the catalogue knows it.
+        grader: With a Decision, what its Answer is graded by; None for the default.
 
     Raises:
         ValueError: a value is missing.
     """
-    transition = _fold(row, arrival, timeouts, value, generator)
+    transition = _fold(row, arrival, timeouts, value, generator, grader)
     if transition.row is not None and transition.row != row and arrival.origin is not None:
         transition = dataclasses.replace(
             transition, row=replace(transition.row, seen=_seen(transition.row, arrival))
@@ -413,11 +419,12 @@ def _fold(
     timeouts: Timeouts,
     value: ScoredAnswer | None,
     generator: Architecture | None,
+    grader: Grader | None,
 ) -> Transition:
     record = arrival.record
     if isinstance(record, Decision):
         row = row or JoinRow(query_id=record.query_id)
-        return _on_decision(row, record, arrival.at_ms, timeouts, value, generator)
+        return _on_decision(row, record, arrival.at_ms, timeouts, value, generator, grader)
     if isinstance(record, Answer):
         return _on_answer(row or JoinRow(query_id=record.query_id), record, arrival.at_ms, timeouts, value)
     if isinstance(record, Feedback):
@@ -446,7 +453,7 @@ def _fitted(transition: Transition, timeouts: Timeouts) -> Transition:
         scored = ScoredAnswer(status=row.answer.status, missing=missing, fault=row.answer.fault)
         row = replace(row, answer=None, scored=scored)
     if row.decision is not None and len(encode_row(row)) > most_bytes:
-        row = replace(row, decision=replace(row.decision, reference=None, tenant=""))
+        row = replace(row, decision=replace(row.decision, reference=None, grader=None, tenant=""))
     return dataclasses.replace(transition, row=row, out=out, counts=(*transition.counts, "oversized"))
 
 
@@ -457,6 +464,7 @@ def _on_decision(
     timeouts: Timeouts,
     value: ScoredAnswer | None,
     generator: Architecture | None,
+    grader: Grader | None,
 ) -> Transition:
     if row.decision is not None:
         return Transition(row, counts=("duplicate_decision",))
@@ -472,6 +480,7 @@ def _on_decision(
         timeout_ms=timeout_ms,
         feedback_ms=feedback_ms,
         reference=query.reference,
+        grader=grader,
         tenant=query.account,
         key=query.api_key,
         learn=query.learn,
@@ -502,7 +511,7 @@ def _settle(row: JoinRow, value: ScoredAnswer | None) -> Transition:
     assert row.decision is not None
     wait_ms = row.decision.feedback_ms
     # Neither text is needed any more, nor what the cost was worked out from.
-    decision = replace(row.decision, reference=None, generator=None, spent=Spent())
+    decision = replace(row.decision, reference=None, grader=None, generator=None, spent=Spent())
     row = replace(row, decision=decision, answer=None, scored=value, parked=None)
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:

@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 from agents.catalogue import eflops
 from agents.catalogue.models import Architecture, Catalogue
-from agents.grading.grade import Grade, Judge, Runner, Undecided, grade, run_here
+from agents.grading.grade import Grade, Judge, Runner, Undecided, run_here
+from agents.grading.graders import Ask, ask_nobody, grade_by
 from agents.reward.join import ScoredAnswer
 from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.forest import Forest
+from schemas.grader import Grader
 from schemas.reward import Cost
 from schemas.search import Served
 
@@ -143,13 +145,13 @@ def cut_eflops(answer: Answer, cost_model: CostModel, generator: Architecture | 
     return (whole - known) * (answer.limits.price_factor if answer.limits is not None else 1.0)
 
 
-def gradable(reference: object, answer: Answer) -> bool:
+def gradable(reference: object, answer: Answer, grader: Grader | None = None) -> bool:
     """Return whether an Answer is to be graded: not for what was cancelled, or cut by the client's own bounds.
 
     Nor is what a model's fault left without a text: it is wrong whatever the reference is.
     """
     graded = answer.status != "cancelled" and not answer.bounded and answer.fault != "model"
-    return reference is not None and graded
+    return graded and (reference is not None or (grader is not None and not grader.needs_reference))
 
 
 def value(
@@ -159,6 +161,8 @@ def value(
     cost_model: CostModel,
     judge: Judge,
     run: Runner = run_here,
+    grader: Grader | None = None,
+    ask: Ask = ask_nobody,
     generator: Architecture | None = None,
 ) -> ScoredAnswer:
     """Return an Answer in the terms of the reward. May block for as long as grading takes.
@@ -173,10 +177,12 @@ def value(
         cost_model: What the cost of a search follows from.
         judge: Compares mathematics.
         run: Runs programs.
+        grader: What compares; None is the default.
+        ask: Asks a grading process for graders other than the default.
         generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
 
     Raises:
-        Undecided: `judge` or `run` would take time and said so.
+        Undecided: `judge`, `run` or `ask` would take time and said so.
     """
     missing: list[str] = []
     price: Cost | None = None
@@ -188,8 +194,8 @@ def value(
     except (UniscaleError, ValueError, ArithmeticError) as error:
         missing.append(f"price: {error}")
     try:
-        if gradable(reference, answer):
-            graded = grade(answer.text or "", reference, judge=judge, run=run)
+        if gradable(reference, answer, grader):
+            graded = grade_by(grader, answer.text or "", reference, judge=judge, run=run, ask=ask)
     except Undecided:
         raise
     except Exception as error:  # whatever a reference makes a grader do, the row must be closed
@@ -205,6 +211,7 @@ def value(
         cut_eflops=lost_eflops,
         correct=None if graded is None else float(graded.correct),
         grader="" if graded is None else f"{graded.grader} {graded.version}",
+        rule="" if graded is None else graded.rule,
         fault=answer.fault,
         bounded=answer.bounded,
         missing="; ".join(missing)[:MAX_MISSING],

@@ -191,7 +191,7 @@ FROM (
     SELECT r.query_id, r.kind, r.correct, iif(a.text AND a.extracted, a.number = d.gold, 0) AS grade
     FROM Reward r JOIN Timeline t USING (query_id)
     JOIN Answer a ON a.rowid = t.answer JOIN Decision d ON d.rowid = t.decision
-    WHERE r.early AND r.error IS NULL AND r.graded_by = 'reference' AND r.graded
+    WHERE r.early AND r.error IS NULL AND r.graded_by = 'reference' AND r.boxed
 )
 WHERE grade IS NOT NULL AND correct IS NOT grade;
 

@@ -54,13 +54,13 @@ CREATE TABLE Worked (
 -- The terms of a query's reward. `scalar` is what its terms make of its objective, `reward` what it says of that;
 -- `score` is what the learner takes for it, which is correctness where the Answer has none (`unscored`); of `cost_only`
 -- only the cost is learned, and of one whose model `failed` all but the cost; `closed_early` says that its feedback was not
--- awaited to the end. `graded` is whether the aggregator compared it with a reference, `missing` whether it says why
--- a term could not be worked out. `paid` is the logarithm of the stated price, whose parts follow.
+-- awaited to the end. `graded` is whether the aggregator compared it with a reference, `boxed` whether it did so with the last box alone, by
+-- the default grader; `missing` whether it says why a term could not be worked out. `paid` is the logarithm of the stated price, whose parts follow.
 CREATE TABLE Reward (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     whole BLOB NOT NULL, kind TEXT NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, status TEXT NOT NULL,
     correct REAL, score REAL, log_cost REAL, objective BLOB NOT NULL, reward REAL, scalar REAL, graded_by TEXT NOT NULL,
-    graded INTEGER NOT NULL, missing INTEGER NOT NULL, learn INTEGER NOT NULL, bounded INTEGER NOT NULL,
+    graded INTEGER NOT NULL, boxed INTEGER NOT NULL, missing INTEGER NOT NULL, learn INTEGER NOT NULL, bounded INTEGER NOT NULL,
     unscored INTEGER NOT NULL, cost_only INTEGER NOT NULL, closed_early INTEGER NOT NULL, failed INTEGER NOT NULL,
     priced INTEGER NOT NULL, paid REAL,
     eflops REAL, prefill_eflops REAL, decoding_eflops REAL, verifier_eflops REAL,

@@ -337,7 +337,7 @@ class Facts:
         self._add(
             "Reward", r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"],
             r["correct"], score, r["log_cost"], _objective(r), r.get("reward"), _scalar(r, score),
-            r.get("graded_by", ""), bool(r.get("grader")), bool(r.get("missing")), r.get("learn", True),
+            r.get("graded_by", ""), bool(r.get("grader")), _boxed(r), bool(r.get("missing")), r.get("learn", True),
             r.get("bounded", False), unscored, cost_only, r.get("closed_early", False), r.get("fault") == "model",
             stated is not None, math.log(paid) if paid > 0 else None,
             *(price.get(name) for name in PriceTerms._fields),
@@ -402,6 +402,13 @@ def _action(a: dict[str, Any]) -> str:
     return f"{a['model']}/{a['qp']}/{a['cp']}/{a['bs']}"
 
 
+def _boxed(r: dict[str, Any]) -> bool:
+    """Return whether a Reward's grade is that of the last box, compared as the default grader compares it."""
+    read, _, rule = r.get("rule", "").rpartition("/")
+    by_default = rule in ("number", "text", "math-verify", "program", "too-long")
+    return bool(r.get("grader")) and (rule in ("", "no-box") or (read == "box" and by_default))
+
+
 def _whole_number(text: str | None) -> int | None:
     """Return the whole number that a text is, if comparing digits is enough to grade it; else None."""
     digits = "" if text is None else text.strip()
@@ -436,10 +443,10 @@ def _scalar(r: dict[str, Any], score: float | None) -> float | None:
 
 
 def _asked(q: dict[str, Any]) -> bytes:
-    """Return a digest of the question and of the reference that its Answer is graded against."""
+    """Return a digest of the question, and of the reference and the grader by which its Answer is graded."""
     names = ("role", "content", "tool_calls", "tool_call_id")
     turns = [[m.get(name) for name in names] for m in q.get("messages") or ()]
-    return _same([q.get("text"), turns, q.get("reference")])
+    return _same([q.get("text"), turns, q.get("reference"), q.get("grader")])
 
 
 def _waits(q: dict[str, Any]) -> tuple[int | None, int | None]:

@@ -28,7 +28,7 @@ from schemas.errors import UniscaleError
 from schemas.objective import CostRange, Weights
 from schemas.record import check_name
 from streams.client.client import Client
-from streams.control import catalogue_of, default_objective, overlong_in_words
+from streams.control import catalogue_of, check_graders, default_objective, overlong_in_words
 from streams.log import kafka_admin
 from streams.log.blocking import read_all
 from streams.settings import Settings
@@ -120,6 +120,7 @@ def add_entry(settings: Settings, file: Path) -> None:
     before = steering(settings)
     try:
         after = before.after(record, before.offset + 1)  # refuses here what every process would refuse
+        check_graders(after.catalogue)
     except UniscaleError as error:
         raise CatalogueError(f"{file}: {error}") from None
     group = after.catalogue.model(record.name).group

@@ -30,7 +30,7 @@ from schemas.record import decode
 from schemas.reward import Reward
 from schemas.spent import Spent
 from streams.client.client import Client, SendSchedule, SentQueries
-from streams.client.questions import QuestionError, query_from, read_questions, renamed
+from streams.client.questions import QuestionError, grader_from, query_from, read_questions, renamed
 from streams.client.recorded import Recorded, read_recorded
 from streams.client.replay import Pace, Replay
 from streams.log.blocking import BlockingLog
@@ -114,7 +114,13 @@ def _weights(text: str | None) -> Weights | None:
     "--accuracy", type=float, help="As cheap as possible at this share of the accuracy within reach."
 )
 @click.option("-n", "n", default=1, help="Number of completed paths to return.")
-@click.option("--reference", help="The right answer, if known; the Answer is graded against it.")
+@click.option(
+    "--reference",
+    "references",
+    multiple=True,
+    help="The right answer, if known; repeatable: any of them is right.",
+)
+@click.option("--grader", help="How the Answer is compared with it: a name, or JSON (docs/grading.md).")
 @click.option("--pin", "pin_action", metavar="MODEL/QP/CP/BS", help="Use this configuration.")
 @click.option("--model", "models", multiple=True, help="Allow only this model; repeatable.")
 @click.option("--learn/--no-learn", default=True, help="Whether the learner may learn from this query.")
@@ -127,10 +133,14 @@ def ask(
     text: str,
     weights: str | None,
     models: tuple[str, ...],
+    references: tuple[str, ...],
+    grader: str | None,
     as_json: bool,
     **fields: Any,
 ) -> None:
     """Send one question and wait for its Answer. Exits with 0 if the Answer is `ok`, with 1 otherwise."""
+    fields |= {"reference": list(references) if len(references) > 1 else next(iter(references), None)}
+    fields |= {"grader": None if grader is None else grader_from(grader)}
     query = query_from(text, weights=_weights(weights), allowed_models=models or None, **fields)
     patience_s = _PATIENCE_S
 
@@ -175,6 +185,7 @@ def show(answer: Answer, as_json: bool) -> None:
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Send at most this many.")
 @click.option("--objective", help="Objective of queries that name none.")
+@click.option("--grader", help="Grader of queries that have a reference and name none: a name, or JSON.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -194,7 +205,15 @@ def show(answer: Answer, as_json: bool) -> None:
 )
 @click.pass_obj
 def produce(
-    settings: Settings, /, file: Path, rate: float, limit: int | None, run: str, wait: bool, **extra: Any
+    settings: Settings,
+    /,
+    file: Path,
+    rate: float,
+    limit: int | None,
+    run: str,
+    wait: bool,
+    grader: str | None,
+    **extra: Any,
 ) -> None:
     """Send the questions of a JSON-lines file.
 
@@ -210,10 +229,13 @@ def produce(
         queries = queries[:limit]
     if run:
         queries = list(renamed(queries, run))
+    extra["grader"] = None if grader is None else grader_from(grader)
     for at, query in enumerate(queries):
         missing = {k: v for k, v in extra.items() if v is not None and getattr(query, k) is None}
         if any(asked is not None for asked in (query.weights, query.mean_cost, query.accuracy)):
             missing.pop("objective", None)
+        if query.reference is None:
+            missing.pop("grader", None)
         queries[at] = msgspec.structs.replace(query, **missing)
     sys.exit(send_and_wait(settings, queries, SendSchedule(rate), wait=wait))
 
@@ -449,6 +471,8 @@ def _reward(console: Console, reward: Reward) -> None:
         f"{f' ({reward.graded_by})' if reward.graded_by else ''}, score {_n(reward.score)}, "
         f"log cost {_n(reward.log_cost)}"
     )
+    if reward.grader:
+        console.print(f"graded by {reward.grader}{f': {reward.rule}' if reward.rule else ''}")
     if reward.failed:
         console.print("learned as wrong, without its cost: its model gave no text")
     elif reward.fault:

@@ -15,7 +15,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Origin, Query
 from schemas.record import decode, encode
-from schemas.reward import Feedback, Grader, Reward
+from schemas.reward import Feedback, GradeSource, Reward
 from streams.client.events import EventFollower, Kind, event_of, executor_groups, kind_of, read_timelines
 from streams.client.questions import query_from
 from streams.client.replay import Replay
@@ -240,7 +240,8 @@ class Client:
             question: The text, or a whole Query.
             timeout_s: Seconds until the query expires; the default is the query's own or the deployment's.
             progress: Called about three times a second while waiting.
-            **fields: Further fields of the Query, for instance `reference="7"` or `objective="quality-priority"`.
+            **fields: Further fields of the Query, for instance `reference="7"`, `grader="exact"` or
+                `objective="quality-priority"`.
 
         Raises:
             NoAnswer: no Answer had arrived one minute after the query's deadline.
@@ -386,7 +387,7 @@ class Client:
         query_id: str,
         correct: bool | float,
         *,
-        graded_by: Grader = "person",
+        graded_by: GradeSource = "person",
         source: str = "client",
         **metadata: Any,
     ) -> None:

@@ -16,8 +16,10 @@ from typing import Any
 import msgspec
 import orjson
 
-from schemas.errors import UniscaleError
+from schemas.errors import InvalidField, UniscaleError
+from schemas.grader import Grader, NamedGrader
 from schemas.query import GATEWAY, MAX_METADATA, Query
+from schemas.record import invalid_field
 
 _TEXT = ("text", "question", "problem", "prompt")
 _REFERENCE = ("reference", "answer", "solution")
@@ -91,11 +93,32 @@ def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:
         values["reference"] = _final(reference) if isinstance(reference, str) else reference
     values.setdefault("query_id", default_id)
     try:
+        if isinstance(grader := values.get("grader"), str):
+            values["grader"] = msgspec.to_builtins(grader_from(grader))
         query = msgspec.convert(values, Query)
         kept = {name: entry[name] for name in _KEPT if name in entry}
         return msgspec.structs.replace(query, metadata={**kept, **query.metadata}) if kept else query
     except (msgspec.ValidationError, UniscaleError) as error:
         raise QuestionError(f"{where}: {error}") from None
+
+
+def grader_from(text: str) -> NamedGrader:
+    """Return the grader that a text names, or describes as a JSON object.
+
+    Raises:
+        QuestionError: the object is not a grader; the message names the field.
+
+    >>> grader_from("exact"), grader_from('{"name": "json", "fields": ["total"]}')
+    ('exact', Grader(name='json', schema=None, fields=('total',)))
+    """
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        return msgspec.json.decode(text, type=Grader)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise QuestionError(
+            f'grader: {error}; write a name, or an object such as {{"name": "json"}}'
+        ) from None
 
 
 def renamed(queries: Iterable[Query], run: str) -> Iterator[Query]:
@@ -125,12 +148,23 @@ def query_from(question: str | Query, *, prefix: str = "ask", **fields: Any) -> 
     Args:
         question: The text, or a whole Query.
         prefix: Start of a new id.
-        **fields: Fields of the Query; None leaves a field as it is.
+        **fields: Fields of the Query; None leaves a field as it is. A grader may be a mapping.
+
+    Raises:
+        InvalidField: a field does not fit; the message names it.
 
     >>> query_from("What is 2 + 3?", query_id="q-1", reference="5").reference
     '5'
     """
     given = {name: value for name, value in fields.items() if value is not None}
+    if isinstance(grader := given.get("grader"), Mapping):
+        try:
+            given["grader"] = msgspec.convert(grader, Grader)
+        except msgspec.ValidationError as error:
+            found = invalid_field("Grader", error)
+            raise InvalidField(
+                "Query", f"grader.{found.field}" if found.field else "grader", found.why
+            ) from None
     if isinstance(question, Query):
         return msgspec.structs.replace(question, **given)
     return Query(**{"query_id": f"{prefix}-{uuid.uuid4().hex[:16]}", "text": question, **given})

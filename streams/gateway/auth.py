@@ -329,11 +329,11 @@ class Gate:
         """Return whether the learner may learn from a query.
 
         It learns from keys with the scope `teach`. While there is none, it must learn from somebody: from everybody's
-        plain questions, those without a reference or a configuration of their own.
+        plain questions, those without a reference, a grader or a configuration of their own.
         """
         if who.teaches:
             return True
-        plain = query.reference is None and query.pinned is None
+        plain = query.reference is None and query.grader is None and query.pinned is None
         return plain and not any("teach" in entry.scopes for entry in self._by_digest.values())
 
     def credential(self, bearer: str | None) -> Credential:

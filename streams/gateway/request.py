@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from schemas.action import Action
 from schemas.errors import InvalidField, RecordError
+from schemas.grader import NamedGrader
 from schemas.objective import Weights
 from schemas.query import GATEWAY, MAX_BUDGET_TOKENS, Budget, Message, Query, Reference
 from streams.gateway.errors import ApiError, invalid, no_model, of_json, of_record, unsupported
@@ -159,6 +160,7 @@ class Extension(Struct, frozen=True, forbid_unknown_fields=True):
     mean_cost: float | None = None
     accuracy: float | None = None
     reference: Reference | None = None
+    grader: NamedGrader | None = None
     budget: Budget | None = None
     timeout_s: float | None = None
     feedback_wait_s: float | None = None

@@ -240,7 +240,18 @@ def query_object(timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
 
 def reward(stage: Reward) -> dict[str, Any]:
     """Return one stage of a query's reward."""
-    terms = ("correct", "score", "log_cost", "reward", "graded_by", "missing", "latency_s", "closed_early")
+    terms = (
+        "correct",
+        "score",
+        "log_cost",
+        "reward",
+        "graded_by",
+        "grader",
+        "rule",
+        "missing",
+        "latency_s",
+        "closed_early",
+    )
     return picked(stage, "kind", "closes", *terms)
 
 

@@ -49,6 +49,7 @@ from agents.reward.outcome import gradable, value
 from schemas.answer import FAILURES, UNCOUNTED, Answer
 from schemas.decision import Cohort, Decision
 from schemas.errors import UniscaleError
+from schemas.grader import Grader
 from schemas.record import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.reward import Due, Feedback, Reward
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable, key_of
@@ -201,14 +202,20 @@ class AggregatorService(Keyed[JoinRow]):
             return Effects(row=None, then=partial(self._seen, row, message, at))
         known = self._known(row, query_id)
         wanted = to_value(known, message)
-        scored = await self._value(*wanted, known, message) if wanted else None
-        if wanted and scored and scored.correct is None and gradable(*wanted):
+        if isinstance(message, Decision):
+            grader = self.runtime.control.grader(message.query, message.action.model)
+        else:
+            grader = known.decision.grader if known is not None and known.decision is not None else None
+        scored = await self._value(*wanted, grader, known, message) if wanted else None
+        if wanted and scored and scored.correct is None and gradable(*wanted, grader):
             self.runtime.metrics.ungraded.inc()
             log.warning("%s: its correctness stays unknown: %s", query_id, scored.missing)
         generator = None
         if isinstance(message, Decision):
             generator = self.runtime.control.cost_model.generators.get(message.action.model)
-        transition = on(known, Arrival(message, at.timestamp_ms, at.origin), self.timeouts, scored, generator)
+        transition = on(
+            known, Arrival(message, at.timestamp_ms, at.origin), self.timeouts, scored, generator, grader
+        )
         after, beside = transition.row, list[tuple[bytes, bytes | None]]()
         if after is not None and after.rejected:
             assert after.answered_ms is not None
@@ -275,7 +282,12 @@ class AggregatorService(Keyed[JoinRow]):
         self._count(message, at, transition, scored)
 
     async def _value(
-        self, reference: object, answer: Answer, row: JoinRow | None, message: Message
+        self,
+        reference: object,
+        answer: Answer,
+        grader: Grader | None,
+        row: JoinRow | None,
+        message: Message,
     ) -> ScoredAnswer:
         decision = row.decision if row is not None else None
         work = partial(
@@ -283,10 +295,11 @@ class AggregatorService(Keyed[JoinRow]):
             reference,
             answer,
             cost_model=self.runtime.control.cost_model,
+            grader=grader,
             generator=decision.generator if decision is not None else None,
         )
         try:
-            return work(judge=ask_later, run=ask_later)
+            return work(judge=ask_later, run=ask_later, ask=ask_later)
         except Undecided:
             pass
         tenant = (
@@ -299,11 +312,11 @@ class AggregatorService(Keyed[JoinRow]):
             with self.runtime.release_slot():
                 async with self.turns.turn(tenant):
                     return await self.runtime.in_thread(
-                        partial(work, judge=self.pool.judge, run=self.pool.run)
+                        partial(work, judge=self.pool.judge, run=self.pool.run, ask=self.pool.ask)
                     )
         except TooManyWait as wait:
             busy = GradersBusy(f"answers: {wait}")
-            scored = work(judge=_fails(busy), run=_fails(busy))
+            scored = work(judge=_fails(busy), run=_fails(busy), ask=_fails(busy))
             return scored if missing is None else replace(scored, missing=missing)
 
     def _count(

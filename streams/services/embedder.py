@@ -16,6 +16,7 @@ from streams.runtime.effects import Effects, Keyed
 from streams.runtime.queues import WINDOW
 from streams.runtime.runtime import Runtime
 from streams.services.admission import Admission
+from streams.services.grader_checks import GraderChecks
 from streams.services.turns import Turns
 from streams.topics import SHARD
 
@@ -47,6 +48,7 @@ class EmbedderService(Keyed[None]):
         )
         # One text at a time: the encoder is the busiest code of this process and must not starve the heartbeats.
         self._encoding = Turns(1, runtime.monotonic)
+        self._graders = GraderChecks(runtime)
         runtime.answers_for = self.answers_for
 
     @classmethod
@@ -63,7 +65,7 @@ class EmbedderService(Keyed[None]):
         """Wait for a place, embed the query and hand it on.
 
         Raises:
-            UniscaleError: its text has no vector, or it holds what no model of a catalogue takes.
+            UniscaleError: its text has no vector, or it holds what no model of a catalogue takes, or no grader.
         """
         query, runtime = message, self.runtime
         for place, turn in enumerate(query.messages or ()):
@@ -71,6 +73,7 @@ class EmbedderService(Keyed[None]):
                 raise InvalidField(
                     "Query", f"messages[{place}]", "is of tools, which no model here takes; leave it out"
                 )
+        await self._graders.check(query)
         timeout_s = query.timeout_s or runtime.settings.queries.timeout_s
         began_s = runtime.monotonic()
         models = (query.pinned.model,) if query.pinned else query.allowed_models

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from schemas.errors import InvalidField
+from schemas.grader import Grader
 from schemas.query import Query
-from streams.client.questions import QuestionError, query_of, read_questions, renamed
+from streams.client.questions import QuestionError, query_from, query_of, read_questions, renamed
 
 
 def test_the_usual_shapes_become_queries(tmp_path: Path) -> None:
@@ -23,6 +25,19 @@ def test_the_usual_shapes_become_queries(tmp_path: Path) -> None:
     assert (second.query_id, second.reference, second.metadata) == ("set-3", "\\frac12", {"id": 60})
     assert (third.query_id, third.reference, third.timeout_s) == ("own", 7, 5.0)
     assert fourth.reference is None
+
+
+def test_a_line_may_name_a_grader_or_describe_one_and_accept_several_answers(tmp_path: Path) -> None:
+    file = tmp_path / "set.jsonl"
+    file.write_text(
+        '{"text": "a?", "answer": ["Paris", "Lyon"], "grader": "contains"}\n'
+        '{"text": "b?", "reference": {"sum": 7}, "grader": {"name": "json", "fields": ["sum"]}}\n'
+        '{"text": "c?", "grader": "{\\"name\\": \\"json\\", \\"schema\\": {}}"}\n'
+    )
+    several, by_field, as_text = read_questions(file)
+    assert (several.reference, several.grader) == (["Paris", "Lyon"], "contains")
+    assert by_field.graded_with == Grader(name="json", fields=("sum",))
+    assert as_text.graded_with == Grader(name="json", schema={})
 
 
 def test_any_file_name_gives_ids_and_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
@@ -43,6 +58,10 @@ def test_any_file_name_gives_ids_and_a_byte_order_mark_is_skipped(tmp_path: Path
     ("line", "words"),
     [("{", "line 1: not JSON"), ("[1]", "line 1: a list"), ('{"answer": "4"}', "no question"),
      ('{"text": "x", "weights": {"cost": -1}}', "weights"),
+     ('{"text": "x", "reference": "4", "grader": "exakt"}', "line 1: .*grader: is 'exakt'; did you mean 'exact'"),
+     ('{"text": "x", "grader": "regex"}', "line 1: .*reference: is missing, and grader regex compares with it"),
+     ('{"text": "x", "grader": "{1"}', "line 1: grader: .*; write a name, or an object"),
+     ('{"text": "x", "answer": []}', "line 1: .*reference: holds 0 accepted answers; give at least one"),
      ('{"text": "x", "id": 1, "metadata": 5}', "line 1: .*metadata")],
 )  # fmt: skip
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, words: str) -> None:
@@ -76,3 +95,16 @@ def test_a_replay_of_a_query_whose_metadata_leaves_no_room_says_only_whose_it_is
 def test_messages_stand_for_the_text() -> None:
     query = query_of({"messages": [{"role": "user", "content": "hi"}]}, where="here", default_id="d")
     assert query.question == "hi"
+
+
+def test_a_grader_with_options_is_given_as_a_mapping() -> None:
+    made = query_from("a", reference={"sum": 7}, grader={"name": "json", "fields": ["sum"]})
+    assert made.grader == Grader(name="json", fields=("sum",))
+    for grader, why in (
+        ({"name": "exact", "fields": ["a"]}, "grader.fields: is an option of grader json"),
+        ({"name": "json", "field": ["a"]}, "grader: .*unknown field `field`"),
+        ({"fields": ["a"]}, "grader.name: is missing"),
+        ("exakt", "grader: is 'exakt'; did you mean 'exact'"),
+    ):
+        with pytest.raises(InvalidField, match=why):
+            query_from("a", reference="7", grader=grader)

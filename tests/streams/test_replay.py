@@ -12,6 +12,7 @@ import pytest
 
 from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
+from schemas.grader import Grader
 from schemas.query import Origin, Query
 from schemas.record import encode
 from schemas.reward import Reward
@@ -94,6 +95,19 @@ def test_a_row_that_cannot_be_replayed_is_named(tmp_path: Path, text: str, words
     path.write_text(text)
     with pytest.raises(QuestionError, match=words):
         list(read_recorded(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "grader"),
+    [("regex", "regex"), ('{""name"": ""json"", ""fields"": [""a""]}', Grader(name="json", fields=("a",)))],
+)
+def test_a_column_of_csv_names_a_grader_or_describes_one(
+    tmp_path: Path, text: str, grader: str | Grader
+) -> None:
+    path = tmp_path / "asked.csv"
+    path.write_text(f'timestamp,text,reference,grader\n1,?,"{{""a"": 1}}","{text}"\n')
+    [each] = read_recorded(path)
+    assert (each.query.reference, each.query.grader) == ('{"a": 1}', grader)
 
 
 @pytest.mark.parametrize(

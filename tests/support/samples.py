@@ -17,6 +17,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision, PolicyState, Predicted, ScoredAction
 from schemas.errors import InvalidField
 from schemas.forest import Draft, Forest, Limits
+from schemas.grader import Grader
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Budget, Message, Origin, Query, QueryContext, ToolCall, pack
 from schemas.record import Record
@@ -66,6 +67,12 @@ OF_TOOLS = Query(
 ASKED = Query(
     query_id="q-3", text="3 + 4 = ?", mean_cost=2e10, n=2, max_tokens=50, stop=("\n\n", "END"), seed=-7
 )
+BY_SCHEMA = Query(
+    query_id="q-6",
+    text="3 + 4 = ? As JSON.",
+    reference=[{"sum": 7}, {"sum": 7.0}],
+    grader=Grader(name="json", schema={"type": "object"}, fields=("sum",)),
+)
 FIRST = Draft(parent=-1, depth=1, tokens=9, finish="separator", text="3 + 4 = 7\n\n")
 OTHER = Draft(parent=-1, depth=1, tokens=8, finish="length", slot=1, text="3 + 4 =")
 FOREST = Forest(action=ACTION, limits=LIMITS, drafts=(FIRST, OTHER), step=1, scored=0, prompt_tokens=21)
@@ -86,6 +93,7 @@ SAMPLES: tuple[Record, ...] = (
     CHAT,
     ASKED,
     OF_TOOLS,
+    BY_SCHEMA,
     QueryContext(
         query=QUERY,
         embedding=pack(array("f", [0.6, -0.8, 0.0])),
@@ -308,6 +316,22 @@ SAMPLES: tuple[Record, ...] = (
         price=None,
         objective=OBJECTIVE,
         charge=Charge(key="0f" * 32, eflops=3e9),
+    ),
+    Reward(
+        reward_id="q-6/final",
+        query_id="q-6",
+        kind="final",
+        seq=19,
+        action=ACTION,
+        status="ok",
+        correct=1.0,
+        score=0.5,
+        log_cost=21.0,
+        price=None,
+        objective=OBJECTIVE,
+        graded_by="reference",
+        grader="json 1+jsonschema-4.26.0",
+        rule="fence/json",
     ),
     Answer(
         query_id="q-9",

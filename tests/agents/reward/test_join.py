@@ -32,7 +32,7 @@ from schemas.decision import Decision
 from schemas.errors import UnreadableRecord
 from schemas.forest import Draft
 from schemas.query import Origin
-from schemas.reward import CLOSING, Charge, Due, Feedback, Grader, Reward
+from schemas.reward import CLOSING, Charge, Due, Feedback, GradeSource, Reward
 from streams.recent_ids import RecentIds
 from tests.support.records import ACTION, ORIGIN, PRICE, answer, decision
 
@@ -185,7 +185,7 @@ def test_without_correctness_a_provisional_waits_for_its_correction() -> None:
 
 
 @pytest.mark.parametrize("graded_by", ["reference", "person", "judge"])
-def test_a_reward_says_whom_its_correctness_comes_from(graded_by: Grader) -> None:
+def test_a_reward_says_whom_its_correctness_comes_from(graded_by: GradeSource) -> None:
     told = Feedback(query_id="q", correct=1.0, graded_by=graded_by)
     for early in (False, True):
         join = Join()

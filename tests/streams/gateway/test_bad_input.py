@@ -53,6 +53,12 @@ WRONG: list[tuple[Any, str | None]] = [
     ({**PLAIN, "uniscale": {"budget": {"tokens": 0}}}, "uniscale.budget"),
     ({**PLAIN, "uniscale": {"allowed_models": []}}, "allowed_models"),
     ({**PLAIN, "uniscale": {"metadata": {"x": "y" * 20_000}}}, "metadata"),
+    ({**PLAIN, "uniscale": {"reference": []}}, "reference"),
+    ({**PLAIN, "uniscale": {"grader": "exact"}}, "reference"),
+    ({**PLAIN, "uniscale": {"grader": "exakt", "reference": "5"}}, "grader"),
+    ({**PLAIN, "uniscale": {"grader": {"name": "exact", "fields": ["a"]}}}, "uniscale.grader.fields"),
+    ({**PLAIN, "uniscale": {"grader": {"name": "json", "schma": {}}}}, "uniscale.grader"),
+    ({**PLAIN, "uniscale": {"grader": {"name": "json", "schema": {}, "fields": ["a"]}}}, "reference"),
 ]
 
 
@@ -64,6 +70,22 @@ def test_wrong_types_and_unknown_fields(site: House, client: httpx.Client, path:
         answer = client.post(path, content=sent, headers={"content-type": "application/json"})
         refused(answer, 400, param)
     assert len(site.records(site.topics.query)) == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"grader": "regex", "reference": "("}, "reference: is '(', which is no regular expression"),
+        ({"grader": {"name": "json", "schema": {"type": 5}}}, "grader.schema: is not a JSON Schema ($.type"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_before_anything_runs(
+    site: House, client: httpx.Client, fields: dict[str, Any], why: str
+) -> None:
+    before = len(site.records(site.topics.decision))
+    answer = client.post(ASK, json={**PLAIN, "uniscale": fields})
+    assert why in refused(answer, 400)["message"]
+    assert len(site.records(site.topics.decision)) == before
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,7 @@ def test_a_preview_needs_the_scope_and_the_models_of_its_key(house: Callable[...
 ASKED: dict[str, dict[str, Any]] = {
     "plain": {},
     "reference": {"uniscale": {"reference": "4"}},
+    "grader": {"uniscale": {"grader": {"name": "json", "schema": {"type": "object"}}}},
     "pinned": {"model": "large/1/1/1"},
 }
 
@@ -302,12 +303,13 @@ def learned(house: House, key: str | None) -> dict[str, bool]:
 def test_a_key_teaches_by_its_claims_only_if_it_says_so(house: Callable[..., House]) -> None:
     """Without the scope `teach` it teaches nothing, and its claims grade an answer for its owner alone."""
     there = house(feedback_wait_s=60.0)
-    assert learned(there, None) == {"plain": True, "reference": True, "pinned": True}, "no key exists"
+    everything = dict.fromkeys(ASKED, True)
+    assert learned(there, None) == everything, "no key exists"
     asks = there.key("asks")
-    assert learned(there, asks) == {"plain": True, "reference": False, "pinned": False}, "no key teaches"
+    assert learned(there, asks) == {**dict.fromkeys(ASKED, False), "plain": True}, "no key teaches"
     teaches = there.key("teaches", scopes=("ask", "feedback", "read", "teach"))
-    assert learned(there, asks) == {"plain": False, "reference": False, "pinned": False}
-    assert learned(there, teaches) == {"plain": True, "reference": True, "pinned": True}
+    assert learned(there, asks) == dict.fromkeys(ASKED, False)
+    assert learned(there, teaches) == everything
     told = {}
     for key in (asks, teaches):
         query_id = ask(there, key)

@@ -11,6 +11,7 @@ from agents.reward.outcome import CostModel
 from agents.serving.errors import PromptTooLongError
 from schemas.answer import Answer
 from schemas.errors import RecordError
+from schemas.grader import Grader
 from schemas.query import Query
 from streams.gateway.errors import ApiError, of_answer
 from streams.gateway.request import ChatRequest, ModelChoice, asked, parse, to_query
@@ -40,14 +41,21 @@ def test_a_plain_request() -> None:
 def test_the_extension_is_what_a_query_can_say() -> None:
     made = query(
         request(
-            uniscale={"accuracy": 0.98, "reference": "5", "timeout_s": 20, "budget": {"eflops": 1e12}},
+            uniscale={
+                "accuracy": 0.98,
+                "reference": ["5", 5],
+                "grader": "exact",
+                "timeout_s": 20,
+                "budget": {"eflops": 1e12},
+            },
             max_completion_tokens=100,
             n=3,
             user="ann",
             metadata={"team": "a"},
         )
     )
-    assert (made.accuracy, made.reference, made.timeout_s, made.n) == (0.98, "5", 20, 3)
+    assert (made.accuracy, made.reference, made.timeout_s, made.n) == (0.98, ["5", 5], 20, 3)
+    assert made.graded_with == Grader(name="exact")
     assert made.budget is not None
     # The bound on each answer leaves the budget of the whole search as it is.
     assert (made.max_tokens, made.budget.tokens, made.budget.eflops) == (100, None, 1e12)

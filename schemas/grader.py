@@ -1,0 +1,72 @@
+"""Grader: how an answer is compared with a query's reference."""
+
+from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
+
+from schemas.errors import InvalidField, closest, shown
+from schemas.record import check_json
+
+GRADERS: Final = ("boxed-only", "boxed", "last-number", "exact", "contains", "regex", "json")
+"""Their names; docs/grading.md says what each takes for right. The first is used where none is named."""
+
+MAX_GRADER: Final = 16 * 1024
+"""Bytes of a grader as JSON: it travels with its query, and a schema is checked before it is used."""
+
+MAX_FIELDS: Final = 100
+"""Names in `fields`."""
+
+
+# A later release's option is refused here, unlike a later field of a record: an answer graded without it would be
+# graded by another rule than was asked for.
+class Grader(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A grader with its options.
+
+    Attributes:
+        name: One of `GRADERS`.
+        schema: Of `json`: the JSON Schema that an answer must meet. With one, no reference is needed.
+        fields: Of `json`: the fields of an object that are compared; empty compares the whole value.
+    """
+
+    name: str
+    schema: dict[str, Any] | None = None
+    fields: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown name, and options that the grader does not have."""
+        if self.name not in GRADERS:
+            raise InvalidField("Grader", "name", f"is {shown(self.name)}; {closest(self.name, GRADERS)}")
+        for option, value in (("schema", self.schema), ("fields", self.fields)):
+            if value and self.name != "json":
+                why = f"is an option of grader json; leave it out with {self.name}, or name json"
+                raise InvalidField("Grader", option, why)
+        if len(self.fields) > MAX_FIELDS or not all(self.fields):
+            why = f"holds an empty name, or more than {MAX_FIELDS}; name the fields to compare"
+            raise InvalidField("Grader", "fields", why)
+        if self.schema is not None:
+            check_json("Grader", "schema", self.schema, MAX_GRADER)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Return whether it has nothing to compare an answer with but a reference."""
+        return self.schema is None
+
+
+NamedGrader: TypeAlias = str | Grader
+"""A grader as people write it: its name, or an object where it has options."""
+
+
+def grader_of(given: NamedGrader | None) -> Grader | None:
+    """Return a grader given by name or whole; None where none is given.
+
+    Raises:
+        InvalidField: there is no grader of that name; the field is `grader`.
+
+    >>> grader_of("exact")
+    Grader(name='exact', schema=None, fields=())
+    """
+    if not isinstance(given, str):
+        return given
+    if given not in GRADERS:
+        raise InvalidField("Grader", "grader", f"is {shown(given)}; {closest(given, GRADERS)}")
+    return Grader(name=given)
