@@ -89,7 +89,10 @@ def test_every_ill_typed_field_is_named(kind: type[Record], samples: tuple[Recor
     plain = load(encode(next(each for each in samples if type(each) is kind)))
     for field in msgspec.structs.fields(kind):
         refused = []
-        for wrong in ([[3]], 3.5, "no\n", {"no": 1}, True):
+        wrongs: list[object] = [[[3]], 3.5, "no\n", {"no": 1}, True]
+        for wrong in (
+            [*wrongs, []] if field.name == "reference" else wrongs
+        ):  # which takes JSON, but no empty list
             try:
                 decode(orjson.dumps(plain | {field.name: wrong}), kind)
             except InvalidField as error:

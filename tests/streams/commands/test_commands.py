@@ -23,6 +23,7 @@ from schemas.answer import Answer
 from schemas.control import ControlRecord
 from schemas.dead_letter import DeadLetter
 from schemas.errors import InvalidField
+from schemas.grader import Grader
 from schemas.objective import Weights
 from schemas.query import Origin, Query
 from streams.cli import control, learner, main, operating, queries
@@ -211,6 +212,59 @@ def test_a_replay_under_an_objective_takes_the_place_of_any_goal(monkeypatch: py
     assert [(q.objective, q.accuracy, q.mean_cost, q.weights) for q in sent] == [
         ("mine", None, None, None)
     ] * 4
+
+
+def test_ask_takes_several_references_and_a_grader(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Query] = []
+
+    class Asked:
+        def __init__(self, settings: Settings) -> None:
+            pass
+
+        def __enter__(self) -> "Asked":
+            return self
+
+        def __exit__(self, *raised: object) -> None:
+            pass
+
+        def ask(self, query: Query, **how: object) -> Answer:
+            asked.append(query)
+            return Answer(query_id=query.query_id, status="ok", by="executor", text="!")
+
+    monkeypatch.setattr(queries, "Client", Asked)
+    for words in (
+        ["--reference", "7"],
+        ["--reference", "7", "--reference", "x", "--grader", "exact"],
+        ["--grader", '{"name": "json", "schema": {"type": "object"}}'],
+    ):
+        done = CliRunner().invoke(queries.ask, ["?", *words], obj=Settings())
+        assert done.exit_code == 0, done.output
+    assert [(q.reference, q.grader) for q in asked] == [
+        ("7", None),
+        (["7", "x"], "exact"),
+        (None, Grader(name="json", schema={"type": "object"})),
+    ]
+    done = CliRunner().invoke(queries.ask, ["?", "--grader", "regex"], obj=Settings())
+    assert isinstance(done.exception, InvalidField)
+    assert "reference: is missing, and grader regex compares with it" in str(done.exception)
+
+
+def test_produce_names_a_grader_where_a_line_with_a_reference_has_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, sent = tmp_path / "set.jsonl", list[Query]()
+    file.write_text(
+        '{"text": "a", "answer": "7"}\n{"text": "b", "answer": "7", "grader": "exact"}\n{"text": "c"}\n'
+    )
+
+    def send(settings: Settings, made: Sequence[Query], pace: SendSchedule, *, wait: bool) -> int:
+        sent.extend(made)
+        return 0
+
+    monkeypatch.setattr(queries, "send_and_wait", send)
+    done = CliRunner().invoke(queries.produce, [str(file), "--grader", "last-number"], obj=Settings())
+    assert done.exit_code == 0, done.output
+    assert [query.grader for query in sent] == ["last-number", "exact", None]
 
 
 class ControlTopic:
