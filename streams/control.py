@@ -141,10 +141,11 @@ class Control:
 
         None is the default, as it is for the tests of a program, which say themselves how an answer is graded.
         """
-        if query.grader is not None or is_program(query.reference):
+        if query.grader is not None:
             return query.graded_with
         entry = self.models.get(model)
-        return grader_of((entry.grader if entry is not None else None) or self.catalogue.grader)
+        named = (entry.grader if entry is not None else None) or self.catalogue.grader
+        return None if named is None or is_program(query.reference) else grader_of(named)
 
     def graders(self, query: Query) -> tuple[Grader | None, ...]:
         """Return each grader that the answer to a query may be graded by."""
