@@ -84,18 +84,6 @@ class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):
             why = f"is {self.low}, high {self.high}; want 0 < low < high, finite"
             raise InvalidField("CostRange", "low", why)
 
-    def normalised(self, log_cost: float) -> float:
-        """Return C̃: 0 at the lower bound, 1 at the upper, not clipped beyond (§3.4).
-
-        Args:
-            log_cost: Natural logarithm of the eFLOPs.
-
-        >>> CostRange(low=1e12, high=1e16).normalised(math.log(1e14))
-        0.5
-        """
-        low, high = math.log(self.low), math.log(self.high)
-        return (log_cost - low) / (high - low)
-
 
 ObjectiveKind = Literal["weights", "mean_cost", "accuracy"]
 
@@ -137,16 +125,36 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "weights" if self.accuracy is None else "accuracy"
 
     def reward(self, correct: float, score: float, log_cost: float) -> float:
-        """Return w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4, and a shadow price λ of the cost).
-
-        C̃ is not clipped: an exact change of weights or bounds needs a reward that is linear in log C.
-
-        Args:
-            correct: 1, 0 or a grade between.
-            score: V(y*), the chosen path's mean score.
-            log_cost: Natural logarithm of the cost C in eFLOPs.
-        """
+        """Return the reward of one outcome (`scalar`); `log_cost` is the natural logarithm of the cost in eFLOPs."""
         w = self.weights
-        plain = w.correct * correct + w.score * score + w.cost * (1.0 - self.cost_range.normalised(log_cost))
-        # Without λ the four terms stay as they are, bit by bit.
-        return plain - self.price * math.exp(log_cost) if self.price else plain
+        bounds = math.log(self.cost_range.low), math.log(self.cost_range.high)
+        return scalar((w.correct, w.score, w.cost), bounds, self.price, correct, score, log_cost)
+
+
+def scalar(
+    weights: tuple[float, float, float],
+    log_bounds: tuple[float, float],
+    shadow_price: float,
+    correct: float,
+    score: float,
+    log_cost: float,
+) -> float:
+    """Return w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C: Eq. 4, and a shadow price λ of the cost.
+
+    C̃ = (log C − low) / (high − low) is not clipped: an exact change of weights or bounds needs a reward that is linear
+    in log C.
+
+    Args:
+        weights: w₁, w₂, w₃.
+        log_bounds: Natural logarithms of the bounds that normalise the cost.
+        shadow_price: λ, the reward that one unit of cost takes away; at 0 the other terms stay as they are, bit by bit.
+        correct: 1, 0 or a grade between.
+        score: V(y*), the chosen path's mean score.
+        log_cost: Natural logarithm of the cost C.
+
+    >>> scalar((0.25, 0.25, 0.5), (0.0, 2.0), 0.0, 1.0, 1.0, 1.0)
+    0.75
+    """
+    low, high = log_bounds
+    plain = weights[0] * correct + weights[1] * score + weights[2] * (1.0 - (log_cost - low) / (high - low))
+    return plain - shadow_price * math.exp(log_cost) if shadow_price else plain

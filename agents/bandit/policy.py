@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.bandit.errors import InvalidObjective, InvalidObservation
-from schemas.objective import ObjectiveInForce
+from schemas.objective import ObjectiveInForce, scalar
 
 # What policies are asked and told, and what they answer (UniScale §3.2, Alg. 1); their protocol is `Policy`.
 
@@ -87,9 +87,8 @@ class Objective:
 
     def reward(self, correct: float, score: float, log_cost: float) -> float:
         """Return r of Eq. 4 for one outcome."""
-        w = self.coefficients
-        plain = float(w[0] * correct + w[1] * score + w[2] * log_cost + w[3])
-        return plain - self.shadow_price * float(np.exp(log_cost)) if self.shadow_price else plain
+        weights, bounds = (self.correct, self.score, self.cost), (self.log_cost_min, self.log_cost_max)
+        return scalar(weights, bounds, self.shadow_price, correct, score, log_cost)
 
 
 @dataclass(frozen=True, slots=True)
