@@ -117,9 +117,9 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
         )
     if bad := [v.score for v in scores if not 0.0 <= v.score <= 1.0]:
         raise SearchError(f"step {step} has a score of {bad[0]}; give a number from 0 to 1")
-    values = _path_scores(forest, pending, scores)
-    verdict = judge(forest, values)
-    needed = _needed(forest, verdict, values) if forget else set(range(len(forest.drafts)))
+    values, completed = _path_scores(forest, pending, scores), _completed(forest)
+    verdict = judge(forest, values, completed)
+    needed = _needed(forest, verdict, values, completed) if forget else set(range(len(forest.drafts)))
     drafts = [
         msgspec.structs.replace(draft, text="") if draft.text and at not in needed else draft
         for at, draft in enumerate(forest.drafts[: pending[0]])
@@ -197,14 +197,23 @@ def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored
     return values
 
 
-def _needed(forest: Forest, verdict: Judgement, values: dict[int, float]) -> set[int]:
+def _completed(forest: Forest) -> dict[int, float]:
+    """Return V(p) of the completed paths that count: the best, or all, best first, where several answers are wanted."""
+    best = (forest.best,) if forest.best >= 0 else ()
+    return {
+        at: forest.path_score(at) for at in (best if forest.limits.answers == 1 else forest.completed_paths)
+    }
+
+
+def _needed(
+    forest: Forest, verdict: Judgement, values: dict[int, float], completed: dict[int, float]
+) -> set[int]:
     """Return the drafts whose texts are needed by a live path, or by the path that would be the answer now."""
     ends = [at for at in values if verdict.fates[at] == "kept"]
     if verdict.best >= 0:
         ends.append(verdict.best)
         if (wanted := forest.limits.answers) > 1:
-            scores = {at: forest.path_score(at) for at in forest.completed_paths}
-            scores |= {
+            scores = completed | {
                 at: value
                 for at, value in values.items()
                 if completes(verdict.fates[at], forest.drafts[at].finish, forest.limits)

@@ -25,12 +25,13 @@ class Judgement:
     best: int
 
 
-def judge(forest: Forest, values: dict[int, float]) -> Judgement:
+def judge(forest: Forest, values: dict[int, float], completed: dict[int, float]) -> Judgement:
     """Judge the drafts of a step.
 
     Args:
         forest: The search, with its last step pending.
         values: V(p) of each path that ends in a draft of that step, in order.
+        completed: V(p) of the completed paths that count: the best, or all where several answers are wanted.
     """
     limits, j, pending = forest.limits, forest.step, list(values)
     fates: dict[int, Fate] = {}
@@ -40,8 +41,11 @@ def judge(forest: Forest, values: dict[int, float]) -> Judgement:
         elif forest.drafts[at].finish in ("context", "max_tokens"):
             fates[at] = "cut"
     done = [at for at in fates if completes(fates[at], forest.drafts[at].finish, limits)]
-    best, v_max = _best(forest, values, done, forest.best)
-    bar = v_max if limits.answers == 1 else _bar(forest, values, done)
+    known = completed | values
+    best, v_max = _best(known, done, forest.best)
+    bar = v_max
+    if limits.answers > 1:  # the score below which a path can no longer be among them; None while any can
+        bar = last_answer([*completed.values(), *(values[at] for at in done)], limits.answers)
     limit = h_max(limits, forest.drafts[best].depth if bar is not None else None)
     bounds: dict[int, float] = {}
     trees: dict[int, list[int]] = {}
@@ -60,7 +64,7 @@ def judge(forest: Forest, values: dict[int, float]) -> Judgement:
             fates[at] = "kept" if rank < forest.action.bs else "beam"
     if limits.cut_completes:
         cut = [at for at in pending if fates[at] == "cut" and forest.drafts[at].finish != "max_tokens"]
-        best, _ = _best(forest, values, cut, best)
+        best, _ = _best(known, cut, best)
     return Judgement(fates, bounds, best)
 
 
@@ -88,12 +92,6 @@ def potential(depth: int, path_score: float, limit: int) -> float:
     return (depth * path_score + (limit - depth) * BEST_STEP) / limit
 
 
-def _bar(forest: Forest, values: dict[int, float], done: Sequence[int]) -> float | None:
-    """Return the score below which a path can no longer be among the answers; None while any path can."""
-    before = [forest.path_score(at) for at in forest.completed_paths]
-    return last_answer([*before, *(values[at] for at in done)], forest.limits.answers)
-
-
 def last_answer(scores: Sequence[float], answers: int) -> float | None:
     """Return the score of the last of so many answers; None before there are that many."""
     return sorted(scores, reverse=True)[answers - 1] if len(scores) >= answers else None
@@ -105,12 +103,10 @@ def _finished(forest: Forest, at: int) -> bool:
     return forest.limits.box_completes and extract_boxed(forest.text(at)) is not None
 
 
-def _best(
-    forest: Forest, values: dict[int, float], done: Sequence[int], best: int
-) -> tuple[int, float | None]:
+def _best(known: dict[int, float], done: Sequence[int], best: int) -> tuple[int, float | None]:
     """Return the best completed path and V_max; among equals, the one completed first."""
-    v_max = None if best < 0 else values[best] if best in values else forest.path_score(best)
+    v_max = known[best] if best >= 0 else None
     for at in done:
-        if v_max is None or values[at] > v_max:
-            best, v_max = at, values[at]
+        if v_max is None or known[at] > v_max:
+            best, v_max = at, known[at]
     return best, v_max

@@ -165,7 +165,7 @@ def answer_of(
         verifier: Likewise.
     """
     path = forest.path(index)
-    text = forest.answer(index) if path else None
+    chosen = _completion(forest, index) if path else None
     wanted = forest.limits.answers if forest.limits.answers > 1 else 0
     answers = tuple(_completion(forest, at) for at in forest.completed_paths[:wanted])
     trace = tuple(
@@ -179,10 +179,10 @@ def answer_of(
         action=forest.action,
         group=source.group,
         seq=source.seq,
-        text=text,
+        text=chosen.text if chosen else None,
         complete=index >= 0 and forest.drafts[index].fate == "finished",
-        extracted=extract_boxed(text) if text is not None else None,
-        score=forest.path_score(index) if path else None,
+        extracted=chosen.extracted if chosen else None,
+        score=chosen.score if chosen else None,
         answers=answers,
         path=path,
         trace=trace,
