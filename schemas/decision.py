@@ -21,6 +21,10 @@ Reason = Literal["policy", "warm-up", "floor", "pinned", "control"]
 Cohort = Literal["policy", "control"]
 """Whether the policy chose, or the query belongs to the control group, which always takes one action."""
 
+Verified = Literal["all", "some", "none"]
+"""Which models of the catalogue, whatever their health, a verifier scores. all: each, by the same one. some: not all,
+or by different ones. none: not one."""
+
 
 class ScoredAction(Struct, frozen=True, kw_only=True):
     """One action as it was scored.
@@ -91,6 +95,8 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from it.
         price_factor: What an eFLOP of the action's model costs: the query is priced at it, whatever it costs later.
         spent: Where its time has gone so far.
+        verified: Which models a verifier scored when it was made. Unless `all`, no score stands in for a correctness
+            that nobody told.
     """
 
     query: Query
@@ -119,6 +125,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     appended_ms: Millis = 0
     price_factor: PriceFactor = 1.0
     spent: Spent = field(default_factory=Spent)
+    verified: Verified = "all"
 
     def __post_init__(self) -> None:
         """Refuse a decision that no executor could take up."""

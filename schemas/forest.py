@@ -58,6 +58,8 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
         seeded: Whether the client gave the seed: then the drafts' seeds do not derive from the query's id.
         answers: How many completed paths are wanted: early exit spares what could still be among the best so many.
         price_factor: What an eFLOP costs: the search costs its eFLOPs times this (`Decision.price_factor`).
+        verified: Whether a verifier scores the drafts. If not, there is no score and no early exit, and of several
+            completed paths the most frequent answer is chosen.
     """
 
     depth_limit: Annotated[int, Meta(ge=1)]
@@ -80,6 +82,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seeded: bool = False
     answers: Annotated[int, Meta(ge=1)] = 1
     price_factor: PriceFactor = 1.0
+    verified: bool = True
 
 
 class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -123,7 +126,8 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         limits: What bounds it.
         drafts: Every draft so far, kept or not.
         step: The last step whose drafts are known; 0 before the first.
-        scored: The last step whose scores are known: `step`, or one less while the verifier has it.
+        scored: The last step whose scores are known: `step`, or one less while the verifier has it. Without a verifier,
+            the last step that search control has seen.
         prompt_tokens: L_in, tokens of the rendered prompt; 0 before the first step.
         best: Index of the best completed path's last draft (its path score is V_max, its depth D_best);
             -1 for none.
@@ -150,7 +154,8 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
                     f"drafts[{index}] continues {draft.parent} at depth {draft.depth}: send a tree"
                 )
             scored = draft.depth <= self.scored
-            if scored != (draft.score is not None) or not (scored or draft.fate == "open"):
+            told = scored and self.limits.verified
+            if told != (draft.score is not None) or not (scored or draft.fate == "open"):
                 raise ValueError(
                     f"drafts[{index}] at depth {draft.depth} of {self.scored} scored steps has score {draft.score} and "
                     f"fate {draft.fate!r}: give a score and a fate to the drafts of scored steps, and to no others"
@@ -189,6 +194,10 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the tokens generated on a path; 0 for -1, the bare prompt."""
         return sum(self.drafts[at].tokens for at in self.path(index))
 
+    def value(self, index: int) -> float | None:
+        """Return V(p) of a path, or None where no verifier scores this search."""
+        return self.path_score(index) if self.limits.verified else None
+
     def path_score(self, index: int) -> float:
         """Return V(p), the mean of the step scores of a path (§3.3, step 3).
 
@@ -221,7 +230,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         found = [
             at for at, draft in enumerate(self.drafts) if completes(draft.fate, draft.finish, self.limits)
         ]
-        return tuple(sorted(found, key=lambda at: (at != self.best, -self.path_score(at))))
+        return tuple(sorted(found, key=lambda at: (at != self.best, -(self.value(at) or 0.0))))
 
     @property
     def over(self) -> bool:

@@ -6,6 +6,7 @@ from msgspec import Struct, field
 
 from schemas.action import Action
 from schemas.answer import Fault, Status
+from schemas.decision import Verified
 from schemas.errors import InvalidField
 from schemas.forest import Count, PriceFactor, Unit
 from schemas.objective import CostUnit, ObjectiveInForce
@@ -158,6 +159,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         missing: Why the cost or the grade could not be worked out; empty when nothing went wrong.
         closed_early: Whether the wait for feedback was cut short because too many rewards were open: nobody knows then
             whether the answer was right, and nobody failed to say so.
+        verified: As the Decision said. Unless it is `all`, one model's score says nothing about another's: the column
+            Score takes the value of `correct`, and where that is not known, the cost alone is learned.
     """
 
     reward_id: str
@@ -183,6 +186,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     charge: Charge | None = None
     missing: str = ""
     closed_early: bool = False
+    verified: Verified = "all"
 
     def __post_init__(self) -> None:
         """Refuse terms that do not belong to this kind."""
@@ -233,13 +237,17 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
     @property
     def score_learned(self) -> float | None:
-        """Return what the column Score learns: the score, or correctness where nothing scored the answer."""
-        return self.correct if self.unscored else self.score
+        """Return what the column Score learns: the score, or correctness where not every model is scored alike."""
+        return self.correct if self._by_correctness else self.score
 
     @property
     def cost_only(self) -> bool:
         """Return whether correctness and score say nothing of the configuration, so that its cost alone is learned."""
-        return self.bounded or (self.unscored and self.correct is None)
+        return self.bounded or (self._by_correctness and self.correct is None)
+
+    @property
+    def _by_correctness(self) -> bool:
+        return self.unscored or self.verified != "all"
 
 
 def reward_id(query_id: str, kind: Kind) -> str:

@@ -12,7 +12,14 @@ from pathlib import Path
 
 from agents.catalogue.actions import ActionSpace, parse_pairs, uis_space
 from agents.catalogue.file import beside_catalogue, load_catalogue
-from agents.catalogue.models import ActionError, Catalogue, CatalogueError, Model
+from agents.catalogue.models import (
+    NO_VERIFIER,
+    ActionError,
+    Catalogue,
+    CatalogueError,
+    Model,
+    VerifierModel,
+)
 from agents.catalogue.objectives import CAREFUL, DEFAULT_MODE, Objectives
 from agents.catalogue.steering import Steering
 from agents.grading.graders import is_program
@@ -73,15 +80,32 @@ def check_graders(catalogue: Catalogue) -> None:
 
 
 def overlong_in_words(catalogue: Catalogue) -> str:
-    """Return what to say of models whose paths may be too long for the verifier; empty where there are none."""
-    if not (overlong := catalogue.overlong):
-        return ""
-    verifier = catalogue.verifier_named()
+    """Return what to say of models whose paths may be too long for their verifier; empty where there are none."""
+    said = []
+    for verifier in catalogue.scoring:
+        longest = {m: n for m, n in catalogue.overlong.items() if catalogue.verifier_of(m) is verifier}
+        if longest:
+            said.append(
+                f"paths of {', '.join(longest)} may have up to {max(longest.values())} tokens (depth_limit times "
+                f"step_tokens); of those beyond the {verifier.engine.context_tokens} of verifier {verifier.name}, it "
+                "scores the last steps alone (`uniscale_shortened_paths_total` counts them). Lower depth_limit or "
+                "step_tokens, or take a verifier with a longer context"
+            )
+    return "; ".join(said)
+
+
+def mixed_in_words(catalogue: Catalogue) -> str:
+    """Return what to say of a catalogue whose models are not all scored by one verifier; empty where they are."""
+    match catalogue.verified:
+        case "all":
+            return ""
+        case "some":
+            why = "the models of the catalogue do not all have the same verifier, so that"
+        case "none":
+            why = "no model of the catalogue has a verifier, so that"
     return (
-        f"paths of {', '.join(overlong)} may have up to {max(overlong.values())} tokens (depth_limit times "
-        f"step_tokens); of those beyond the {verifier.engine.context_tokens} of verifier {verifier.name}, it scores "
-        "the last steps alone (`uniscale_shortened_paths_total` counts them). Lower depth_limit or step_tokens, or "
-        "take a verifier with a longer context"
+        f"{why} no score stands in for a correctness that nobody told: of an answer without a reference or feedback, "
+        "the cost alone is learned. Send references or feedback (docs/catalogue.md, Without a verifier)"
     )
 
 
@@ -130,6 +154,11 @@ class Control:
     def space(self, catalogue: Catalogue) -> ActionSpace:
         """Return what of a catalogue is on offer."""
         return uis_space(catalogue, self.pairs)
+
+    def verifier_of(self, model: Model) -> VerifierModel | None:
+        """Return what scores a model, also of one that has left the catalogue; None where nothing does."""
+        name = self.catalogue.verifier if model.verifier is None else model.verifier
+        return None if name == NO_VERIFIER else self.catalogue.verifier_named(name)
 
     @property
     def objectives(self) -> Objectives:

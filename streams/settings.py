@@ -313,7 +313,7 @@ class ServingSettings(
     offline: bool = True
     # System message of conversations without one, such as to reason step by step; empty: none.
     instruction: str = ""
-    # The verifier in use, of those in the catalogue; empty: the one that the catalogue names.
+    # The verifier in use, of those in the catalogue, or `none`; empty: the one that the catalogue names.
     verifier: str = ""
     # System message for a step-tag verifier; empty: none.
     verifier_system: str = ""

@@ -409,6 +409,9 @@ class Estimates:
 
     def _add_right(self, x: Vector, model: str, o: Observation) -> None:
         self.right.add(x, np.array([o.entered, o.score]))
+        self._count_try(model)
+
+    def _count_try(self, model: str) -> None:
         self.tried[model] = self.tried.get(model, 0) + 1
 
     def _compare(self, x: Vector, model: str, correct: float, seq: int) -> None:
@@ -423,6 +426,8 @@ class Estimates:
 
         It says nothing about drift: the client ended the search early, which is no property of the model.
         """
+        if o.tried:
+            self._count_try(self.features.models[action])
         self.paid.add(self.features.row(z, action), np.array([self._paid(o, action)]))
 
     def amend(self, z: Vector, action: int, o: Observation) -> None:

@@ -282,6 +282,8 @@ class Observation:
         target, predicted: With a correction, that which the decision counts against, None where it counts against
             none, and the accuracy that was predicted of it.
         paid: With a failure, what it cost; None where nobody knows.
+        tried: With a cost alone, whether its model counts as tried: where no score stands in for Correct, there may
+            never be more to learn.
     """
 
     observation_id: str
@@ -301,6 +303,7 @@ class Observation:
     target: Target | None = None
     predicted: float | None = None
     paid: float | None = None
+    tried: bool = False
 
     @property
     def entered(self) -> float:

@@ -177,6 +177,18 @@ def uis_space(catalogue: Catalogue, pairs: Sequence[tuple[int, int]] = PAIRS) ->
     """
     return ActionSpace(
         tuple(
-            Action(model=m, qp=qp, cp=cp, bs=beam_size(cp)) for m in catalogue.model_names for qp, cp in pairs
+            Action(model=m, qp=qp, cp=cp, bs=beam_size(cp))
+            for m in catalogue.model_names
+            for qp, cp in pairs_of(catalogue, m, pairs)
         )
     )
+
+
+def pairs_of(catalogue: Catalogue, model: str, pairs: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    """Return the (QP, CP) of those on offer that a model can run, one path at least.
+
+    Without a verifier nothing can choose among candidates, so CP is 1.
+    """
+    if catalogue.verifier_of(model) is not None:
+        return pairs
+    return tuple(pair for pair in pairs if pair[1] == 1) or ((1, 1),)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from schemas.decision import Verified
 from schemas.errors import UniscaleError
 from schemas.grader import Grader, NamedGrader, grader_of
 from schemas.objective import CostRange
@@ -47,6 +48,9 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 PRICE_FACTORS = (1e-12, 1e12)
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+NO_VERIFIER = "none"
+"""Stands where a verifier is named, and says that nothing scores."""
 
 
 class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,6 +136,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     anchors: tuple[BenchmarkScore, ...] = ()
     price_factor: float = 1.0  # what an eFLOP costs on it: a query's cost is its eFLOPs times this
     grader: NamedGrader | None = None  # of its answers, where the query names none; None: the catalogue's
+    verifier: Name | None = None  # what scores its drafts, or none; None: what the catalogue names
 
     def __post_init__(self) -> None:
         """Refuse a price factor out of range, an unknown grader, and an anchor given twice: both would be printed."""
@@ -228,7 +233,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Name
     hardware: Hardware
-    verifier: Name  # the one in use, of `verifiers`
+    verifier: Name  # of `verifiers`, what scores where a model does not name another; or none
     cost_range: CostRange  # what log C is normalised by, until a control record says otherwise
     models: tuple[Model, ...]
     verifiers: tuple[VerifierModel, ...]
@@ -246,9 +251,15 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"cost_range.unit is {self.cost_range.unit}: give eflops, which services count in"
             )
-        if self.verifier not in {each.name for each in self.verifiers}:
-            known = ", ".join(each.name for each in self.verifiers) or "none"
-            raise ValueError(f"verifier is {self.verifier!r}, verifiers holds {known}: name one of them")
+        known = [each.name for each in self.verifiers]
+        if NO_VERIFIER in known:
+            raise ValueError(f"verifiers holds {NO_VERIFIER!r}, which says that nothing scores: rename it")
+        for whose, name in (("", self.verifier), *((f"model {m.name!r}: ", m.verifier) for m in self.models)):
+            if name not in (*known, NO_VERIFIER, None):
+                raise ValueError(
+                    f"{whose}verifier is {name!r}, verifiers holds {', '.join(known) or 'none'}: "
+                    f"name one of them, or write {NO_VERIFIER}"
+                )
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -284,23 +295,31 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         plain = msgspec.to_builtins(msgspec.structs.replace(self, version=-1))
         for model in plain["models"]:
             del model["price_factor"], model["grader"]
+            if model["verifier"] is None:  # recordings were made before an entry could name one
+                del model["verifier"]
         del plain["grader"]
         content = msgspec.json.encode(plain, order="sorted")
         return hashlib.sha256(content).hexdigest()[:16]
 
     @property
     def cost_basis(self) -> dict[str, float | str]:
-        """Return what the eFLOPs of a search follow from (App. D.3): the hardware, the verifier in use, the models.
+        """Return what the eFLOPs of a search follow from (App. D.3): the hardware, the verifiers in use, the models.
 
         Two catalogues that agree in it give equal traces of a model the same cost in eFLOPs.
         """
-        verifier = self.verifier_named()
         found: dict[str, float | str] = {
             "hardware.intensity": self.hardware.intensity,
-            "verifier": verifier.name,
+            "verifier": self.verifier,
         }
-        priced = {"verifier": verifier.architecture}
-        priced |= {f"models.{each.name}": each.architecture for each in self.models}
+        priced = {}
+        if self.verifier != NO_VERIFIER:
+            priced["verifier"] = self.verifier_named().architecture
+        for each in self.models:
+            priced[f"models.{each.name}"] = each.architecture
+            if each.verifier not in (None, self.verifier):
+                found[f"models.{each.name}.verifier"] = str(each.verifier)
+                if (other := self.verifier_of(each.name)) is not None:
+                    priced[f"models.{each.name}.verifier"] = other.architecture
         for at, architecture in priced.items():
             found |= {f"{at}.{field}": value for field, value in msgspec.to_builtins(architecture).items()}
         return found
@@ -324,7 +343,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         raise CatalogueError(f"catalogue {self.name!r}: no model {name!r}; choose one of {known}, or add it")
 
     def verifier_named(self, name: str | None = None) -> VerifierModel:
-        """Return a verifier, by default the one in use.
+        """Return a verifier, by default the one that the catalogue names.
 
         Raises:
             CatalogueError: when the catalogue does not hold it.
@@ -334,28 +353,56 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             if each.name == wanted:
                 return each
         known = ", ".join(each.name for each in self.verifiers)
-        raise CatalogueError(f"catalogue {self.name!r}: no verifier {wanted!r}; choose one of {known}")
+        raise CatalogueError(
+            f"catalogue {self.name!r}: no verifier {wanted!r}; choose one of {known or 'none'}"
+        )
+
+    def verifier_of(self, model: str) -> VerifierModel | None:
+        """Return what scores the drafts of a model; None where nothing does.
+
+        Raises:
+            CatalogueError: when the catalogue does not hold the model.
+        """
+        entry = self.model(model)
+        name = self.verifier if entry.verifier is None else entry.verifier
+        return None if name == NO_VERIFIER else self.verifier_named(name)
+
+    @property
+    def scoring(self) -> tuple[VerifierModel, ...]:
+        """Return the verifiers that score any model, in the order in which they stand."""
+        used = [self.verifier_of(name) for name in self.model_names]
+        return tuple(each for each in self.verifiers if each in used)
+
+    @property
+    def verified(self) -> Verified:
+        """Return whether all models, whatever their health, have one verifier in common, some have one, or none has."""
+        used = {None if each is None else each.name for each in map(self.verifier_of, self.model_names)}
+        if used == {None}:
+            return "none"
+        return "all" if len(used) == 1 else "some"
 
     def scored_by(self, verifier: str) -> "Catalogue":
-        """Return the catalogue with another of its verifiers in use.
+        """Return the catalogue with another of its verifiers in use, or none, where a model does not name its own.
 
         Raises:
             CatalogueError: when the catalogue does not hold it.
         """
-        return msgspec.structs.replace(self, verifier=self.verifier_named(verifier).name)
+        name = verifier if verifier == NO_VERIFIER else self.verifier_named(verifier).name
+        return msgspec.structs.replace(self, verifier=name)
 
     @property
     def overlong(self) -> dict[str, int]:
-        """Return the tokens of the longest path of each model whose paths may be too long for the verifier in use.
+        """Return the tokens of the longest path of each model whose paths may be too long for its verifier.
 
         Of such a path only the last steps are read, those that the verifier's context holds beside the question.
         """
-        holds = self.verifier_named().engine.context_tokens
-        longest = {
-            each.name: min(each.sampling.depth_limit * each.sampling.step_tokens, each.engine.context_tokens)
-            for each in self.models
-        }
-        return {name: tokens for name, tokens in longest.items() if tokens > holds}
+        found = {}
+        for each in self.models:
+            tokens = min(each.sampling.depth_limit * each.sampling.step_tokens, each.engine.context_tokens)
+            verifier = self.verifier_of(each.name)
+            if verifier is not None and tokens > verifier.engine.context_tokens:
+                found[each.name] = tokens
+        return found
 
     def add(self, model: Model, version: int | None = None) -> "Catalogue":
         """Return the catalogue with one more model, at the end so that no other action changes its index.
@@ -423,4 +470,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise CatalogueError(
                 f"catalogue {self.name!r}: version {after} does not follow {self.version}; give a higher one"
             )
-        return msgspec.structs.replace(self, models=models, version=after)
+        try:
+            return msgspec.structs.replace(self, models=models, version=after)
+        except ValueError as error:
+            raise CatalogueError(f"catalogue {self.name!r}: {error}") from None

@@ -392,6 +392,7 @@ def decision_of(
         appended_ms=record.appended_ms,
         price_factor=price_factors.get(action.model, 1.0),
         spent=record.spent.plus(decide_s=decide_s),
+        verified=catalogue.verified,
     )
 
 

@@ -9,7 +9,7 @@ group's commits.
     pending ──provisional──▶ learned ──correction, default──▶ closed
        ├──final, correction, default──────────────────────────▶ closed
        ├──default of an answer that the client's bounds cut,
-       │  or that was neither scored nor graded───────────────▶ priced      (its cost alone is learned)
+       │  or that nobody graded and no score may stand in for─▶ priced      (its cost alone is learned)
        ├──final of an answer that its model failed to give────────────▶ failed      (that it was wrong is learned)
        └──the first of a tenant that has taught enough (weight 0); a reward without score or cost,
           or of a query with learn: false────────────────────▶ abandoned   (nothing is learned)
@@ -38,7 +38,7 @@ from agents.bandit.policy import (
     Target,
     Vector,
 )
-from schemas.decision import Decision, Predicted
+from schemas.decision import Decision, Predicted, Verified
 from schemas.errors import RecordTooLarge
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Query
@@ -251,7 +251,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         correct = None if kind == "cost" else self.correct if kind == "correction" else self.entered
         target, told, failed = None, None, kind == "failure"
         if kind == "correction" and (target := self._target) is not None:
-            told = _PREDICTED.decode(self.decision).predicted
+            told = _TOLD.decode(self.decision).predicted
         return Observation(
             observation_id=self.query_id,
             embedding=self.vector(),
@@ -270,6 +270,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             target=target,
             predicted=None if told is None else told.correct,
             paid=self.paid or None if failed else None,
+            tried=kind == "cost" and _TOLD.decode(self.decision).verified != "all",
         )
 
     def _highest_log_cost(self) -> float:
@@ -279,9 +280,10 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
 class _Told(Struct):
     predicted: Predicted | None = None
+    verified: Verified = "all"
 
 
-_PREDICTED: Final = msgspec.json.Decoder(_Told)
+_TOLD: Final = msgspec.json.Decoder(_Told)
 
 AnyRow = Row | ActionRow | OfferRow | RefitRow
 

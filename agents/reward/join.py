@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agents.catalogue.models import Architecture
 from schemas.action import Action
 from schemas.answer import Answer, Fault, Status
-from schemas.decision import Cohort, Decision
+from schemas.decision import Cohort, Decision, Verified
 from schemas.errors import UnreadableRecord
 from schemas.forest import Unit
 from schemas.grader import Grader
@@ -58,6 +58,7 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     learn: bool = True
     cohort: Cohort | Literal[""] = ""
     spent: Spent = field(default_factory=Spent)  # for the Answer, should it expire
+    verified: Verified = "all"
 
 
 class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -240,7 +241,8 @@ def reward_of(
 ) -> Reward:
     """Return the Reward record of one stage, its scalar where no term is missing."""
     log_cost = math.log(scored.price.cost) if scored.price is not None else None
-    score = correct if scored.unscored else scored.score
+    alike = decision.verified == "all" and not scored.unscored
+    score = scored.score if alike else correct
     return Reward(
         reward_id=reward_id(query_id, kind),
         query_id=query_id,
@@ -265,6 +267,7 @@ def reward_of(
         charge=_charge(decision, scored),
         missing=scored.missing,
         closed_early=closed_early,
+        verified=decision.verified,
     )
 
 
@@ -487,6 +490,7 @@ def _on_decision(
         cohort=record.cohort if record.randomised else "",
         generator=generator,
         spent=record.spent,
+        verified=record.verified,
     )
     row = replace(row, decision=decision, forget_ms=None)
     return _judged(row, Transition(row) if row.answered_ms is None else _settle(row, value or row.scored))
@@ -524,7 +528,7 @@ def _settle(row: JoinRow, value: ScoredAnswer | None) -> Transition:
     if value.correct is not None:
         return _close(row, "final", value.correct, "reference", counts)
     if (value.score is None and not value.unscored) or wait_ms == 0:
-        return _close(row, "default", None, _stands_in(value), counts)
+        return _close(row, "default", None, _stands_in(row), counts)
     charged = replace(decision, key="")
     return Transition(
         replace(row, provisional=True, decision=charged), (_reward(row, "provisional", None, ""),), counts
@@ -587,8 +591,7 @@ def _on_due(row: JoinRow | None, due: Due, at_ms: int, timeouts: Timeouts) -> Tr
         assert row.decision is not None
         return Transition(replace(row, expiry_sent=True), (_expired(row, row.decision),))
     if due.kind in ("feedback", "crowded"):
-        assert row.scored is not None
-        return _close(row, "default", None, _stands_in(row.scored), closed_early=crowded)
+        return _close(row, "default", None, _stands_in(row), closed_early=crowded)
     if due.kind == "forget":
         return Transition(None)
     assert row.parked is not None
@@ -613,9 +616,11 @@ def _close(
     )
 
 
-def _stands_in(value: ScoredAnswer) -> GradedBy:
+def _stands_in(row: JoinRow) -> GradedBy:
     """Return what stands in for a correctness that nobody told."""
-    return "" if value.score is None else "score"
+    assert row.decision is not None
+    assert row.scored is not None
+    return "" if row.scored.score is None or row.decision.verified != "all" else "score"
 
 
 def _reward(

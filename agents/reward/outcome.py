@@ -5,7 +5,7 @@ Both are worked out once, when Decision and Answer have met (`join.to_value`), a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agents.catalogue import eflops
@@ -38,13 +38,15 @@ class CostModel:
     Attributes:
         generators: Architectures by model name; also of models that have left: their last searches cost too.
         verifiers: Architectures by name.
-        verifier: The one in use, for Answers that name none.
+        verifier: The one that the catalogue names, for Answers that name none; or none.
+        own: The verifiers that models name themselves, by model.
         intensity: FLOPs a byte is worth on this hardware.
     """
 
     generators: Mapping[str, Architecture]
     verifiers: Mapping[str, Architecture]
     verifier: str
+    own: Mapping[str, str] = field(default_factory=dict)
     intensity: float = eflops.INTENSITY
 
     @classmethod
@@ -55,17 +57,19 @@ class CostModel:
             generators=known | {model.name: model.architecture for model in catalogue.models},
             verifiers={verifier.name: verifier.architecture for verifier in catalogue.verifiers},
             verifier=catalogue.verifier,
+            own={model.name: model.verifier for model in catalogue.models if model.verifier is not None},
             intensity=catalogue.hardware.intensity,
         )
 
-    def scorer(self, served: Served | None) -> Architecture | None:
-        """Return the architecture of what scored, by its name in the catalogue; None when it is unknown.
+    def scorer(self, model: str, served: Served | None = None) -> Architecture | None:
+        """Return the architecture of what scored the drafts of a model; None when it is unknown.
 
-        `Served.model` is that name; `Served.name` is the software, for instance `vllm`. What scored under no
-        name of its own, such as a recording, counts as the verifier in use.
+        `Served.model` is its name in the catalogue; `Served.name` is the software, for instance `vllm`. What scored
+        under no name of its own, such as a recording, counts as the verifier in use for the model.
         """
-        named = self.verifier if served is None else served.model or served.name
-        in_use = None if served is not None and served.model else self.verifiers.get(self.verifier)
+        usual = self.own.get(model, self.verifier)
+        named = usual if served is None else served.model or served.name
+        in_use = None if served is not None and served.model else self.verifiers.get(usual)
         return self.verifiers.get(named, in_use)
 
     def forest_eflops(self, forest: Forest) -> float:
@@ -79,7 +83,7 @@ class CostModel:
         generator = self.generators.get(forest.action.model)
         if generator is None:
             raise UnpricedAnswer("a search under way", "model", forest.action.model)
-        scorer = self.verifiers[self.verifier]
+        scorer = self.scorer(forest.action.model) or generator  # where none is, nothing is scored
         cost = eflops.search_cost(forest.prompt_tokens, forest.drafts, generator, scorer, self.intensity)
         return cost.eflops * forest.limits.price_factor
 
@@ -100,7 +104,9 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
     model = generator or cost_model.generators.get(answer.action.model)
     if model is None:
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
-    scorer = cost_model.scorer(answer.verifier)
+    scorer = cost_model.scorer(answer.action.model, answer.verifier)
+    if scorer is None and all(draft.score is None for draft in answer.trace):
+        scorer = model  # of which nothing is counted
     if scorer is None:
         served = answer.verifier.model or answer.verifier.name if answer.verifier else cost_model.verifier
         raise UnpricedAnswer(answer.query_id, "verifier", served)
@@ -138,7 +144,8 @@ def cut_eflops(answer: Answer, cost_model: CostModel, generator: Architecture | 
     if model is None:
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
     lost = [_Lost(parent, answer.cut.tokens) for parent in answer.cut.parents]
-    scorer = cost_model.scorer(answer.verifier) or model  # of what is scored, both costs below have the same
+    # Of what is scored, both costs below have the same.
+    scorer = cost_model.scorer(answer.action.model, answer.verifier) or model
     prompt, intensity = max(1, answer.cut.prompt_tokens), cost_model.intensity
     whole = eflops.search_cost(prompt, [*answer.trace, *lost], model, scorer, intensity).eflops
     known = eflops.search_cost(prompt, answer.trace, model, scorer, intensity).eflops if answer.trace else 0.0

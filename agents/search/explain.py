@@ -22,6 +22,7 @@ class StepControl:
         best_depth: Its depth.
         limit: H_max.
         bar: The score that a bound must reach: V_max, or the score of the last answer if several are wanted.
+        verified: Whether a verifier scores the search; if not, there is no early exit.
     """
 
     step: int
@@ -29,6 +30,7 @@ class StepControl:
     best_depth: int | None
     limit: int
     bar: float | None = None
+    verified: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def explain(answer: Answer) -> tuple[StepExplained, ...]:
     if answer.action is None or answer.limits is None or not answer.trace:
         return ()
     # A search that failed at its verifier ends with a step that has no scores.
-    unscored = any(draft.score is None for draft in answer.trace)
+    unscored = answer.limits.verified and any(draft.score is None for draft in answer.trace)
     forest = Forest(
         action=answer.action,
         limits=answer.limits,
@@ -99,6 +101,9 @@ def history(forest: Forest) -> list[StepControl]:
     best: Draft | None = None
     v_max: float | None = None
     scores: list[float] = []
+    if not forest.limits.verified:
+        limit = forest.limits.depth_limit
+        return [StepControl(step, None, None, limit, verified=False) for step in range(1, forest.step + 1)]
     for step in range(1, forest.step + 1):
         for at, draft in enumerate(forest.drafts):
             if draft.depth == step and completes(draft.fate, draft.finish, forest.limits):
@@ -120,6 +125,8 @@ def bounds_in_words(control: StepControl, eta: float) -> str:
     >>> bounds_in_words(StepControl(step=1, v_max=None, best_depth=None, limit=40), eta=1.2)
     'no path has completed: H_max = 40'
     """
+    if not control.verified:
+        return f"no verifier scores this model, so there is no early exit: H_max = {control.limit}"
     if control.v_max is None:
         return f"no path has completed: H_max = {control.limit}"
     known = f"V_max = {control.v_max:.3f} at D_best = {control.best_depth}"

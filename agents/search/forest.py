@@ -165,7 +165,7 @@ def outcome(forest: Forest) -> Outcome:
         raise SearchError("the search is not over; keep asking and telling")
     completed = sum(draft.fate == "finished" for draft in forest.drafts)
     index = forest.best if forest.best >= 0 else _best_unfinished(forest)
-    score = forest.path_score(index) if index >= 0 else None
+    score = forest.value(index) if index >= 0 else None
     complete = index >= 0 and forest.drafts[index].fate == "finished"
     if forest.stopped is not None:
         return Outcome("budget", index, complete, score, completed)
@@ -233,7 +233,7 @@ def _needed(
 
 def _best_unfinished(forest: Forest) -> int:
     ends = [at for at, draft in enumerate(forest.drafts) if draft.fate in ("cut", "stopped")]
-    return max(ends, key=forest.path_score, default=-1)
+    return max(ends, key=lambda at: forest.value(at) or 0.0, default=-1)
 
 
 # What a search drafts next (UniScale §3.3): the prefixes that grow, their seeds, and whether a budget has run out.

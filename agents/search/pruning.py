@@ -36,10 +36,8 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
     limits, j, pending = forest.limits, forest.step, list(values)
     fates: dict[int, Fate] = {}
     for at in pending:
-        if _finished(forest, at):
-            fates[at] = "finished"
-        elif forest.drafts[at].finish in ("context", "max_tokens"):
-            fates[at] = "cut"
+        if (fate := ended(forest, at)) is not None:
+            fates[at] = fate
     done = [at for at in fates if completes(fates[at], forest.drafts[at].finish, limits)]
     known = completed | values
     best, v_max = _best(known, done, forest.best)
@@ -97,10 +95,13 @@ def last_answer(scores: Sequence[float], answers: int) -> float | None:
     return sorted(scores, reverse=True)[answers - 1] if len(scores) >= answers else None
 
 
-def _finished(forest: Forest, at: int) -> bool:
-    if forest.drafts[at].finish in ("eos", "stop"):
-        return True
-    return forest.limits.box_completes and extract_boxed(forest.text(at)) is not None
+def ended(forest: Forest, at: int) -> Fate | None:
+    """Return the fate of a draft that ends its path whatever the scores are; None for one that does not."""
+    finish = forest.drafts[at].finish
+    boxes = forest.limits.box_completes
+    if finish in ("eos", "stop") or (boxes and extract_boxed(forest.text(at)) is not None):
+        return "finished"
+    return "cut" if finish in ("context", "max_tokens") else None
 
 
 def _best(known: dict[int, float], done: Sequence[int], best: int) -> tuple[int, float | None]:

@@ -9,6 +9,7 @@ import msgspec
 from agents.catalogue.models import Sampling
 from agents.grading.grade import extract_boxed
 from agents.search.forest import Ask, ask, outcome, plant, spent, stop, tell_drafts, tell_scores
+from agents.search.unscored import tell_unscored
 from agents.serving.engine import Engine, Prefix
 from agents.serving.errors import DeadlinePassedError, ServingError
 from agents.serving.retries import within
@@ -47,7 +48,7 @@ def limits(sampling: Sampling, rules: SearchRules) -> Limits:
     return Limits(**msgspec.structs.asdict(sampling), **ours)
 
 
-def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Limits:
+def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules, verified: bool = True) -> Limits:
     """Return the limits of a query's search, from the model's sampling, the rules, and the query's budget and time."""
     query = decision.query
     timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
@@ -64,6 +65,8 @@ def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Lim
         deadline_ms=began_ms and began_ms + int(timeout_s * rules.search_share * 1000),
         expires_ms=began_ms and began_ms + int(timeout_s * 1000),
         price_factor=decision.price_factor,
+        verified=verified,
+        early_exit=rules.early_exit and verified,
     )
 
 
@@ -303,14 +306,15 @@ def ran_out(stopped: Stop) -> str:
 
 def _completion(forest: Forest, at: int) -> Completion:
     text = forest.answer(at)
-    return Completion(text=text, score=forest.path_score(at), extracted=extract_boxed(text))
+    return Completion(text=text, score=forest.value(at), extracted=extract_boxed(text))
 
 
 # The executor's logic: Decision to the first step; Verification to the next step, or to the Answer (§3.3).
 #
 # `begin` and `resume` return the Answer, or a Job: the drafts that an engine has to make. `draft` makes them and
-# returns the SearchStep for the verifier. Nothing is kept between records, because the forest travels in them.
-# `Progress` only remembers which step of a query was done last, so that a record delivered twice is dropped.
+# returns the SearchStep for the verifier, or for `resume_unscored` where there is none. Nothing is kept between
+# records, because the forest travels in them. `Progress` only remembers which step of a query was done last, so that a
+# record delivered twice is dropped.
 
 CostSoFar = Callable[[Forest], float]
 """Returns what a search has cost so far, in eFLOPs. The aggregator knows what costs follow from, so it is passed in."""
@@ -323,6 +327,7 @@ def begin(
     rules: SearchRules,
     now_ms: int,
     arrived_ms: int | None = None,
+    verified: bool = True,
 ) -> Job | Answer:
     """Return the first step of a search, or the Answer if the budget does not allow even that.
 
@@ -332,6 +337,7 @@ def begin(
         rules: The deployment's rules.
         now_ms: Time since the epoch.
         arrived_ms: When the Decision was appended, for the time it queued.
+        verified: Whether a verifier scores the model's drafts.
     """
     waited_s = max(0, now_ms - arrived_ms) / 1000 if arrived_ms is not None else 0.0
     job = Job(
@@ -340,7 +346,7 @@ def begin(
         seq=decision.seq,
         seed=decision.seed,
         messages=decision.query.chat,
-        forest=plant(decision.action, limits_of(decision, sampling, rules)),
+        forest=plant(decision.action, limits_of(decision, sampling, rules, verified)),
         ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
         spent=decision.spent.plus(queue_s=waited_s),
     )
@@ -368,17 +374,28 @@ def resume(
     step = verification.search
     round_trip_s = max(0, now_ms - step.sent_ms) / 1000 if step.sent_ms else 0.0
     transit_s = max(0.0, round_trip_s - verification.verify_s)
-    job = Job(
+    took = step.spent.plus(verify_s=verification.verify_s, transit_s=transit_s)
+    job = _after(step, tell_scores(step.forest, step.forest.step, verification.scores), took)
+    return _next(job, now_ms, cost_so_far, engine or step.engine, verification.verifier)
+
+
+def resume_unscored(step: SearchStep, *, now_ms: int, cost_so_far: CostSoFar | None = None) -> Job | Answer:
+    """Return the next step of a search that no verifier scores, or its Answer; arguments as `resume` has them."""
+    job = _after(step, tell_unscored(step.forest, step.forest.step), step.spent)
+    return _next(job, now_ms, cost_so_far, step.engine)
+
+
+def _after(step: SearchStep, forest: Forest, took: Spent) -> Job:
+    return Job(
         query_id=step.query_id,
         group=step.group,
         seq=step.seq,
         seed=step.seed,
         messages=step.messages,
-        forest=tell_scores(step.forest, step.forest.step, verification.scores),
+        forest=forest,
         ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
-        spent=step.spent.plus(verify_s=verification.verify_s, transit_s=transit_s),
+        spent=took,
     )
-    return _next(job, now_ms, cost_so_far, engine or step.engine, verification.verifier)
 
 
 def after_control(made: Job | Answer, control_s: float) -> Job | Answer:

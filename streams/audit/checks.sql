@@ -116,12 +116,13 @@ SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': ' || CASE
     WHEN r.seq <> d.seq THEN 'seq is ' || r.seq || ', but ' || d.seq || ' was decided'
     WHEN r.action <> d.action THEN 'action is ' || r.action || ', but ' || d.action || ' was decided'
     WHEN r.learn <> d.learn THEN 'learn is ' || r.learn || ', but ' || d.learn || ' was decided'
+    WHEN r.verified <> d.verified THEN 'verified is ' || r.verified || ', but ' || d.verified || ' was decided'
     ELSE 'its objective is not the Decision''s'
 END
 FROM Reward r JOIN Timeline t USING (query_id) JOIN Decision d ON d.rowid = t.decision
 WHERE r.early AND r.error IS NULL
 AND (
-    r.seq <> d.seq OR r.action <> d.action OR r.objective <> d.objective
+    r.seq <> d.seq OR r.action <> d.action OR r.objective <> d.objective OR r.verified <> d.verified
     OR r.learn <> (d.learn AND NOT EXISTS (
         -- The Feedback that it counts may come from a source that may not teach.
         SELECT 1 FROM Feedback f WHERE f.query_id = r.query_id AND NOT f.learn AND f.grade = r.correct
@@ -139,13 +140,13 @@ AND (t.decision IS NOT NULL OR t.since_ms <= :kept_decision);
 -- Only the price is known of a search that was cancelled, or failed for something that says nothing of it.
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': ' || iif(r.status <> a.status,
     'status is ' || r.status || ', the Answer''s ' || a.status,
-    'score is ' || iif(r.unscored, 'unscored', said(r.score)) || ', the Answer''s '
+    'score is ' || iif(r.unscored, 'unscored', said(r.own_score)) || ', the Answer''s '
     || said(iif(a.text AND a.status <> 'cancelled' AND NOT a.fault, a.score, NULL)))
 FROM Reward r JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
 WHERE r.early AND r.error IS NULL
 AND (
     r.status <> a.status
-    OR iif(r.unscored, NULL, r.score) IS NOT iif(a.text AND a.status <> 'cancelled' AND NOT a.fault, a.score, NULL)
+    OR r.own_score IS NOT iif(a.text AND a.status <> 'cancelled' AND NOT a.fault, a.score, NULL)
     OR r.unscored <> (a.text AND a.status <> 'cancelled' AND NOT a.fault AND a.score IS NULL)
 );
 

@@ -25,7 +25,7 @@ CREATE TABLE Decision (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     whole BLOB NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, objective BLOB NOT NULL, version INTEGER NOT NULL,
     q_part INTEGER NOT NULL, q_off INTEGER NOT NULL, asked BLOB NOT NULL, gold INTEGER, appended_ms INTEGER NOT NULL,
-    learn INTEGER NOT NULL, timeout_ms INTEGER, wait_ms INTEGER, factor REAL NOT NULL
+    learn INTEGER NOT NULL, timeout_ms INTEGER, wait_ms INTEGER, factor REAL NOT NULL, verified TEXT NOT NULL
 ) STRICT;
 
 -- name: answer
@@ -52,17 +52,18 @@ CREATE TABLE Worked (
 
 -- name: reward
 -- The terms of a query's reward. `scalar` is what its terms make of its objective, `reward` what it says of that;
--- `score` is what the learner takes for it, which is correctness where the Answer has none (`unscored`); of `cost_only`
+-- `score` is what the learner takes for it, which is correctness where the Answer has none (`unscored`) or not all models
+-- have one verifier (`verified`), and `own_score` what it says itself; of `cost_only`
 -- only the cost is learned, and of one whose model `failed` all but the cost; `closed_early` says that its feedback was not
 -- awaited to the end. `graded` is whether the aggregator compared it with a reference, `boxed` whether it did so with the last box alone, by
 -- the default grader; `missing` whether it says why a term could not be worked out. `paid` is the logarithm of the stated price, whose parts follow.
 CREATE TABLE Reward (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     whole BLOB NOT NULL, kind TEXT NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, status TEXT NOT NULL,
-    correct REAL, score REAL, log_cost REAL, objective BLOB NOT NULL, reward REAL, scalar REAL, graded_by TEXT NOT NULL,
+    correct REAL, score REAL, own_score REAL, log_cost REAL, objective BLOB NOT NULL, reward REAL, scalar REAL, graded_by TEXT NOT NULL,
     graded INTEGER NOT NULL, boxed INTEGER NOT NULL, missing INTEGER NOT NULL, learn INTEGER NOT NULL, bounded INTEGER NOT NULL,
     unscored INTEGER NOT NULL, cost_only INTEGER NOT NULL, closed_early INTEGER NOT NULL, failed INTEGER NOT NULL,
-    priced INTEGER NOT NULL, paid REAL,
+    verified TEXT NOT NULL, priced INTEGER NOT NULL, paid REAL,
     eflops REAL, prefill_eflops REAL, decoding_eflops REAL, verifier_eflops REAL,
     compute_flops REAL, memory_bytes REAL, intensity REAL, factor REAL
 ) STRICT;

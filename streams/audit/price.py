@@ -114,7 +114,8 @@ class PriceList:
     Attributes:
         models: Every version of each generator, by name.
         verifiers: Each verifier.
-        verifier: The one in use.
+        verifier: The one that the catalogue names; or none.
+        own: The verifiers that models name themselves.
         intensity: I of the hardware.
     """
 
@@ -129,6 +130,7 @@ class PriceList:
             found = _family(path, content["family"])
             models, verifiers = _laid(models, found[0]), _laid(verifiers, found[1])
         self.models: dict[str, list[Numbers]] = {}
+        self.own: dict[str, str] = {}
         for entry in models:
             self.add(_over(entry, defaults.get("models") or {}))
         below = defaults.get("verifiers") or {}
@@ -138,6 +140,7 @@ class PriceList:
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Add a model, or another version of a known one."""
+        self.own[entry["name"]] = entry.get("verifier") or ""
         known = self.models.setdefault(entry["name"], [])
         if (found := numbers(entry)) not in known:
             known.append(found)
@@ -151,15 +154,16 @@ class PriceList:
         if not action or not trace:
             return []
         served = answer.get("verifier") or {}
-        named = next(
-            (n for n in (served.get("model"), served.get("name")) if n in self.verifiers), self.verifier
-        )
+        names = (served.get("model"), served.get("name"), self.own.get(action["model"]), self.verifier)
+        verifier = next((self.verifiers[n] for n in names if n in self.verifiers), None)
+        if verifier is None and any(draft.get("score") is not None for draft in trace):
+            return []
         return [
             price(
                 answer["prompt_tokens"],
                 trace,
                 each,
-                self.verifiers[named],
+                verifier or each,  # of what nothing scored, no verification is counted
                 self.intensity,
                 factor_of(answer) or 1.0,
             )

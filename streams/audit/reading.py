@@ -305,6 +305,7 @@ class Facts:
             _objective(r), r["policy"]["version"], r["origin"]["partition"], r["origin"]["offset"],
             _asked(query), _whole_number(str(reference) if isinstance(reference, str | int) else None),
             r.get("appended_ms", 0), query.get("learn", True), *_waits(query), r.get("price_factor", 1.0),
+            r.get("verified", "all"),
         )  # fmt: skip
 
     def _answer(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
@@ -332,14 +333,17 @@ class Facts:
         price = {} if stated is None else _NO_TERMS | stated
         paid = price.get("cost", 0.0)
         unscored = r.get("unscored", False)
-        score = r["correct"] if unscored else r["score"]
-        cost_only = r.get("bounded", False) or (unscored and score is None and r["kind"] != "provisional")
+        by_correctness = unscored or r.get("verified", "all") != "all"
+        score = r["correct"] if by_correctness else r["score"]
+        cost_only = r.get("bounded", False) or (
+            by_correctness and score is None and r["kind"] != "provisional"
+        )
         self._add(
             "Reward", r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"],
-            r["correct"], score, r["log_cost"], _objective(r), r.get("reward"), _scalar(r, score),
+            r["correct"], score, r["score"], r["log_cost"], _objective(r), r.get("reward"), _scalar(r, score),
             r.get("graded_by", ""), bool(r.get("grader")), _boxed(r), bool(r.get("missing")), r.get("learn", True),
             r.get("bounded", False), unscored, cost_only, r.get("closed_early", False), r.get("fault") == "model",
-            stated is not None, math.log(paid) if paid > 0 else None,
+            r.get("verified", "all"), stated is not None, math.log(paid) if paid > 0 else None,
             *(price.get(name) for name in PriceTerms._fields),
         )  # fmt: skip
 

@@ -192,7 +192,7 @@ SELECT r.query_id, r.ts, a.ts AS answered_ms, a.part AS answer_part, s.feedback_
 FROM Reward r JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer JOIN State s USING (query_id)
 WHERE r.early AND r.error IS NULL AND r.kind = 'default' AND a.error IS NULL AND a.status = r.status
 -- Otherwise it is closed at once.
-AND a.status <> 'cancelled' AND NOT r.bounded AND (r.score IS NOT NULL OR r.unscored) AND s.feedback_due_ms > a.ts;
+AND a.status <> 'cancelled' AND NOT r.bounded AND (r.own_score IS NOT NULL OR r.unscored) AND s.feedback_due_ms > a.ts;
 
 -- name: applied
 -- The Rewards of a query, in the order of the log, up to the last that its row says was applied. The first that can be

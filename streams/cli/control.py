@@ -28,7 +28,13 @@ from schemas.errors import UniscaleError
 from schemas.objective import CostRange, Weights
 from schemas.record import check_name
 from streams.client.client import Client
-from streams.control import catalogue_of, check_graders, default_objective, overlong_in_words
+from streams.control import (
+    catalogue_of,
+    check_graders,
+    default_objective,
+    mixed_in_words,
+    overlong_in_words,
+)
 from streams.log import kafka_admin
 from streams.log.blocking import read_all
 from streams.settings import Settings
@@ -88,6 +94,7 @@ def list_models(settings: Settings) -> None:
         "group",
         "parameters",
         "endpoint",
+        "verifier",
         "an eFLOP costs",
         title=f"{found.catalogue.name}, control offset {found.offset}",
     )
@@ -97,6 +104,7 @@ def list_models(settings: Settings) -> None:
             m.group,
             f"{m.architecture.parameters:,}",
             m.endpoint.url or m.endpoint.kind,
+            m.verifier or found.catalogue.verifier,
             f"{m.price_factor:g}",
         )
     Console().print(table)
@@ -133,6 +141,8 @@ def add_entry(settings: Settings, file: Path) -> None:
     click.echo(f"{record.name} added to group {group}, control offset {offset}")
     if record.name in after.catalogue.overlong:
         click.echo(f"note: {overlong_in_words(after.catalogue)}", err=True)
+    if (said := mixed_in_words(after.catalogue)) and not mixed_in_words(before.catalogue):
+        click.echo(f"note: {said}", err=True)
     if group not in before.catalogue.groups:
         click.echo(
             f"no executor serves {group} yet: start `python -m streams worker executor --group {group}`"

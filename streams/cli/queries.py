@@ -376,11 +376,18 @@ def _decision(console: Console, decision: Decision) -> None:
         console.print(f"predicted: correct {p.correct:.3f}, score {p.score:.3f}, log cost {p.log_cost:.2f}")
 
 
+UNSCORED = (
+    "no verifier scored this search: no early exit, and of several paths the most frequent answer was chosen"
+)
+
+
 def _search(console: Console, answer: Answer, drafts: bool) -> None:
     console.print(
         f"\nAnswer: {answer.status} by {answer.by}, {answer.steps} steps, {len(answer.trace)} drafts, "
         f"{answer.completed} completed, {answer.generated_tokens} tokens, path score {_n(answer.score)}"
     )
+    if answer.limits is not None and not answer.limits.verified:
+        console.print(UNSCORED)
     if answer.error:
         console.print(f"error: {answer.error}")
     try:
@@ -483,6 +490,8 @@ def _reward(console: Console, reward: Reward) -> None:
         )
     if reward.missing:
         console.print(f"could not be computed: {reward.missing}")
+    if reward.closes and reward.cost_only and not reward.bounded:
+        console.print("nobody graded it, and no score stands in for that: its cost alone is learned")
     if reward.price is not None:
         p = reward.price
         console.print(

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from agents.catalogue.models import Catalogue
+from agents.catalogue.models import Catalogue, Model
 from agents.decider.preview import PREVIEW, Preview
 from agents.search.search import cancelled
 from schemas.answer import Answer
@@ -232,18 +232,29 @@ class RequestCoordinator:
         """Refuse a question that fits no context of the models that may answer it. Raises ApiError 400."""
         names = (query.pinned.model,) if query.pinned else query.allowed_models
         models = [m for m in self.runtime.control.catalogue.models if names is None or m.name in names]
-        tokens = max((model.engine.context_tokens for model in models), default=None)
+        if not models:
+            return
         size = len(query.question.encode())
-        # Every step of a search is scored, with its question before it.
-        scored = self.runtime.control.catalogue.verifier_named().engine.context_tokens
-        if tokens is not None and size > (most := min(tokens, scored) * TOKEN_BYTES):
+        tokens, said = max(map(self._holds, models))
+        if size > (most := tokens * TOKEN_BYTES):
             raise ApiError(
                 400,
                 f"messages: the question takes {size} bytes; the largest context of the models that may answer it "
-                f"has {tokens} tokens, the verifier's {scored}: {most} bytes at most; shorten the question",
+                f"{said}: {most} bytes at most; shorten the question",
                 param="messages",
                 code="context_length_exceeded",
             )
+
+    def _holds(self, model: Model) -> tuple[int, str]:
+        """Return the tokens that a question for a model may have, and why.
+
+        Every step that is scored has its question before it.
+        """
+        tokens, verifier = model.engine.context_tokens, self.runtime.control.verifier_of(model)
+        if verifier is None:
+            return tokens, f"has {tokens} tokens"
+        scored = verifier.engine.context_tokens
+        return min(tokens, scored), f"has {tokens} tokens, the verifier's {scored}"
 
     def _used(self, who: Credential, now_ms: int) -> Used:
         return self.index.usage.used(who.key, now_ms) if who.entry is not None else Used()

@@ -34,7 +34,7 @@ from schemas.objective import ObjectiveInForce
 from schemas.query import QueryContext
 from schemas.record import Record, decode
 from schemas.reward import Reward
-from streams.control import Control
+from streams.control import Control, mixed_in_words
 from streams.log.base import ConsumerRecord, Outgoing, SendFailed, Unavailable, key_of
 from streams.metrics import Metrics
 from streams.runtime.effects import BatchEffects, Ordered
@@ -600,6 +600,8 @@ class DeciderService(Ordered):
         """Load the encoder and embed the actions, which a new catalogue takes from the cache."""
         service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings.encoder)))
         check_control_group(policy_of(runtime.settings, service.encoder), runtime.control)
+        if said := mixed_in_words(runtime.control.catalogue):
+            log.warning("%s", said)
         # What the server refuses may be a model that came later: the others start without it.
         with suppress(*_REFUSALS):
             await service.learner.embedded(runtime.control.catalogue)

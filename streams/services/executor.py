@@ -26,6 +26,7 @@ from agents.search.search import (
     overdue,
     ran_out,
     resume,
+    resume_unscored,
     time_left_s,
     used_up,
 )
@@ -108,6 +109,10 @@ class ExecutorService(Keyed[None]):
         next_ = self._begin(message, at) if isinstance(message, Decision) else self._resume(message)
         next_ = after_control(next_, self.runtime.monotonic() - began_s)
         done = await self._go(next_) if isinstance(next_, Job) else next_
+        while isinstance(done, SearchStep) and not done.forest.limits.verified:
+            self._count(done)
+            next_ = self._resume_unscored(done)
+            done = await self._go(next_) if isinstance(next_, Job) else next_
         if isinstance(done, Answer) and used_up(done, self.rules):
             done = blamed(done, "timeout")
         if isinstance(done, SearchStep):
@@ -146,6 +151,7 @@ class ExecutorService(Keyed[None]):
             rules=self.rules,
             now_ms=self.runtime.clock.now_ms(),
             arrived_ms=at.timestamp_ms,
+            verified=self.runtime.control.verifier_of(model) is not None,
         )
 
     def _resume(self, verification: Verification) -> Job | Answer:
@@ -157,6 +163,17 @@ class ExecutorService(Keyed[None]):
             job = resume(verification, now_ms=self.runtime.clock.now_ms(), cost_so_far=cost_so_far)
         except UnpricedAnswer as error:  # removed, and this process has not known it
             return failed(verification.search, error, verification.search.engine)
+        return self._unless_cancelled(job)
+
+    def _resume_unscored(self, step: SearchStep) -> Job | Answer:
+        cost_so_far = self.runtime.control.cost_model.forest_eflops
+        try:
+            job = resume_unscored(step, now_ms=self.runtime.clock.now_ms(), cost_so_far=cost_so_far)
+        except UnpricedAnswer as error:
+            return failed(step, error, step.engine)
+        return self._unless_cancelled(job)
+
+    def _unless_cancelled(self, job: Job | Answer) -> Job | Answer:
         if isinstance(job, Job) and (why := self._cancelled.get(job.query_id)) is not None:
             return cancelled(job, why)
         return job
@@ -198,6 +215,9 @@ class ExecutorService(Keyed[None]):
 
     def _drafted(self, step: SearchStep) -> None:
         self.progress.done(step.query_id, step.step)
+        self._count(step)
+
+    def _count(self, step: SearchStep) -> None:
         made = [step.forest.drafts[at] for at in step.forest.pending]
         self.runtime.metrics.drafts.labels(step.forest.action.model).inc(len(made))
         self.runtime.metrics.tokens.labels(step.forest.action.model).inc(sum(d.tokens for d in made))

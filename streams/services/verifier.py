@@ -1,12 +1,14 @@
 """The verifier's service: SearchStep in, Verification out, to the group the step came from."""
 
+import asyncio
 import logging
 from typing import Self
 
 from msgspec.structs import replace
 
+from agents.catalogue.models import VerifierModel
 from agents.search.search import failed
-from agents.serving.errors import ServingError
+from agents.serving.errors import ServingError, UnknownEngineError
 from agents.verifier.prm import Verifier, ask, verify
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.search import SearchStep
@@ -27,24 +29,49 @@ class UnknownGroup(UniscaleError):
 class VerifierService(Keyed[None]):
     """Scores steps. A redelivered step is scored again; its first Verification counts."""
 
-    def __init__(self, runtime: Runtime, verifier: Verifier) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self.verifier = verifier
+        self.verifiers: dict[str, Verifier] = {}
+        self._loading = asyncio.Lock()
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
-        """Load the catalogue's verifier in use."""
-        catalogue = runtime.control.catalogue
+        """Load the verifiers that score the models of the catalogue."""
+        service, catalogue = cls(runtime), runtime.control.catalogue
         if said := overlong_in_words(catalogue):
             log.warning("%s", said)
-        entry = catalogue.verifier_named()
-        verifier = await verifier_of(runtime.settings, entry, runtime.control.base)
-        runtime.closers.append(verifier.close)
-        if entry.endpoint.kind != "http":
-            question = runtime.settings.executor.probe_question
-            await unless_vllm_hangs(lambda: verifier.host, ask(verifier, question))
-            runtime.background("vLLM", lambda: watch_vllm(lambda: verifier.host))
-        return cls(runtime, verifier)
+        for entry in catalogue.scoring:
+            await service._loaded(entry)
+        return service
+
+    async def _loaded(self, entry: VerifierModel) -> Verifier:
+        """Return a verifier, loaded now where a model that came later is the first to name it."""
+        async with self._loading:
+            if (known := self.verifiers.get(entry.name)) is not None:
+                return known
+            runtime = self.runtime
+            verifier = await verifier_of(runtime.settings, entry, runtime.control.base)
+            runtime.closers.append(verifier.close)
+            if entry.endpoint.kind != "http":
+                question = runtime.settings.executor.probe_question
+                await unless_vllm_hangs(lambda: verifier.host, ask(verifier, question))
+                runtime.background("vLLM", lambda: watch_vllm(lambda: verifier.host))
+            self.verifiers[entry.name] = verifier
+            return verifier
+
+    async def _verifier(self, step: SearchStep) -> Verifier:
+        """Return what scores a step.
+
+        Raises:
+            ServingError: nothing does, since the catalogue changed, or it cannot be loaded.
+        """
+        control, name = self.runtime.control, step.forest.action.model
+        entry = control.verifier_of(control.models[name]) if name in control.models else None
+        if entry is None and len(self.verifiers) == 1:  # that of the steps before
+            return next(iter(self.verifiers.values()))
+        if entry is None:
+            raise UnknownEngineError(f"{name}: no verifier scores it any more; send the query again")
+        return self.verifiers.get(entry.name) or await self._loaded(entry)
 
     async def on(self, row: None, message: SearchStep, at: ConsumerRecord) -> Effects[None]:
         """Score one step."""
@@ -52,8 +79,9 @@ class VerifierService(Keyed[None]):
         topic = runtime.topics.verification_for(step.group)
         await self._require_group(step, topic)
         try:
+            verifier = await self._verifier(step)
             verification = await verify(
-                step, verifier=self.verifier, clock=runtime.monotonic, now_ms=runtime.clock.now_ms()
+                step, verifier=verifier, clock=runtime.monotonic, now_ms=runtime.clock.now_ms()
             )
             out = Outgoing.of(topic, verification)
         except (ServingError, RecordTooLarge) as error:

@@ -26,7 +26,7 @@ export function story(found, again) {
   if (found.decision) parts.push(el('h2', {}, 'Why this configuration'), el('p', {}, why(found.decision)), runners(found.decision));
   if (found.answer) {
     parts.push(el('h2', {}, 'Answer'), el('pre', { tabindex: '0' }, found.answer.text ?? found.answer.error ?? 'none'));
-    parts.push(el('p', {}, `Status ${found.answer.status}${found.answer.score === null ? '' : `, verifier's score ${found.answer.score.toFixed(3)}`}${found.answer.error ? `: ${found.answer.error}` : ''}. `, found.reward ? el('span', {}, 'Right: ', right(found.reward.correct)) : ''));
+    parts.push(el('p', {}, `Status ${found.answer.status}${found.answer.score === null ? (found.answer.text ? ', no verifier scored it' : '') : `, verifier's score ${found.answer.score.toFixed(3)}`}${found.answer.error ? `: ${found.answer.error}` : ''}. `, found.reward ? el('span', {}, 'Right: ', right(found.reward.correct)) : ''));
     parts.push(feedback(found.id, again));
     if (found.answer.eflops) parts.push(el('h2', {}, 'Price, eFLOPs'), price(found.answer.eflops));
     parts.push(el('h2', {}, 'Time, seconds'), time(found.answer.timings));

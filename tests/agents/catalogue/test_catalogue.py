@@ -9,6 +9,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from agents.catalogue.actions import uis_space
 from agents.catalogue.file import beside_catalogue, decode_model, decode_objective, entry_of, load_catalogue
 from agents.catalogue.models import Catalogue, CatalogueError
 from agents.catalogue.steering import Steering
@@ -327,3 +328,55 @@ def test_models_whose_paths_the_verifier_cannot_hold_are_known(qwen3: Catalogue)
     assert mini.overlong == {}, "40 steps of 50 tokens; the verifiers hold 16,384"
     short = tuple(replace(each, engine=replace(each.engine, context_tokens=4096)) for each in qwen3.models)
     assert replace(qwen3, models=short).overlong == {}
+
+
+def test_an_entry_without_a_verifier_has_the_catalogues(load: Load, content: dict[str, Any]) -> None:
+    other = {**content["verifiers"][0], "name": "other"}
+    assert load(content).verified == "all"
+    content["verifiers"].append(other)
+    content["models"][1]["verifier"] = "other"
+    two = load(content)
+    assert two.verified == "some", "two verifiers cannot be compared"
+    assert [each.name for each in two.scoring] == ["judge", "other"]
+    assert (two.cost_basis["verifier"], two.cost_basis["models.large.verifier"]) == ("judge", "other")
+    content["models"][0]["verifier"] = "other"
+    both = load(content)
+    assert (both.verified, [each.name for each in both.scoring]) == ("all", ["other"])
+    content["models"][0]["verifier"] = "none"
+    assert load(content).verified == "some"
+
+
+def test_without_a_verifier_one_path_or_several_are_on_offer_and_no_candidates(
+    load: Load, content: dict[str, Any]
+) -> None:
+    content["models"][0]["verifier"] = "none"
+    mixed = load(content)
+    space = uis_space(mixed, ((1, 1), (4, 1), (4, 4)))
+    assert [str(action) for action in space.restrict(["small"])] == ["small/1/1/1", "small/4/1/1"]
+    assert len(space.restrict(["large"])) == 3
+    assert [str(a) for a in uis_space(mixed, ((4, 4),)).restrict(["small"])] == ["small/1/1/1"]
+    content |= {"verifier": "none", "verifiers": []}
+    nothing = load(content)
+    assert (nothing.verified, nothing.scoring, nothing.overlong) == ("none", (), {})
+    assert nothing.cost_basis["verifier"] == "none"
+
+
+def test_the_verifier_of_an_entry_is_one_that_there_is(load: Load, content: dict[str, Any]) -> None:
+    content["models"][1]["verifier"] = "nobody"
+    with pytest.raises(CatalogueError, match="model 'large': verifier is 'nobody', verifiers holds judge"):
+        load(content)
+    content["models"][1]["verifier"] = "judge"
+    added = {**content["models"][0], "name": "new", "verifier": "nobody"}
+    record = CatalogueEntry(name="new", op="add", model=added)
+    with pytest.raises(CatalogueError, match="model 'new': verifier is 'nobody'"):
+        Steering.of(load(content)).after(record, 1)
+    content["verifiers"][0]["name"] = "none"
+    with pytest.raises(
+        CatalogueError, match="verifiers holds 'none', which says that nothing scores: rename"
+    ):
+        load(content)
+
+
+def test_the_fingerprint_of_a_catalogue_without_new_fields_is_what_it_was(qwen3: Catalogue) -> None:
+    """Recordings name it."""
+    assert qwen3.fingerprint == "cb6b8148b638f7b4"
