@@ -27,11 +27,11 @@ from agents.bandit.policy import (
     Matrix,
     Objective,
     Observation,
-    Pacing,
     Pending,
     Policy,
     Prediction,
     Refits,
+    TargetSolver,
     Traits,
     Vector,
     check_outcome,
@@ -320,7 +320,7 @@ class Learner:
 
     name: str
     traits = Traits()
-    pacer: Pacing | None = None
+    pacer: TargetSolver | None = None
 
     def __init__(self, features: FeatureMap) -> None:
         self.features = features

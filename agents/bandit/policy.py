@@ -405,7 +405,7 @@ class Refits:
         return False
 
 
-class Pacing(Protocol):
+class TargetSolver(Protocol):
     """What a policy answers of targets (`agents.bandit.pacing`)."""
 
     def shadow_price(self, target: Target) -> float:
@@ -439,7 +439,7 @@ class Policy(Protocol):
         ...
 
     @property
-    def pacer(self) -> Pacing | None:
+    def pacer(self) -> TargetSolver | None:
         """Return what solves for λ under objectives by mean cost and by accuracy; None if it serves neither."""
         ...
 
