@@ -41,6 +41,8 @@ def test_only_public_names_are_imported(where: str, source: str) -> None:
 )
 def test_what_is_named_public_is_there_and_is_documented(package: str) -> None:
     module = importlib.import_module(package)
+    beside = {path.stem for path in (ROOT / package.replace(".", "/")).glob("*.py")}
+    assert not beside & set(module.__all__), "a name that hides a module of its package"
     for name in module.__all__:
         found = getattr(module, name)
         assert not isinstance(found, type | FunctionType) or found.__doc__, f"{package}.{name}"

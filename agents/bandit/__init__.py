@@ -24,7 +24,7 @@ from agents.bandit.policy import (
     Target,
     Traits,
 )
-from agents.bandit.registry import Inputs, Options, build_policy, policy
+from agents.bandit.registry import Inputs, Options, build_policy, register_policy
 
 __all__ = [
     "build_policy",
@@ -42,7 +42,7 @@ __all__ = [
     "Traits",
     "Prediction",
     "ranked",
-    "policy",
+    "register_policy",
     "Options",
     "Inputs",
 ]

@@ -23,7 +23,7 @@ from agents.bandit.policy import (
     check_outcome,
     generator,
 )
-from agents.bandit.registry import Inputs, Options, policy
+from agents.bandit.registry import Inputs, Options, register_policy
 
 # Random (§4): every allowed action with equal probability, which is logged exactly.
 
@@ -49,7 +49,7 @@ class Uniform(Learner):
     amend = take
 
 
-@policy("random", Options)
+@register_policy("random", Options)
 def _random(options: Options, on: Inputs) -> Policy:
     return Uniform(on.features(options))
 
@@ -139,7 +139,7 @@ class KNNOptions(Options, frozen=True, kw_only=True):
         self.positive("k")
 
 
-@policy("knn", KNNOptions)
+@register_policy("knn", KNNOptions)
 def _knn(options: KNNOptions, on: Inputs) -> Policy:
     return KNN(on.features(options), options.k)
 
@@ -266,7 +266,7 @@ class NetworkOptions(Options, frozen=True, kw_only=True):
         return NetworkSettings(self.hidden, self.learning_rate, self.iterations, self.network_seed)
 
 
-@policy("mlp", NetworkOptions)
+@register_policy("mlp", NetworkOptions)
 def _mlp(options: NetworkOptions, on: Inputs) -> Policy:
     return MLP(on.features(options), options.network)
 
@@ -375,7 +375,7 @@ class NeuralUCBOptions(NetworkOptions, frozen=True, kw_only=True):
         self.positive("ridge")
 
 
-@policy("neural-ucb", NeuralUCBOptions)
+@register_policy("neural-ucb", NeuralUCBOptions)
 def _neural_ucb(options: NeuralUCBOptions, on: Inputs) -> Policy:
     return NeuralUCB(
         on.features(options),

@@ -33,7 +33,7 @@ from agents.bandit.policy import (
     check_outcome,
     generator,
 )
-from agents.bandit.registry import Inputs, Options, policy
+from agents.bandit.registry import Inputs, Options, register_policy
 from agents.bandit.ridge import Ridge
 from agents.bandit.variances import Variances, estimated, evidence_of, usual_mean, usual_variance
 
@@ -806,7 +806,7 @@ class ContextualOptions(Options, frozen=True, kw_only=True):
                 raise ValueError(f"{name} does not apply to the contextual policy; leave it out")
 
 
-@policy("contextual", ContextualOptions)
+@register_policy("contextual", ContextualOptions)
 def _contextual(options: ContextualOptions, on: Inputs) -> Policy:
     features = FeatureSettings(
         query_dim=on.query_dim + len(COUNTS),

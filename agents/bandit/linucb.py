@@ -27,7 +27,7 @@ from agents.bandit.policy import (
     check_outcome,
     generator,
 )
-from agents.bandit.registry import Inputs, Options, policy
+from agents.bandit.registry import Inputs, Options, register_policy
 from agents.bandit.ridge import Gram
 
 # UniScale's policy: LinUCB with one θ shared by all actions (Alg. 1, Eq. 2).
@@ -229,12 +229,12 @@ class LinearOptions(Options, frozen=True, kw_only=True):
         return LinUCBSettings(self.alpha, self.ridge, self.reward, self.widths)
 
 
-@policy("linucb", LinearOptions)
+@register_policy("linucb", LinearOptions)
 def _linucb(options: LinearOptions, on: Inputs) -> Policy:
     return LinUCB(on.features(options), options.linear)
 
 
-@policy("greedy", LinearOptions)
+@register_policy("greedy", LinearOptions)
 def _greedy(options: LinearOptions, on: Inputs) -> Policy:
     return greedy(on.features(options), options.linear)
 
@@ -329,7 +329,7 @@ class ThompsonOptions(LinearOptions, frozen=True, kw_only=True):
         self.not_negative("propensity_draws")
 
 
-@policy("thompson", ThompsonOptions)
+@register_policy("thompson", ThompsonOptions)
 def _thompson(options: ThompsonOptions, on: Inputs) -> Policy:
     return Thompson(on.features(options), options.linear, propensity_draws=options.propensity_draws)
 
@@ -502,11 +502,11 @@ class DiscountOptions(LinearOptions, frozen=True, kw_only=True):
     gamma: float = 0.999
 
 
-@policy("sliding-window", WindowOptions)
+@register_policy("sliding-window", WindowOptions)
 def _sliding_window(options: WindowOptions, on: Inputs) -> Policy:
     return SlidingWindow(on.features(options), options.linear, window=options.window)
 
 
-@policy("discounted", DiscountOptions)
+@register_policy("discounted", DiscountOptions)
 def _discounted(options: DiscountOptions, on: Inputs) -> Policy:
     return Discounted(on.features(options), options.linear, gamma=options.gamma)

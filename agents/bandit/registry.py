@@ -1,6 +1,6 @@
 """Policies by name: each policy's file registers it with its options, and everything else is derived from that.
 
-    @policy("knn", KNNOptions)
+    @register_policy("knn", KNNOptions)
     def _knn(options: KNNOptions, on: Inputs) -> Policy:
         return KNN(on.features(options), options.k)
 
@@ -125,7 +125,7 @@ class Kind:
 _KINDS: Final[dict[str, Kind]] = {}
 
 
-def policy(name: str, options: type[O]) -> Callable[[Callable[[O, Inputs], Policy]], Make]:
+def register_policy(name: str, options: type[O]) -> Callable[[Callable[[O, Inputs], Policy]], Make]:
     """Register what the decorated function makes under a name."""
 
     def register(make: Callable[[O, Inputs], Policy]) -> Make:

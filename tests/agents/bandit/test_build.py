@@ -17,7 +17,7 @@ from agents.bandit.errors import PolicyRefused
 from agents.bandit.features import COUNTS
 from agents.bandit.learner import choose
 from agents.bandit.policy import Policy
-from agents.bandit.registry import Inputs, Options, build_policy, kinds, options_of, policy
+from agents.bandit.registry import Inputs, Options, build_policy, kinds, options_of, register_policy
 
 ROOT = Path(__file__).parents[3]
 
@@ -83,7 +83,7 @@ class ToyOptions(Options, frozen=True, kw_only=True):
 def toy() -> Iterator[None]:
     """Add a policy as its one file would."""
 
-    @policy("toy", ToyOptions)
+    @register_policy("toy", ToyOptions)
     def _toy(options: ToyOptions, on: Inputs) -> Policy:
         made = Uniform(on.features(options))
         made.name = "toy"
@@ -102,7 +102,7 @@ def test_a_policy_is_added_in_one_place(world: Any) -> None:
     with pytest.raises(PolicyRefused, match=r"'alpha' is unknown to policy 'toy'; choose from .*luck"):
         built("toy", alpha=1.0)
     with pytest.raises(ValueError, match="policy 'toy' is registered twice"):
-        policy("toy", ToyOptions)(lambda options, on: Uniform(on.features(options)))
+        register_policy("toy", ToyOptions)(lambda options, on: Uniform(on.features(options)))
 
 
 def test_the_documentation_lists_every_policy_and_its_own_options() -> None:
