@@ -1,4 +1,4 @@
-"""Measurements of the product, of its parts, and of what it is compared with. Nothing of the product imports them.
+"""Benchmarks of the product, its parts, and comparable systems. No product code imports them.
 
 - `commands`: the command line, `python -m bench`
 - `streams`: one run of all services with engines that answer at once; `turns`: runs in alternation, and their medians

@@ -1,6 +1,6 @@
-"""What the audit of a log takes: a history is written to a broker or to files, and a fresh process audits it.
+"""Time and memory of an audit: a history is written to a broker or to files, and a fresh process audits it.
 
-Files measure the audit alone, a broker the reading as well. The process is fresh so that its peak memory is its own.
+With files, only the audit is measured; with a broker, reading too. A fresh process gives a clean peak memory.
 """
 
 import multiprocessing
@@ -30,13 +30,13 @@ _IN_FLIGHT: Final = 2_000
 
 
 class FileLog:
-    """Topics of one partition each, as files: what `SyntheticHistory` writes, behind the seam of the audit."""
+    """Topics of one partition each, as files written from `SyntheticHistory`, behind the audit's `Log` interface."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def spans(self, topics: Iterable[str]) -> dict[tuple[str, int], Span]:
-        """Return what each partition holds."""
+        """Return the offsets of each partition."""
         found = {}
         for topic in topics:
             if (path := self.folder / topic).is_file():
@@ -53,14 +53,14 @@ class FileLog:
 def measure(
     settings: Settings, queries: int, half: int, on_broker: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return what the audit of so many queries found and took.
+    """Return the result, time and memory of an audit.
 
     Args:
-        settings: Catalogue, and where the broker is.
-        queries: How many.
+        settings: The deployment: catalogue and broker address.
+        queries: Number of queries.
         half: Length of s_q and of s_a; d is twice that.
         on_broker: Write to the broker instead of files.
-        say: Told what is going on.
+        say: Called with progress messages.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -107,7 +107,7 @@ def _audited(settings: Settings, folder: str | None) -> dict[str, Any]:
 
 @contextmanager
 def _to_files(folder: Path) -> Iterator[Callable[[Written], object]]:
-    """Yield what writes a record to the file of its topic."""
+    """Yield a function that writes a record to the file of its topic."""
     files: dict[str, BinaryIO] = {}
     with ExitStack() as stack:
 
@@ -121,7 +121,7 @@ def _to_files(folder: Path) -> Iterator[Callable[[Written], object]]:
 
 @contextmanager
 def _to_broker(settings: Settings) -> Iterator[Callable[[Written], object]]:
-    """Yield what sends a record; all are delivered when the block has ended."""
+    """Yield a function that sends a record; all are delivered when the block ends."""
     kafka_admin.create(settings, Topics(settings).declared(load_catalogue(Path(settings.catalogue)).groups))
     with closing(kafka_clients.producer(settings, linger_ms=5)) as producer:
         under_way: list[Any] = []

@@ -1,8 +1,8 @@
-"""What a long life leaves of the decider: its memory, its start, and whether duplicates of ended queries are known.
+"""The decider after many queries: memory, startup time, and whether duplicates of ended queries are recognised.
 
 The learner's log is written to a broker by the decider's own code (`Decider`, `LearnerLog`), row by row, with its
-snapshots and tombstones. Then the decider's process starts on it, and reports how long it read and folded. Of queries
-beyond `lived` only the id is entered, as ended: what they would leave in the policy takes no room, and their rows would
+snapshots and tombstones. Then a decider process starts from it and reports the time spent reading and folding. For
+queries beyond `lived` only the id is recorded, as ended: they would not add to the policy's size, and their rows would
 have left the log.
 
     python -m bench closed 1000000
@@ -55,12 +55,12 @@ _AGAIN = 100
 def measure(
     settings: Settings, queries: int, lived: int, half: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return the decider's memory, its start and what became of duplicates.
+    """Return the decider's memory, startup time and handling of duplicates.
 
     Args:
         settings: The deployment, and the catalogue whose actions are chosen.
         queries: Ended queries.
-        lived: How many of them are decided and learned; the others are entered by their id.
+        lived: How many of them are decided and learned; only ids are recorded for the others.
         half: Length of s_q and of s_a; d is twice that.
         say: Called with a line for each stage.
 
@@ -104,13 +104,13 @@ def measure(
 
 
 def _snapshot_every(settings: Settings, queries: int, lived: int) -> int:
-    """Return as the settings say, but often enough: ids of queries that did not live here are in snapshots alone."""
+    """Return the configured interval, reduced if necessary: ids that were only recorded exist only in snapshots."""
     every = settings.policy.snapshot_every
     return every if lived == queries else min(every or lived, lived)
 
 
 class _Writer:
-    """What `LearnerLog` needs of a runtime and of its table, on one plain producer."""
+    """Implements what `LearnerLog` needs of a runtime and its table, with one plain producer."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.topics, self.service = settings, Topics(settings), "decider"
@@ -119,7 +119,7 @@ class _Writer:
         self.rows: dict[bytes, bytes] = {}
         self.ends = {self.changelog: 0, self.topics.snapshot: 0}
         self.producer = kafka_clients.producer(settings, linger_ms=20, batch_size=1 << 19)
-        self.reading = 1  # of a log that is empty
+        self.reading = 1  # of an empty log
         self._pending: list[Any] = []
 
     def table(self, *_: Any, **__: Any) -> "_Writer":
@@ -172,7 +172,7 @@ async def _recovered() -> None:
 
 
 async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> int:
-    """Let a decider decide and learn, and write what it leaves; return the sequence number of what comes next."""
+    """Let a decider decide and learn, and write its log; return the next sequence number."""
     settings = writer.settings
     ended = EndedIds(settings.policy.remembered_ids)
     for at in range(queries - lived):
@@ -206,7 +206,7 @@ async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> 
 
 
 def _drawn_reward(decided: Decided, rng: np.random.Generator) -> Reward:
-    """Return a final reward with drawn terms."""
+    """Return a final reward with random terms."""
     assert decided.value is not None, decided.error
     decision = decode(decided.value, Decision)
     return Reward(
@@ -285,9 +285,9 @@ def _recovery_seconds(port: int) -> dict[str, float]:
 
 
 def _again(settings: Settings, encoder: Encoder, queries: int, seq: int) -> int:
-    """Send Contexts of ended queries, half of them from another place; return how many were refused as duplicates.
+    """Send Contexts of ended queries, half of them from another origin; return how many were refused as duplicates.
 
-    While its row is still in the log, one from its own place gets the Decision that was made before `seq` once more.
+    While its row is still in the log, one from its own origin gets the Decision from before `seq` again.
     """
     topics, rng = Topics(settings), np.random.default_rng(1)
     producer = kafka_clients.producer(settings)
@@ -315,7 +315,7 @@ def _decisions(settings: Settings) -> list[Decision]:
 
 
 def _memory_mb(pid: int) -> dict[str, float]:
-    """Return resident memory of a process, now and at most, in MB."""
+    """Return the current and peak resident memory of a process, in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     sizes = {name: rest for name, _, rest in (line.partition(":") for line in lines)}
     return {name: round(int(sizes[name].split()[0]) / 1024, 1) for name in ("VmRSS", "VmHWM")}

@@ -1,9 +1,8 @@
-"""The gateway beside LiteLLM's proxy: requests a second and latency by connections, the same client, in alternation.
+"""The gateway compared with LiteLLM's proxy: requests per second and latency by connections, with the same client.
 
 The gateway's side is the whole product: every request becomes a Query, a Decision, a step and an Answer on the broker
 before it is answered. Its engine is a recording and each search has one step, so that no model is measured. LiteLLM
-answers from its own mock. Each turn starts its server anew; sides take turns, and the order is reversed from round to
-round.
+answers from its own mock. Sides alternate, in reversed order every other round; each turn restarts its server.
 """
 
 import contextlib
@@ -37,19 +36,19 @@ Side = Literal["ours", "ours_minilm", "litellm"]
 SIDES: Final[tuple[Side, ...]] = ("ours", "ours_minilm", "litellm")
 CONNECTIONS: Final = (1, 4, 32, 256)
 
-# The aims: this part of LiteLLM's throughput, and this median at four connections.
+# Targets: this share of LiteLLM's throughput, and this median at four connections.
 SHARE: Final = 0.5
 P50_MS: Final = 100.0
 
 
 class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured.
+    """Extent of the measurement.
 
     Attributes:
-        seconds: Of each measurement.
-        rounds: How often each side takes its turn.
-        connections: The loads of a turn, one after another.
-        sides: Who is measured.
+        seconds: Duration of each measurement.
+        rounds: Turns of each side.
+        connections: The loads of a turn, in order.
+        sides: The sides to measure.
     """
 
     seconds: float = 6.0
@@ -62,9 +61,9 @@ class ServerUnderLoad(msgspec.Struct, frozen=True):
     """A server under measurement.
 
     Attributes:
-        url: Base of its endpoint.
-        model: What requests name.
-        groups: Process groups by name; their processor time is measured.
+        url: Base URL of its endpoint.
+        model: Model name in requests.
+        groups: Process groups by name, whose CPU time is measured.
         stored: Returns how many records of each kind the broker holds; empty for a server without one.
         hops: Returns p50 and p95 of each hop of the latest queries, in ms; empty for a server without a broker.
     """
@@ -86,10 +85,10 @@ def measure(
     """Return the figures of each side by connections.
 
     Args:
-        settings: What all turns share.
-        broker: A broker that runs.
-        plan: How much to measure.
-        python: Of LiteLLM's environment; None leaves that side out.
+        settings: Settings common to all turns.
+        broker: A running broker.
+        plan: Extent of the measurement.
+        python: Python of LiteLLM's environment; None skips that side.
         say: Called with a line for each measurement.
 
     Raises:
@@ -130,20 +129,20 @@ def measure(
 
 
 def one_by_one(settings: Settings, kind: Any, queries: int, folder: Path) -> dict[str, Any]:
-    """Return what everything but the models took of one question at a time, on a system that has nothing else to do.
+    """Return the latency apart from the models, one question at a time, on an idle system.
 
     The whole product runs as `up` starts it, models included. Questions are typed sums, each asked once, under `auto`.
 
     Args:
-        settings: Of the system.
+        settings: The system's settings.
         kind: Which broker to start.
-        queries: How many are asked.
-        folder: For the system's state and log.
+        queries: Number of questions.
+        folder: Folder for the system's state and log.
 
     Returns:
         By `first`, `median` and `last`, in seconds: `client_s`, from the client's sending to the answer's last byte;
         the gateway's `total_s`; `models_s`, its `queue_s`, `generate_s` and `verify_s`; `rest_s`, client_s less
-        models_s. The medians are each of its own. `slowest_rest_s` is that of any.
+        models_s. The medians are independent. `slowest_rest_s` is the overall maximum.
 
     Raises:
         ServiceFailed: the system did not start.
@@ -204,7 +203,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def compared(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what share of LiteLLM's throughput each of our sides has, by connections, and whether the aims are met."""
+    """Return each of our sides' share of LiteLLM's throughput, by connections, and whether the targets are met."""
     ours = [side for side in ("ours", "ours_minilm") if side in found]
     told: dict[str, Any] = {}
     for side in ours:
@@ -215,7 +214,7 @@ def compared(found: Mapping[str, Any]) -> dict[str, Any]:
                 if found["litellm"][c]["requests_per_s"]
             }
             shares = told[f"{side}_share"]
-            # Unknown where LiteLLM answered nothing under one of the loads.
+            # Unknown if LiteLLM answered nothing under one of the loads.
             whole = len(shares) == len(found[side])
             told[f"{side}_share_reached"] = all(s >= SHARE for s in shares.values()) if whole else None
         if "4" in found[side]:
@@ -227,7 +226,7 @@ def compared(found: Mapping[str, Any]) -> dict[str, Any]:
 def _turn(
     served: ServerUnderLoad, plan: GatewayPlan
 ) -> tuple[dict[int, LoadFigures], dict[str, float], dict[str, dict[str, float]]]:
-    """Measure one server under every load; return the figures, processor milliseconds a request by process, and hops.
+    """Measure one server under every load; return the figures, CPU ms per request by process, and hops.
 
     The hops are those at one connection.
     """
@@ -287,7 +286,7 @@ def _ours(
         groups_of = {name: service.pid for name, service in supervisor.services.items()}
         if broker.process is not None:
             groups_of["broker"] = broker.process.pid
-        # One path a search: the figure is of the plumbing, not of wide forests.
+        # One path per search: this measures the infrastructure, not wide searches.
         yield ServerUnderLoad(
             f"http://127.0.0.1:{settings.gateway.port}/v1",
             f"{catalogue.smallest.name}/1/1/1",
@@ -311,7 +310,7 @@ def _hops(settings: Settings, groups: Iterable[str]) -> dict[str, dict[str, floa
 
 
 def group_cpu_s(group: int) -> float:
-    """Return the processor seconds that the living processes of a group have used (Linux)."""
+    """Return the CPU seconds used by the live processes of a group (Linux)."""
     used_s = 0.0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has ended

@@ -1,4 +1,4 @@
-"""One hostile tenant of six, with every permission of a key with the scope `ask`: what it does to the five others.
+"""Effect of one hostile tenant of six, with every permission of the scope `ask`, on the five others.
 
 The product's own services and gateway run in memory, on a clock of their own, with a recorded engine made from
 `experiments/data/mixed.parquet`. Five honest tenants, whose keys teach, ask in rounds of forty questions each, which
@@ -64,7 +64,7 @@ EACH: Final = 40
 """Questions of each honest tenant in a round; the sixth asks as many as all of them."""
 
 PLACES: Final = 30
-"""Queries in flight, the same for each of five tenants and of six; a round is larger, so that queries wait."""
+"""Queries in flight, whether five or six tenants are active; a round is larger, so that queries wait."""
 
 SIXTH: Final = "sixth"
 TEACHES: Final[tuple[Scope, ...]] = ("ask", "feedback", "read", "teach")
@@ -72,11 +72,11 @@ LEAST_WAIT_S: Final = 0.1
 PRIORS: Final = ("shipped", "none")
 
 
-# What is asked, and what the recorded engine answers.
+# The questions, and the recorded engine's answers.
 
 
 class Answered(NamedTuple):
-    """A question with a whole number for an answer, which the prior does not know."""
+    """A question with an integer answer that is not in the prior."""
 
     text: str
     reference: int
@@ -84,11 +84,11 @@ class Answered(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """What can be asked, and how good single configurations are at it.
+    """The questions, and how well single configurations answer them.
 
     Attributes:
-        questions: All that can be asked.
-        paths: What the models write.
+        questions: All questions.
+        paths: Outputs of the models.
         usual: Correctness less a tenth of the cost, in units of `unit`, of the configuration that regret is taken to.
         unit: Its mean cost.
     """
@@ -153,7 +153,7 @@ def _paths(table: Outcomes, at: int, arm: int, known: Answered) -> Iterator[Reco
 
 
 class _Mixture:
-    """What one seed asks: the honest tenants the same in every setting."""
+    """The queries of one seed; those of the honest tenants are the same in every setting."""
 
     def __init__(self, seed: int, outcomes: int) -> None:
         asked = corpus().questions
@@ -180,14 +180,14 @@ def _graded(known: Answered) -> dict[str, Any]:
 
 
 def _false(at: int, traffic: _Mixture) -> dict[str, Any]:
-    """Give a false reference, or wait for feedback that is false."""
+    """Set a false reference, or wait for false feedback."""
     known = traffic.sixth[at]
     uniscale = {"feedback_wait_s": 5.0} if at % 2 else {"reference": str(known.reference + 7)}
     return _body(known, uniscale=uniscale)
 
 
 def _huge(at: int, traffic: _Mixture) -> dict[str, Any]:
-    """Fill the largest context of the family, at the gateway's eight bytes a token."""
+    """Fill the largest context of the family, at the gateway's eight bytes per token."""
     return _body(Answered(f"{at} {traffic.filler[at % len(traffic.filler)]}", 0, True))
 
 
@@ -201,11 +201,11 @@ KINDS: Final[dict[str, Callable[[int, _Mixture], dict[str, Any]]]] = {
         traffic.hard[at], uniscale={"mean_cost": 1e9 * (1.0 + at)}
     ),
 }
-"""What a hostile tenant asks."""
+"""Queries of a hostile tenant, by kind."""
 
 ALONE: Final = ("alone", "alone, timed otherwise")
 BUSY: Final = ("an honest sixth",)
-"""What hostility is compared with."""
+"""Setting that hostile ones are compared with."""
 
 UNTAUGHT: Final = "hard questions, and no key teaches"
 """Not bound by what `teach` promises: the honest keys do not have it, and plain questions of all teach."""
@@ -217,11 +217,11 @@ def _sixth(setting: str, at: int, traffic: _Mixture) -> dict[str, Any]:
     return KINDS[setting.partition(",")[0]](at, traffic)
 
 
-# A deployment in memory that lives through one setting.
+# An in-memory deployment that runs one setting.
 
 
 class _Remembered:
-    """The encoder, which embeds each text once."""
+    """The encoder with a cache, so that each text is embedded once."""
 
     def __init__(self, inner: Encoder) -> None:
         self._inner, self._rows = inner, dict[str, Vectors]()
@@ -233,9 +233,9 @@ class _Remembered:
         )
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return one unit row a text."""
+        """Return one unit row per text."""
         for text in texts:
-            # What is beyond the encoder's length makes no difference to the vector.
+            # Text beyond the encoder's length does not affect the vector.
             if text[:8000] not in self._rows:
                 self._rows[text[:8000]] = self._inner.encode([text])
         rows = [self._rows[text[:8000]] for text in texts]
@@ -253,7 +253,7 @@ def _recording() -> Recording:
 
 
 class _Clock:
-    """The processor time of deciding and learning, and the decider that did it."""
+    """CPU time of deciding and learning, and the decider."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -292,16 +292,16 @@ def _watched(clock: _Clock) -> Iterator[None]:
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What one setting came to, of the honest five but where it says otherwise.
+    """Results of one setting, for the honest five unless stated otherwise.
 
     Attributes:
-        setting: What the sixth did.
-        prior, seed, outcomes: What was asked, from what start.
+        setting: Behaviour of the sixth tenant.
+        prior, seed, outcomes: Initial state and traffic.
         accuracy: Share of right answers.
         cost: Mean eFLOPs.
         regret: See the module.
         wait_s: 95th percentile of the wait for admission.
-        decider_ms: Processor time of the decider for each outcome of all.
+        decider_ms: CPU time of the decider per outcome, over all tenants.
         resident: Bytes that services keep: rows, index and learner.
         disk: Bytes on all topics.
         sent: Bytes of the sixth's queries.
@@ -326,7 +326,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Trial:
-    """A deployment and who asks it."""
+    """A deployment and its tenants."""
 
     def __init__(self, settings: Settings, setting: str, seed: int, outcomes: int) -> None:
         self.setting, self.traffic, self.outcomes = setting, _Mixture(seed, outcomes), outcomes
@@ -376,7 +376,7 @@ class _Trial:
         self.open.discard(query_id)
 
     async def live(self) -> None:
-        """Ask everything in rounds; each begins when the last has its rewards."""
+        """Send all queries in rounds; each starts when the previous one has its rewards."""
         await self.cluster.up()
         await self.cluster.start("gateway")
         teaches = TEACHES[:-1] if self.setting == UNTAUGHT else TEACHES
@@ -395,7 +395,7 @@ class _Trial:
             await self.cluster.until(self._settled, timeout_s=36_000.0)
 
     def _settled(self) -> bool:
-        """Return whether every query has its last reward. Raises whatever ended a worker: nothing is to."""
+        """Return whether every query has its last reward. Raises the error of any worker that ended."""
         if self.cluster.deaths:
             raise self.cluster.deaths[0]
         return self.ended >= set(self.tenants)
@@ -406,7 +406,7 @@ class _Trial:
         self.cluster.produce(self.topics.control, entry.key.encode(), encode(entry))
 
     async def _attacks(self, asked: range) -> None:
-        """Ask for the sixth tenant, as much at a time as its key may have in flight."""
+        """Send the sixth tenant's queries, as many at a time as its key may have in flight."""
         for at in asked if self.setting not in ALONE else ():
             await self.cluster.until(lambda: len(self.open) < PLACES)
             await self._attack(at)
@@ -438,7 +438,7 @@ class _Trial:
         return admitted.query_id
 
     def figures(self, clock: _Clock) -> dict[str, Any]:
-        """Return what `Observed` holds of it."""
+        """Return its fields of `Observed`."""
         honest = [query_id for query_id, tenant in self.tenants.items() if tenant != SIXTH]
         correct = float(np.mean([self.rewards[each].correct or 0.0 for each in honest]))
         cost = float(np.mean([np.exp(self.rewards[each].log_cost or 0.0) for each in honest]))
@@ -466,12 +466,12 @@ class _Trial:
 
 
 def lived(setting: str, prior: str, seed: int, outcomes: int) -> Observed:
-    """Let a deployment live through one setting, and return what it came to.
+    """Run a deployment in one setting, and return the results.
 
     Args:
-        setting: What the sixth tenant does.
+        setting: Behaviour of the sixth tenant.
         prior: `shipped`, or `none`.
-        seed: Of traffic and timing.
+        seed: Seed of traffic and timing.
         outcomes: Questions of the honest five, and as many of the sixth.
     """
     clock = _Clock()
@@ -501,12 +501,12 @@ def lived(setting: str, prior: str, seed: int, outcomes: int) -> Observed:
 
 
 class Bound(NamedTuple):
-    """A figure, and how far it may be from its yardstick.
+    """A figure, and how far it may be from its baseline.
 
     Attributes:
-        name: Of the figure.
+        name: Name of the figure.
         beside: The settings whose mean it is compared with.
-        most: What the difference, or the ratio, may be at most.
+        most: Largest allowed difference or ratio.
         ratio: Whether a ratio is bounded.
     """
 
@@ -516,7 +516,7 @@ class Bound(NamedTuple):
     ratio: bool
 
     def apart(self, one: Observed, others: Sequence[Observed]) -> float:
-        """Return by how much a setting is worse than its yardstick."""
+        """Return by how much a setting is worse than its baseline."""
         mine, theirs = (statistics.fmean(_figure(each, self.name) for each in of) for of in ([one], others))
         if self.ratio:
             return mine / theirs
@@ -593,7 +593,7 @@ def _half(groups: Sequence[Sequence[float]], count: int) -> float:
     """Return half of Student's interval at 95 % of a mean of so many values, whose spread is that within the groups."""
     free = sum(len(values) - 1 for values in groups)
     if not free:
-        return float("inf")  # of single values nothing is known
+        return float("inf")  # single values have no known spread
     variance = (
         sum((len(values) - 1) * statistics.variance(values) for values in groups if len(values) > 1) / free
     )
@@ -633,7 +633,7 @@ def measure(
     out: Path,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Live through every setting that a journal does not hold yet; write the report, and return its rows.
+    """Run every setting that is not in the journal yet; write the report, and return its rows.
 
     Args:
         settings: What the sixth tenant does; the yardsticks come first.

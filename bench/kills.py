@@ -1,4 +1,4 @@
-"""How long recovery takes when a service is killed: from kill -9 to the closed reward of a query of then.
+"""Recovery time after killing a service: from kill -9 to the closed reward of a query sent at that moment.
 
 The services are those of a whole deployment, under a supervisor that restarts them, and other queries keep coming at
 a steady rate. The services are killed in turn, each after it has lived for a minute: the supervisor restarts one that

@@ -1,4 +1,4 @@
-"""The contracts: every record on the wire, typed, frozen, versioned, validated once at the edge.
+"""The record types: every record on the wire, typed, frozen, versioned and validated once at the edge.
 
 The life of one query, as records:
 
@@ -8,13 +8,14 @@ The life of one query, as records:
     SearchStep     the executor drafts one step                       search.py
     Verification   the verifier scores it; the two repeat             search.py
     Answer         the executor, or the aggregator on expiry          answer.py
-    Feedback       a client tells whether it was right, hours later   reward.py
+    Feedback       a client grades it, possibly hours later           reward.py
     Due            a deadline has passed                              reward.py
     Reward         the aggregator closes it; the decider learns       reward.py
-    Cancel         whoever asked no longer waits                      control.py
+    Cancel         the client no longer waits                         control.py
 
-Beside them CatalogueEntry, PriceEntry, ObjectiveEntry, CostBoundsEntry and KeyEntry steer the processes, a Heartbeat
-says which executors live (all in control.py), and a DeadLetter keeps what could not be handled (dead_letter.py).
+In addition, CatalogueEntry, PriceEntry, ObjectiveEntry, CostBoundsEntry and KeyEntry configure the processes, a
+Heartbeat reports that an executor is alive (all in control.py), and a DeadLetter keeps a record that could not be
+handled (dead_letter.py).
 
 Imports msgspec, orjson, zstandard and the standard library only.
 """

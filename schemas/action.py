@@ -10,7 +10,7 @@ MAX_DRAFTS = 4096
 
 
 class Action(Struct, frozen=True, kw_only=True, order=True):
-    """One joint configuration. Which ones exist is the business of `agents.catalogue`.
+    """One joint configuration. `agents.catalogue` defines which ones exist.
 
     Attributes:
         model: Name of the generator in the catalogue.
@@ -25,7 +25,7 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
     bs: int
 
     def __post_init__(self) -> None:
-        """Refuse an action without a model or with a count that cannot be run."""
+        """Refuse an action without a model or with a count out of range."""
         if not self.model:
             raise InvalidField("Action", "model", "is empty; name a model of the catalogue")
         check_name("Action", "model", self.model)
@@ -61,13 +61,13 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
         'Qwen/Qwen3-8B'
 
         Raises:
-            InvalidField: when it is no `model/qp/cp/bs`.
+            InvalidField: when the text is not `model/qp/cp/bs`.
         """
         parts = text.rsplit("/", 3)
         if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts[1:]):
             raise InvalidField(
                 "Action", "", f"is {text[:80]!r}; write model/qp/cp/bs, for instance mini-3/4/16/4"
             )
-        # A count of many digits is out of range whatever it is: cut it before int() works on it.
+        # Truncate first: a count of many digits is out of range anyway, and int() on it is slow.
         qp, cp, bs = (int(part[:8]) for part in parts[1:])
         return cls(model=parts[0], qp=qp, cp=cp, bs=bs)

@@ -13,29 +13,29 @@ from schemas.spent import Spent
 
 Fault = Literal["", "infrastructure", "model"]
 """infrastructure: an endpoint, an engine or a machine failed, which says nothing about the action. model: the action's
-model gave no text, which is as wrong as an answer can be; `cause` says how."""
+model produced no text, which counts as a wrong answer; `cause` says why."""
 
 Cause = Literal["", "timeout", "empty", "undecodable", "refused", "filtered"]
-"""What ended a search without a text. timeout: its model generated until the time that the deployment gives a search
-was over, or its server did not reply in time. empty: a completion without text. undecodable: a reply that is no
+"""Why a search ended without a text. timeout: the model was still generating when the deployment's time limit for a
+search ran out, or its server did not reply in time. empty: a completion without text. undecodable: the reply was not a
 completion. refused: the model's server refused the request (400, 413, 422). filtered: a content filter withheld the
 text. Empty: anything else."""
 
 Status = Literal["ok", "unfinished", "budget", "expired", "failed", "rejected", "cancelled"]
-"""ok: a completed path. unfinished: no path completed; the best cut-off one is returned and flagged.
-budget: tokens, eFLOPs or time ran out, best so far. expired: the deadline passed without an answer.
-failed: the engine could not. rejected: the query could not be read or chosen for. cancelled: whoever asked
-went away; what was spent is priced, nothing is learned from it."""
+"""ok: a completed path. unfinished: no path completed; the best cut-off one is returned and flagged. budget: tokens,
+eFLOPs or time ran out, best so far. expired: the deadline passed without an answer. failed: the engine failed.
+rejected: the query could not be read, or no action could be chosen for it. cancelled: the client went away; the cost is
+recorded, nothing is learned."""
 
 FAILURES: Final[frozenset[Status]] = frozenset({"expired", "failed"})
-"""Who is compared counts them as wrong answers."""
+"""Comparisons of policies count these as wrong answers."""
 
 UNCOUNTED: Final[frozenset[Status]] = frozenset({"cancelled", "rejected"})
-"""They say nothing about the choice of a configuration."""
+"""These say nothing about the choice of a configuration."""
 
 
 QUESTIONABLE: Final[frozenset[Cause]] = frozenset({"refused", "filtered"})
-"""Causes that are the question's fault unless the model fails the operator's question as well."""
+"""Causes blamed on the question, unless the model fails the operator's probe as well."""
 
 
 class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,7 +43,7 @@ class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         text: Its text.
-        score: Its mean score, V(p); None where nothing scored it.
+        score: Its mean score, V(p); None if it was not scored.
         extracted: The answer in it, for instance the content of its last box.
     """
 
@@ -53,11 +53,11 @@ class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Probe(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a model made of the operator's question (`UNISCALE_PROBE_QUESTION`), sent as a search sends a query's.
+    """How a model answered the operator's probe (`UNISCALE_PROBE_QUESTION`), sent the way a search sends a query.
 
     Attributes:
-        passed: Whether it gave a text.
-        age_s: Seconds from its end until it was used.
+        passed: Whether it produced a text.
+        age_s: Seconds between the end of the probe and the use of its result.
     """
 
     passed: bool
@@ -65,12 +65,12 @@ class Probe(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CutStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A step that the deadline cut while an engine worked on it: nothing but this is known of what it cost.
+    """A step that the deadline cut while an engine was working on it: all that is known about its cost.
 
     Attributes:
         parents: The draft that each of its drafts continues, -1 at the root.
-        tokens: Tokens of a draft, at most.
-        prompt_tokens: Tokens of the prompt, at most.
+        tokens: Upper bound on the tokens of a draft.
+        prompt_tokens: Upper bound on the tokens of the prompt.
     """
 
     parents: tuple[int, ...]
@@ -79,40 +79,39 @@ class CutStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
-    """How a query ended. Key: query_id. Its value is a zstd frame. The first in offset order counts.
+    """How a query ended. Key: query_id. Its value is a zstd frame. Only the first in offset order counts.
 
     Attributes:
         query_id: The query's id.
         status: How it ended.
         by: The service that wrote it.
-        action: What was run; None when nothing was chosen.
+        action: The action that ran; None when none was chosen.
         group: The executor group that ran it; empty when none did.
         seq: The Decision's sequence number; None without one.
         text: The chosen path's text; None when there is none.
-        complete: Whether the chosen path is a completed one: an unfinished one never passes for an answer.
+        complete: Whether the chosen path is completed: an unfinished one is never presented as an answer.
         extracted: The answer in it, for instance the content of its last box.
-        score: The chosen path's mean score, V(p); None without a text, or where nothing scored it: no verifier is in
-            use for its model. That is no fault, and says nothing of the answer.
-        answers: The best completed paths, best first, as many as `Query.n` asked for and were completed; empty
-            where it asked for one.
+        score: The chosen path's mean score, V(p); None without a text, or if no verifier is in use for its model. The
+            latter is not a fault and says nothing about the answer.
+        answers: Up to `Query.n` completed paths, best first; empty if `n` is 1.
         path: Indices of the chosen path in the trace, root first.
-        trace: Every draft of the search, a parent before its children; texts of the chosen path at most.
+        trace: Every draft of the search, parents before children; only the chosen path may carry its texts.
         limits: What bounded the search.
-        prompt_tokens: L_in, tokens of the rendered prompt; 0 when nothing was run.
+        prompt_tokens: L_in, tokens of the rendered prompt; 0 when nothing ran.
         depth: Steps of the chosen path.
         steps: Steps the search took.
         completed: Completed paths.
-        shortened: Scores given to a path that the verifier's policy had shortened.
-        spent: Where its time went; all 0 where it was rejected, or a service gave up its record.
+        shortened: Number of scores given to paths that the verifier's policy had shortened.
+        spent: Where its time went; all 0 if it was rejected, or its record was sent to the dead-letter topic.
         engine: What generated.
         verifier: What scored.
         error: Why it failed, expired, was rejected or cancelled, and what to do.
-        cut: The step that its deadline cut; None where none was in an engine's hands.
-        fault: `infrastructure` when the search failed for no reason of its own: nothing is learned from it. `model`
-            when its model gave no text: it is learned as wrong, and what it cost is charged but not learned.
-        cause: What ended a search without a text, where that may be its model's fault.
-        probe: Whether the model answered the operator's question at that time, where that decides whose fault a refusal
-            is; None where nobody asked, or the probes of the minute were used up.
+        cut: The step that its deadline cut; None if no engine was working on one.
+        fault: `infrastructure` when the search failed through no fault of the action: nothing is learned. `model` when
+            the model produced no text: it is learned as wrong, and its cost is charged but not learned.
+        cause: Why a search ended without a text, if that may be its model's fault.
+        probe: How the model answered the operator's probe at that time, if that decides whose fault a refusal is; None
+            if it was not probed, or the minute's probes were used up.
     """
 
     framed: ClassVar[bool] = True
@@ -174,16 +173,16 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
 
     @property
     def bounded(self) -> bool:
-        """Return whether the client's own bounds cut the chosen path: its text says nothing about the configuration."""
+        """Return whether the client's own limits cut the chosen path: its text then says nothing about the action."""
         finish = self.trace[self.path[-1]].finish if self.path else ""
         return finish == "stop" or (finish == "max_tokens" and not self.complete)
 
     @property
     def generated_tokens(self) -> int:
-        """Return the tokens generated, over all drafts."""
+        """Return the tokens generated over all drafts."""
         return sum(draft.tokens for draft in self.trace)
 
     @property
     def verifier_tokens(self) -> int:
-        """Return the tokens the verifier read, over all drafts."""
+        """Return the tokens the verifier read over all drafts."""
         return sum(draft.verifier_tokens for draft in self.trace)

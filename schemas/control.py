@@ -1,4 +1,4 @@
-"""Records that configure every process (the last per name counts), cancel a query, or say that an executor lives."""
+"""Records that configure every process (the last per name counts), cancel a query, or report a live executor."""
 
 import math
 import re
@@ -18,14 +18,14 @@ MAX_ENTRY = 64 * 1024
 """Bytes of a catalogue entry's model as JSON."""
 
 Scope: TypeAlias = Literal["ask", "feedback", "read", "teach", "admin"]
-"""What an API key may do: send queries; tell whether answers were right; look at its tenant's queries; see every
-tenant's, and set objectives."""
+"""What an API key may do: send queries; send feedback; read its tenant's queries; have the learner learn from its
+queries and feedback; read every tenant's queries and set objectives."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"):
-    """A model comes or goes. Key: `model/<name>`.
+    """Adds or removes a model. Key: `model/<name>`.
 
     Attributes:
         name: The model's name.
@@ -38,7 +38,7 @@ class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"
     model: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an addition without an entry, or one of another name."""
+        """Refuse an addition without an entry, or whose entry has another name."""
         _check_name("CatalogueEntry", self.name)
         if (self.op == "add") != (self.model is not None):
             raise InvalidField(
@@ -59,18 +59,18 @@ class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"
 class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
     """What an eFLOP costs on a model of the catalogue, from now on. Key: `price/<name>`.
 
-    An entry for the model that comes later in `control` brings its own factor again.
+    A later CatalogueEntry for the model replaces it with that entry's own factor.
 
     Attributes:
         name: The model's name.
-        factor: A query on it costs its eFLOPs times this.
+        factor: Multiplies the eFLOPs of a query on this model.
     """
 
     name: str
     factor: float
 
     def __post_init__(self) -> None:
-        """Refuse a factor that no cost can be multiplied by."""
+        """Refuse a factor that is not finite and above 0."""
         _check_name("PriceFactorEntry", self.name)
         if not 0.0 < self.factor < math.inf:
             raise InvalidField(
@@ -84,10 +84,10 @@ class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
 
 
 class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"):
-    """An objective is set or removed by name. Key: `objective/<name>`.
+    """Sets or removes an objective by name. Key: `objective/<name>`.
 
     Attributes:
-        name: What queries call it by.
+        name: The name that queries use.
         op: `set` or `remove`.
         weights: w₁, w₂, w₃; or
         mean_cost: mean cost per query, in the deployment's unit; or
@@ -101,7 +101,7 @@ class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"
     accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a setting that does not say one thing, and a removal that says any."""
+        """Refuse `set` with other than one kind of objective, and `remove` with any."""
         _check_name("ObjectiveEntry", self.name)
         names = ("weights", "mean_cost", "accuracy")
         given = [name for name in names if getattr(self, name) is not None]
@@ -131,16 +131,16 @@ class CostBoundsEntry(Record, frozen=True, kw_only=True, tag="cost-bounds-entry.
 
 
 class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
-    """An API key of the gateway is added or revoked by name. Key: `key/<name>`. The key itself is never stored.
+    """Adds or revokes an API key of the gateway by name. Key: `key/<name>`. The API key itself is never stored.
 
     Attributes:
-        name: What operators call it by.
+        name: The name that operators use.
         op: `add` or `revoke`.
         sha256: SHA-256 of the key, in hex. Absent with `revoke`.
-        tenant: Who its queries belong to.
-        scopes: What it may do: ask, give feedback, read queries, teach the learner, administrate.
-        allowed_models: Model names it may ask for, virtual ones included; None allows all.
-        allowed_objectives: Objectives it may name; None allows all.
+        tenant: The tenant its queries belong to.
+        scopes: What it may do: ask, give feedback, read queries, teach the learner, administer.
+        allowed_models: Model names it may request, virtual ones included; None allows all.
+        allowed_objectives: Objectives it may request; None allows all.
         per_minute: Most requests per minute.
         in_flight: Most requests at the same time.
         eflops_per_day: Most eFLOPs its answers may cost in 24 hours.
@@ -207,7 +207,7 @@ def _check_name(kind: str, name: str) -> None:
         raise InvalidField(kind, "name", f"is {name[:40]!r}; give 1 to 200 printable characters")
 
 
-# Cancel: whoever asked no longer waits for the answer; the executor drops the search at its next step.
+# Cancel: the client no longer waits for the answer; the executor drops the search at its next step.
 
 MAX_CANCEL_REASON = 500
 """Characters of the reason: it is repeated in the Answer's error."""
@@ -216,7 +216,7 @@ MAX_CANCEL_REASON = 500
 class Cancel(Record, frozen=True, kw_only=True, tag="cancel.v1"):
     """Ends the search of one query. Key: query_id. Sent to the executor group that runs it.
 
-    A query that has its Answer already stays as it is.
+    A query that already has its Answer is unaffected.
 
     Attributes:
         query_id: The query's id.
@@ -229,7 +229,7 @@ class Cancel(Record, frozen=True, kw_only=True, tag="cancel.v1"):
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse an id that is not a key, nobody as the sender, and a reason of any length."""
+        """Refuse an id that cannot be a key, a missing sender, and a reason that is too long."""
         check_id("Cancel", self.query_id)
         if not 1 <= len(self.by) <= 200:
             raise InvalidField("Cancel", "by", "must have 1 to 200 characters; say who cancels")
@@ -238,7 +238,7 @@ class Cancel(Record, frozen=True, kw_only=True, tag="cancel.v1"):
             raise InvalidField("Cancel", "reason", why)
 
 
-# Heartbeat: an executor says that it lives; the decider masks the models of those that do not.
+# Heartbeat: an executor reports that it is alive; the decider masks the models of executors that stop doing so.
 
 
 class ModelHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -246,8 +246,8 @@ class ModelHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         model: Its name in the catalogue.
-        state: ready: it can be asked. loading: not yet. suspended: its endpoint failed several times in a row, or the
-            model failed the operator's question, and is left alone for a while. failed: it could not be loaded.
+        state: ready: it serves requests. loading: not yet. suspended: its endpoint failed several times in a row, or
+            the model failed the operator's probe; it gets no requests for a while. failed: it could not be loaded.
         why: What is wrong; empty when nothing is.
     """
 
@@ -257,17 +257,17 @@ class ModelHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Heartbeat(Record, frozen=True, kw_only=True, tag="heartbeat.v1"):
-    """One sign of life. Key: group/instance. Its age is told by the broker's append time.
+    """Reports that an executor is alive. Key: group/instance. The broker's append time gives its age.
 
     Attributes:
         group: The executor group.
         instance: The process in it.
-        models: The models it serves now: those that are ready.
+        models: The models that are ready.
         every_s: Seconds until the next one.
-        in_flight: Queries it is searching.
-        stopping: Whether this is its last: mask at once.
-        engine: What generates.
-        health: The state of each model of the group, also of those it cannot serve.
+        in_flight: Searches in flight.
+        stopping: Whether this is its last heartbeat: its models are masked at once.
+        engine: The engine that generates.
+        health: The state of each model of the group, including those it cannot serve.
     """
 
     group: Annotated[str, Meta(min_length=1)]

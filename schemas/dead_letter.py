@@ -1,4 +1,4 @@
-"""DeadLetter: what could not be handled, kept so that an operator can see why and send it again."""
+"""DeadLetter: a record that could not be handled, kept so that an operator can see why and retry it."""
 
 import hashlib
 
@@ -8,28 +8,28 @@ from schemas.query import Origin
 from schemas.record import Record, readable_id
 
 HEAD_BYTES = 4096
-"""Bytes of a failed value that are kept; the rest is found at its origin."""
+"""Bytes of a failed value that are kept; the whole value is at its origin."""
 
 MAX_REASON = 2000
-"""Characters of a message: a library's error can quote the whole record."""
+"""Characters of an error message: a library's error can quote the whole record."""
 
 
 class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
     """A record that could not be handled. Key: origin.
 
     Attributes:
-        service: Who could not.
-        origin: Where it lies; `dead-letters retry` reads it again there.
+        service: The service that failed.
+        origin: The record's position; `dead-letters retry` reads it from there.
         error: Name of the error's type.
         reason: What is wrong and what to do.
-        field: The field at fault, where there is one.
-        query_id: Its query, where the id is readable.
-        head: The first 4 KB of the value, or as much of it as the deployment keeps; base64 on the wire.
+        field: The field at fault, if any.
+        query_id: Its query, if the id is readable.
+        head: The first bytes of the value, 4 KiB unless the deployment says otherwise; base64 on the wire.
         size: Bytes of the whole value.
         sha256: Digest of the whole value, in hex.
         attempts: How often it was tried.
-        query_origin: Where the Query lies, for one refused because an earlier query has its id: that one's Answer
-            counts, so this one gets none.
+        query_origin: Position of the Query, if it was refused because an earlier query has its id. It gets no Answer:
+            the earlier query's counts.
     """
 
     service: str
@@ -57,17 +57,17 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
         keep_bytes: int = HEAD_BYTES,
         query_origin: Origin | None = None,
     ) -> "DeadLetter":
-        """Return the dead letter of a value. It fails for none: a failure here would block the partition for ever.
+        """Return the dead letter of a value. It accepts any value: a failure here would block the partition forever.
 
         Args:
-            value: The failed value, whole; any bytes.
+            value: The whole failed value; any bytes.
             error: Why it failed.
-            service: Who could not handle it.
-            origin: Where it lies.
-            query_id: Its query where known; otherwise it is read from the value when it can be.
+            service: The service that could not handle it.
+            origin: The record's position.
+            query_id: Its query if known; otherwise read from the value if possible.
             attempts: How often it was tried.
-            keep_bytes: How much of the value is kept, at most.
-            query_origin: Where the Query lies, for one refused because its id is taken.
+            keep_bytes: Most bytes of the value to keep.
+            query_origin: Position of the Query, if it was refused because its id is taken.
         """
         data = value or b""
         return cls(

@@ -1,4 +1,4 @@
-"""Decision: the chosen action with every term that replay, join and off-policy evaluation need."""
+"""Decision: the chosen action with everything that replay, the join and off-policy evaluation need."""
 
 from typing import Annotated, Literal
 
@@ -32,8 +32,8 @@ class ScoredAction(Struct, frozen=True, kw_only=True):
     Attributes:
         action: Its id, `model/qp/cp/bs`.
         mean: Predicted reward, θᵀx.
-        width: α·√(xᵀA⁻¹x), or what the policy has in its place.
-        score: What was ranked: mean plus width.
+        width: α·√(xᵀA⁻¹x), or the policy's equivalent.
+        score: Mean plus width, by which actions are ranked.
     """
 
     action: str
@@ -43,7 +43,7 @@ class ScoredAction(Struct, frozen=True, kw_only=True):
 
 
 class Predicted(Struct, frozen=True, kw_only=True):
-    """The terms the policy expects of the chosen action, where it models them."""
+    """The reward terms predicted for the chosen action, if the policy models them."""
 
     correct: float
     score: float
@@ -51,11 +51,11 @@ class Predicted(Struct, frozen=True, kw_only=True):
 
 
 class PolicyState(Struct, frozen=True, kw_only=True):
-    """Who chose, in which state.
+    """The policy that chose, and its version.
 
     Attributes:
         name: Name of the policy.
-        version: Rewards and corrections applied when it chose.
+        version: Rewards and corrections applied so far when it chose.
     """
 
     name: str
@@ -66,34 +66,34 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     """The action chosen for one query. Key: query_id.
 
     Attributes:
-        query: The Query, whole: the executor needs text and budget, the aggregator reference and deadlines.
-        origin: Where the Query lies.
-        action: What was chosen.
+        query: The whole Query: the executor needs text and budget, the aggregator reference and deadlines.
+        origin: Position of the Query.
+        action: The chosen action.
         group: The executor group that serves its model.
-        seq: Position in the one order of decisions and updates.
+        seq: Sequence number in the single order of decisions and updates.
         seed: Seed of this query; those of steps and paths derive from it.
         objective: The weights and cost bounds in force.
         policy: Its name and version.
-        catalogue_version: Offset in `control` of the last change of the catalogue; −1 for the file alone.
+        catalogue_version: Offset in `control` of the last change to the catalogue; −1 for the file alone.
         mean: Predicted reward of the action; None in warm-up or when pinned.
         width: Its confidence width.
-        score: What was ranked.
-        predicted: The predicted terms, where the policy models them.
-        runners_up: The best others, best first.
-        candidates: How many actions could be chosen, after masks.
-        masked_models: Models left out for want of a living executor.
+        score: Mean plus width, by which actions are ranked.
+        predicted: The predicted terms, if the policy models them.
+        runners_up: The next best actions, best first.
+        candidates: How many actions could be chosen, after masking.
+        masked_models: Models left out because no live executor serves them.
         short_models: Models left out because their context may not hold the question and an answer.
-        reason: What drew the action: the policy, the warm-up, the exploration floor, the client's pin or the
+        reason: What chose the action: the policy, the warm-up, the exploration floor, the client's pin or the
             control group.
         cohort: `control` for a query of the control group. (`group` is the executor group.)
-        randomised: Whether a draw chose its cohort. Pinned queries and those of the warm-up, for instance, are not
-            drawn, and have no place in a comparison of the two.
+        randomised: Whether its cohort was drawn at random. Pinned and warm-up queries, for example, are not, and do not
+            belong in a comparison of the cohorts.
         propensity: Probability of this action given state and context, over policy and control group; None when
-            it is not known.
+            unknown.
         propensity_draws: Monte Carlo draws behind it; 0 when exact.
         propensity_error: Standard error of that estimate; 0 when exact.
-        appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from it.
-        price_factor: What an eFLOP of the action's model costs: the query is priced at it, whatever it costs later.
+        appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from here.
+        price_factor: Price factor of the action's model at this time; later changes do not affect this query.
         spent: Where its time has gone so far.
         verified: Which models a verifier scored when it was made. Unless `all`, no score stands in for a correctness
             that nobody told.
@@ -128,7 +128,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     verified: Verified = "all"
 
     def __post_init__(self) -> None:
-        """Refuse a decision that no executor could take up."""
+        """Refuse a decision that no executor could run."""
         check_group("Decision", self.group)
 
     @property

@@ -1,6 +1,6 @@
 """The one error tree.
 
-    UniscaleError                   whatever this product refuses
+    UniscaleError                   anything this product refuses
     ├── RecordError                 a record that cannot be read or written, with its `field`
     │   ├── UnreadableRecord        not a zstd frame, not UTF-8, not JSON, or over a limit
     │   ├── UnknownSchema           another record, or a version this release does not know

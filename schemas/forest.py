@@ -1,7 +1,7 @@
-"""The search of one query as a value (§3.3): a tree of drafts, each step's text once, with its parent.
+"""The search of one query as a value (§3.3): a tree of drafts, each with its own text and its parent.
 
-The forest travels in SearchStep and Verification, so that no process keeps it; as the trace of an Answer it
-is the same tree with the texts of the chosen path only. How it grows is `agents/search/forest.py`.
+SearchStep and Verification carry the forest, so that no process keeps it; the trace of an Answer is the same tree with
+the texts of the chosen path only. `agents/search/forest.py` grows it.
 """
 
 from collections.abc import Sequence
@@ -13,51 +13,51 @@ from schemas.action import Action
 from schemas.record import Millis
 
 MAX_COUNT: Final = 2**40
-"""Far above any count: the sum over the largest search still fits 64 bits, as databases and clients need it."""
+"""Far above any real count, and the sum over the largest search still fits the 64 bits of databases and clients."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 PriceFactor = Annotated[float, Meta(gt=0)]
 
 Finish = Literal["separator", "eos", "length", "context", "stop", "max_tokens"]
-"""How a draft ended: at the delimiter, at the end of the sequence, cut by its token limit in the middle of a
-step (the path goes on there), at the end of the model's context (the path cannot go on), or where the client's own
-bounds end the path: at one of its stop texts (the path is complete), or after its most tokens (it is not)."""
+"""How a draft ended: at the delimiter, at the end of the sequence, cut by its token limit in the middle of a step (the
+path continues there), at the end of the model's context (the path cannot continue), or where the client's own limits
+end the path: at a stop text (the path is complete), or at `max_tokens` (it is not)."""
 
 Fate = Literal["open", "kept", "beam", "early_exit", "finished", "cut", "stopped"]
-"""What became of a draft: not scored yet; kept for expansion; outside the top BS; its bound below V_max; the
-end of a completed path; unfinished at the depth limit, at H_max, in a full context or at the client's most tokens;
-alive when the budget or the deadline ran out."""
+"""What became of a draft: not scored yet; kept for expansion; outside the top BS; its bound below V_max; the end of a
+completed path; unfinished at the depth limit, at H_max, in a full context or at the client's `max_tokens`; live when
+the budget or the deadline ran out."""
 
 Stop = Literal["tokens", "eflops", "deadline"]
 """Which budget ran out."""
 
 
 class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a search is run where the paper leaves it open: fixed at its start, recorded with every result.
+    """Settings of a search that the paper leaves open: fixed at its start, recorded with every result.
 
     Attributes:
         depth_limit: The first H_max, in steps.
         step_tokens: Most tokens a draft may have.
-        temperature: Of the sampling, as are
-        top_p: the nucleus and
-        top_k: the most likely tokens kept; 0 keeps all.
+        temperature: Sampling temperature.
+        top_p: Nucleus size of the sampling.
+        top_k: Most likely tokens kept by the sampling; 0 keeps all.
         delimiter: Ends a step; kept in its text.
-        thinking: Whether the chat template asks for the thinking mode.
+        thinking: Whether the chat template enables thinking mode.
         eta: H_max = ceil(eta · D_best) (§3.3).
         early_exit: Whether paths that cannot win, or that reach H_max, are stopped.
-        cut_completes: Whether a path at the limit counts as completed, the literal reading of §3.3; one that the
-            client's most tokens cut never does.
-        box_completes: Whether a complete box ends a path without the end of the sequence.
+        cut_completes: Whether a path at the depth limit counts as completed, the literal reading of §3.3; a path cut by
+            the client's `max_tokens` never does.
+        box_completes: Whether a complete box ends a path before the end of the sequence.
         budget_tokens: Most tokens generated over all drafts; never exceeded.
-        budget_eflops: Cost at which the search stops, looked at between steps.
-        deadline_ms: Time since the epoch at which it stops, also in the middle of a step.
-        expires_ms: Time since the epoch at which the query expires: nobody reads an answer after it.
-        max_tokens: Most tokens of each path, as the client asked (`Query.max_tokens`).
+        budget_eflops: Cost at which the search stops, checked between steps.
+        deadline_ms: When the search stops, even in the middle of a step, ms since the epoch.
+        expires_ms: When the query expires, ms since the epoch: no one reads an answer after that.
+        max_tokens: The client's limit on the tokens of each path (`Query.max_tokens`).
         stop: The client's stop texts, each of which ends a path.
         seeded: Whether the client gave the seed: then the drafts' seeds do not derive from the query's id.
-        answers: How many completed paths are wanted: early exit spares what could still be among the best so many.
-        price_factor: What an eFLOP costs: the search costs its eFLOPs times this (`Decision.price_factor`).
+        answers: How many completed paths are wanted: early exit keeps paths that could still be among them.
+        price_factor: Price factor by which the eFLOPs of the search are multiplied (`Decision.price_factor`).
         verified: Whether a verifier scores the drafts. If not, there is no score and no early exit, and of several
             completed paths the most frequent answer is chosen.
     """
@@ -94,14 +94,14 @@ class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
         tokens: Tokens generated in this step.
         finish: How it ended.
         tree: i, its subtree, from 0.
-        slot: k, its place among its siblings, from 0.
-        text: Its text, up to and including the delimiter or the stop text that ended it; forgotten (empty) once no
-            live or best path needs it.
+        slot: k, its index among its siblings, from 0.
+        text: Its text, up to and including the delimiter or the stop text that ended it; empty once no live or best
+            path needs it.
         score: v(s), from the verifier.
         verifier_tokens: Tokens the verifier read for it.
         shortened: Whether the verifier's policy shortened its path.
         fate: What became of it.
-        bound: The best its path could still reach, where that fell below V_max.
+        bound: The best score its path could still reach, if that fell below V_max.
     """
 
     parent: Annotated[int, Meta(ge=-1)]
@@ -119,10 +119,10 @@ class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of one search. A parent stands before its children; the drafts of one step stand together.
+    """The state of one search. Parents come before their children; the drafts of one step are adjacent.
 
     Attributes:
-        action: The configuration that is run.
+        action: The configuration to run.
         limits: What bounds it.
         drafts: Every draft so far, kept or not.
         step: The last step whose drafts are known; 0 before the first.
@@ -131,7 +131,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         prompt_tokens: L_in, tokens of the rendered prompt; 0 before the first step.
         best: Index of the best completed path's last draft (its path score is V_max, its depth D_best);
             -1 for none.
-        stopped: Which budget ran out, if one did.
+        stopped: Which budget ran out, if any.
     """
 
     action: Action
@@ -144,7 +144,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stopped: Stop | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is not a tree, or is scored in part: walks to the root and path scores rely on it."""
+        """Refuse drafts that are not a tree, and partly scored steps: walks to the root and path scores need both."""
         if self.drafts and not self.prompt_tokens:
             raise ValueError("prompt_tokens is 0 with drafts: give the tokens of the prompt")
         for index, draft in enumerate(self.drafts):
@@ -177,7 +177,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(reversed(found))
 
     def steps(self, index: int) -> tuple[str, ...]:
-        """Return the texts of a path, one a step: what the verifier scores."""
+        """Return the texts of a path, one per step, as the verifier scores them."""
         return tuple(self.drafts[at].text for at in self.path(index))
 
     def text(self, index: int) -> str:
@@ -185,7 +185,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "".join(self.steps(index))
 
     def answer(self, index: int) -> str:
-        """Return the text of a path as an answer: without the client's stop text, where one ended it."""
+        """Return the text of a path as an answer: without the client's stop text, if one ended it."""
         text = self.text(index)
         found = first_stop(text, self.limits.stop)
         return text if found is None else text[: found[0]]
@@ -202,7 +202,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return V(p), the mean of the step scores of a path (§3.3, step 3).
 
         Raises:
-            ValueError: when a step of it has no score yet.
+            ValueError: when one of its steps has no score yet.
         """
         scores = [self.drafts[at].score for at in self.path(index)]
         known = [score for score in scores if score is not None]
@@ -212,21 +212,21 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """Return the drafts that wait for a score, in order."""
+        """Return the drafts that await a score, in order."""
         if self.scored == self.step:
             return ()
         return tuple(index for index, draft in enumerate(self.drafts) if draft.depth == self.step)
 
     @property
     def live(self) -> tuple[int, ...]:
-        """Return the drafts that are to be expanded, in order."""
+        """Return the drafts to be expanded, in order."""
         if self.stopped is not None or self.scored != self.step:
             return ()
         return tuple(i for i, d in enumerate(self.drafts) if d.depth == self.step and d.fate == "kept")
 
     @property
     def completed_paths(self) -> tuple[int, ...]:
-        """Return the last drafts of the completed paths, best first: `best`, then of equals the earlier draft."""
+        """Return the last drafts of the completed paths, best first, from `best`; ties go to the earlier draft."""
         found = [
             at for at, draft in enumerate(self.drafts) if completes(draft.fate, draft.finish, self.limits)
         ]
@@ -234,12 +234,12 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def over(self) -> bool:
-        """Return whether nothing is left to do."""
+        """Return whether the search is finished."""
         return self.stopped is not None or (0 < self.step == self.scored and not self.live)
 
     @property
     def generated_tokens(self) -> int:
-        """Return the tokens generated so far, over all drafts."""
+        """Return the tokens generated so far over all drafts."""
         return sum(draft.tokens for draft in self.drafts)
 
     @property
@@ -254,7 +254,7 @@ def completes(fate: Fate, finish: Finish, limits: Limits) -> bool:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    """Return (start, end) of the stop text that is complete first in a text, of several the longest; None without one.
+    """Return (start, end) of the stop text that is completed first, the longest if several are; None without one.
 
     >>> first_stop("one, two; three", [";", "two;"])
     (5, 9)

@@ -1,8 +1,8 @@
-"""What a query is served for, as it was in force when the action was chosen (§3.4, Eq. 4).
+"""The objective of a query, as it was in force when the action was chosen (§3.4, Eq. 4).
 
-Beside the paper's weights an objective can state what a user wants: a mean cost that must not be exceeded, or
-a share of the accuracy within reach that must be kept. Either fixes a shadow price λ of one eFLOP; that in force when
-the action was chosen is part of the record, so that the Decision can be reproduced from the record alone.
+Besides the paper's weights, an objective can set a target: a mean cost that must not be exceeded, or a share of the
+accuracy within reach that must be kept. Either implies a shadow price λ per unit of cost. The λ in force when the
+action was chosen is part of the record, so that the Decision can be reproduced from the record alone.
 """
 
 import math
@@ -16,7 +16,7 @@ from schemas.record import check_name
 
 
 class Weights(Struct, frozen=True, kw_only=True):
-    """Weigh the terms of the reward, w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4); normalised to sum 1.
+    """Weights of the reward's terms, w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4); normalised to sum to 1.
 
     >>> Weights(correct=1, score=1, cost=2).cost
     0.5
@@ -35,19 +35,19 @@ class Weights(Struct, frozen=True, kw_only=True):
         total = sum(terms.values())
         if not (math.isfinite(total) and total > 0):
             raise InvalidField("Weights", "", f"sum to {total}; give at least one weight above zero")
-        # Weights that sum to 1 already stay as they are, bit by bit, through every later decode.
+        # Weights that already sum to 1 stay bit-identical through every later decode.
         if abs(total - 1.0) > 1e-12:
             for name, weight in terms.items():
                 msgspec.structs.force_setattr(self, name, weight / total)
 
 
 def check_targets(kind: str, *, mean_cost: float | None, accuracy: float | None) -> None:
-    """Refuse a target that cannot be met at any λ, and two targets at once.
+    """Refuse a target that no λ can meet, and two targets at once.
 
     Args:
         kind: The record's name, for the message.
         mean_cost: Mean eFLOPs per query, above zero.
-        accuracy: Share of the accuracy that is predicted to be within reach, above 0 and at most 1.
+        accuracy: Share of the accuracy predicted to be within reach, above 0 and at most 1.
 
     Raises:
         InvalidField: naming the field.
@@ -62,16 +62,16 @@ def check_targets(kind: str, *, mean_cost: float | None, accuracy: float | None)
 
 
 CostUnit = Literal["eflops", "usd"]
-"""What a deployment counts costs in: equivalent FLOPs (App. D.3), or US dollars. No service counts dollars yet."""
+"""The unit of a deployment's costs: equivalent FLOPs (App. D.3), or US dollars. No service supports dollars yet."""
 
 
 class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The cost per query at which C̃ is 0 and at which it is 1. C̃ itself is never clipped.
+    """The costs per query at which C̃ is 0 and 1. C̃ itself is never clipped.
 
     Attributes:
         low: Lower bound, above zero.
         high: Upper bound, above the lower.
-        unit: What both are in, and every other cost under them: that of an outcome, the `mean_cost` of an objective.
+        unit: Unit of both, and of every cost normalised by them: that of an outcome, the `mean_cost` of an objective.
     """
 
     low: float
@@ -79,7 +79,7 @@ class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unit: CostUnit = "eflops"
 
     def __post_init__(self) -> None:
-        """Refuse bounds that enclose no interval."""
+        """Refuse bounds that are not a range."""
         if not 0 < self.low < self.high < math.inf:
             why = f"is {self.low}, high {self.high}; want 0 < low < high, finite"
             raise InvalidField("CostRange", "low", why)
@@ -89,16 +89,17 @@ ObjectiveKind = Literal["weights", "mean_cost", "accuracy"]
 
 
 class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An objective with everything that fixes the reward it asks for.
+    """An objective with everything that determines its reward.
 
     Attributes:
         weights: w₁, w₂, w₃; sum 1.
         cost_range: The bounds that normalise log C.
-        name: Its name in `control`; None when the query brought weights of its own.
+        name: Its name in `control`; None when the query set its own weights or target.
         version: Offset in `control` of the last record that changed it; −1 for the deployment's own setting.
-        price: λ, the reward that one unit of cost takes away, beside the cost term of Eq. 4. 0 leaves Eq. 4 as it is.
-        mean_cost: The mean cost per query, in the unit of `cost_range`, that `price` aims at.
-        accuracy: The share of the accuracy within reach, as predicted, that `price` aims at.
+        price: Shadow price λ: reward subtracted per unit of cost, on top of the cost term of Eq. 4. 0 leaves Eq. 4 as
+            it is.
+        mean_cost: The mean cost per query, in the unit of `cost_range`, that `price` is set to meet.
+        accuracy: The share of the predicted accuracy within reach that `price` is set to meet.
     """
 
     weights: Weights

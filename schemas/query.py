@@ -1,4 +1,4 @@
-"""An incoming question, as clients send it, and the same with its embedding, as the decider takes it."""
+"""A query as clients send it, and the same with its embedding as the decider reads it."""
 
 import math
 import sys
@@ -16,13 +16,13 @@ from schemas.objective import Weights, check_targets
 from schemas.record import MAX_NAME, Millis, Record, check_finite, check_id, check_json, check_name
 from schemas.spent import Spent
 
-# An incoming question, as clients send it.
+# A query as clients send it.
 
 MAX_TEXT = 1024 * 1024
-"""Bytes of a question as JSON, all messages together: it travels in every record of its search."""
+"""Bytes of a question as JSON, all messages together: every record of its search carries it."""
 
 MAX_METADATA = 16 * 1024
-"""Bytes of `metadata` as JSON: it travels with the query."""
+"""Bytes of `metadata` as JSON: it stays with the query."""
 
 MAX_REFERENCE = 256 * 1024
 """Bytes of `reference` as JSON: the join keeps it until the Answer is graded."""
@@ -31,7 +31,7 @@ MAX_TESTS = 256
 """Tests in a reference: each is run against the answer."""
 
 MAX_EXACT = 2.0**53
-"""Whole numbers below are exact as floating-point numbers, which JSON readers make of numbers above 64 bits."""
+"""Integers below are exact as floats, which JSON readers turn integers above 64 bits into."""
 
 MAX_MESSAGES = 1000
 """Turns of a conversation."""
@@ -40,30 +40,30 @@ MAX_MODELS = 1000
 """Names in `allowed_models`."""
 
 MAX_TIMEOUT_S = 6 * 3600.0
-"""Seconds a client may give a query. A query that nobody answers holds a slot of the admission for as long."""
+"""Longest timeout of a query, in seconds. An unanswered query holds an admission slot for that long."""
 
 MAX_WAIT_S = 30 * 24 * 3600.0
-"""Seconds a client may wait before it sends feedback: the retention of the joined topics."""
+"""Longest wait for feedback, in seconds: the retention of the joined topics."""
 
 MAX_BUDGET_TOKENS = 10**9
 MAX_BUDGET_EFLOPS = 1e24
-"""Far above any search of the space: a larger number is a mistake of the client."""
+"""Far above any possible search: a larger number is a client's mistake."""
 
 
 MAX_STOPS = 4
-"""Stop texts of a query, as OpenAI's API allows them."""
+"""Stop texts per query, as in OpenAI's API."""
 
 MAX_STOP = 200
-"""Characters of a stop text: all of them travel in every record of the search."""
+"""Characters of a stop text: every record of the search carries all of them."""
 
 MAX_CLIENT_SEED = 2**63 - 1
-"""A client's seed is a signed integer of 64 bits, as in OpenAI's API."""
+"""A client's seed is a signed 64-bit integer, as in OpenAI's API."""
 
 GATEWAY = "gateway"
-"""The key in a Query's metadata under which a gateway keeps its own: digests of the API key and of the body."""
+"""Key in a Query's metadata where a gateway keeps its own data: digests of the API key and of the body."""
 
 MAX_ANSWERS = 64
-"""Most answers to one query: the widest search of Table 1 drafts so many paths."""
+"""Most answers to one query: the number of paths in the widest search of Table 1."""
 
 MAX_ACCEPTED = 256
 """Accepted answers in a reference that is a list."""
@@ -73,12 +73,12 @@ Reference: TypeAlias = str | int | float | dict[str, Any] | list[Any]
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):
-    """A function that a model asked for.
+    """A function call requested by a model.
 
     Attributes:
-        id: What the message with its result calls it by.
+        id: The id that the message with its result refers to.
         name: The function's name.
-        arguments: As the model wrote them: JSON, if it did well.
+        arguments: As the model wrote them; normally JSON.
     """
 
     id: str
@@ -87,15 +87,15 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 
 
 class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One turn of a conversation, as chat templates take it.
+    """One turn of a conversation, in the form chat templates expect.
 
-    No model of a catalogue takes tools yet: the embedder refuses a Query with such messages.
+    No catalogue model supports tools yet: the embedder refuses a Query with such messages.
 
     Attributes:
-        role: Who speaks: `system`, `user`, `assistant`, `tool`, or what else the model's template knows.
-        content: What is said; null only beside `tool_calls`.
-        tool_calls: The functions that an assistant asked for.
-        tool_call_id: Of a `tool`: the call whose result this is.
+        role: `system`, `user`, `assistant`, `tool`, or another role of the model's template.
+        content: The text; null only with `tool_calls`.
+        tool_calls: The function calls an assistant requested.
+        tool_call_id: For role `tool`: the call whose result this is.
     """
 
     role: str
@@ -105,20 +105,20 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """Return what is said, empty where that is null."""
+        """Return the content, empty if it is null."""
         return self.content or ""
 
     @property
     def of_tools(self) -> bool:
-        """Return whether only a model that takes tools can read it."""
+        """Return whether only a model that supports tools can read it."""
         return bool(self.tool_calls) or self.role == "tool"
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """What a search may spend; when it runs out, the best completed path is the answer.
+    """Limits on what a search may spend; when one runs out, the best completed path is the answer.
 
     Attributes:
-        tokens: Most tokens generated, over all drafts.
+        tokens: Most tokens generated over all drafts.
         eflops: Most equivalent FLOPs (App. D.3).
     """
 
@@ -126,7 +126,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     eflops: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a budget that allows nothing, and one beyond any search."""
+        """Refuse a budget that allows nothing, or that is beyond any search."""
         check_finite("Budget", eflops=self.eflops)
         for name, most in (("tokens", MAX_BUDGET_TOKENS), ("eflops", MAX_BUDGET_EFLOPS)):
             if (limit := getattr(self, name)) is not None and not 0 < limit <= most:
@@ -147,7 +147,7 @@ class Origin(Struct, frozen=True, kw_only=True):
 
 
 class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
-    """What a client asks. Key: query_id.
+    """A client's request. Key: query_id.
 
     Attributes:
         query_id: 1 to 200 printable ASCII characters without spaces; unique forever.
@@ -155,30 +155,31 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         messages: the conversation, rendered by the model's chat template. Exactly one of the two.
         objective: Name of an objective in `control`; or
         weights: free weights; or
-        mean_cost: the mean cost to be as accurate as possible at, in the deployment's unit; or
-        accuracy: the share of the accuracy within reach to keep, as cheaply as possible. At most one of
-            the four; none means the deployment's default.
-        reference: The right answer, where known; the aggregator grades with it. Never reaches a model. A text, a
-            number, or for a program {"tests": [[input, output], …]} with at most 256 tests; or a list of at most 256
-            accepted answers.
-        grader: How an answer is compared with the reference, by name or with options; None means the grader of the
-            model's entry in the catalogue, else the catalogue's, else `boxed-only`.
-        pin_action: `model/qp/cp/bs` that must be used, whatever the policy thinks.
+        mean_cost: mean cost per query, in the deployment's unit, at which to be as accurate as possible; or
+        accuracy: share of the accuracy within reach to keep, as cheaply as possible. At most one of the four; none
+            means the deployment's default.
+        reference: The right answer, if known; the aggregator grades with it. No model ever sees it. A text, a number,
+            or for a program {"tests": [[input, output], …]} with at most 256 tests; or a list of at most 256 accepted
+            answers.
+        grader: Grader that compares an answer with the reference, by name or with options; None means that of the
+            model's catalogue entry, else the catalogue's, else `boxed-only`.
+        pin_action: `model/qp/cp/bs` to use, bypassing the policy.
         allowed_models: Models that may be used; None allows all.
         budget: What the search may spend.
-        max_tokens: Most tokens of each answer: of a path after the prompt. A path that reaches it without an end is
+        max_tokens: Most tokens of each answer: of a path after the prompt. A path that reaches it before it ends is
             cut, and returned only if no path was completed.
-        stop: Texts that end a path where the first of them occurs; an answer contains neither it nor what follows.
-        seed: Of the drafts: the same seed and configuration give the same answer, whatever the query's id is. None
+        stop: Texts that end a path at the first occurrence of any; the answer contains neither it nor anything after
+            it.
+        seed: Seed of the drafts: the same seed and configuration give the same answer, whatever the query's id is. None
             derives it from the id.
-        timeout_s: Seconds from the broker's append time until the query expires, at most six hours; None
-            means the default.
-        feedback_wait_s: Seconds after the Answer in which feedback is awaited; None means the default.
+        timeout_s: Seconds from the broker's append time until the query expires, at most six hours; None means the
+            default.
+        feedback_wait_s: Seconds after the Answer to wait for feedback; None means the default.
         n: How many completed paths are wanted as answers; configurations with QP·CP below it are not chosen.
-        learn: Whether the learner may learn from it: False for a measurement beside the traffic, say a baseline that is
-            pinned to one action, and for what a key without the scope `teach` asks.
-        tenant: Who asks, for accounting.
-        metadata: Anything the client wants back; at most 16 KiB of JSON.
+        learn: Whether the learner may learn from it: False for a measurement alongside the traffic, for example a
+            baseline pinned to one action, and for queries of a key without the scope `teach`.
+        tenant: Whose query it is, for accounting.
+        metadata: Anything the client wants returned; at most 16 KiB of JSON.
     """
 
     query_id: str
@@ -316,14 +317,14 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
     @property
     def api_key(self) -> str:
-        """Return the digest of the API key under which a gateway took it; "" for none."""
+        """Return the digest of the API key with which it came through a gateway; "" for none."""
         kept = self.metadata.get(GATEWAY)
         key = kept.get("key") if isinstance(kept, dict) else None
         return key if isinstance(key, str) else ""
 
     @property
     def account(self) -> str:
-        """Return to whom its share of the deployment counts: its tenant, or else its API key; "" for neither."""
+        """Return the account that its usage counts against: its tenant, or else its API key; "" for neither."""
         kept = self.metadata.get(GATEWAY)
         return account_of(self.tenant, kept.get("key") if isinstance(kept, dict) else None)
 
@@ -336,7 +337,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
     @property
     def chat(self) -> tuple[Message, ...]:
-        """Return the conversation for a chat template: `messages`, or the text as one user's message."""
+        """Return the conversation for a chat template: `messages`, or the text as one user message."""
         return self.messages or (Message(role="user", content=self.text or ""),)
 
     @property
@@ -358,7 +359,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
 
 def account_of(tenant: str | None, key: object) -> str:
-    """Return what counts for a client's share: its tenant, or else its API key's digest; "" for neither.
+    """Return the account of a client: its tenant, or else its API key's digest; "" for neither.
 
     >>> account_of("shop", "0f"), account_of(None, "0f"), account_of(None, "")
     ('shop', 'key:0f', '')
@@ -367,7 +368,7 @@ def account_of(tenant: str | None, key: object) -> str:
 
 
 def _check_message(place: str, message: Message) -> None:
-    """Refuse a message that says nothing, or whose parts do not belong to its role."""
+    """Refuse a message without content, or with parts that do not belong to its role."""
     if not (message.role.strip() and len(message.role) <= MAX_NAME):
         raise InvalidField(
             "Query", f"{place}.role", "is empty or too long; write user, assistant, system or tool"
@@ -391,7 +392,7 @@ def _check_message(place: str, message: Message) -> None:
 
 
 def _check_text(name: str, text: str, sent: object) -> None:
-    """Refuse a question that is blank, not valid Unicode, or too large as it is sent."""
+    """Refuse a question that is blank, not valid Unicode, or too large."""
     if not text.strip():
         raise InvalidField("Query", name, "is empty; ask something")
     try:
@@ -402,17 +403,17 @@ def _check_text(name: str, text: str, sent: object) -> None:
         raise InvalidField("Query", name, f"takes {size} bytes of {MAX_TEXT} as JSON; shorten the question")
 
 
-# A query with its embedding, as the decider takes it.
+# A query with its embedding, as the decider reads it.
 
 
 class QueryContext(Record, frozen=True, kw_only=True, tag="context.v1"):
     """A query with its embedding. Key: policy shard.
 
     Attributes:
-        query: The Query, whole.
+        query: The whole Query.
         embedding: The unit vector s_q as little-endian float32; base64 on the wire.
         encoder: Name of the encoder that made it: vectors of two encoders do not mix.
-        origin: Where the Query lies. The same query_id from another origin is a duplicate.
+        origin: Position of the Query. The same query_id from another origin is a duplicate.
         appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from it.
         spent: Where its time has gone so far.
     """
@@ -425,12 +426,12 @@ class QueryContext(Record, frozen=True, kw_only=True, tag="context.v1"):
     spent: Spent = field(default_factory=Spent)
 
     def __post_init__(self) -> None:
-        """Refuse an embedding that must not reach A."""
+        """Refuse an embedding that must not enter the learner's matrix A."""
         if not self.embedding or len(self.embedding) % 4:
             raise InvalidField(
                 "QueryContext", "embedding", f"has {len(self.embedding)} bytes; send 4 a dimension (float32)"
             )
-        # A sum of float32 in double precision is finite exactly when every one is.
+        # A double-precision sum of float32 values is finite exactly when every value is.
         if not math.isfinite(sum(self.vector())):
             raise InvalidField("QueryContext", "embedding", "holds NaN or infinity; correct the encoder")
 

@@ -1,4 +1,4 @@
-"""What all records share: frozen structs with a schema version, JSON by orjson, zstd frames, field checks."""
+"""Shared by all records: frozen structs with a schema version, JSON by orjson, zstd frames, field checks."""
 
 import functools
 import math
@@ -14,10 +14,8 @@ from msgspec import Meta, Struct
 
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord, shown
 
-# What all records share: frozen structs with a schema version, JSON by orjson, zstd frames for the big ones.
-#
-# `encode` and `decode` are called once, at the edge. Unknown fields are ignored, so an older process reads a
-# newer record; a new field has a default; a changed meaning is a new version. NaN and infinity never travel.
+# `encode` and `decode` are called once, at the edge. Unknown fields are ignored, so an older process reads a newer
+# record; a new field has a default; a changed meaning is a new version. NaN and infinity are never sent.
 
 MAX_RECORD: Final = 4 * 1024 * 1024
 """Bytes of one record. Producer, consumer, topic and preflight are all set from it."""
@@ -26,25 +24,25 @@ MAX_RECORD: Final = 4 * 1024 * 1024
 MAX_VALUE: Final = MAX_RECORD - 4096
 
 MAX_UNFOLDED: Final = 8 * 1024 * 1024
-"""Bytes a zstd frame may unfold to: 64 paths of 128 KiB, the widest search in a context of 32,768 tokens."""
+"""Bytes a zstd frame may decompress to: 64 paths of 128 KiB, the widest search in a context of 32,768 tokens."""
 
 MAX_WIDENED: Final = 24 * 1024 * 1024
-"""Bytes that the strings of one record may take in memory. Python keeps each character of a string in as many bytes as
-its widest needs, so that one emoji makes a string four times as large. Together with the value itself: 32 MiB."""
+"""Bytes that the strings of one record may take in memory. Python stores every character of a string at the width of
+its widest, so one emoji makes a string four times as large. Together with the value itself: 32 MiB."""
 
 MAX_VALUES: Final = 128 * 1024
 """JSON values in one record. A list costs two bytes on the wire and about ninety in memory, so a limit on
 bytes alone does not limit memory. The largest search has some 30,000 values."""
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-# zstd's default: at 1 a forest of repeated wording grows by a sixth, at 9 it shrinks by little.
+# zstd's default: at level 1 a forest of repetitive text is a sixth larger, at level 9 barely smaller.
 _ZSTD_LEVEL = 3
 _MARKS = (b",", b"[", b"{")
-# One that does not end matches too: else each quotation mark in it would be tried, in time quadratic in its length.
+# An unterminated string matches too: otherwise each quotation mark in it would be tried, in quadratic time.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _TWO_BYTES = re.compile(rb"[\xc4-\xef]|\\u")
 _FOUR_BYTES = re.compile(rb"[\xf0-\xff]|\\u[dD][89a-bA-B]")
-# Larger values come in frames only. msgspec reads them without a copy of its own, which orjson makes.
+# Larger values come only from frames. msgspec reads them without the copy that orjson makes.
 _LARGE = MAX_RECORD
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.+)`$")
@@ -67,11 +65,11 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="s
 
 
 def encode(record: Record) -> bytes:
-    """Return the value of a record: JSON, as a zstd frame where its class says so.
+    """Return the value of a record: JSON, in a zstd frame if its class is framed.
 
     Raises:
         InvalidField: a number is not finite, or a field cannot be written as JSON.
-        RecordTooLarge: the value would exceed what every broker and client is set to take.
+        RecordTooLarge: the value exceeds what brokers and clients are configured to accept.
     """
     kind = type(record).__name__
     try:
@@ -79,7 +77,7 @@ def encode(record: Record) -> bytes:
         value = orjson.dumps(plain)
     except (TypeError, RecursionError) as error:  # orjson's own error is a TypeError
         raise InvalidField(kind, "", f"cannot be written as JSON ({error}); use plain, flat values") from None
-    # orjson writes NaN and infinity as null: without a null there is nothing to look for.
+    # orjson writes NaN and infinity as null: without a null there is nothing to check.
     if b"null" in value:
         check_all_finite(kind, plain)
     if record.framed:
@@ -100,9 +98,9 @@ def encode(record: Record) -> bytes:
 
 
 def decode(value: bytes | None, kind: type[R]) -> R:
-    """Return the record in a value: JSON, or a zstd frame where the kind is written as one.
+    """Return the record in a value: JSON, or a zstd frame if the kind is framed.
 
-    Memory is bounded whatever the value holds: 32 MiB for the most hostile frame, see `MAX_UNFOLDED`, `MAX_WIDENED` and
+    Memory is bounded for any input: 32 MiB for the most hostile frame, see `MAX_UNFOLDED`, `MAX_WIDENED` and
     `MAX_VALUES`. The widest search still passes: 8 MiB with an `≤` in every draft, where a character takes two bytes,
     or 6 MiB with an emoji in every draft, where it takes four.
 
@@ -131,8 +129,8 @@ def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> d
     """Return the JSON object in a value, not yet validated.
 
     Args:
-        value: As it came from the broker.
-        kind: Names the record in errors.
+        value: The value as received.
+        kind: Name of the record in errors.
         framed: Whether a zstd frame is accepted.
 
     Raises:
@@ -165,10 +163,10 @@ def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> d
 
 
 def readable_id(value: bytes | None) -> str | None:
-    """Return the query_id of a value that may hold anything, or None when it has no valid one.
+    """Return the query_id in an arbitrary value, or None when it has no valid one.
 
-    The id is the record's own or that of the Query or SearchStep it carries. A poison record with a readable
-    id still gets an Answer, so an id that could not be the key of one is not returned.
+    The id is the record's own or that of the Query or SearchStep it carries. A poison record with a readable id still
+    gets an Answer, so only an id that can be a key is returned.
     """
     try:
         plain = load(value)
@@ -192,7 +190,7 @@ _carriers = msgspec.json.Decoder(_Carrier)
 
 
 def quick_id(value: bytes | None) -> str | None:
-    """Return what `readable_id` returns for any readable record, in half the time: nothing else is kept.
+    """Return what `readable_id` returns for any readable record, in half the time: it parses nothing else.
 
     For a record that cannot be read, it may return an id where `readable_id` returns None.
     """
@@ -200,7 +198,7 @@ def quick_id(value: bytes | None) -> str | None:
         plain = value or b""
         carrier = _carriers.decode(_unframed(plain, "record") if plain.startswith(_ZSTD_MAGIC) else plain)
     except (UniscaleError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return readable_id(value)  # other fields of these names may hold anything
+        return readable_id(value)  # fields with these names may hold anything
     for each in (carrier, carrier.query, carrier.search):
         if each is not None and each.query_id and is_id(each.query_id):
             return each.query_id
@@ -208,14 +206,14 @@ def quick_id(value: bytes | None) -> str | None:
 
 
 class _Zstd(threading.local):
-    """Contexts of one thread: making one costs more than framing a record of common size."""
+    """zstd contexts of one thread: creating one costs more than compressing a typical record."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
         self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_UNFOLDED)
 
 
-_zstd = functools.cache(_Zstd)  # made when first needed: most commands frame nothing
+_zstd = functools.cache(_Zstd)  # created on first use: most commands compress nothing
 
 
 def _unframed(value: bytes, kind: str) -> bytes:
@@ -227,7 +225,7 @@ def _unframed(value: bytes, kind: str) -> bytes:
             )
         if size > MAX_UNFOLDED:
             raise UnreadableRecord(
-                kind, "", f"the zstd frame unfolds to {size} bytes of {MAX_UNFOLDED}; shorten the record"
+                kind, "", f"the zstd frame decompresses to {size} bytes of {MAX_UNFOLDED}; shorten the record"
             )
         return _zstd().decompressor.decompress(value)
     except zstandard.ZstdError as error:
@@ -236,13 +234,13 @@ def _unframed(value: bytes, kind: str) -> bytes:
 
 
 def _fits(error: Exception) -> None:
-    """Raise MemoryError if that is what a library's error means: the record is not to blame."""
+    """Raise MemoryError if that is what a library's error means: the record is not at fault."""
     if "not enough memory" in str(error).lower():
         raise MemoryError(str(error)) from error
 
 
 def _too_many_values(value: bytes) -> bool:
-    """Return whether a text holds more than MAX_VALUES: commas and brackets outside its strings."""
+    """Return whether a text holds more than MAX_VALUES values, counting commas and brackets outside strings."""
     if (count := sum(map(value.count, _MARKS))) <= MAX_VALUES:
         return False
     for strings, string in enumerate(_STRING.finditer(value)):
@@ -253,7 +251,7 @@ def _too_many_values(value: bytes) -> bool:
 
 
 def _widened(value: bytes) -> int:
-    """Return at least the bytes that the strings of a JSON text take in memory, while they are read."""
+    """Return an upper bound on the bytes that the strings of a JSON text take in memory while being read."""
     size, longest = len(value), 0
     if not (_TWO_BYTES.search(value) or _FOUR_BYTES.search(value)):
         return size
@@ -261,7 +259,7 @@ def _widened(value: bytes) -> int:
         if strings > 2 * MAX_VALUES:  # a value has one key at most
             return 4 * len(value)
         begin, end = string.span()
-        if value.find(b"\\", begin, end) >= 0:  # unescaped in a buffer, which the next one uses again
+        if value.find(b"\\", begin, end) >= 0:  # unescaped in a buffer that the next one reuses
             longest = max(longest, end - begin)
         if _FOUR_BYTES.search(value, begin, end):
             size += 3 * (end - begin)
@@ -271,7 +269,7 @@ def _widened(value: bytes) -> int:
 
 
 def invalid_field(kind: str, error: msgspec.ValidationError) -> InvalidField:
-    """Return the error that names the field at which msgspec, or a struct's own check, refused a value."""
+    """Return the error that names the field msgspec, or a struct's own check, refused."""
     place = _PLACE.match(str(error))
     what, field = (place["what"], place["field"] or "") if place else (str(error), "")
     why, inner = f"{what[0].lower()}{what[1:]}; correct it", ""
@@ -282,7 +280,7 @@ def invalid_field(kind: str, error: msgspec.ValidationError) -> InvalidField:
     return InvalidField(kind, ".".join(part for part in (field, inner) if part), why)
 
 
-# Field checks that several records share. Each error names the record, the field at fault, and the fix.
+# Field checks shared by several records. Each error names the record, the field at fault, and the fix.
 
 MAX_NESTING: Final = 16
 """Levels of lists and objects inside a field that takes any JSON. orjson writes at most 254 for a whole record."""
@@ -312,7 +310,7 @@ def check_id(kind: str, query_id: str, field: str = "query_id") -> None:
 
 
 def check_group(kind: str, group: str, field: str = "group") -> None:
-    """Refuse the name of an executor group that a catalogue would refuse: topics are named by it.
+    """Refuse an executor group name that a catalogue would refuse: topics are named after it.
 
     Raises:
         InvalidField: naming the field.
@@ -325,7 +323,7 @@ def check_group(kind: str, group: str, field: str = "group") -> None:
 def check_json(kind: str, field: str, value: object, most_bytes: int) -> None:
     """Refuse a free field that is too large, nested too deeply, or not JSON.
 
-    Whatever passes can be written again, also inside the records that carry this one.
+    Any value that passes can be encoded again, even inside the records that carry this one.
 
     Raises:
         InvalidField: naming the field and the limit.
@@ -373,7 +371,7 @@ def check_all_finite(kind: str, plain: object) -> None:
         InvalidField: naming the first field at fault, for instance `forest.drafts[3].score`.
     """
     for field in _not_finite(plain, ""):
-        raise InvalidField(kind, field, "is not a finite number; NaN and infinity never travel")
+        raise InvalidField(kind, field, "is not a finite number; send a finite number")
 
 
 def _inside(value: object) -> Iterable[object]:

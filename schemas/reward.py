@@ -1,4 +1,4 @@
-"""What closes the loop: Feedback from outside, Due from the clock, Reward to the decider."""
+"""The records that close the loop: Feedback from clients, Due from the timer, Reward to the decider."""
 
 from typing import Any, Literal
 
@@ -14,28 +14,29 @@ from schemas.query import MAX_METADATA
 from schemas.record import Millis, Record, check_finite, check_id, check_json, check_name
 
 Kind = Literal["provisional", "final", "correction", "default"]
-"""provisional: score and cost are known, correctness is awaited. final: all is known at once, by the reference.
-correction: feedback told correctness, after a provisional. default: nobody did; the row closes with what it has."""
+"""provisional: score and cost are known, correctness is pending. final: all is known at once, graded against the
+reference. correction: feedback gave correctness, after a provisional. default: no feedback came; the row closes without
+it."""
 
 GradeSource = Literal["reference", "person", "judge"]
-"""Who knows whether an answer was right: a known answer that it is compared with, a person, or a model that judges."""
+"""What graded an answer: a reference answer it is compared with, a person, or a model acting as a judge."""
 
 GradedBy = Literal["", "reference", "person", "judge", "score"]
-"""Whom a reward's correctness comes from; `score`: from nobody, so that the verifier's score stands in for it."""
+"""Source of a reward's correctness; `score`: nothing graded it, and the verifier's score stands in."""
 
 CLOSING: frozenset[Kind] = frozenset({"final", "correction", "default"})
 
 
 class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
-    """Whether an answer was right, told by a client, hours later perhaps. Key: query_id.
+    """A client's grade of an answer, possibly hours later. Key: query_id.
 
     Attributes:
         query_id: The query's id.
         correct: true, false, or a grade from 0 to 1.
-        graded_by: What kind of source says so. The first to come counts, of whatever kind.
-        source: Who it is, by name.
-        learn: Whether the learner may learn from it; False where its source may not teach.
-        metadata: Anything worth keeping; at most 16 KiB of JSON.
+        graded_by: Kind of source. The first Feedback counts, whatever its kind.
+        source: Name of the source.
+        learn: Whether the learner may learn from it; False if its source may not teach.
+        metadata: Anything; at most 16 KiB of JSON.
     """
 
     query_id: str
@@ -46,7 +47,7 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a grade outside 0 to 1, and what no join row could keep."""
+        """Refuse a grade outside 0 to 1, and fields too large for a join row."""
         check_id("Feedback", self.query_id)
         if not 0.0 <= self.correct <= 1.0:
             raise InvalidField(
@@ -64,14 +65,14 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
 
 
 class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
-    """A deadline that has passed. Key: query_id. The timer sends it, so that expiry takes the ordered path.
+    """A deadline that has passed. Key: query_id. The timer sends it, so that expiry is ordered with other records.
 
     Attributes:
         query_id: The query's id.
-        kind: `timeout`: the Answer did not come; `feedback`: the feedback did not; `parked`: a Feedback that was
-            early met no Answer, or no Decision; `forget`: the Decision of what is known of a query never came;
-            `crowded`: too many rewards are open, and this is the oldest of the account that has most of them.
-        deadline_ms: The deadline, ms since the epoch on the broker's clock; of `crowded`, when it was picked.
+        kind: `timeout`: no Answer came; `feedback`: no feedback came; `parked`: an early Feedback found no Answer, or
+            no Decision; `forget`: a query is known but its Decision never came;
+            `crowded`: too many rewards are open, and this is the oldest one of the account with the most.
+        deadline_ms: The deadline, ms since the epoch on the broker's clock; for `crowded`, when it was picked.
         sent_ms: When its timer first sent it, ms since the epoch on that machine's clock.
     """
 
@@ -81,23 +82,23 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
     sent_ms: Millis = 0
 
     def __post_init__(self) -> None:
-        """Refuse an id that is no key."""
+        """Refuse an id that cannot be a key."""
         check_id("Due", self.query_id)
 
 
 class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a search cost, times its model's price factor: its equivalent FLOPs (App. D.3), or what it was billed.
+    """What a search cost: its equivalent FLOPs (App. D.3) times its model's price factor, or the amount billed.
 
     Attributes:
-        cost: The sum of the three parts; in another unit, the sum that was billed.
-        unit: What `cost` is in; the other fields are for eFLOPs alone.
+        cost: The sum of the three parts; in another unit, the amount billed.
+        unit: Unit of `cost`; the other fields apply to eFLOPs only.
         prefill_eflops: Reading the prompt.
         decoding_eflops: Generating.
         verifier_eflops: Scoring.
         compute_flops: Floating-point operations in it.
         memory_bytes: Bytes moved in it.
-        intensity: FLOPs a byte is worth on this hardware.
-        factor: What an eFLOP cost: the first four are eFLOPs times this, operations and bytes are as counted.
+        intensity: FLOPs per byte of this hardware.
+        factor: The price factor: `cost` and its three parts are multiplied by it, operations and bytes are not.
     """
 
     cost: float
@@ -112,11 +113,11 @@ class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Charge(Struct, frozen=True, kw_only=True):
-    """What a query counts against the eFLOPs a day of its API key.
+    """What a query counts against its API key's daily eFLOPs.
 
     Attributes:
         key: Digest of the key.
-        eflops: What its search cost; with a step that the deadline cut, the most that this may have cost.
+        eflops: Cost of its search; an upper bound if the deadline cut a step.
     """
 
     key: str
@@ -131,34 +132,33 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         query_id: The query's id.
         kind: Its stage.
         seq: The Decision's sequence number.
-        action: What was run.
+        action: The action that ran.
         status: How the query ended.
-        correct: 1, 0 or a grade between; None while it is not known, or never.
-        score: The chosen path's mean score; None when there was no path, or where nothing scored it (`unscored`).
-        log_cost: Natural logarithm of the cost, `price.cost`; None when nothing was run.
-        price: The cost with its parts.
+        correct: 1, 0 or a grade between; None if it is not known (yet).
+        score: The chosen path's mean score; None without a path, or if nothing scored it (`unscored`).
+        log_cost: Natural logarithm of the cost, `price.cost`; None when nothing ran.
+        price: The cost and its parts.
         objective: The objective in force at the Decision.
-        reward: The scalar under it, for monitors; None where a term is missing.
-        graded_by: Whom `correct` comes from; empty where nobody knows, or not yet, and where a model's fault left
-            nothing to grade.
-        grader: Name and version of what compared with the Query's reference: the grader alone shifts accuracy. Empty
-            where feedback said what is right.
-        rule: What that decided by, after where it read the answer: `box/number`, `last-line/exact`; docs/grading.md
-            lists them. Empty where `grader` is, and in records of before it was kept.
+        reward: The scalar reward under it, for monitoring; None if a term is missing.
+        graded_by: Source of `correct`; empty if it is not known (yet), and if a model's fault left nothing to grade.
+        grader: Name and version of the grader that compared the answer with the Query's reference: changing the grader
+            alone shifts accuracy. Empty if feedback gave the grade.
+        rule: Where the grader read the answer and the rule that decided: `box/number`, `last-line/exact`;
+            docs/grading.md lists them. Empty if `grader` is, and in older records.
         latency_s: From the Query's append to the Answer's, on the broker's clock.
-        fault: As the Answer said: after an `infrastructure` fault there is no score, and nothing is learned. After one
-            of the `model` the kind is `final` and `correct` 0: that is learned, and that the action was tried. Its cost
-            is charged and not learned, because failing is cheap.
-        learn: As the Query said; False: nothing is learned.
+        fault: As in the Answer. After an `infrastructure` fault there is no score and nothing is learned. After a
+            `model` fault the kind is `final` and `correct` is 0: both that and the try are learned. The cost is charged
+            but not learned, because failing is cheap.
+        learn: As in the Query; False: nothing is learned.
         bounded: Whether the client's own `max_tokens` or `stop` cut the answer: correctness is then never known, and
-            the cost alone is learned.
-        unscored: Whether the answer has no score because nothing scored it. Where its correctness is known, the column
-            Score takes its value, so that w₁ and w₂ add up; else the cost alone is learned.
-        charge: What it counts against the limits of its API key; in the first stage of a query alone, and None
-            where it came under no key or nothing was run.
-        missing: Why the cost or the grade could not be worked out; empty when nothing went wrong.
-        closed_early: Whether the wait for feedback was cut short because too many rewards were open: nobody knows then
-            whether the answer was right, and nobody failed to say so.
+            only the cost is learned.
+        unscored: Whether nothing scored the answer. If its correctness is known, the column Score takes that value, so
+            that w₁ and w₂ add up; otherwise only the cost is learned.
+        charge: What it counts against the limits of its API key; only in the first reward of a query, and None without
+            a key or when nothing ran.
+        missing: Why the cost or the grade could not be computed; empty when nothing went wrong.
+        closed_early: Whether the wait for feedback was cut short because too many rewards were open: correctness is
+            then unknown, but not because feedback failed to come.
         verified: As the Decision said. Unless it is `all`, one model's score says nothing about another's: the column
             Score takes the value of `correct`, and where that is not known, the cost alone is learned.
     """
@@ -189,7 +189,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     verified: Verified = "all"
 
     def __post_init__(self) -> None:
-        """Refuse terms that do not belong to this kind."""
+        """Refuse terms that contradict the kind."""
         check_id("Reward", self.query_id)
         check_finite("Reward", log_cost=self.log_cost, reward=self.reward, latency_s=self.latency_s)
         if self.reward_id != reward_id(self.query_id, self.kind):
@@ -222,17 +222,17 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
     @property
     def closes(self) -> bool:
-        """Return whether nothing more is to come for this query."""
+        """Return whether this is the query's last reward."""
         return self.kind in CLOSING
 
     @property
     def failed(self) -> bool:
-        """Return whether the model gave no text: correctness 0 and a try are learned, the cost is not."""
+        """Return whether the model produced no text: correctness 0 and a try are learned, the cost is not."""
         return self.fault == "model"
 
     @property
     def learnable(self) -> bool:
-        """Return whether score and cost are both there: without them nothing may enter A."""
+        """Return whether score and cost are both known: without them nothing may enter the matrix A."""
         return self.score_learned is not None and self.log_cost is not None
 
     @property
@@ -242,7 +242,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
     @property
     def cost_only(self) -> bool:
-        """Return whether correctness and score say nothing of the configuration, so that its cost alone is learned."""
+        """Return whether correctness and score say nothing about the action, so that only its cost is learned."""
         return self.bounded or (self._by_correctness and self.correct is None)
 
     @property
@@ -251,7 +251,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
 
 def reward_id(query_id: str, kind: Kind) -> str:
-    """Return the identity of a reward: it is applied once, however often it is delivered.
+    """Return a reward's id: it is applied once, however often it is delivered.
 
     >>> reward_id("q-1", "final")
     'q-1/final'

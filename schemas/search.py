@@ -1,7 +1,6 @@
-"""A search between its steps: SearchStep asks for scores, Verification brings them back.
+"""A search between its steps: SearchStep requests scores, Verification returns them.
 
-The forest travels in the records, so that an executor keeps nothing durable: a Verification is all it needs
-to go on.
+The records carry the forest, so that an executor keeps no durable state: a Verification is all it needs to continue.
 """
 
 from typing import ClassVar
@@ -18,7 +17,7 @@ from schemas.spent import Seconds, Spent
 
 
 class Served(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Name and version of what ran: an engine, and the model in it."""
+    """Name and version of an engine and of the model it ran."""
 
     name: str
     version: str = ""
@@ -35,10 +34,10 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
         group: The executor group its Verification returns to.
         seq: The Decision's sequence number.
         seed: Seed of the query; those of its drafts derive from it, the step and the path.
-        messages: The conversation to render by the model's chat template.
+        messages: The conversation, to be rendered with the model's chat template.
         forest: The search so far; its `pending` drafts are to be scored.
         spent: Where its time has gone so far.
-        engine: What generates.
+        engine: The engine that generates.
         sent_ms: When it was sent, ms since the epoch on the executor's clock.
     """
 
@@ -55,7 +54,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
     sent_ms: Millis = 0
 
     def __post_init__(self) -> None:
-        """Refuse a step that asks for nothing."""
+        """Refuse a step with nothing to score."""
         check_id("SearchStep", self.query_id)
         check_group("SearchStep", self.group)
         if not self.messages:
@@ -72,7 +71,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
 
     @property
     def question(self) -> str:
-        """Return what the verifier reads as the question: what the user said, in order."""
+        """Return the question as the verifier reads it: the user's messages, in order."""
         said = [message.text for message in self.messages if message.role == "user"]
         return "\n\n".join(said or [message.text for message in self.messages])
 
@@ -97,9 +96,9 @@ class Verification(Record, frozen=True, kw_only=True, tag="verification.v1"):
     The first record per (query_id, step), in offset order, counts.
 
     Attributes:
-        search: The SearchStep, whole.
+        search: The whole SearchStep.
         scores: One for each of its pending drafts, in their order.
-        verifier: What scored.
+        verifier: The verifier that scored.
         verify_s: Seconds in the verifier's engine.
     """
 
@@ -111,7 +110,7 @@ class Verification(Record, frozen=True, kw_only=True, tag="verification.v1"):
     verify_s: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a count of scores that differs from the count of drafts: never a silent zero."""
+        """Refuse a number of scores that differs from the number of drafts: a missing score is never taken as 0."""
         if len(self.scores) != (drafts := len(self.search.forest.pending)):
             why = f"holds {len(self.scores)} for {drafts} drafts; score each draft once"
             raise InvalidField("Verification", "scores", why)

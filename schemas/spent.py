@@ -1,4 +1,4 @@
-"""Where the time of a query has gone: carried from its Context through Decision and search to its Answer."""
+"""Where a query's time went: carried from its Context through Decision and search to its Answer."""
 
 from typing import Annotated
 
@@ -10,23 +10,23 @@ Seconds = Annotated[float, Meta(ge=0.0)]
 class Spent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds that a query has taken so far, by component; those of a search are summed over its steps.
 
-    They add up to the time from the Query's append to the Answer's, except for the way between services outside of
-    `transit_s`: what the broker, its clients and the write to the learner's log take.
+    They add up to the time from the Query's append to the Answer's, except for transport between services other than
+    `transit_s`: the broker, its clients and the write to the learner's log.
 
     `admission_s`, `embed_s`, `decide_s`, `verify_s` and `control_s` are each measured by one process on its monotonic
     clock; `generate_s` by one process on its estimate of the broker's clock, in whole milliseconds. `queue_s` is a
     difference of two processes' times: the broker's append time of the Decision, and the executor's estimate of the
     broker's clock. So is `transit_s` where two processes of a group share a search.
 
-    A record that is delivered again may carry other times. One thing follows from them: a search that gave no text is
-    its model's fault where `generate_s` used up its time (`agents.search.search.used_up`).
+    A redelivered record may carry other times. Only one decision depends on them: a search that produced no text is its
+    model's fault if `generate_s` used up its time (`agents.search.search.used_up`).
 
     Attributes:
-        admission_s: At the embedder, until the encoder began with the query: for a place among the queries in flight,
-            and for its turn at the encoder.
+        admission_s: At the embedder, until the encoder starts on the query: waiting to be admitted, and for the
+            encoder.
         embed_s: In the encoder.
         decide_s: In the policy, which chooses for all queries of a batch at once.
-        queue_s: From the Decision's append until the executor began.
+        queue_s: From the Decision's append until the executor starts.
         generate_s: In the generator's engine.
         verify_s: In the verifier's engine.
         transit_s: From a SearchStep's sending to its Verification's arrival, without verify_s.
@@ -44,10 +44,10 @@ class Spent(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def total_s(self) -> float:
-        """The sum of all components."""
+        """Return the sum of all components."""
         return float(sum(structs.astuple(self)))
 
     def plus(self, **seconds: float) -> "Spent":
-        """Return this with more seconds of the components named, to the microsecond."""
+        """Return a copy with seconds added to the named components, to the microsecond."""
         summed = {name: round(getattr(self, name) + more, 6) for name, more in seconds.items()}
         return structs.replace(self, **summed)

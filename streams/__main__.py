@@ -1,4 +1,4 @@
-"""`python -m streams`: the one command line."""
+"""`python -m streams`: the command line."""
 
 from streams.cli import main
 

@@ -1,13 +1,13 @@
-"""What each process may do on the broker, as access control lists of Apache Kafka.
+"""Access control lists (ACLs) of Apache Kafka for each process.
 
-Derived from the services' specs and the names of the topics. Each worker gets what its service does and nothing else,
-so that no other service, and no client, can write the learner's log, its snapshots, or what the learner learns from:
+Derived from the services' specs and topic names. Each worker gets only what its service needs, so that no other
+service, and no client, can write the learner's log, its snapshots, or the rewards it learns from:
 
     worker      embedder, executor.<group>, …: reads what its service handles and follows, writes what its service sends
     client      a program that asks: sends queries and feedback, reads what became of them
     operator    every command of `python -m streams`, creating the topics included
 
-`python -m streams topics acls` prints them as commands. Everything of a deployment begins with its prefix.
+`python -m streams topics acls` prints them as commands. All of a deployment's names start with its prefix.
 """
 
 import shlex
@@ -30,12 +30,12 @@ _GROUP: Final = "<group>"
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """The right to do something with some resources.
+    """Permission for operations on resources.
 
     Attributes:
-        operations: As Kafka names them.
+        operations: Kafka's names of operations.
         resources: Kind and name of each.
-        prefixed: Whether the names are beginnings of names.
+        prefixed: Whether the names are prefixes.
     """
 
     operations: tuple[str, ...]
@@ -44,10 +44,10 @@ class Grant(Struct, frozen=True, kw_only=True):
 
 
 def grants(topics: Topics, groups: Iterable[str]) -> dict[str, list[Grant]]:
-    """Return what each process of a deployment may do: workers by name, `client` and `operator`.
+    """Return the grants of each process of a deployment: workers by name, `client` and `operator`.
 
-    A group that is added later needs grants of its own for its executor alone: whoever writes to all groups may write
-    to every topic of that kind.
+    A group added later needs new grants only for its executor: services that write to all groups may write to every
+    topic of that kind.
 
     Args:
         topics: Its topics.
@@ -76,14 +76,14 @@ def _worker(topics: Topics, spec: ServiceSpec, group: str) -> Iterator[Grant]:
         ids = (writer_of(topics.prefix + name) for name in spec.state if name.endswith("-changelog"))
         yield Grant(operations=("Write",), resources=tuple(("transactional-id", each) for each in ids))
     if not spec.inputs:
-        # It shows how many records wait for the groups of the others.
+        # It shows the lag of the other services' consumer groups.
         yield _everything("group", topics, "Describe")
 
 
 def _client(topics: Topics) -> Iterator[Grant]:
     yield _looks(topics)
     yield Grant(operations=("Write",), resources=_topics(topics, ["query", "feedback"]))
-    # Verifications are for executors: the same scores stand in the steps.
+    # Verifications are for executors only: the next steps contain the same scores.
     names = topic_names(topics, [kind for kind in KINDS if kind != "verification"])
     yield Grant(operations=("Read",), resources=tuple(("topic", name) for name in names))
 
@@ -95,7 +95,7 @@ def _operator(topics: Topics) -> Iterator[Grant]:
 
 
 def _looks(topics: Topics) -> Grant:
-    """Every process checks at its start whether the topics are as declared."""
+    """Return the grant to describe topics: every process checks them at startup."""
     return _everything("topic", topics, "Describe", "DescribeConfigs")
 
 
@@ -110,12 +110,12 @@ def _topics(topics: Topics, names: Iterable[str]) -> tuple[tuple[Resource, str],
 
 
 def command(grant: Grant, principal: str, connection: Iterable[str] = ()) -> str:
-    """Return the command that makes a grant, for a shell.
+    """Return the shell command that creates a grant.
 
     Args:
-        grant: What is granted.
-        principal: To whom, such as `User:decider`.
-        connection: The tool and how it connects.
+        grant: The grant.
+        principal: The principal, such as `User:decider`.
+        connection: The tool and its connection options.
 
     >>> command(Grant(operations=("Read",), resources=(("topic", "a"),)), "User:x", ["kafka-acls.sh"])
     'kafka-acls.sh --add --allow-principal User:x --operation Read --topic a'

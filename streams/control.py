@@ -1,8 +1,7 @@
-"""Catalogue, objectives, cost bounds and signs of life, as every process sees them.
+"""Control state of every process: catalogue, objectives, cost bounds and heartbeats.
 
-`control` and `heartbeat` are read to their ends before a process starts, and followed from there. What control
-records mean is `agents.catalogue.steering`; a record that cannot be used changes nothing and is logged with its
-offset.
+`control` and `heartbeat` are read to the end before a process starts, and followed from there.
+`agents.catalogue.steering` interprets control records; an invalid record changes nothing and is logged with its offset.
 """
 
 import logging
@@ -35,20 +34,20 @@ from streams.topics import Topics
 
 log = logging.getLogger("streams.control")
 
-# Beats missed before an executor counts as silent.
+# Heartbeats missed before an executor counts as dead.
 _BEATS = 3
 
 _BEST = ("ready", "loading", "suspended", "failed")
 
 
 def default_objective(settings: Settings) -> str:
-    """Return the name of the objective of a query that asks for none."""
+    """Return the name of the default objective."""
     aims = settings.policy.name == "contextual"
     return settings.queries.objective or (CAREFUL if aims else DEFAULT_MODE)
 
 
 def catalogue_of(settings: Settings) -> Catalogue:
-    """Return the catalogue that a deployment starts with: that of its file, with the verifier that the settings name.
+    """Return the catalogue that a deployment starts with: that of its file, with the configured verifier.
 
     Raises:
         CatalogueError: the file cannot be used.
@@ -110,7 +109,7 @@ def mixed_in_words(catalogue: Catalogue) -> str:
 
 
 class Control:
-    """The deployment's state as control records have made it.
+    """The deployment's state, built from control records.
 
     Args:
         settings: Where the catalogue file is, and which objective is the default.
@@ -131,9 +130,9 @@ class Control:
         except ActionError as error:
             raise SettingsError(f"{named_by}: {error}") from None
         self.steering = Steering.of(self.base, settings.queries.own_objectives(), default_objective(settings))
-        # Offset of the last record that changed the catalogue: what a Decision says it chose from.
+        # Offset of the last record that changed the catalogue, as recorded in Decisions.
         self.catalogue_version = -1
-        # Every model ever seen: searches of a removed one end, and their prices are still needed.
+        # Every model ever seen: searches of a removed one still end, and their costs must be computed.
         self.models: dict[str, Model] = {m.name: m for m in self.base.models}
         self.cost_model = CostModel.of(self.base)
         self._topics = Topics(settings)
@@ -148,11 +147,11 @@ class Control:
 
     @property
     def catalogue(self) -> Catalogue:
-        """The catalogue in force."""
+        """The current catalogue."""
         return self.steering.catalogue
 
     def space(self, catalogue: Catalogue) -> ActionSpace:
-        """Return what of a catalogue is on offer."""
+        """Return the offered actions of a catalogue."""
         return uis_space(catalogue, self.pairs)
 
     def verifier_of(self, model: Model) -> VerifierModel | None:
@@ -162,7 +161,7 @@ class Control:
 
     @property
     def objectives(self) -> Objectives:
-        """The objectives in force."""
+        """The current objectives."""
         return self.steering.objectives
 
     def grader(self, query: Query, model: str) -> Grader | None:
@@ -187,15 +186,15 @@ class Control:
         return tuple(found)
 
     def serving(self) -> frozenset[str]:
-        """Return the models with a living executor.
+        """Return the models with a live executor.
 
-        The broker's and this machine's clock are never compared. A beat is too old when the newest beat was appended
-        too long after it, by the broker's clock, or when it was received too long ago, by this process's own.
+        The clocks of broker and machine are never compared. A heartbeat is too old if the newest one was appended too
+        long after it, by the broker's clock, or if it was received too long ago, by this process's clock.
         """
         return frozenset(model for beat in self._living() for model in beat.models)
 
     def health(self) -> dict[str, tuple[str, str]]:
-        """Return the state of each model that a living executor tells of, and why; the best one where they differ."""
+        """Return the state of each model reported by a live executor, and the reason; the best one if they differ."""
         found: dict[str, tuple[str, str]] = {}
         for beat in self._living():
             for each in beat.health:

@@ -1,4 +1,4 @@
-"""What a process reports to Prometheus. One registry per process, served on its own port by `health.py`.
+"""Prometheus metrics. One registry per process, served on its own port by `health.py`.
 
 Names start with `uniscale_`; tests compare the dashboard and the alert rules with them.
 """
@@ -11,7 +11,7 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 
 
 class Metrics:
-    """Every counter, gauge and histogram of the system; a process touches those of its service."""
+    """Every counter, gauge and histogram of the system; a process uses those of its service."""
 
     def __init__(self, service: str) -> None:
         self.service = service
@@ -128,7 +128,7 @@ class Metrics:
         self._of_outcomes()
 
     def _of_outcomes(self) -> None:
-        """Add what the aggregator counts."""
+        """Add the aggregator's metrics."""
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self.answers = counter("answers", "Answers that count", "status")
         self.spent = histogram("spent_seconds", "Where the time of queries went", "component")

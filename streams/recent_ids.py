@@ -1,13 +1,13 @@
-"""The ids of the latest queries that have ended, in memory that is bounded and soon stops growing."""
+"""Ids of recently ended queries, in bounded memory."""
 
 
 class RecentIds:
-    """The latest ids of many, by their hashes, in two sets: once the newer one is full, it takes the older one's place.
+    """Recent ids, stored as hashes in two sets: once the newer one is full, it replaces the older one.
 
-    A dictionary in the order of insertion would forget one id at a time, but it searches what was deleted for its
-    oldest key, and allocates all of its memory anew every few ten thousand ids.
+    An insertion-ordered dictionary could drop one id at a time, but finding its oldest key scans deleted entries, and
+    it reallocates its memory every few ten thousand ids.
 
-    Of `most` ids, a new one is mistaken for one of them with probability most/2⁶⁴.
+    With `most` ids stored, a new one is mistaken for one of them with probability most/2⁶⁴.
 
     >>> recent = RecentIds(most=4)
     >>> for name in "abcde":
@@ -16,7 +16,7 @@ class RecentIds:
     ['c', 'd', 'e']
 
     Args:
-        most: Ids remembered at most, of which the latest half always are; about 80 bytes each.
+        most: Most ids to remember, at least the latest half of that; about 80 bytes each.
     """
 
     def __init__(self, most: int) -> None:
@@ -25,12 +25,12 @@ class RecentIds:
         self._older: set[int] = set()
 
     def __contains__(self, query_id: object) -> bool:
-        """Return whether an id is among those remembered."""
+        """Return whether an id is remembered."""
         hashed = hash(query_id)
         return hashed in self._newer or hashed in self._older
 
     def add(self, query_id: str) -> None:
-        """Remember an id; where there is no room, the older half is forgotten."""
+        """Remember an id; when full, the older half is dropped."""
         if len(self._newer) >= max(1, self._most // 2):
             self._older, self._newer = self._newer, set()
         self._newer.add(hash(query_id))

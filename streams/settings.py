@@ -1,8 +1,8 @@
-"""Every setting of the streaming processes, in one frozen struct of sections, parsed once.
+"""All settings of the streaming processes, in one frozen struct of sections, parsed once.
 
 Each setting has one name. It is set as UNISCALE_<NAME> in the environment or by that name in one configuration file,
-`uniscale.yaml`; what the command line says wins over the environment, the environment over the file, the file over the
-defaults. The supervisor passes its settings to its processes through the environment, and they read the same file.
+`uniscale.yaml`; the command line overrides the environment, the environment the file, and the file the defaults. The
+supervisor passes its settings to its processes through the environment, and they read the same file.
 """
 
 import logging
@@ -23,7 +23,7 @@ from schemas.errors import UniscaleError, closest
 from schemas.query import MAX_TIMEOUT_S, MAX_WAIT_S
 from schemas.record import MAX_RECORD
 
-# The settings by subject: one frozen struct each, with its defaults, and what cannot work refused.
+# The settings by subject: one frozen struct each, with defaults and validation.
 
 ENV_PREFIX: Final = "UNISCALE_"
 
@@ -38,17 +38,17 @@ MAX_PORT: Final = 65_535
 
 log = logging.getLogger("streams.settings")
 
-# What Kubernetes sets for each Service of the namespace in every pod, by the Service's name: the addresses of
+# Variables that Kubernetes sets in every pod for each Service of the namespace: the addresses of
 # `uniscale-gateway` are in UNISCALE_GATEWAY_SERVICE_HOST, UNISCALE_GATEWAY_PORT_8080_TCP_ADDR, …
 _SERVICE_LINK: Final = re.compile(
     rf"{ENV_PREFIX}(.*_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-# … and in UNISCALE_GATEWAY_PORT, which is also the name of a setting: a setting has a number there.
+# … and in UNISCALE_GATEWAY_PORT, which is also the name of a setting, but that is a number.
 _LINKED_PORT: Final = re.compile(rf"{ENV_PREFIX}(.*_)?PORT=(tcp|udp|sctp)://.*")
 
 
 def masked(value: Any) -> Any:
-    """Return a setting's value as it may be shown: without the secrets among a policy's options."""
+    """Return a setting's value without the secrets among a policy's options."""
     if not isinstance(value, dict):
         return value
     return {name: "***" if name in SECRET_OPTIONS and each else each for name, each in value.items()}
@@ -60,10 +60,10 @@ def variable(name: str) -> str:
 
 
 class SettingsError(UniscaleError, ValueError):
-    """A setting cannot be used. The message names it where it was set and says what to write instead.
+    """A setting is invalid. The message names the setting and where it was set, and says what to write instead.
 
     Attributes:
-        name: The setting's name; empty where several or none are at fault.
+        name: The setting's name; empty if several or none are at fault.
         why: What is wrong and what to do, without the name.
     """
 
@@ -77,8 +77,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Settings of one subject. A field's encoded name is the name of its setting.
 
     Attributes:
-        LEAST: The least value of fields that have one.
-        MOST: The greatest value of fields that have one.
+        LEAST: Minimum values of fields.
+        MOST: Maximum values of fields.
         ABOVE_0: The fields, in seconds, that must be above 0.
     """
 
@@ -101,7 +101,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             self._require(getattr(self, field) > 0, field, "must be above 0 seconds")
 
     def __repr__(self) -> str:
-        """Return what differs from the defaults, secrets hidden."""
+        """Return the values that differ from the defaults, secrets hidden."""
         plain = type(self)()
         shown = [
             f"{field.name}={'***' if field.encode_name in SECRETS else repr(masked(getattr(self, field.name)))}"
@@ -111,10 +111,10 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _require(self, holds: bool, field: str, why: str) -> None:
-        """Refuse the value of a field.
+        """Refuse the value of a field unless a condition holds.
 
         Raises:
-            SettingsError: it does not hold.
+            SettingsError: the condition does not hold.
         """
         if not holds:
             name = next(f.encode_name for f in msgspec.structs.fields(self) if f.name == field)
@@ -307,7 +307,7 @@ class ServingSettings(
     key: str = ""
     # API keys of other endpoints, as host=key,host:port=key. Secret.
     keys: str = ""
-    # Device of models in this process.
+    # Device for models in this process.
     device: Literal["cpu", "gpu"] = "cpu"
     # Whether checkpoints must be local folders; false allows the Hugging Face hub.
     offline: bool = True
@@ -462,7 +462,7 @@ S = TypeVar("S", bound=Section)
 
 
 class Settings(Section, frozen=True):
-    """What a process needs to know before it starts. Times in seconds, sizes in bytes.
+    """Settings of a process. Times in seconds, sizes in bytes.
 
     >>> settings = Settings(kafka=KafkaSettings(prefix="trial."))
     >>> settings.replace(policy_options='{"alpha": 0.5}')
@@ -496,10 +496,10 @@ class Settings(Section, frozen=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: Any) -> "Settings":
-        """Return the settings of the configuration file, over them those of `environ`, over these the flags not None.
+        """Return the settings of the configuration file, overridden by `environ`, overridden by the flags not None.
 
         Raises:
-            SettingsError: naming the file and the key, or the variable, that names no setting or does not fit.
+            SettingsError: naming the file and key, or the variable, that is unknown or has an invalid value.
         """
         layers = _layers(environ, flags)
         if links := service_links(environ):
@@ -518,13 +518,13 @@ class Settings(Section, frozen=True):
             raise SettingsError(f"{path}: {error.name}: {error.why}") from None
 
     def replace(self, **values: Any) -> "Settings":
-        """Return these settings with others in place of the named ones.
+        """Return a copy of these settings with the named ones replaced.
 
         Args:
-            **values: Values, or their text in the environment, by the names of the settings.
+            **values: Values, or their text as in the environment, by setting name.
 
         Raises:
-            SettingsError: there is no such setting, or a value does not fit.
+            SettingsError: there is no such setting, or a value is invalid.
         """
         fields = {field.encode_name: field for _, field in _fields()}
         for name in values:
@@ -543,7 +543,7 @@ class Settings(Section, frozen=True):
         return _converted({**plain, **sections}, Settings)
 
     def variables(self, *, secrets: bool = False) -> dict[str, str]:
-        """Return every setting as its environment variable and its text, without the secrets unless asked."""
+        """Return the text of every setting by environment variable, without secrets unless requested."""
         found = {}
         for section, field in _fields():
             value = getattr(getattr(self, section) if section else self, field.name)
@@ -553,9 +553,9 @@ class Settings(Section, frozen=True):
         return found
 
     def environ(self, around: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the variables that make `from_env` give these settings again, in the place of those of `around`.
+        """Return the environment from which `from_env` reproduces these settings, replacing those in `around`.
 
-        What the configuration file says stays there: a child process reads it, too.
+        Values from the configuration file are left out: a child process reads the file, too.
         """
         plain = Settings().variables(secrets=True)
         plain |= {variable(name): _text(value) for name, value in _read_config(self.config).items()}
@@ -569,7 +569,7 @@ class Settings(Section, frozen=True):
 
 
 def service_links(environ: Mapping[str, str]) -> set[str]:
-    """Return the variables that name no setting, but an address of a Service of Kubernetes.
+    """Return the variables that hold the address of a Kubernetes Service rather than a setting.
 
     >>> service_links({"UNISCALE_GATEWAY_PORT": "tcp://10.0.0.7:8080", "UNISCALE_METRICS_PORT": "9100"})
     {'UNISCALE_GATEWAY_PORT'}
@@ -582,7 +582,7 @@ def service_links(environ: Mapping[str, str]) -> set[str]:
 
 
 def origins(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, str]:
-    """Return where the value of each setting comes from, by its variable: what `from_env` is given decides."""
+    """Return where the value of each setting comes from, by variable, given the arguments of `from_env`."""
     found = {variable(field.encode_name): "default" for _, field in _fields()}
     for where, layer in _layers(environ, flags).items():
         found |= {variable(name): where for name in layer}
@@ -590,7 +590,7 @@ def origins(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, s
 
 
 def _layers(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what is set by name in the configuration file, the environment and the command line, in this order."""
+    """Return the values set by name in the configuration file, the environment and the command line, in this order."""
     links = service_links(environ)
     given = {
         name.removeprefix(ENV_PREFIX).lower(): text
@@ -611,7 +611,7 @@ def _layers(environ: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, d
 
 
 def _secret(name: str, file: str) -> str:
-    """Return what a file holds, without the line's end; an empty file holds no secret.
+    """Return the contents of a file without the final newline; an empty file holds no secret.
 
     Raises:
         SettingsError: it cannot be read.
@@ -625,12 +625,12 @@ def _secret(name: str, file: str) -> str:
 
 
 def _read_config(path: str, *, needed: bool = False) -> dict[str, Any]:
-    """Return what a configuration file sets, by name; nothing where there is none and none is needed.
+    """Return the values set in a configuration file, by name; empty if the file is missing and not required.
 
-    A catalogue that is written out in it is read from there: see `agents.catalogue.file`.
+    A catalogue may be written inline: see `agents.catalogue.file`.
 
     Raises:
-        SettingsError: it is no mapping of names to values, or names itself.
+        SettingsError: it is not a mapping of names to values, or names itself.
     """
     if not path or not (needed or Path(path).exists()):
         return {}
@@ -646,7 +646,7 @@ def _read_config(path: str, *, needed: bool = False) -> dict[str, Any]:
 
 
 def _fields() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
-    """Yield every setting with the section that holds it, "" for those of `Settings` itself."""
+    """Yield every setting with its section, "" for those of `Settings` itself."""
     for field in msgspec.structs.fields(Settings):
         if isinstance(field.type, type) and issubclass(field.type, Section):
             for inner in msgspec.structs.fields(field.type):
@@ -656,7 +656,7 @@ def _fields() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
 
 
 def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
-    """Return a value whose text is JSON, a list separated by commas, or empty for None; any other value as it is."""
+    """Parse a value given as JSON, a comma-separated list, or empty for None; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     if not value and NoneType in get_args(field.type):
@@ -689,14 +689,14 @@ def _converted(values: Mapping[str, Any], kind: type[S]) -> S:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, SettingsError):
             raise error.__cause__ from None
-        name = re.findall(r"\$\.(\w+)", str(error))[-1]  # without where in a list or a mapping
+        name = re.findall(r"\$\.(\w+)", str(error))[-1]  # without the index in a list or mapping
         expected = next(field.type for _, field in _fields() if field.encode_name == name)
         shown = "***" if name in SECRETS else repr(values[name])
         raise SettingsError(f"must be {_wanted(expected, values[name])}, is {shown}", name) from None
 
 
 def _wanted(expected: Any, given: Any) -> str:
-    """Return what a setting of a type must be."""
+    """Return a description of the values a setting of a type accepts."""
     if get_origin(expected) is tuple:
         return "a list of texts, or one text with commas"
     if get_origin(expected) is dict:

@@ -1,4 +1,4 @@
-"""The timeline of a query: every record that concerns it, as far as it is known, and when each was appended.
+"""The timeline of a query: every known record about it, with append times.
 
 A client builds timelines from the topics (`streams.client.events`), the gateway from its index. The audit has its own,
 in `streams/audit/timeline.sql`, because it shares no code with what it checks.
@@ -20,7 +20,7 @@ class Timeline:
     """Everything on record about one query. Lists are in offset order; the first of each identity counts.
 
     Attributes:
-        query: The Query that was decided, and before that the first that is on record.
+        query: The Query that was decided; before the Decision, the first one on record.
         at_ms: Append times in ms since the epoch, by stage: query, context, decision, step/1, verification/1, …,
             answer, feedback, reward/<kind>.
     """
@@ -38,7 +38,7 @@ class Timeline:
     at_ms: dict[str, int] = field(default_factory=dict)
 
     def add(self, record: Record, at_ms: int) -> None:
-        """Add a record that was appended at a time; of another kind than these, it is left out."""
+        """Add a record with its append time in ms; other kinds are ignored."""
         match record:
             case Query():
                 self.query, stage = self.query or record, "query"
@@ -46,7 +46,7 @@ class Timeline:
                 self.contexts.append(record)
                 stage = "context"
             case Decision():
-                if not self.decisions:  # of two Queries with this id, the one that was not refused
+                if not self.decisions:  # if two Queries have this id, the one that was not refused
                     self.query = record.query
                     if record.appended_ms:
                         self.at_ms["query"] = record.appended_ms
@@ -91,7 +91,7 @@ class Timeline:
 
     @property
     def reward(self) -> Reward | None:
-        """The Reward that says most: the last."""
+        """The most complete Reward: the last."""
         return self.rewards[-1] if self.rewards else None
 
     @property
@@ -101,12 +101,12 @@ class Timeline:
 
     @property
     def seq(self) -> int:
-        """Its place in the order of decisions; 0 without a Decision."""
+        """Its sequence number; 0 without a Decision."""
         return self.decision.seq if self.decision else 0
 
     @property
     def eflops(self) -> float | None:
-        """What the query cost, by the Reward that closed it; None while that is open, and where nothing was run."""
+        """Cost of the query from its closing Reward; None before that, and if nothing ran."""
         closing = self.closing
         return None if closing is None or closing.price is None else closing.price.cost
 

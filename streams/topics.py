@@ -1,8 +1,8 @@
-"""Every topic on one page: record, key, partitions, retention, compaction, largest record.
+"""All topics: record, key, partitions, retention, compaction, largest record.
 
-`action-decision.<group>` and `verification.<group>` have equal partition counts, and so have the
-four topics the aggregator joins: records of one query meet in one partition. The two changelogs
-are declared here too, because faust would create them with the broker's defaults.
+`action-decision.<group>` and `verification.<group>` have equal partition counts, as do the four topics that the
+aggregator joins, so that all records of a query are in the same partition. The two changelogs are declared here too,
+because faust would create them with the broker's defaults.
 """
 
 from collections.abc import Iterable
@@ -14,19 +14,19 @@ from streams.settings import Settings
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
-# One partition and one key: θ is shared by all queries, so learning has one order.
+# One partition and one key: θ is shared by all queries, so learning needs a single order.
 SHARD = b"0"
 
 
 def writer_of(changelog: str) -> str:
-    """Return the transactional id under which a changelog is written that has one writer."""
+    """Return the transactional id of a single-writer changelog."""
     return f"{changelog}.writer"
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic as it must be on the broker. `retention_ms` is -1 for compacted topics.
+    """The required configuration of a topic. `retention_ms` is -1 for compacted topics.
 
-    `setting` names the one that gives its partition count; empty where the count is fixed.
+    `setting` names the setting for its partition count; empty if the count is fixed.
     """
 
     name: str
@@ -40,20 +40,20 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     setting: str = ""
 
     def config(self) -> dict[str, str]:
-        """Return the broker's settings of this topic."""
+        """Return the topic's configuration on the broker."""
         config = {
             "cleanup.policy": "compact" if self.compacted else "delete",
             "retention.ms": str(self.retention_ms),
             "max.message.bytes": str(self.max_bytes),
             # Deadlines count from the broker's clock, never from a client's.
             "message.timestamp.type": "LogAppendTime",
-            # An acknowledged record is on more than one broker where there are several, and no broker without it may
-            # come to lead. With three replicas one may be away.
+            # With several replicas, an acknowledged record is on more than one broker, and only those can become
+            # leader. With three replicas one may be down.
             "min.insync.replicas": str(max(1, self.replication - 1)),
             "unclean.leader.election.enable": "false",
         }
         if self.compacted:
-            # Returning readers must still meet the tombstones of a long outage.
+            # Readers that return after a long outage must still see tombstones.
             config |= {
                 "delete.retention.ms": str(7 * DAY_MS),
                 "segment.bytes": str(64 * 1024 * 1024),
@@ -63,7 +63,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topics:
-    """The names, by prefix. Every other module asks here and writes no topic name itself."""
+    """Topic names for a prefix. No other module writes topic names itself."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -82,7 +82,7 @@ class Topics:
         self.dead_letter = prefix + "dead-letter"
 
     def decision_for(self, group: str) -> str:
-        """Return the topic from which the executors of `group` take decisions."""
+        """Return the topic from which the executors of `group` read decisions."""
         return f"{self.decision}.{group}"
 
     def verification_for(self, group: str) -> str:
@@ -90,7 +90,7 @@ class Topics:
         return f"{self.prefix}verification.{group}"
 
     def cancel_for(self, group: str) -> str:
-        """Return the topic on which the executors of `group` learn which searches to drop."""
+        """Return the topic on which the executors of `group` receive Cancels."""
         return f"{self.prefix}cancel.{group}"
 
     def app_id(self, service: str, group: str = "") -> str:

@@ -1,8 +1,8 @@
-"""One service as one process: prepare, then hand the event loop to faust. The only module that exits.
+"""Runs one service as one process: prepares, then passes the event loop to faust. The only module that exits.
 
-Order matters. Topics are checked before anything is read, `control` is read to its end before the first
-record is handled, and engines are loaded before partitions are asked for, so that no query waits in a
-process that cannot serve it.
+Order matters. Topics are checked before anything is read, `control` is read to its end before the first record is
+handled, and engines are loaded before joining the consumer group, so that no query waits in a process that cannot serve
+it.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ CRASH_EXIT = 70
 def run_service(
     settings: Settings, service: str, *, group: str = "", instance: str = "0", metrics_port: int = 0
 ) -> NoReturn:
-    """Run one service until it is asked to stop.
+    """Run one service until it is stopped.
 
     Args:
         settings: The settings of the process.
@@ -48,7 +48,7 @@ def run_service(
     """
     _log_to_stdout(settings.log_level)
     settings.state_path().mkdir(parents=True, exist_ok=True)
-    # Of faust's consumer thread too. The same streams take a fifth less time than on asyncio's own loop.
+    # Also for faust's consumer thread. Streams take a fifth less time than on asyncio's own loop.
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     kafka_clients.expect_uvloop()
     loop = asyncio.new_event_loop()
@@ -59,7 +59,7 @@ def run_service(
         serve(settings.metrics_host, metrics_port, metrics.registry, health)
     name = InstanceName(settings, Topics(settings).app_id(service, group), instance)
     if SERVICES[service].inputs:
-        name.lock()  # before the files of its crash counts are opened
+        name.lock()  # before its crash-count files are opened
     runtime = KafkaRuntime(settings, metrics, service=service, group=group, instance=instance)
     app: Any = runtime.app
     app.replaced = lambda: name.replaced(crash)
@@ -99,13 +99,13 @@ def _log_to_stdout(level: str) -> None:
         force=True,
     )
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # what libraries deprecate is no operator's concern
-    # Before torch is imported: of each engine it says in a line that its memory is bound to one node.
+        warnings.simplefilter("ignore")  # deprecations in libraries do not concern operators
+    # Before torch is imported: it logs the NUMA binding of each engine.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for noisy in ("kafka", "faust", "mode", "aiokafka", "httpx", "asyncio", "vllm"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(level)))
-    # kafka-python warns of a busy machine and of what faust tells of a member, torch of a missing Triton; mode logs
-    # every part of faust under the module of its class.
+    # kafka-python warns about a busy machine and faust's member metadata, torch about a missing Triton; mode logs
+    # every faust component under the module of its class.
     for wordy in ("kafka.net.selector", "kafka.admin._groups", "torch._library.triton"):
         logging.getLogger(wordy).setLevel(logging.ERROR)
     for parts in ("kafka", "kafka_consumer", "kafka_sender"):
@@ -122,12 +122,13 @@ async def _prepare(runtime: KafkaRuntime, name: InstanceName) -> None:
 
 
 def exit_crashed(reason: str, error: BaseException | None, in_flight: InFlightFile) -> NoReturn:
-    """End this process and say why.
+    """End this process and log why.
 
-    Without memory, saying so fails, too; a process that went on would hold its partitions and handle nothing.
+    When out of memory, logging may fail, too; but a process that continued would hold its partitions without handling
+    anything.
     """
     try:
-        # The failure is counted already, or no record's fault: what is in flight is not to blame for this death.
+        # The failure is counted already, or is no record's fault: do not blame the records in flight.
         in_flight.clear()
         log.critical("crash: %s", reason, exc_info=error)
         _exit(CRASH_EXIT)
@@ -143,7 +144,7 @@ def _exit(code: int) -> NoReturn:
 
 
 async def _end_with(parent: int, end: Any) -> None:
-    """End when the supervisor is gone, however it went: an orphan would hold its partitions."""
+    """End when the supervisor is gone for any reason: an orphan would hold its partitions."""
     while os.getppid() == parent:  # noqa: ASYNC110 - the kernel tells nobody
         await asyncio.sleep(1.0)
     end(f"the supervisor (process {parent}) is gone", None)

@@ -1,7 +1,7 @@
-"""The audit: accounts for every query_id from the raw topics, with code that shares nothing with what it checks.
+"""The audit: accounts for every query_id from the raw topics, sharing no code with what it checks.
 
-It imports only topic names, settings and the connection to the broker. It decodes the records and computes the price
-(App. D.3) with its own code. See docs/audit.md.
+It imports only topic names, settings and the connection to the broker. It decodes the records and computes costs (App.
+D.3) with its own code. See docs/audit.md.
 
     run           reads the topics, accounts for every query, reports
     reading       from the raw topics to facts in SQLite

@@ -1,4 +1,4 @@
-"""Runs `timeline.sql`, `checks.sql` and `summary.sql` over the facts: a state per query, what must hold, and totals."""
+"""Runs `timeline.sql`, `checks.sql` and `summary.sql` over the facts: a state per query, invariants, and totals."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -9,10 +9,9 @@ import orjson
 
 from streams.audit.reading import TABLES, Ledger, statements
 
-# The learner's snapshots: which versions are whole, and whose rows may have left its log.
-#
-# A version is a manifest and what it names by SHA-256: chunks of the policy's state, the rows of open queries, and the
-# ids of ended ones. The ids are arrays: n sorted digests of 8 bytes, then n places (partition and offset) of 8 bytes.
+# The learner's snapshots: which versions are complete, and which queries' rows may have left its log. A version is a
+# manifest and what it references by SHA-256: chunks of the policy's state, the rows of open queries, and the ids of
+# ended ones. The ids are arrays: n sorted digests of 8 bytes, then n positions (partition and offset) of 8 bytes.
 
 _PREFIX: Final = b"\x00snapshot/"
 _IDS: Final = b"\x00ended/"
@@ -29,10 +28,10 @@ class Snapshots:
         chunks: Every record of the snapshots, as key and value.
 
     Attributes:
-        versions: What is wrong with each, None where nothing is; oldest first. A version is the sequence number up to
-            which it holds everything.
+        versions: What is wrong with each, None if nothing; oldest first. A version is the sequence number up to which
+            it is complete.
         after: The sequence number up to which rows may have left the log; -1 for none.
-        reset_at: Where the Decisions of each partition ended when `learner reset` deleted the log.
+        reset_at: End offsets of the Decisions, by partition, when `learner reset` deleted the log.
     """
 
     def __init__(self, chunks: Iterable[tuple[bytes, bytes]]) -> None:
@@ -41,10 +40,10 @@ class Snapshots:
         self.versions = {version: _fault(records, version) for version in whole[-_KEPT:]}
         self.reset_at = _offsets(records.get(_RESET, b""))
         self._ended = np.empty(0, "<u8")
-        # A row may leave the log once both of the newest snapshots call its query ended; a repaired log starts from
-        # a single snapshot, which then is enough.
+        # A row may leave the log once its query has ended in both of the newest snapshots; after a repair there is a
+        # single snapshot, which then suffices.
         kept = [version for version in whole if version >= 0][-_KEPT:]
-        # A prior is the snapshot before all rows; it stays beside the one of a repair.
+        # A prior is the snapshot before all rows; it is kept in addition to a repair's snapshot.
         self.after = kept[0] if kept and _START in records else max(-1, min(self.versions, default=-1))
         if len(kept) == _KEPT or (kept and _START in records):
             self._ended = _ended(records, kept[0])
@@ -58,7 +57,7 @@ class Snapshots:
 
 
 def _offsets(value: bytes) -> dict[int, int]:
-    """Return the offsets by partition in the record that `learner reset` leaves; none if it says anything else."""
+    """Return the offsets by partition in the record written by `learner reset`; empty if it holds anything else."""
     try:
         return {int(part): int(offset) for part, offset in orjson.loads(value).items()}
     except (ValueError, TypeError, AttributeError):
@@ -75,7 +74,7 @@ def _version(key: bytes) -> int:
 
 
 def _fault(records: dict[bytes, bytes], version: int) -> str | None:
-    """Return what is wrong with a snapshot; None if it is whole."""
+    """Return what is wrong with a snapshot; None if it is complete."""
     try:
         _check(records, version)
     except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
@@ -105,12 +104,12 @@ def _check(records: dict[bytes, bytes], version: int) -> None:
 
 
 def _ended(records: dict[bytes, bytes], version: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    """Return the digests of the ids that a snapshot lists as ended, sorted; none of a snapshot that is damaged."""
+    """Return the sorted digests of the ids that a snapshot lists as ended; empty for a damaged snapshot."""
     try:
         manifest = orjson.loads(records[_PREFIX + f"{version}/manifest".encode()].partition(b"\n")[2])
         held = [records[_IDS + ids["sha256"].encode()] for ids in manifest.get("ended", ())]
     except (KeyError, TypeError, ValueError, AttributeError):
-        return np.empty(0, "<u8")  # `_fault` says so
+        return np.empty(0, "<u8")  # reported by `_fault`
     return np.sort(np.concatenate([np.frombuffer(ids[: len(ids) // 16 * 8], "<u8") for ids in [b"", *held]]))
 
 
@@ -119,23 +118,24 @@ def _same(data: bytes, digest: str, what: str) -> None:
         raise ValueError(f"SHA-256 of the {what} is {found[:12]}…, stated {digest[:12]}…")
 
 
-# What must hold of the facts.
+# Invariants of the facts.
 
 CLOSE: Final = 1e-9
-"""Relative difference allowed between two ways of adding the same numbers."""
+"""Relative difference allowed between two ways of summing the same numbers."""
 
 BATCH: Final = 64
-"""More records than the decider handles at once: it has finished with whatever lies this far behind its newest row."""
+"""More records than a decider batch: everything this far before its newest row has been handled."""
 
 WINDOW: Final = 8
-"""Times the concurrency: the embedder reads no further than this beyond a Query that waits for its place."""
+"""Multiple of the concurrency by which the embedder may read past a Query that waits for admission."""
 
 CLOCKS_MS: Final = 5_000
-"""How far the clocks of two brokers may be apart: append times in different partitions may be theirs."""
+"""Maximum clock difference between brokers, in ms: append times in different partitions may come from different
+ones."""
 
 
 class Discrepancy(NamedTuple):
-    """What is wrong: the check that says so, the query_id or another subject, and words."""
+    """A failed check: its name, the query_id or other subject, and a description."""
 
     check: str
     query_id: str
@@ -143,13 +143,12 @@ class Discrepancy(NamedTuple):
 
 
 class Checks:
-    """One state for each query of a ledger, and what is wrong.
+    """Computes a state for each query of a ledger, and the discrepancies.
 
     Args:
-        ledger: Everything has been added.
+        ledger: The complete ledger.
         topics: The topic of each kind of record.
-        known: What the statements know besides the facts, by the names of their parameters: times in ms, and how far
-            each service had come.
+        known: Further parameters of the statements, by name: times in ms, and the progress of each service.
     """
 
     def __init__(self, ledger: Ledger, topics: dict[str, str], known: dict[str, Any]) -> None:
@@ -181,7 +180,7 @@ class Checks:
             self._db.execute(statement, self._known)
 
     def wrong(self) -> Iterator[Discrepancy]:
-        """Yield what is wrong, check by check."""
+        """Yield the discrepancies, check by check."""
         for name, statement in statements("checks.sql").items():
             for query_id, what in self._db.execute(statement, self._known):
                 yield Discrepancy(name, query_id, what)
@@ -191,12 +190,12 @@ class Checks:
         return self._db.execute(statements("summary.sql")[name], self._known).fetchall()
 
     def number(self, name: str) -> int:
-        """Return the number that a statement of `summary.sql` finds."""
+        """Return the number that a statement of `summary.sql` selects."""
         [(number,)] = self.found(name)
         return int(number)
 
     def _give_up(self, table: str, topic: str) -> None:
-        """Write beside each record of a topic why it was given up, if it was."""
+        """Store with each record of a topic why it went to the dead-letter topic, if it did."""
         self._db.execute(
             f"UPDATE {table} SET error = Letter.error FROM Letter"
             f" WHERE Letter.topic = ? AND Letter.part = {table}.part AND Letter.off = {table}.off",

@@ -1,4 +1,4 @@
-"""What a search costs, computed a second time from the catalogue's numbers and App. D.3 (see docs/eflops.md).
+"""Cost of a search, recomputed independently from the catalogue's numbers and App. D.3 (see docs/eflops.md).
 
     eFLOPs = operations + I · bytes                                            Definition D.1
 
@@ -18,7 +18,7 @@ _WIDTH: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Numbers(NamedTuple):
-    """An architecture, in the letters of Table 11: P, N_layer, N_q, N_kv, d_head, prec_p, prec_kv."""
+    """An architecture, in the symbols of Table 11: P, N_layer, N_q, N_kv, d_head, prec_p, prec_kv."""
 
     P: int
     layers: int
@@ -30,7 +30,7 @@ class Numbers(NamedTuple):
 
     @property
     def W(self) -> int:
-        """Return how many numbers the queries of one token have, over all layers."""
+        """Return the size of one token's attention queries, summed over all layers."""
         return self.layers * self.q * self.head
 
     @property
@@ -65,15 +65,15 @@ def price(
     intensity: float,
     factor: float = 1.0,
 ) -> PriceTerms:
-    """Return what a search cost.
+    """Return the cost of a search.
 
     Args:
         prompt: L_in, tokens of the prompt.
         trace: The drafts of an Answer; `parent`, `depth`, `tokens` and `score` of each are read.
-        generator: Of the model that drafted.
-        verifier: Of the model that scored.
-        intensity: I, the operations that one byte is worth.
-        factor: What an eFLOP costs.
+        generator: Numbers of the model that drafted.
+        verifier: Numbers of the model that scored.
+        intensity: I, FLOPs per byte.
+        factor: Price factor of the model.
     """
     m, v = generator, verifier
     # Prop. D.13: one pass over the prompt, whose token i attends to i positions.
@@ -120,10 +120,10 @@ class PriceList:
     """
 
     def __init__(self, path: Path) -> None:
-        # libyaml's loader where there is one: ten times as fast.
+        # libyaml's loader if available: ten times as fast.
         content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         if isinstance(written_out := content.get("catalogue"), dict):
-            content = written_out  # in a configuration file
+            content = written_out  # inline in a configuration file
         models, verifiers = list(content.get("models") or ()), list(content.get("verifiers") or ())
         defaults = content.get("defaults") or {}
         if content.get("family"):
@@ -146,9 +146,10 @@ class PriceList:
             known.append(found)
 
     def prices(self, answer: Mapping[str, Any]) -> list[PriceTerms]:
-        """Return what an Answer's search may have cost; empty if nothing was run or its model is not known.
+        """Return the possible costs of an Answer's search; empty if nothing ran or its model is unknown.
 
-        The model's numbers are any that the catalogue has had; the price factor is the one that the search began with.
+        There is one for each version of the model the catalogue has had; the price factor is the one the search started
+        with.
         """
         action, trace = answer.get("action"), answer.get("trace")
         if not action or not trace:
@@ -172,13 +173,13 @@ class PriceList:
 
 
 def factor_of(answer: Mapping[str, Any]) -> float | None:
-    """Return the price factor that an Answer's search began with; None for one that never began."""
+    """Return the price factor that an Answer's search started with; None if it never started."""
     limits = answer.get("limits")
     return None if limits is None else float(limits.get("price_factor", 1.0))
 
 
 def numbers(entry: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of an entry; bytes that are not given follow from the dtype that it is served in."""
+    """Return the numbers of an entry; missing byte sizes follow from the dtype it is served in."""
     a = entry["architecture"]
     width = _WIDTH.get((entry.get("engine") or {}).get("dtype", "bfloat16"), 2)
     return Numbers(
@@ -229,7 +230,7 @@ def _stored(file: Path) -> int:
 
 
 def _laid(typed: list[dict[str, Any]], family: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Complete the checkpoints' entries from the file's entries of the same models; models only in the file follow."""
+    """Complete the checkpoints' entries from the file's entries for the same models; add those only in the file."""
     said = {each.get("name"): each for each in typed}
     names = {each["name"] for each in family}
     return [_over(each, said.get(each["name"], {})) for each in family] + [

@@ -1,4 +1,4 @@
-"""From the raw topics to facts on disk, with a decoder of its own that shares nothing with the product's."""
+"""Turns the raw topics into facts on disk, with its own decoder that shares no code with the product."""
 
 import hashlib
 import math
@@ -20,8 +20,8 @@ from streams.log import kafka_clients
 from streams.log.kafka_clients import BrokerStalled
 from streams.settings import Settings
 
-# Keeps the facts while the log is read: SQLite on disk, so that memory does not grow with the log. Its tables are in
-# `facts.sql`, and SQLite checks the types of what is put into them.
+# The facts go into SQLite on disk, so that memory does not grow with the log. `facts.sql` defines the tables, and
+# SQLite checks the column types.
 
 TABLES: Final = {
     "query": "Query",
@@ -33,14 +33,14 @@ TABLES: Final = {
     "learner": "Row",
     "join": "JoinRow",
 }
-"""The tables of the kinds of topics whose records concern a single query each."""
+"""Tables for the kinds of topics whose records each concern a single query."""
 
 _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 @cache
 def statements(file: str) -> dict[str, str]:
-    """Return the statements of a file beside this one, by the name in the comment above each, in order.
+    """Return the statements of a file in this folder, in order, by the name in the comment above each.
 
     >>> list(statements("timeline.sql"))[:2]
     ['by_query', 'by_context']
@@ -50,7 +50,7 @@ def statements(file: str) -> dict[str, str]:
 
 
 class Ledger:
-    """The facts, in a temporary database of SQLite: in memory up to 32 MB, beyond that in a file without a name."""
+    """The facts, in a temporary SQLite database: in memory up to 32 MB, beyond that in an unnamed file."""
 
     def __init__(self) -> None:
         self.db = sqlite3.connect("", isolation_level=None)
@@ -61,7 +61,7 @@ class Ledger:
         self.db.execute("BEGIN")
 
     def add(self, table: str, *fact: object) -> None:
-        """Keep a fact, the columns of its table in order. Where that has a key, it replaces the earlier one of the key.
+        """Store a fact: the columns of its table in order. In a table with a key it replaces an earlier one.
 
         Raises:
             sqlite3.Error, OverflowError: A field has the wrong type, so the product did not write the record.
@@ -69,7 +69,7 @@ class Ledger:
         self.db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(fact))})", fact)
 
     def drop(self, table: str, column: str, key: object) -> None:
-        """Forget the fact of a key, whose tombstone was read."""
+        """Delete the fact of a key whose tombstone was read."""
         self.db.execute(f"DELETE FROM {table} WHERE {column} = ?", (key,))
 
     def close(self) -> None:
@@ -77,20 +77,20 @@ class Ledger:
         self.db.close()
 
 
-# The raw topics: where they begin and end, and the records in between, one partition after the other.
+# The raw topics: start and end offsets, and the records in between, one partition after another.
 #
 # `Log` is the interface: `BrokerLog` reads from a broker, and a test passes lists. Reading a record takes bounded
-# memory whatever bytes it holds, and a value that cannot be read is None.
+# memory for any bytes, and a value that cannot be read is None.
 
 MAX_PLAIN: Final = 16 * 1024 * 1024
-"""Most bytes of a decompressed zstd frame, twice what the product writes: a hostile frame must not fill the memory."""
+"""Most bytes of a decompressed zstd frame, twice what the product writes: a hostile frame must not fill memory."""
 
-# In one record, twice what a service reads: millions of empty lists take seconds each.
+# Most values in a record, twice what a service accepts: millions of empty lists take seconds each.
 _MOST_VALUES: Final = 256 * 1024
 
 _POLL_MS: Final = 500
 _STALLED_S: Final = 30.0
-# One that does not end too: else each quotation mark in it would be tried, in time quadratic in its length.
+# An unterminated string matches too: otherwise each quotation mark in it would be tried, in quadratic time.
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
@@ -209,10 +209,8 @@ def _is_crowded(value: bytes) -> bool:
     return sum(map(bare.count, marks)) > _MOST_VALUES
 
 
-# From raw records to facts: the fields that the checks need, decoded without the product's own schemas.
-#
-# A record that cannot be read leaves no fact. If its service should have given it up, the checks look for its dead
-# letter.
+# Raw records become facts: the fields that the checks need, decoded without the product's schemas. An unreadable
+# record leaves no fact. If its service should have refused it, the checks look for its dead letter.
 
 SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00rows/", b"\x00start", b"\x00reset")
 _ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
@@ -230,12 +228,12 @@ class Facts:
         contexts_done: Offset of the newest Context that had been decided by then.
         rewards_done: Offset of the newest Reward that had been applied by then.
         unreadable: Number of records that left no fact, by kind of topic.
-        unpriced: Number of Answers that cannot be priced, by their model: the catalogue does not know it.
+        unpriced: Number of Answers whose cost cannot be computed, by model: the catalogue does not have it.
     """
 
     def __init__(self, ledger: Ledger, catalogue: PriceList) -> None:
         self._catalogue, self._plain = catalogue, Plain()
-        # Append time (ms) of the oldest entry of each model in `control`: compaction may have removed earlier ones.
+        # Append time (ms) of each model's oldest entry in `control`: compaction may have removed earlier ones.
         self._entered_ms: dict[str, int] = {}
         self._add, self._drop = ledger.add, ledger.drop
         self.queries_done: dict[int, int] = {}
@@ -250,7 +248,7 @@ class Facts:
             kind: Kind of its topic: query, context, decision, answer, reward, feedback or another.
             part: Its partition.
             raw: The record.
-            early: Whether it lies before the first capture.
+            early: Whether it is before the first capture.
         """
         keyed = raw.value is None or raw.key is None or raw.key.startswith(b"\x00")
         if kind == "snapshot" or (kind in ("learner", "join") and keyed):
@@ -414,7 +412,7 @@ def _boxed(r: dict[str, Any]) -> bool:
 
 
 def _whole_number(text: str | None) -> int | None:
-    """Return the whole number that a text is, if comparing digits is enough to grade it; else None."""
+    """Return the integer that a text states, if comparing digits is enough to grade it; otherwise None."""
     digits = "" if text is None else text.strip()
     return int(digits) if len(digits) <= 15 and digits.isascii() and digits.isdigit() else None
 
@@ -434,11 +432,11 @@ def _coefficients(objective: dict[str, Any]) -> tuple[float, float, float, float
 
 
 _NO_TERMS: Final = {**dict.fromkeys(PriceTerms._fields, 0.0), "factor": 1.0}
-"""What a price leaves out of its terms."""
+"""Defaults of the terms that a price omits."""
 
 
 def _scalar(r: dict[str, Any], score: float | None) -> float | None:
-    """Return the reward of Eq. 4, minus λ·C if the objective has a price; None if a term is not known."""
+    """Return the reward of Eq. 4, minus λ·C if the objective has a shadow price; None if a term is not known."""
     if r["correct"] is None or score is None or r["log_cost"] is None:
         return None
     w, v, u, c = _coefficients(r["objective"])

@@ -23,7 +23,7 @@ from streams.settings import Settings
 from streams.topics import Topics
 
 MOST_NAMED: Final = 10_000
-"""Discrepancies that are listed; any more are only counted."""
+"""Most discrepancies listed; any more are only counted."""
 
 _EVER_MS: Final = 1 << 62
 
@@ -50,7 +50,7 @@ class Report(Struct, kw_only=True):
         overdue: Number of queries pending past their deadline.
         repeated: Number of harmless repeats, which at-least-once delivery allows.
         unreadable: Number of records that could not be read, by kind of topic.
-        unpriced: Number of Answers whose price was not checked, by their model: the catalogue does not have it.
+        unpriced: Number of Answers whose cost was not checked, by model: the catalogue does not have it.
         learner: Updates counted in the learner's rows, and applied rewards counted in the Rewards.
         records: Number of records read.
         peak_mb: Peak resident memory of this process.
@@ -83,12 +83,12 @@ class Report(Struct, kw_only=True):
 
     @property
     def ids(self) -> list[str]:
-        """Return what the discrepancies concern, each once, in order."""
+        """Return the distinct subjects of the discrepancies, in order."""
         return list(dict.fromkeys(each["query_id"] for each in self.discrepancies))
 
     @property
     def checks(self) -> set[str]:
-        """Return the checks that name a discrepancy."""
+        """Return the names of the failed checks."""
         return {each["check"] for each in self.discrepancies}
 
     def name(self, each: Discrepancy) -> None:
@@ -98,7 +98,7 @@ class Report(Struct, kw_only=True):
             self.discrepancies.append(each._asdict())
 
     def settle(self) -> None:
-        """Let each pending query be a discrepancy; those that are listed are named."""
+        """Count each pending query as a discrepancy and list the oldest."""
         for each in self.pending:
             self.name(Discrepancy("settled", each.query_id, f"is pending: it waits for the {each.waits_for}"))
         self.wrong += self.states.get("pending", 0) - len(self.pending)
@@ -192,7 +192,7 @@ def _known(
 ) -> dict[str, Any]:
     """Return the parameters of the statements in `timeline.sql`, `checks.sql` and `summary.sql`.
 
-    What was appended after kept_… must still be there; retention may have removed earlier records of the kind.
+    Records appended after kept_… must still be there; retention may have removed earlier ones of the kind.
     """
     known: dict[str, Any] = {
         "query_topic": names["query"],

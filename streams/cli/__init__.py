@@ -1,4 +1,4 @@
-"""The one command line. Each command parses, calls one function and prints; 0 is success, 1 a refusal, 2 a usage error.
+"""The command line. Each command parses, calls one function and prints; 0 is success, 1 a refusal, 2 a usage error.
 
 A command's module is imported only when the command runs: importing all of them takes seconds.
 """
@@ -51,13 +51,13 @@ class RefusingGroup(click.Group):
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
             sys.exit(130)
-        except EOFError as error:  # of which click would say "Aborted!", and no more
+        except EOFError as error:  # click would only print "Aborted!"
             raise RuntimeError(
-                "a file ends too early. If an import led here, the module's bytecode is cut off, as by a full disk: "
-                "delete the folder __pycache__ beside it"
+                "a file is truncated. If an import caused this, the module's bytecode is incomplete, for example after "
+                "the disk was full: delete the __pycache__ folder next to it"
             ) from error
         except (KeyError, IndexError, BrokenPipeError):
-            raise  # our own bug, or a reader such as `head` that has seen enough
+            raise  # our own bug, or a closed pipe, as with `head`
         except Exception as error:
             if not isinstance(error, _refusals()):
                 raise
@@ -73,7 +73,7 @@ class _Commands(RefusingGroup):
         return sorted({*_MODULES, *self.commands})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, from the module that holds it."""
+        """Import a command's module and return the command."""
         if cmd_name in _MODULES:
             module = import_module(f"streams.cli.{_MODULES[cmd_name]}")
             commands: list[click.Command] = module.COMMANDS
@@ -86,7 +86,7 @@ def _refusals() -> tuple[type[Exception], ...]:
     from streams.log.kafka import KafkaError as ReadError
     from streams.log.kafka_clients import KafkaError
 
-    # LookupError: the audit's, which shares no code with what it checks.
+    # LookupError: raised by the audit, which shares no code with what it checks.
     return (UniscaleError, Unavailable, KafkaError, ReadError, LookupError, OSError)
 
 
@@ -120,7 +120,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def flags_of_settings(command: F) -> F:
-    """Add the flags that say which deployment is meant; `Settings.from_env` takes them."""
+    """Add the flags that select a deployment; `Settings.from_env` takes them."""
     for flag in reversed(_FLAGS):
         command = flag(command)
     return command
@@ -137,7 +137,7 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
 
     Exit codes: 0 success, 1 refused or failed (the last line says why), 2 usage error, 130 interrupted.
     """
-    # A terminal that is not UTF-8 lacks letters that models write. In a file or pipe none may be lost.
+    # A non-UTF-8 terminal cannot show all characters. In a file or pipe none may be lost.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict" and sys.stdout.isatty():
         sys.stdout.reconfigure(errors="replace")
     ctx.obj = Settings.from_env(os.environ, **flags)

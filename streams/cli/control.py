@@ -1,4 +1,4 @@
-"""`catalogue`, `objective`, `keys`: steer a running deployment by records in `control`."""
+"""`catalogue`, `objective`, `keys`: change a running deployment through records on `control`."""
 
 import hashlib
 import secrets
@@ -40,11 +40,11 @@ from streams.log.blocking import read_all
 from streams.settings import Settings
 from streams.topics import Topics
 
-# `catalogue` and `objective`: steer a running deployment by records in `control`.
+# `catalogue` and `objective`: change a running deployment through records on `control`.
 
 
 def steering(settings: Settings) -> Steering:
-    """Return what is in force: the catalogue file, the settings' objectives and the control records on the broker."""
+    """Return the current control state: catalogue file, configured objectives and control records on the broker."""
     base = catalogue_of(settings)
     found = Steering.of(base, settings.queries.own_objectives(), default_objective(settings))
     for offset, entry in _entries(settings):
@@ -56,7 +56,7 @@ def steering(settings: Settings) -> Steering:
 
 
 def _entries(settings: Settings) -> Iterator[tuple[int, ControlRecord]]:
-    """Yield the control records on the broker that can be read, with their offsets."""
+    """Yield the readable control records on the broker, with their offsets."""
     for record in read_all(settings, [Topics(settings).control]):
         if record.value:
             try:
@@ -80,14 +80,14 @@ def catalogue() -> None:
 @click.argument("name")
 @click.pass_obj
 def show_entry(settings: Settings, name: str) -> None:
-    """Print the entry of model NAME that is in force, as a file for `catalogue add`."""
+    """Print the current entry of model NAME, as a file for `catalogue add`."""
     click.echo(entry_of(steering(settings).catalogue.model(name)), nl=False)
 
 
 @catalogue.command("list")
 @click.pass_obj
 def list_models(settings: Settings) -> None:
-    """Print the models in force, with their groups and sizes."""
+    """Print the current models, with their groups and sizes."""
     found = steering(settings)
     table = Table(
         "model",
@@ -127,16 +127,17 @@ def add_entry(settings: Settings, file: Path) -> None:
     record = CatalogueEntry(name=entry["name"], op="add", model=entry)
     before = steering(settings)
     try:
-        after = before.after(record, before.offset + 1)  # refuses here what every process would refuse
+        after = before.after(record, before.offset + 1)  # fail here rather than in every process
         check_graders(after.catalogue)
     except UniscaleError as error:
         raise CatalogueError(f"{file}: {error}") from None
     group = after.catalogue.model(record.name).group
     declared = Topics(settings).declared
-    # Other settings than the deployment's would make topics with a wrong count, which ends every process.
+    # Settings that differ from the deployment's would create topics with a wrong partition count, which ends every
+    # process.
     kafka_admin.require(settings, declared(before.catalogue.groups))
     kafka_admin.create(settings, declared(after.catalogue.groups))
-    kafka_admin.require(settings, declared(after.catalogue.groups))  # of a group that was here before
+    kafka_admin.require(settings, declared(after.catalogue.groups))  # topics of an existing group
     offset = _send(settings, record)
     click.echo(f"{record.name} added to group {group}, control offset {offset}")
     if record.name in after.catalogue.overlong:
@@ -172,7 +173,7 @@ def price(settings: Settings, name: str, factor: float) -> None:
     """
     record = PriceFactorEntry(name=name, factor=factor)
     before = steering(settings)
-    # Refuses here what every process would refuse.
+    # Fail here rather than in every process.
     before.catalogue.with_price_factor(name, factor, before.offset + 1)
     click.echo(f"an eFLOP of {name} costs {factor:g}, control offset {_send(settings, record)}")
 
@@ -199,7 +200,7 @@ def set_objective(
     mean_cost: float | None,
     accuracy: float | None,
 ) -> None:
-    """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum 1), a mean cost or an accuracy.
+    """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum to 1), a mean cost or an accuracy.
 
     Takes effect with the next decision; nothing is relearned.
     """
@@ -224,7 +225,7 @@ def remove_objective(settings: Settings, name: str) -> None:
     if name not in before.objectives.named:
         raise CatalogueError(f"objective {name!r} does not exist; `objective list` shows the objectives")
     record = ObjectiveEntry(name=name, op="remove")
-    before.after(record, before.offset + 1)  # refuses here what every process would refuse
+    before.after(record, before.offset + 1)  # fail here rather than in every process
     click.echo(f"{name} removed, control offset {_send(settings, record)}")
 
 
@@ -241,7 +242,7 @@ def bounds(settings: Settings, low: float, high: float) -> None:
 @objective.command("list")
 @click.pass_obj
 def objectives(settings: Settings) -> None:
-    """Print the objectives in force."""
+    """Print the current objectives."""
     found = steering(settings).objectives
     table = Table("objective", "asks for", "since offset")
     for name, goal in found.named.items():
@@ -261,7 +262,7 @@ def _in_words(goal: Goal) -> str:
     return f"correct {goal.correct:.3g}, score {goal.score:.3g}, cost {goal.cost:.3g}"
 
 
-# `keys`: API keys of the gateway. A key is shown once; the topics hold its SHA-256 alone.
+# `keys`: API keys of the gateway. A key is shown once; the topics hold only its SHA-256.
 
 PREFIX = "uk-"
 
@@ -273,7 +274,7 @@ _NOBODY_TEACHES = (
 
 
 class UnknownKey(UniscaleError):
-    """There is no API key of that name. `keys list` shows which there are."""
+    """There is no API key with that name. `keys list` shows the names."""
 
 
 def make_key() -> tuple[str, str]:
@@ -331,7 +332,7 @@ def add(
     if if_none and (known := _known(settings)):
         click.echo(f"{len(known)} keys exist, none was added; `keys list` shows them", err=True)
         return
-    check_name("KeyEntry", "tenant", tenant)  # as a Query's is: of another, every request would be refused
+    check_name("KeyEntry", "tenant", tenant)  # as in a Query: otherwise every request would be refused
     key, digest = make_key()
     entry = KeyEntry(
         name=name,
@@ -345,7 +346,7 @@ def add(
     )
     if path is not None:
         path.unlink(missing_ok=True)
-        path.touch(mode=0o600)  # before the key is in it, and before it opens anything
+        path.touch(mode=0o600)  # before the key is written or valid
         path.write_text(f"{key}\n")
     _send(settings, entry)
     if path is None:

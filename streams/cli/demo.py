@@ -88,7 +88,7 @@ def demo(
 
     Starts a broker and all services with the six mini models and sends the questions with several in flight. The policy
     chooses for each question; its baselines, one sample of the largest model and a search with it, get the same
-    questions and teach nothing. Audits the log and stops everything it started. Prints the policy's accuracy and cost
+    questions, without learning. Audits the log and stops everything it started. Prints the policy's accuracy and cost
     against each baseline, then the figures; writes summary.json and report.html. Exits with 1 if a query has no Answer
     or the audit finds a discrepancy.
     """
@@ -115,7 +115,7 @@ def demo(
 
 
 def show_demo(summary: Mapping[str, Any], console: Console) -> None:
-    """Print what a run came to: first what choosing was worth, then figures."""
+    """Print the result of a run: first the gain over the baselines, then the figures."""
     for comparison in summary["comparisons"]:
         console.print(sentence(comparison), style="bold")
     table = Table("", "", show_header=False)

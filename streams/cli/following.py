@@ -1,4 +1,4 @@
-"""`follow`: the records of any topics, live or from a time, one a line."""
+"""`follow`: the records of any topics, live or from a time, one per line."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ SHOWN: Final[dict[Kind, tuple[str, ...]]] = {
     "control": ("op", "factor", "weights", "mean_cost", "accuracy", "cost_range", "tenant", "scopes"),
     "heartbeat": ("models", "in_flight", "stopping"),
 }
-"""What of a record stands in a line for people."""
+"""Fields of a record shown in its line."""
 
 _TOPICS: Final[dict[str, Kind]] = {
     "action-decision": "decision",
@@ -41,12 +41,12 @@ _MOST_TEXT: Final = 80
 
 
 class SinceTime(click.ParamType):
-    """A time, as milliseconds since the epoch: so long ago, or a date and time."""
+    """A time in milliseconds since the epoch, given as a duration before now or as a date and time."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the time; refuse what is not one, as wrong usage."""
+        """Return the time; raise a usage error if it is not one."""
         if isinstance(value, int):
             return value
         if ago := re.fullmatch(r"(\d{1,6})([smhd])", value):
@@ -100,7 +100,7 @@ def follow(
 
 
 def line_of(event: QueryEvent) -> str:
-    """Return an event in one line for people: when, what, of which query, and the fields that matter."""
+    """Return a readable line for an event: time, kind, query, and the main fields."""
     at = datetime.fromtimestamp(event.at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
     about = event.query_id or getattr(event.record, "key", "")
     return " ".join([f"{at}Z", event.kind, _in_a_line(about), *_told(event)])
@@ -124,7 +124,7 @@ def _in_words(value: Any) -> str:
 
 
 def _in_a_line(text: str) -> str:
-    """Return the beginning of a text without line breaks and what else steers a terminal."""
+    """Return the start of a text without line breaks and other control characters."""
     short = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
     return "".join(each if each.isprintable() else " " for each in short)
 

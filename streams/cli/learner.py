@@ -55,13 +55,13 @@ def _decoded(settings: Settings, topic: str, kind: type[R]) -> Iterator[R]:
 
 
 def graded_row(decision: Decision, reward: Reward) -> dict[str, Any] | None:
-    """Return a decision and what became of it as a row of a log; None where it has no propensity or no cost.
+    """Return a decision and its outcome as a row of a log; None without a propensity or a cost.
 
-    Nor has a query with `learn: false` a row, or one whose model failed to answer: a prior made from it would learn
-    after all what is not to be learned, of the latter its cost.
+    Queries with `learn: false` have no row either, nor those whose model failed to answer: a prior would otherwise
+    learn from them after all (in the latter case, from the cost).
 
-    `text` is what was embedded: a prior must read a question as the learner will, a conversation too. `cost` is in
-    eFLOPs, as a prior is: what they cost is the catalogue's to say.
+    `text` is the embedded text, also for a conversation: a prior must see what the learner will. `cost` is in eFLOPs,
+    as in a prior; price factors are the catalogue's.
     """
     if reward.log_cost is None or not decision.propensity or not reward.learn or reward.failed:
         return None

@@ -1,4 +1,4 @@
-"""For programs that ask questions: send queries, wait for Answers, give feedback, follow and explain.
+"""Client library: send queries, wait for Answers, send feedback, follow and explain.
 
     from streams.client import Client, KafkaSettings, Settings
 
@@ -7,8 +7,8 @@
         client.feedback(answer.query_id, correct=True)
         print(client.explain(answer.query_id).decision)
 
-`client` holds the Client, a set of queries in flight and how fast to send; `events` the iterator over
-live records, their decoding, and the log of a run read back; `where` conditions on them; `questions` question files.
+`client` holds the Client, sets of queries in flight and send schedules; `events` the iterator over live records, their
+decoding, and the log of a finished run; `where` conditions on records; `questions` question files.
 """
 
 from streams.client.client import Client, IdTaken, NoAnswer, SendSchedule, SentQueries

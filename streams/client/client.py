@@ -1,4 +1,4 @@
-"""The client: send queries, wait for their Answers, give feedback, follow and explain what happened."""
+"""The client: send queries, wait for Answers, send feedback, follow records and explain a query."""
 
 import threading
 import time
@@ -46,7 +46,7 @@ class SendSchedule(msgspec.Struct, frozen=True):
         return index / self.per_s if self.per_s > 0 else 0.0
 
 
-# A set of queries: which have been sent, answered and rewarded, and how each ended.
+# A set of queries: which were sent, answered and rewarded, and how each ended.
 
 
 class SentQueries:
@@ -71,7 +71,7 @@ class SentQueries:
         self.total = len(self._ids)
         self.sent = 0
         self.taken: set[str] = set()
-        # By id: where its record lies, and where those lie that were refused because an earlier one has the id.
+        # By id: the position of its record, and of those refused because an earlier one has the id.
         self._stored: dict[str, tuple[int, int]] = {}
         self._refused: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
         self.rewarded: set[str] = set()
@@ -111,7 +111,7 @@ class SentQueries:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to wait for."""
+        """Whether there is nothing left to wait for."""
         if self._waiting or self.sent < self.total:
             return False
         return not self._rewards or len(self.rewarded) + len(self.taken) >= self.total
@@ -134,7 +134,7 @@ class SentQueries:
         try:
             event = event_of(topics, raw)
         except UniscaleError:
-            return  # of another release; our queries still end with their Answers
+            return  # from another release; our queries still end with their Answers
         match event and event.record:
             case DeadLetter(error="DuplicateQuery", query_id=str(query_id), query_origin=Origin() as origin):
                 if query_id.encode() in self._waiting:
@@ -145,7 +145,7 @@ class SentQueries:
                 self._heard = time.monotonic()
 
     def stored(self, query_id: str, partition: int, offset: int) -> None:
-        """Note where the record of a query lies: another program may have sent its id again, and been refused."""
+        """Record the position of a query: another program may have reused its id and been refused."""
         self._stored[query_id] = (partition, offset)
         self._check_taken(query_id)
 
@@ -156,16 +156,14 @@ class SentQueries:
             self._heard = time.monotonic()
 
 
-# The client: send queries, wait for their Answers, give feedback, follow and explain what happened.
-
 # How long after a query's deadline to keep waiting: the services then still write an `expired` Answer.
 _MARGIN_S = 60.0
-# If all queries are answered and no record has arrived for this long, the open rewards wait for feedback.
+# If all queries are answered and no record has arrived for this long, the open rewards are waiting for feedback.
 _REWARDS_IDLE_S = 10.0
 _POLL_S = 0.3
-# A record that the broker has not confirmed after so many seconds counts as lost.
+# A record that the broker has not acknowledged after this many seconds counts as lost.
 _SEND_S = 60.0
-# Ids by which a later Answer is known: it follows the first within the time of a search.
+# Ids kept to recognise later Answers, which follow the first within the duration of a search.
 _MOST_SEEN = 1_000_000
 
 
@@ -178,7 +176,7 @@ class IdTaken(UniscaleError):
 
 
 class Client:
-    """Connection to a deployment of UniScale-Streams, for programs that ask questions.
+    """Connection to a UniScale-Streams deployment.
 
     A Client only produces and reads records, as any Kafka client could; it needs no access to the services or to
     the models. Use it as a context manager, or call `close`. Sending and feedback are safe from several
@@ -273,10 +271,10 @@ class Client:
             queries: What to send; every id must be different.
             pace: When each is due; the default sends as fast as the broker accepts them.
             rewards: Also wait until each reward is closed. Waiting ends when every query is answered and no reward has
-                come for 10 s, because the others wait for feedback.
+                arrived for 10 s: the others are waiting for feedback.
             timeout_s: Seconds to wait after the last send; the default is the longest deadline among the queries, plus
                 one minute.
-            progress: Called with the present state while sending and waiting.
+            progress: Called with the current state while sending and waiting.
 
         Returns:
             The outcome of each query. A query without an Answer raises nothing: see `SentQueries.missing`.
@@ -316,13 +314,13 @@ class Client:
     def replay(
         self, replay: Replay, *, wait: bool = True, progress: Callable[[Replay], None] | None = None
     ) -> None:
-        """Send recorded queries when they are due, and note what comes of them.
+        """Send recorded queries when they are due, and record their outcomes.
 
         Args:
-            replay: The queries; what came of them stands there afterwards.
-            wait: Also wait for what is open when all are sent: for Answers until none has come for the longest deadline
-                and a minute, for Rewards until none has come for 10 s, because the others wait for feedback.
-            progress: Called with the present state, about three times a second.
+            replay: The queries; it also receives the outcomes.
+            wait: After sending, also wait for open queries: for Answers until none has arrived for the longest timeout
+                plus a minute, for Rewards until none has arrived for 10 s (the others are waiting for feedback).
+            progress: Called with the current state, about three times a second.
 
         Raises:
             RecordTooLarge: a query does not fit into a record; those before it have been sent.
@@ -340,7 +338,7 @@ class Client:
                     pending.popleft().get(timeout=_SEND_S)
                 wait_s = min(_POLL_S, replay.wait_s(time.monotonic() - began_s))
                 for raw in reader.poll(wait_s):
-                    with suppress(UniscaleError):  # of another release; ours end with their Answers
+                    with suppress(UniscaleError):  # from another release; ours end with their Answers
                         if event := event_of(self.topics, raw):
                             before = replay.unanswered, replay.unclosed
                             replay.take(event.record)
@@ -364,11 +362,11 @@ class Client:
     ) -> Iterator[Answer]:
         """Yield the first Answer of each query, which is the one that counts.
 
-        A later Answer is known for one among the latest million queries.
+        Later Answers are recognised among the latest million queries.
 
         Args:
             everything: Start with the oldest Answer still kept, instead of from now on.
-            follow: Continue forever; False stops at the present end of the topic.
+            follow: Continue forever; False stops at the current end of the topic.
             on_unreadable: See EventFollower.
         """
         seen: OrderedDict[str, None] = OrderedDict()
@@ -391,13 +389,13 @@ class Client:
         source: str = "client",
         **metadata: Any,
     ) -> None:
-        """Say whether an Answer was right, at any time within the deployment's retention.
+        """Send feedback on an Answer, at any time within the deployment's retention.
 
         Args:
             query_id: The query's id.
             correct: True, False, or a grade from 0 to 1.
-            graded_by: What kind of source it is: a person, a judge, or a reference of your own.
-            source: Who gives the grade, by name.
+            graded_by: Kind of source: a person, a judge, or your own reference.
+            source: Name of the source.
             **metadata: Anything to store with it.
 
         Raises:
@@ -409,10 +407,10 @@ class Client:
         self._produce(self.topics.feedback, record.query_id.encode(), encode(record)).get(timeout=_SEND_S)
 
     def steer(self, record: ControlRecord) -> int:
-        """Write a control record, which every process follows; return its offset: the version of what it changes.
+        """Write a control record, which every process applies; return its offset, the version of the change.
 
         Args:
-            record: What to change: a price, an objective, a model.
+            record: The change: a price factor, an objective, a model.
         """
         sent = self._produce(self.topics.control, record.key.encode(), encode(record))
         return int(sent.get(timeout=_SEND_S).offset)
@@ -469,7 +467,7 @@ class Client:
         progress: Callable[[int], None],
         wait: Callable[[float], None],
     ) -> list[Any]:
-        """Send queries, and return where each record lies."""
+        """Send queries, and return the position of each record."""
         values = [(query.query_id.encode(), encode(query)) for query in queries]
         began, pace, pending = time.monotonic(), pace or SendSchedule(), []
         for index, (key, value) in enumerate(values):
@@ -480,17 +478,17 @@ class Client:
         return [delivery.get(timeout=_SEND_S) for delivery in pending]
 
     def _produce(self, topic: str, key: bytes, value: bytes) -> Any:
-        """Return the future of a record that is on its way; its `get` waits for the broker."""
+        """Return the future of a record being sent; its `get` waits for the broker."""
         with self._opening:
             if self._producer is None:
-                # A producer waits a minute for a topic that does not exist, and does not say why.
+                # A producer silently waits a minute for a topic that does not exist.
                 require_topics(self.settings, [self.topics.query, self.topics.feedback])
                 self._producer = kafka_clients.producer(self.settings)
             producer = self._producer
         return producer.send(topic, key=key, value=value)
 
     def _at_the_end(self, rewards: bool) -> Follower:
-        """Return what follows the Answers and dead letters, and on request the rewards, that arrive from now on."""
+        """Return a follower of new Answers and dead letters, and of rewards if requested."""
         reader = self._readers.get(rewards)
         if reader is None:
             names = [self.topics.answer, self.topics.dead_letter, *([self.topics.reward] if rewards else [])]

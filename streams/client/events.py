@@ -1,4 +1,4 @@
-"""What a client sees of the topics: every record as an event, as it is appended or read back from the log of a run."""
+"""Records as events, for clients: live as they are appended, or read back from the log of a run."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +23,7 @@ from streams.settings import Settings
 from streams.timeline import Timeline
 from streams.topics import Topics
 
-# The records a client sees, decoded and named: one QueryEvent for each record that is not a row of a service's table.
+# Decoded records with their kind: one QueryEvent for each record that is not a row of a service's table.
 
 OfQueries = Literal[
     "query", "context", "decision", "step", "verification", "answer", "feedback", "reward", "dead-letter"
@@ -32,7 +32,7 @@ Kind = OfQueries | Literal["due", "cancel", "control", "heartbeat"]
 """The kinds of records."""
 
 KINDS: tuple[OfQueries, ...] = get_args(OfQueries)
-"""Those that tell a query's story, in the order of its life."""
+"""The kinds that concern one query, in the order of its life."""
 
 RECORDS: dict[Kind, Any] = {
     "query": Query,
@@ -49,7 +49,7 @@ RECORDS: dict[Kind, Any] = {
     "control": ControlRecord,
     "heartbeat": Heartbeat,
 }
-"""What each kind is decoded to; `control` holds five classes."""
+"""The record class of each kind; `control` holds five."""
 
 _GROUPED: tuple[Kind, ...] = ("verification", "cancel")
 """The kinds with one topic for each executor group."""
@@ -60,7 +60,7 @@ class QueryEvent(Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: Kind of the record.
-        query_id: The query it is about; empty for a dead letter whose query cannot be read, and where it is about none.
+        query_id: The query it concerns; empty if it concerns none, or for a dead letter whose query cannot be read.
         record: The decoded record: an Answer for kind `answer`, and so on.
         at_ms: When the broker appended it, in milliseconds since the epoch.
         bytes: Size of its value on the wire.
@@ -134,7 +134,7 @@ def _of_group(topics: Topics, kind: Kind, group: str) -> str:
     return topics.cancel_for(group) if kind == "cancel" else topics.verification_for(group)
 
 
-# Follow what happens: every record of some kinds, as it is appended, without committing anything.
+# Follow records of some kinds as they are appended, without committing anything.
 
 log = logging.getLogger("streams.client")
 
@@ -142,7 +142,7 @@ log = logging.getLogger("streams.client")
 class EventFollower:
     """Iterator over the records of some kinds, from now on.
 
-    It has no consumer group, so it takes nothing away from the services, and every follower sees every record. Records
+    It has no consumer group, so it does not affect the services, and every follower sees every record. Records
     of one query and kind arrive in order; across kinds, the order is that of the broker's responses. Use a follower
     from one thread only.
 
@@ -150,8 +150,8 @@ class EventFollower:
         settings: The deployment.
         kinds: What to follow, for instance `("decision", "step", "answer")`.
         groups: The executor groups, needed for `verification` and `cancel` only.
-        everything: Begin with the oldest record that is kept.
-        since_ms: Begin with the first record appended then or later, in ms since the epoch on the broker's clock.
+        everything: Start with the oldest record still kept.
+        since_ms: Start with the first record appended then or later, in ms since the epoch on the broker's clock.
         on_unreadable: Called with the topic/partition/offset of a record that cannot be decoded, and with the error;
             the default logs both. The record is skipped.
 
@@ -188,7 +188,7 @@ class EventFollower:
         return list(self._events(self._reader.poll(timeout_s)))
 
     def catch_up(self) -> Iterator[QueryEvent]:
-        """Yield everything up to the ends of the topics as they are now."""
+        """Yield everything up to the current ends of the topics."""
         for records in self._reader.catch_up():
             yield from self._events(records)
 
@@ -199,7 +199,7 @@ class EventFollower:
             except UniscaleError as error:
                 self._unreadable(raw.coordinates, error)
                 continue
-            # The embedded broker may begin before the time.
+            # The embedded broker may start before the time.
             if event is not None and event.at_ms >= self._since_ms:
                 yield event
 
@@ -263,7 +263,7 @@ class Timelines:
 
 
 def read_timelines(settings: Settings, groups: Iterable[str], about: str | None = None) -> Timelines:
-    """Read all topics of a deployment from their beginnings to their present ends.
+    """Read all topics of a deployment from the beginning to their current ends.
 
     Args:
         settings: The deployment.
@@ -290,7 +290,7 @@ def executor_groups(settings: Settings) -> list[str]:
 
 
 def _concerns(topics: Topics, raw: ConsumerRecord, query_id: bytes) -> bool:
-    """Return whether a record may concern a query: by its key, or by its text on topics with another key.
+    """Return whether a record may concern a query: by its key, or by its value on topics keyed otherwise.
 
     A client may send a Query under any key.
     """

@@ -1,8 +1,8 @@
 """Questions from a file: one JSON object per line, in any of the usual shapes, as Query records.
 
-A line may be a Query already (`query_id`, `text` or `messages`, …), or have the text in `question`, `problem` or
-`prompt` and the right answer in `reference`, `answer` or `solution`. If the answer is worked out as in GSM8K, the part
-after the last `####` counts.
+A line may already be a Query (`query_id`, `text` or `messages`, …), or have the text in `question`, `problem` or
+`prompt` and the right answer in `reference`, `answer` or `solution`. In a GSM8K-style solution, the part after the last
+`####` counts.
 """
 
 import codecs
@@ -28,7 +28,7 @@ _KEPT = ("family", "level", "domain", "subject", "source", "id", "split")
 QUESTION_FIELDS = frozenset(
     {*(each.name for each in msgspec.structs.fields(Query)), *_TEXT, *_REFERENCE, *_KEPT}
 )
-"""The fields of a line that are read; others are left out."""
+"""The fields of a line that are read; others are ignored."""
 
 
 class QuestionError(UniscaleError):
@@ -36,7 +36,7 @@ class QuestionError(UniscaleError):
 
 
 def read_questions(path: Path) -> Iterator[Query]:
-    """Yield the queries of a file, in order. The id of one that has none is the file's name and the line's number.
+    """Yield the queries of a file, in order. A query without an id gets the file's name and its line number.
 
     Args:
         path: A file of JSON lines.
@@ -45,19 +45,19 @@ def read_questions(path: Path) -> Iterator[Query]:
         QuestionError: a line is not an object, or has no question.
         OSError: the file cannot be read.
     """
-    # What an id may be made of, with room for a number and a run.
+    # Characters allowed in an id, with room for a number and a run.
     name = re.sub(r"[^!-~]+", "-", path.stem)[:140]
-    if name != path.stem:  # of another file the same may be left
+    if name != path.stem:  # another file's name may map to the same
         name += "-" + hashlib.sha256(path.stem.encode(errors="surrogateescape")).hexdigest()[:8]
     for number, where, entry in json_lines(path):
         yield query_of(entry, where=where, default_id=f"{name}-{number}")
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield the objects of a file of JSON lines, each with its line's number and with what an error calls it.
+    """Yield the objects of a file of JSON lines, each with its line number and its location for error messages.
 
     Raises:
-        QuestionError: a line is no JSON object; the message names it.
+        QuestionError: a line is not a JSON object; the message names it.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -124,8 +124,8 @@ def grader_from(text: str) -> NamedGrader:
 def renamed(queries: Iterable[Query], run: str) -> Iterator[Query]:
     """Yield the queries with new ids that start with the run's name, so that replays and originals never mix.
 
-    What the gateway noted of them is left out: a replay is not charged to the API key that asked first. So is
-    metadata that has no room for the old id.
+    The gateway's metadata is removed: a replay is not charged to the original API key. Metadata without room for the
+    old id is removed too.
     """
     for query in queries:
         query_id = f"{run}:{query.query_id}"

@@ -1,7 +1,7 @@
-"""Recorded traffic from a file: queries with the times at which they were asked, row by row, in constant memory.
+"""Recorded traffic from a file: queries with the times at which they were sent, row by row, in constant memory.
 
 A row is a question as `questions.py` reads it, and a `timestamp`: seconds or milliseconds since the epoch, or ISO 8601
-(UTC where it names no zone). A format is a function from a file to rows (`_FORMATS`); everything else is shared.
+(UTC without a time zone). A format is a function from a file to rows (`_FORMATS`); everything else is shared.
 """
 
 import csv
@@ -24,11 +24,11 @@ _FIRST_MS = 1e11  # as seconds, the year 5138; as milliseconds, 1973
 _ROWS = 1000
 
 Row = tuple[str, Mapping[str, Any]]
-"""Where a row lies, in words, and its fields; empty ones are left out."""
+"""Location of a row, for error messages, and its fields without empty ones."""
 
 
 class Recorded(NamedTuple):
-    """A query, and when it was asked: seconds since the epoch."""
+    """A query, and when it was sent, in seconds since the epoch."""
 
     at_s: float
     query: Query
@@ -38,8 +38,8 @@ def read_recorded(path: Path) -> Generator[Recorded, None, None]:
     """Yield the queries of a file of JSON lines (`.jsonl`), CSV (`.csv`) or Parquet (`.parquet`), in their order.
 
     Raises:
-        QuestionError: a row is no question, has no readable timestamp, an unknown field or an earlier time than the row
-            before, or there is no row; the message names line and field.
+        QuestionError: a row is not a question, has no readable timestamp, an unknown field or an earlier time than the
+            previous row, or there are no rows; the message names line and field.
         OSError: the file cannot be read.
     """
     rows = _FORMATS.get(path.suffix.lower())
@@ -90,7 +90,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
 
 
 def _csv(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file with a header. What is no text in a Query, `messages` say, is read as JSON."""
+    """Yield the rows of a file with a header. Fields that are not text in a Query, such as `messages`, are JSON."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, restkey="", strict=True)
         try:

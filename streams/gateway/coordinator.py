@@ -1,4 +1,4 @@
-"""The gateway's work between HTTP and the topics: admit a request, send its Query, wait, cancel, take feedback."""
+"""The gateway's work between HTTP and Kafka: admit a request, send its Query, wait, cancel, accept feedback."""
 
 import asyncio
 import hashlib
@@ -33,21 +33,21 @@ from streams.gateway.waiting import QueryRecord, Waiting, each
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable, key_of
 from streams.runtime.runtime import Runtime
 
-# Ids of queries that come through a gateway.
+# Ids of queries sent by a gateway.
 
 ID: Final = "chatcmpl-"
-"""What every id begins with."""
+"""Prefix of every id."""
 
 _TIMED: Final = re.compile(ID + "([0-9a-f]{12})[0-9a-f]{20}")
 
 
 def new_id(now_ms: int) -> str:
-    """Return a new query id. It begins with its time, so that a gateway can tell an old id from an unknown one."""
+    """Return a new query id. It starts with its time, so that a gateway can tell an old id from an unknown one."""
     return f"{ID}{now_ms:012x}{uuid.uuid4().hex[:20]}"
 
 
 def time_of(query_id: str) -> int | None:
-    """Return when a gateway made an id, in ms since the epoch; None where the id does not say.
+    """Return when a gateway created an id, in ms since the epoch; None if the id does not contain it.
 
     >>> time_of(new_id(1_700_000_000_000)), time_of("q-1")
     (1700000000000, None)
@@ -65,7 +65,7 @@ def keyed_id(account: str, key: str) -> str:
 LOOK_S: Final = 0.5
 """Seconds between two checks that the client is still connected."""
 
-_BEHIND_S: Final = 5.0  # a follower that is behind another by more than this is broken
+_BEHIND_S: Final = 5.0  # a follower further behind another than this is broken
 
 
 class Admitted(Struct, frozen=True):
@@ -74,9 +74,9 @@ class Admitted(Struct, frozen=True):
     Attributes:
         query_id: Its id.
         created: Seconds since the epoch.
-        timeout_s: How long to wait for its Answer, in seconds; negative where its time is over already.
-        digest: Of the request's body; empty where any body will do.
-        body: What a retry of the request has, which may join its query; None where the Idempotency-Key finds it.
+        timeout_s: How long to wait for its Answer, in seconds; negative if its deadline has passed.
+        digest: Digest of the request's body; empty if any body may match.
+        body: Digest by which a retry of the request can join its query; None if the Idempotency-Key identifies it.
     """
 
     query_id: str
@@ -87,7 +87,7 @@ class Admitted(Struct, frozen=True):
 
 
 def other_body() -> ApiError:
-    """Return the 422 for a key that came with another body before."""
+    """Return the 422 for an idempotency key that was used with another body."""
     return ApiError(
         422,
         "this Idempotency-Key came with another body before; use a new key for a new request",
@@ -102,58 +102,58 @@ def _digest_of(decision: Decision) -> str:
 
 
 _CLOCKS_MS: Final = 60_000
-"""A gateway's clock and the broker's are taken to differ by no more than this, the time of sending included."""
+"""Assumed maximum difference between a gateway's clock and the broker's, including the time to send."""
 
 _LOOKUPS: Final = 2
-"""Old ids that are looked up at a time."""
+"""Old ids looked up concurrently."""
 
 
 TOKEN_BYTES: Final = 8
-"""Bytes of a token, on average over a long question: prose has four to five in most tokenizers, Python code three."""
+"""Average bytes per token of a long question: four to five for prose in most tokenizers, three for Python code."""
 
 REJOIN_S: Final = 10.0
-"""Seconds that a search goes on after its client timed out: the official clients repeat a request within eight."""
+"""Seconds that a search continues after its client timed out: the official clients retry within eight."""
 
 
 _CANCEL_AGAIN_S: Final = 1.0
-"""Seconds after which a Cancel that the broker did not take is sent again."""
+"""Seconds after which a Cancel that the broker did not accept is sent again."""
 
 
 class RequestCoordinator:
-    """What the routes call.
+    """Implements the gateway's routes on top of the topics.
 
     Args:
-        runtime: The way to the topics.
+        runtime: Access to the topics.
         index: Recent queries.
-        gate: Keys and limits.
+        gate: API keys and limits.
     """
 
     def __init__(self, runtime: Runtime, index: Index, gate: Gate) -> None:
         self.runtime = runtime
         self.index = index
         self.gate = gate
-        # When models are listed as created, in seconds since the epoch.
+        # Creation time in the list of models, in seconds since the epoch.
         self.started = runtime.clock.now_ms() // 1000
         self.deciders = Deciders.of(runtime.settings)
         self.waiting = Waiting()
         self._looking_up = asyncio.Semaphore(_LOOKUPS)
         self.marks = Marks(runtime.control.base.model_names)
         self.rejoin = Rejoin(index.most)
-        # Sent from here and not ended, with the digest of the body: another gateway's are its own to cancel.
+        # Queries in flight sent by this gateway, with the digest of the body. Other gateways cancel their own.
         self._sent: dict[str, str] = {}
-        # What is on its way to its topic: queries by id, feedback by query and source.
+        # Sends in progress: queries by id, feedback by query and source.
         self._sending: dict[str | tuple[str, str], asyncio.Future[None]] = {}
-        self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
+        self._left: set[str] = set()  # cancelled but not ended yet: no request may join these
         self._tasks: set[asyncio.Task[None]] = set()
         self._space: tuple[Catalogue, Mapping[str, None]] | None = None  # the configurations of a catalogue
 
     def asked(self, name: str) -> ModelChoice:
-        """Return what a model name asks for. Raises ApiError 404."""
+        """Return the model choice for a model name. Raises ApiError 404."""
         control = self.runtime.control
         return asked(name, control.catalogue.model_names, control.objectives.named, self.configurations())
 
     def configurations(self) -> Mapping[str, None]:
-        """Return the ids of the configurations on offer, in the order of the action space."""
+        """Return the ids of the offered configurations, in the order of the action space."""
         control = self.runtime.control
         if self._space is None or self._space[0] is not control.catalogue:
             offered = dict.fromkeys(action.id for action in control.space(control.catalogue))
@@ -169,19 +169,19 @@ class RequestCoordinator:
         idempotency_key: str | None,
         is_retry: bool,
     ) -> Admitted:
-        """Send the request's Query, or join the one that it repeats.
+        """Send the request's Query, or join an earlier query that it retries.
 
         Args:
             request: The request.
-            who: Who asks.
-            digest: Of its body.
-            idempotency_key: The client's own, scoped by its account.
-            is_retry: Whether the client says that it has tried this request before.
+            who: The caller.
+            digest: Digest of its body.
+            idempotency_key: The client's idempotency key, scoped to its account.
+            is_retry: Whether the client says that this is a retry.
 
         Raises:
-            ApiError: 422 where the idempotency key came with another body before; 400, 404, 429.
+            ApiError: 422 if the idempotency key was used with another body; 400, 404, 429.
             RecordError: it does not fit into a record.
-            Unavailable: the broker does not take it, or the one that it joins while that is sent.
+            Unavailable: the broker does not accept the query, or the one being sent that it joins.
         """
         now_ms = self.runtime.clock.now_ms()
         query_id, body = new_id(now_ms), (who.key, digest)
@@ -198,14 +198,14 @@ class RequestCoordinator:
                 return Admitted(query_id, known.created_ms // 1000, timeout_s, digest)
         elif is_retry and (lost := await self.rejoin.take(body, now_ms, self._runs)) is not None:
             if not self.index.has_answer(lost):
-                self._sent[lost] = digest  # a send that failed had given it up
+                self._sent[lost] = digest  # the failed send had removed it
             return Admitted(lost, (time_of(lost) or now_ms) // 1000, timeout_s, digest, body)
         query = self._query(request, who, query_id, {"key": who.key, "digest": digest})
         if not self.gate.teaches(who, query):
-            # It is answered, and graded for its owner. What everybody is given does not follow from it.
+            # It is answered and graded for its owner, but must not influence what others get.
             query = msgspec.structs.replace(query, learn=False)
         if BASELINE_OF in query.metadata:
-            who.require("admin")  # it counts as the control that the policy is compared with
+            who.require("admin")  # it joins the control group that the policy is compared with
         self.gate.admit(who, query, self._used(who, now_ms))
         self.gate.aim(who, query, now_ms)
         by_body = body if idempotency_key is None else None
@@ -214,10 +214,10 @@ class RequestCoordinator:
         return admitted
 
     def _query(self, request: ChatRequest, who: Credential, query_id: str, kept: dict[str, str]) -> Query:
-        """Return the Query of a request, with the models that its key may use.
+        """Return the Query of a request, restricted to the models its API key may use.
 
         Raises:
-            ApiError: 400, 403 or 404 for what cannot be asked.
+            ApiError: 400, 403 or 404 for an invalid or forbidden request.
         """
         wanted, models = self.asked(request.model), self.runtime.control.catalogue.model_names
         query = to_query(request, wanted, query_id=query_id, tenant=who.tenant, kept=kept)
@@ -229,7 +229,7 @@ class RequestCoordinator:
         return query
 
     def _check_length(self, query: Query) -> None:
-        """Refuse a question that fits no context of the models that may answer it. Raises ApiError 400."""
+        """Refuse a question too long for every model that may answer it. Raises ApiError 400."""
         names = (query.pinned.model,) if query.pinned else query.allowed_models
         models = [m for m in self.runtime.control.catalogue.models if names is None or m.name in names]
         if not models:
@@ -263,7 +263,7 @@ class RequestCoordinator:
         """Return what would be chosen for a request. Nothing runs, and nothing is learned.
 
         Raises:
-            ApiError: 400, 403, 404 or 429 as for the request itself; 503 when no decider answers.
+            ApiError: 400, 403, 404 or 429 as for the request itself; 503 if no decider answers.
             RecordError: it does not fit into a record.
         """
         query, now_ms = self._query(request, who, PREVIEW, {"key": who.key}), self.runtime.clock.now_ms()
@@ -272,13 +272,13 @@ class RequestCoordinator:
         return await self.deciders.preview(query)
 
     def limits(self, who: Credential) -> dict[str, str]:
-        """Return how much of its limit a minute a key has left, as headers."""
+        """Return a key's remaining requests per minute, as headers."""
         if who.entry is None or who.entry.per_minute is None:
             return {}
         return self.gate.headers(who, self._used(who, self.runtime.clock.now_ms()))
 
     def _runs(self, query_id: str) -> bool:
-        """Return whether a query is known and was not cancelled: a retry may join it."""
+        """Return whether a query is known and not cancelled, so that a retry may join it."""
         if query_id in self._left or self.index.find(query_id) is None:
             return False
         answer = self.index.answer_of(query_id)
@@ -286,14 +286,15 @@ class RequestCoordinator:
 
     async def _send_query(self, query: Query, admitted: Admitted, now_ms: int) -> None:
         value = encode(query)
-        # Known before it is sent, so that a retry that overtakes the topic joins it.
+        # Index it before sending, so that a fast retry can join it.
         self.index.query(query, now_ms)
         self._sent[query.query_id] = admitted.digest
         outgoing = Outgoing(self.runtime.topics.query, key_of(query.query_id), value)
         try:
             await self._joinable(query.query_id, self.runtime.send(outgoing))
         except BaseException:
-            # No retry may wait for a query that nobody has. If the topic has it after all, the index learns it there.
+            # No retry may wait for a query that was not sent. If it reached the topic after all, the index reads it
+            # there.
             self.index.withdraw(query.query_id)
             self._sent.pop(query.query_id, None)
             if admitted.body is not None:
@@ -301,7 +302,7 @@ class RequestCoordinator:
             raise
 
     async def _joinable(self, what: str | tuple[str, str], send: Coroutine[Any, Any, None]) -> None:
-        """Send a query or feedback; whoever repeats it meanwhile finds it in `_sending`, and ends as this does."""
+        """Send a query or feedback; a concurrent retry finds it in `_sending` and shares its outcome."""
         self._sending[what] = asyncio.ensure_future(send)
         try:
             await self._sending[what]
@@ -312,16 +313,16 @@ class RequestCoordinator:
     def open(
         self, admitted: Admitted, gone: Callable[[], Awaitable[bool]], may_return: Callable[[], bool]
     ) -> Iterator["asyncio.Queue[QueryRecord]"]:
-        """Wait for a query while the block runs; a block that ends before the Answer cancels the search.
+        """Wait for a query while the block runs; leaving the block before the Answer cancels the search.
 
-        Only the last waiting request cancels the search, and only the gateway that sent it. Whoever merely watches a
-        query holds no search.
+        Only the last waiting request cancels the search, and only on the gateway that sent it. Requests that only watch
+        a query do not keep it running.
 
         Args:
             admitted: The request.
-            gone: Whether its client has left before the response began.
-            may_return: Whether a client that is gone has timed out and may repeat its request. The search then goes
-                on for REJOIN_S, so that the retry finds it.
+            gone: Whether its client disconnected before the response started.
+            may_return: Whether a client that is gone may have timed out and may retry. The search then continues for
+                REJOIN_S, so that the retry finds it.
         """
         held = Held(admitted.query_id, admitted.body, gone)
         try:
@@ -346,23 +347,23 @@ class RequestCoordinator:
             await self._cancel_left(query_id)
 
     async def _cancel_left(self, query_id: str) -> None:
-        """Cancel a search that its client left; again while the broker is away, up to the Answer."""
+        """Cancel a search whose client left; retry while the broker is unavailable, until the Answer."""
         while query_id in self._left:
             try:
                 return await self.cancel(query_id)
             except Unavailable:
                 await asyncio.sleep(_CANCEL_AGAIN_S)
 
-    # What a request sees of its query: Decision, steps, Answer and rewards, as the topics bring them.
+    # What a request receives of its query: Decision, steps, Answer and Rewards, as they are read from the topics.
 
     async def events(
         self, admitted: Admitted, queue: "asyncio.Queue[QueryRecord]", gone: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[QueryRecord | None]:
-        """Yield Decision, steps and at last the Answer of a query; None now and then while nothing comes.
+        """Yield the Decision, the steps and finally the Answer of a query; None periodically while nothing arrives.
 
         Raises:
-            ApiError: 504 when no Answer came although its time is over.
-            ClientGone: when the client is.
+            ApiError: 504 when no Answer arrived before the deadline.
+            ClientGone: when the client has disconnected.
         """
         query_id, decision = admitted.query_id, None
         for known in (self.index.decision_of(query_id), self.index.answer_of(query_id)):
@@ -380,19 +381,19 @@ class RequestCoordinator:
             elif (
                 isinstance(what, Answer)
                 and decision is None
-                and what.action is not None  # else nothing was chosen
-                and (behind := await self._decided(query_id)) is not None  # each topic is followed on its own
+                and what.action is not None  # otherwise nothing was chosen
+                and (behind := await self._decided(query_id)) is not None  # topics are followed independently
             ):
                 self._check_body(admitted, behind)
                 yield behind
             yield what
             now_s = self.runtime.monotonic()
-            # News that keep coming must not hide that nobody listens any more.
+            # A steady stream of records must not delay noticing that the client has disconnected.
             if what is None or now_s - looked_s >= LOOK_S:
                 looked_s = now_s
                 if await gone():
                     raise ClientGone
-            # What is known already is told first: who watches may come when its time is over.
+            # Deliver what is already known first: a watcher may connect after the deadline.
             if now_s > until and not isinstance(what, Answer) and queue.empty():
                 raise ApiError(
                     504,
@@ -405,10 +406,10 @@ class RequestCoordinator:
     async def rewards(
         self, answer: Answer, queue: "asyncio.Queue[QueryRecord]", gone: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[Reward | None]:
-        """Yield the rewards of a query that has ended, up to the one that closes it; None while nothing comes.
+        """Yield the rewards of a query that has ended, up to the one that closes it; None while nothing arrives.
 
         Raises:
-            ClientGone: when the client is.
+            ClientGone: when the client has disconnected.
         """
         known = self.index.reward_of(answer.query_id)
         if known is not None:
@@ -426,12 +427,12 @@ class RequestCoordinator:
                 yield what
 
     def _check_body(self, admitted: Admitted, decision: Decision) -> None:
-        """Refuse the answer to another body: another gateway may have taken the same Idempotency-Key at once."""
+        """Refuse an answer to another body: another gateway may have accepted the same Idempotency-Key concurrently."""
         if admitted.digest and _digest_of(decision) != admitted.digest:
             raise other_body()
 
     async def _check_first(self, query_id: str) -> None:
-        """Refuse a query whose id an earlier one had, unless that one is known here: its Answer counts.
+        """Refuse a query whose id an earlier query used, unless that one is in the index: its Answer counts.
 
         Raises:
             ApiError: 409.
@@ -449,7 +450,7 @@ class RequestCoordinator:
             )
 
     async def _decided(self, query_id: str) -> Decision | None:
-        """Return the Decision of a query; None where it is not read within _BEHIND_S."""
+        """Return the Decision of a query; None if it is not read within _BEHIND_S."""
         until_s = self.runtime.monotonic() + _BEHIND_S
         while (  # noqa: ASYNC110 - the index is filled record by record
             decision := self.index.decision_of(query_id)
@@ -457,13 +458,13 @@ class RequestCoordinator:
             await asyncio.sleep(0.01)
         return decision
 
-    # Which ids a caller may see: those of its tenant, the latest from the index, older ones from their topic.
+    # Which ids a caller may see: those of its tenant, looked up in the index, or on the topic if they are older.
 
     def visible(self, query_id: str, who: Credential) -> IndexedQuery:
-        """Return a query; refuse an id that is not this caller's to see.
+        """Return a query; refuse an id that this caller may not see.
 
         Raises:
-            ApiError: 404 for an id that is unknown, or another tenant's; 410 for one that is too old to be known.
+            ApiError: 404 for an id that is unknown or belongs to another tenant; 410 for one too old for the index.
         """
         known = self.index.find(query_id)
         if known is not None and who.may_see(known.tenant):
@@ -473,20 +474,20 @@ class RequestCoordinator:
             raise ApiError(
                 410,
                 f"id {query_id!r} is older than the {self.index.most} queries that this gateway keeps; its "
-                "records are on the topics for as long as their retention says",
+                "records stay on the topics for their retention time",
                 param="id",
                 code="gone",
             )
         raise not_found("id", query_id[:200])
 
     async def exists(self, query_id: str, who: Credential) -> None:
-        """Refuse an id that is not this caller's; look for one that is too old for the index on its topic.
+        """Refuse an id that is not this caller's; search the topic for one too old for the index.
 
-        An id of another tenant is refused as one that nobody has.
+        An id of another tenant is treated as unknown.
 
         Raises:
-            ApiError: see `visible`; 410 only where the topic does not have it either.
-            Unavailable: the broker does not say.
+            ApiError: see `visible`; 410 only if the topic does not have it either.
+            Unavailable: the broker cannot be read.
         """
         try:
             self.visible(query_id, who)
@@ -498,7 +499,7 @@ class RequestCoordinator:
                 raise
 
     async def _has_asked(self, query_id: str, asked_ms: int, who: Credential) -> bool:
-        """Return whether the topic has a query of this id that is this caller's to see."""
+        """Return whether the topic has a query with this id that this caller may see."""
         topic, span = self.runtime.topics.query, (max(0, asked_ms - _CLOCKS_MS), asked_ms + _CLOCKS_MS)
         async with self.gate.lookup(who), self._looking_up:
             record = await self.runtime.log.find(topic, key_of(query_id), *span)
@@ -507,16 +508,16 @@ class RequestCoordinator:
         except RecordError:
             return False
 
-    # How a query ends: cancelled, decided, answered, rewarded, refused.
+    # What happens to a query: cancelled, decided, answered, rewarded, refused.
 
     async def cancel(self, query_id: str) -> None:
-        """End a search that its client left: its executors drop it at the next step.
+        """End a search whose client left: its executor drops it at the next step.
 
-        Before its Decision nobody can be told; `on_decision` calls this again. Where no executor of its model lives,
-        nobody would say so: the Answer then comes from here.
+        Before the Decision there is no executor to send a Cancel to; `on_decision` calls this again. If no executor of
+        its model is alive, this sends the `cancelled` Answer itself.
 
         Raises:
-            Unavailable: the broker does not take the Cancel, or the Answer.
+            Unavailable: the broker does not accept the Cancel or the Answer.
         """
         decision = self.index.decision_of(query_id)
         if decision is None:
@@ -532,7 +533,7 @@ class RequestCoordinator:
     def on_decision(self, decision: Decision, raw: ConsumerRecord) -> None:
         """Process a Decision read from the topic."""
         if (sent := self._sent.get(decision.query_id)) is not None and sent != _digest_of(decision):
-            # Another gateway took the same Idempotency-Key at once, for another body: the search is not from here.
+            # Another gateway accepted the same Idempotency-Key concurrently, for another body: this is its search.
             del self._sent[decision.query_id]
             self._left.discard(decision.query_id)
             self.index.forget(decision.query_id)
@@ -564,16 +565,16 @@ class RequestCoordinator:
             self.waiting.seen(letter.query_id, letter)
 
     async def feedback(self, query_id: str, value: bool | float, comment: str, who: Credential) -> bool:
-        """Send feedback and return whether this source is known to have given it already.
+        """Send feedback and return whether this source is known to have sent some already.
 
-        Whether the query's reward is still open is for the aggregator to say, which has every open row: the index
-        keeps the latest queries only.
+        Only the aggregator, which has every open row, knows whether the query's reward is still open: the index keeps
+        the latest queries only.
 
         Raises:
             ApiError: 404 and 410, see `exists`.
-            RecordError: it is no feedback, or does not fit into a record.
-            Unavailable: the broker does not say whether an old id exists, or does not take the feedback; also where
-                it does not take the first, which this one repeats before that is known.
+            RecordError: it is not valid feedback, or does not fit into a record.
+            Unavailable: the broker cannot be searched for an old id, or does not accept the feedback, or the identical
+                feedback still being sent.
         """
         await self.exists(query_id, who)
         record = Feedback(

@@ -1,4 +1,4 @@
-"""Where the gateway learns what would be chosen: the read-only endpoint of a decider."""
+"""Previews of decisions, from the read-only endpoint of a decider."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +17,7 @@ _TIMEOUT_S: Final = 10.0
 
 
 class Deciders:
-    """Asks deciders in turn until one answers: with several, only the one that holds the policy can.
+    """Asks deciders in turn until one answers: of several, only the one that owns the learner can.
 
     Args:
         urls: Their addresses, for instance `http://decider:9101`.
@@ -29,7 +29,7 @@ class Deciders:
 
     @classmethod
     def of(cls, settings: Settings) -> "Deciders":
-        """Return the deciders of the settings."""
+        """Return the configured deciders."""
         asked = settings.previews
         return cls(asked.urls or ([f"http://127.0.0.1:{asked.port}"] if asked.port else []))
 
@@ -37,7 +37,7 @@ class Deciders:
         """Return what would be chosen for a query. Nothing runs, and nothing is learned.
 
         Raises:
-            ApiError: 400 where the query would be refused; 503, saying what to do, when no decider answers.
+            ApiError: 400 if the query would be refused; 503, saying what to do, if no decider answers.
             RecordError: it does not fit into a record.
         """
         if not self.urls:
@@ -76,5 +76,5 @@ def _said(answered: httpx.Response) -> tuple[str, str]:
 
 
 def _unavailable(why: str) -> ApiError:
-    # The page asks again at the next move of its slider; the official clients must not hammer a decider that is down.
+    # The page retries at the next move of its slider; the official clients must not hammer a decider that is down.
     return ApiError(503, why, type="api_error", code="no_decider", headers={**NO_RETRY, "retry-after": "5"})

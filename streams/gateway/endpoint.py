@@ -1,4 +1,4 @@
-"""What every route shares: who may come in, how bodies and parameters are read."""
+"""Shared by all routes: authentication, and reading bodies and parameters."""
 
 import asyncio
 import uuid
@@ -21,20 +21,20 @@ BODY_S: Final = 30.0
 """Seconds a client may take to send its body."""
 
 _READ: Final = 4
-"""Times its most bytes, a body is taken in before its connection is closed: who sends less reads why it was refused."""
+"""Multiple of the size limit that is read from a body before closing, so that clients can read the refusal."""
 
-# The rest of the body is not worth reading.
+# Do not read the rest of the body.
 _HANG_UP: Final = {"connection": "close"}
 
 
 class Call(Struct, frozen=True):
-    """A request that was let in: what a route works with.
+    """An authenticated request, as passed to a route.
 
     Attributes:
-        coordinator: The gateway's work behind HTTP.
+        coordinator: The gateway's coordinator.
         request: The request.
-        who: Who asks.
-        id: Of the request, in its headers and in the operator's log.
+        who: The caller.
+        id: The request's id, in its headers and in the process log.
     """
 
     coordinator: RequestCoordinator
@@ -43,22 +43,22 @@ class Call(Struct, frozen=True):
     id: str
 
     async def is_gone(self) -> bool:
-        """Return whether nobody may read a response any more: its client has left, or its key was revoked."""
+        """Return whether no one can read a response any more: the client has disconnected, or its key was revoked."""
         return not self.coordinator.gate.knows(self.who) or await self.request.is_disconnected()
 
 
 Handle: TypeAlias = Callable[[Call], Awaitable[Response]]
-"""A route's work."""
+"""A route's handler."""
 
 Listing: TypeAlias = list[tuple[str, str, Handle]]
-"""Method, path and work of routes."""
+"""Method, path and handler of routes."""
 
 
 class RouteGuard:
-    """Checks host and key before a route's work, and answers what it raises (`streams.gateway.errors`).
+    """Checks host and API key before a route's handler; maps exceptions to responses (`streams.gateway.errors`).
 
     Args:
-        coordinator: What the routes work with.
+        coordinator: The gateway's coordinator.
         hosts: Host names that requests may be addressed to.
         session_key: The API key behind a browser's session.
     """
@@ -74,7 +74,7 @@ class RouteGuard:
         self._session_key = session_key
 
     def __call__(self, handle: Handle) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint of a route's work."""
+        """Return the endpoint of a route's handler."""
 
         async def guarded(request: Request) -> Response:
             request_id = f"req_{uuid.uuid4().hex}"
@@ -101,8 +101,8 @@ class EventStream(StreamingResponse):
 
     Args:
         parts: The events.
-        held: What is open for them. It is closed with them, also where their client left before the first.
-        headers: Of the response.
+        held: Resources to close with them, even if the client disconnected before the first.
+        headers: Headers of the response.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ async def body_of(request: Request, most: int = MAX_BODY) -> bytes:
     """Return a request's body.
 
     Raises:
-        ApiError: 413 above so many bytes; 408 when it takes too long; 415 for a compressed one.
+        ApiError: 413 above this many bytes; 408 when it takes too long; 415 for a compressed one.
     """
     coding = request.headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
-        # The connection stays: a client that finds it closed while it still sends may never read why.
+        # Keep the connection: if it closes while a client is sending, the client may never read the reason.
         why = f"content-encoding {coding[:40]!r} is not supported; send the body as plain JSON"
         raise ApiError(415, why, param="content-encoding", code="unsupported_encoding")
     found, size = bytearray(), 0
@@ -169,7 +169,7 @@ async def object_of(request: Request, *fields: str, most: int = MAX_BODY) -> dic
     """Return a request's body as a JSON object.
 
     Raises:
-        ApiError: see `body_of`; 400 for what is not an object, or has a field beside these.
+        ApiError: see `body_of`; 400 if it is not an object, or has other fields.
     """
     found = json_object(await body_of(request, most))
     if unknown := sorted(set(found) - set(fields)):

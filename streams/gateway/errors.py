@@ -1,4 +1,4 @@
-"""Every error of the gateway: the shape that OpenAI's clients expect, and what becomes of an exception of a route."""
+"""The gateway's errors: the format that OpenAI's clients expect, and the mapping from exceptions."""
 
 import logging
 from typing import Final
@@ -13,11 +13,11 @@ from schemas.errors import RecordError, UniscaleError
 from schemas.record import invalid_field
 from streams.log.base import Unavailable
 
-# The shape of an error is what OpenAI's clients expect: {"error": {message, type, param, code}}.
+# Errors have the format that OpenAI's clients expect: {"error": {message, type, param, code}}.
 #
 # A status alone does not say whether a retry is safe. The official clients retry 408, 409, 429 and every 5xx twice,
-# without an idempotency key: one expired query would become three searches. So every error that has cost a search,
-# and every error that a retry cannot cure, carries `x-should-retry: false`, which those clients obey.
+# without an idempotency key: one expired query would become three searches. So every error after a search, and every
+# error that a retry cannot fix, carries `x-should-retry: false`, which those clients honour.
 
 log = logging.getLogger("streams.gateway")
 
@@ -25,14 +25,14 @@ NO_RETRY: Final = {"x-should-retry": "false"}
 
 _MOST_PARAM: Final = 200
 _MOST_MESSAGE: Final = 4000
-"""Characters of an error: a body's own field names may have a megabyte."""
+"""Characters of an error message: a body's field names may have a megabyte."""
 
-# How the Answer of an executor or of the embedder begins that says so.
+# Start of the error in an Answer of an executor or the embedder.
 _TOO_LONG: Final = "PromptTooLongError: "
 _NOT_ADMITTED: Final = "AdmissionRejected: "
 
 _ADMISSION_RETRY_S: Final = 30
-"""A model counts as served for so long after its last heartbeat (`streams.services.admission`)."""
+"""Seconds a model counts as served after its last heartbeat (`streams.services.admission`)."""
 
 
 class ClientGone(Exception):
@@ -40,14 +40,14 @@ class ClientGone(Exception):
 
 
 class ApiError(UniscaleError):
-    """A request that gets an error instead of a completion.
+    """An error response instead of a completion.
 
     Attributes:
         status: The HTTP status.
-        type: OpenAI's class of the error, for instance `invalid_request_error`.
-        param: The field at fault, where there is one.
-        code: A word a program can compare.
-        headers: Headers that go with it.
+        type: OpenAI's error type, for instance `invalid_request_error`.
+        param: The field at fault, if any.
+        code: Machine-readable code.
+        headers: Headers of the response.
     """
 
     def __init__(
@@ -82,18 +82,18 @@ def invalid(param: str | None, message: str, code: str | None = None) -> ApiErro
 
 
 def unsupported(param: str, why: str) -> ApiError:
-    """Return the 400 for a field of OpenAI's API that a search cannot honour. Nothing is dropped silently."""
+    """Return the 400 for a field of OpenAI's API that a search does not support. Nothing is dropped silently."""
     return ApiError(400, f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
 
 
 def of_record(error: RecordError, code: str = "invalid_value") -> ApiError:
-    """Return the 400 for a field that no Query can have."""
+    """Return the 400 for an invalid field of a Query."""
     param = error.field or None
     return ApiError(400, f"{param}: {error.why}" if param else error.why, param=param, code=code)
 
 
 def of_json(error: msgspec.ValidationError) -> ApiError:
-    """Return the 400 for a body whose types do not fit."""
+    """Return the 400 for a body with a wrong type."""
     return of_record(invalid_field("body", error), "invalid_type")
 
 
@@ -111,9 +111,9 @@ def no_model(name: str) -> ApiError:
 
 
 def why(answer: Answer) -> str | None:
-    """Return why an Answer is none, as a client may know it.
+    """Return why an Answer has no text, as far as a client may know.
 
-    What an engine or its server said is the operator's: it names addresses and models, and quotes replies.
+    Messages of an engine or its server are for operators: they name addresses and models, and quote replies.
     """
     if answer.status != "failed" or answer.error is None or answer.error.startswith(_TOO_LONG):
         return answer.error
@@ -125,10 +125,10 @@ def why(answer: Answer) -> str | None:
 
 
 def of_answer(answer: Answer) -> ApiError | None:
-    """Return the error for an Answer, or None if it has text to return.
+    """Return the error for an Answer, or None if it has a text.
 
-    `unfinished` and `budget` are completions that stopped early, with `finish_reason: "length"`; a budget may have left
-    no text at all.
+    `unfinished` and `budget` are completions that stopped early, with `finish_reason: "length"`; with a budget there
+    may be no text at all.
     """
     said = why(answer) or f"the search ended with status {answer.status}"
     match answer.status:
@@ -153,7 +153,7 @@ def of_answer(answer: Answer) -> ApiError | None:
         case "cancelled":
             return ApiError(409, said, type="api_error", code="cancelled", headers=dict(NO_RETRY))
     if answer.text is None and not _has_budget(answer):
-        # The deadline is the one bound that every search has: it ran out before a path was completed.
+        # Only a deadline bounds every search: it passed before a path was completed.
         return ApiError(504, said, type="timeout_error", code="expired", headers=dict(NO_RETRY))
     return None
 
@@ -169,19 +169,19 @@ def refusal(error: ApiError) -> Response:
 
 
 def response_to(error: Exception, request: Request, request_id: str) -> Response:
-    """Return the response to an exception of a route.
+    """Return the response for an exception of a route.
 
     Args:
-        error: The exception. What nobody expected is logged, and its client reads the request's id.
-        request: What was asked.
+        error: The exception. Unexpected ones are logged, and the client gets the request's id.
+        request: The request.
         request_id: Its id, in the response's headers and in the log.
     """
     if isinstance(error, ClientGone | ClientDisconnect):
         return Response(status_code=499)
-    if isinstance(error, RecordError):  # what was asked for makes no record
+    if isinstance(error, RecordError):  # the request is not a valid record
         error = of_record(error)
     elif isinstance(error, Unavailable):
-        # The official clients try again; a record that was stored all the same is then joined.
+        # The official clients retry; if the record was stored after all, they join it.
         log.warning("%s %s: %s (%s)", request.method, request.url.path, error, request_id)
         why = f"the broker is not available now; try again, or report {request_id} to the operator"
         error = ApiError(503, why, type="api_error", code="broker_unavailable", headers={"retry-after": "2"})

@@ -1,4 +1,4 @@
-"""Recent queries by id. Kafka has no lookup by key, so the gateway keeps what it reads from topics in SQLite."""
+"""Index of recent queries by id. Kafka has no lookup by key, so the gateway stores records in SQLite."""
 
 import asyncio
 import sqlite3
@@ -21,20 +21,20 @@ from streams.gateway.request import BASELINE_OF, kept_of
 from streams.recent_ids import RecentIds
 from streams.timeline import Timeline
 
-# Changes of catalogue, objectives and cost bounds, as marks on the page's time axis.
+# Changes to catalogue, objectives and cost bounds, as marks on the page's time axis.
 
 _KEPT: Final = 100
 
 
 class Marks:
-    """The latest changes that `control` still tells of: compaction keeps the last one of each name.
+    """The latest changes on `control`: compaction keeps the last one of each name.
 
     Args:
         models: The models of the deployment's own catalogue.
 
     Attributes:
         listed: The marks, oldest first, as the page draws them: at, seconds since the epoch; kind, `catalogue`,
-            `objective` or `costs`; and what, in words.
+            `objective` or `costs`; and what, a description.
     """
 
     def __init__(self, models: Iterable[str]) -> None:
@@ -42,7 +42,7 @@ class Marks:
         self.listed: deque[dict[str, Any]] = deque(maxlen=_KEPT)
 
     def note(self, entry: ControlRecord, at_ms: int) -> None:
-        """Add a control record; one that changes no choice adds nothing."""
+        """Add a control record; records that do not affect choices are ignored."""
         match entry:
             case CatalogueEntry(name=name, model=None):
                 self._models.discard(name)
@@ -62,7 +62,7 @@ class Marks:
         self.listed.append({"at": at_ms // 1000, "kind": kind, "what": what})
 
 
-# The tables of the index, and its rows as the rest of the gateway sees them.
+# The tables of the index, and its rows as exposed to the rest of the gateway.
 
 SCHEMA: Final = """
 create table if not exists queries (
@@ -96,31 +96,31 @@ create index if not exists ended_by_age on queries (created_ms, size, status, un
 create index if not exists spare_by_age on queries (created_ms)
     where key = '' or status is not null or until_ms = 0;
 """
-"""`until_ms` is 0 where no Answer is awaited any more; `size` is the bytes of the records; `budget` is in eFLOPs."""
+"""`until_ms` is 0 once no Answer is expected any more; `size` is the bytes of the records; `budget` is in eFLOPs."""
 
-# What the partial indexes hold, word for word.
+# The conditions of the partial indexes, verbatim.
 _ENDED: Final = "status is not null or until_ms = 0"
 _SPARE: Final = f"key = '' or {_ENDED}"  # an open query of a key counts against its limits
 
 _MOST_WORD: Final = 80
 
 _CHARGED: Final = 16
-"""Queries known to be charged, times those that are kept: an Answer and a Reward tell of each, in either order."""
+"""Charged ids to remember, per query kept: both its Answer and its Reward report the cost, in either order."""
 
 _AT_ONCE: Final = 500
-"""Queries that are read before others may run: a few milliseconds."""
+"""Queries read before yielding to other tasks: a few milliseconds."""
 
 
 class IndexedQuery(Struct, frozen=True):
-    """One query of the index.
+    """A query in the index.
 
     Attributes:
         query_id: Its id.
-        tenant: Who asked.
-        digest: Of the request's body; empty where the query did not come through a gateway.
-        created_ms: When it was asked, ms since the epoch.
-        until_ms: When it will have an Answer, MARGIN_S after its deadline, in ms since the epoch; 0 where none came by
-            then.
+        tenant: Its tenant.
+        digest: Digest of the request's body; empty if the query did not come through a gateway.
+        created_ms: When it was sent, ms since the epoch.
+        until_ms: Time by which it must have an Answer, MARGIN_S after its deadline, in ms since the epoch; 0 if none
+            came by then.
     """
 
     query_id: str
@@ -131,24 +131,24 @@ class IndexedQuery(Struct, frozen=True):
 
 
 class Listed(Struct, frozen=True):
-    """One query as lists and statistics show it; None for what is not known yet.
+    """A query as shown in lists and statistics; None for what is not known yet.
 
     Attributes:
         query_id: Its id.
-        tenant: Who asked.
-        created_ms: When it was asked, ms since the epoch.
-        groups: Its value of each metadata key by which the index groups; None where it has none.
+        tenant: Its tenant.
+        created_ms: When it was sent, ms since the epoch.
+        groups: Its value for each metadata key by which the index groups; None if it has none.
         baseline_of: The query whose paired baseline it is.
         question: The first 200 characters.
         action: The configuration chosen.
-        objective: Name of its objective, or what kind it is.
+        objective: Name of its objective, or its kind.
         cohort: `policy` or `control`.
-        randomised: Whether a draw chose its cohort; see `Decision`.
-        reason: What drew the configuration; see `Decision`.
+        randomised: Whether its cohort was drawn at random; see `Decision`.
+        reason: What chose the configuration; see `Decision`.
         status: How it ended.
-        answered_ms: When.
+        answered_ms: When it ended, ms since the epoch.
         spent: Where its time went, `Spent` as JSON.
-        eflops: What it cost.
+        eflops: Its cost.
         correct: Whether it was right, 0 to 1.
     """
 
@@ -171,7 +171,7 @@ class Listed(Struct, frozen=True):
 
     @property
     def arm(self) -> Literal["policy", "control"] | None:
-        """Return whose choice it was: the policy's, the control's (paired baselines too), or None: the client's own."""
+        """Return who chose: the policy, the control group (paired baselines too), or None for the client."""
         if self.baseline_of is not None or self.cohort == "control":
             return "control"
         return "policy" if self.action is not None and self.reason != "pinned" else None
@@ -182,9 +182,10 @@ LISTED: Final = ", ".join(field.name for field in structs.fields(Listed))
 
 
 def baseline_of(query: Query) -> str | None:
-    """Return the query whose paired baseline this one is: it asks the same under a pinned configuration.
+    """Return the query whose paired baseline this is: the same question with a pinned configuration.
 
-    A gateway lets only keys with the scope `admin` say so (`request.BASELINE_OF`); who writes to the topic may anyway.
+    A gateway accepts this only from keys with the scope `admin` (`request.BASELINE_OF`); producers on the topic may
+    always set it.
     """
     found = query.metadata.get(BASELINE_OF)
     return found if isinstance(found, str) else None
@@ -194,35 +195,32 @@ def _word(value: Any) -> str | None:
     return str(value)[:_MOST_WORD] if isinstance(value, str | int | float) and str(value) else None
 
 
-# Recent queries by id. Kafka has no lookup by key, so the gateway keeps what it reads from the topics in SQLite.
-#
-# The index holds nothing that is not on the topics: it is rebuilt from them at the start, and two gateways build the
+# The index holds nothing that is not on the topics: it is rebuilt from them at startup, and every gateway builds the
 # same one.
 
 Part = Literal["decision", "answer", "reward"]
 
 MARGIN_S: Final = 30.0
-"""Seconds after its deadline in which the Answer of an expired query appears, while an aggregator lives."""
+"""Seconds after its deadline within which an expired query gets its Answer, if an aggregator is running."""
 
 
 MOST_BYTES: Final = 128 * 1024 * 1024
-"""Bytes of records that are kept: 20,000 ordinary queries take less, and as many of the largest would take 24 GB."""
+"""Bytes of records to keep: 20,000 typical queries take less, but as many of the largest would take 24 GB."""
 
 
 class Index:
     """The most recent queries.
 
     Args:
-        most: How many are kept, open ones of API keys aside, which their limits bound once the topics are read: until
-            then one whose Answer is still to be read is open too. Older ones are forgotten, oldest first.
-        most_bytes: How many bytes of their records are kept, those of open queries aside: others bound these.
-        timeout_s: When a query expires that does not say so itself.
+        most: How many to keep, not counting open queries of API keys, which the keys' limits bound once the topics are
+            read (until then, a query whose Answer has not been read yet is open too). The oldest are dropped first.
+        most_bytes: How many bytes of records to keep, not counting those of open queries, which other limits bound.
+        timeout_s: Timeout of queries that set none.
         group_by: Metadata keys whose values are kept, to group queries by.
 
     Attributes:
-        moves: Whether older queries have been forgotten, or were never read, so that what is kept is a window that
-            moves.
-        usage: What API keys have used of their limits.
+        moves: Whether older queries were dropped or never read, so that the index is a sliding window.
+        usage: Usage of API keys.
     """
 
     def __init__(
@@ -240,20 +238,20 @@ class Index:
         self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._db.executescript(SCHEMA)
         self.usage = Usage(self._db)
-        # Of those that are read at the start, every Answer is known from its Reward.
+        # For queries read at startup, the Reward tells that there was an Answer.
         self._charged = RecentIds(_CHARGED * most)
-        self._forgotten_ms = 0  # when the newest was asked that is kept no more
-        self._strange: list[str] = []  # what feedback came for without its query being known
+        self._forgotten_ms = 0  # when the newest dropped query was sent
+        self._strange: list[str] = []  # ids of unknown queries that feedback came for
         self._since_trim = 0
         self._bytes_since_trim = 0
 
     def __len__(self) -> int:
-        """Return how many queries are known."""
+        """Return the number of queries."""
         return int(self._db.execute("select count(*) from queries").fetchone()[0])
 
     @property
     def size(self) -> int:
-        """Return how many bytes it takes."""
+        """Return the size of the index in bytes."""
         return int(
             self._db.execute(
                 "select page_count * page_size from pragma_page_count, pragma_page_size"
@@ -261,7 +259,7 @@ class Index:
         )
 
     def query(self, query: Query, created_ms: int) -> None:
-        """Add a Query. The first with an id counts; its Decision or Answer may have arrived earlier."""
+        """Add a Query. The first per id counts; its Decision or Answer may have been read earlier."""
         kept = kept_of(query)
         key = kept.get("key", "")
         columns = {
@@ -294,8 +292,8 @@ class Index:
 
         Args:
             decision: The Decision.
-            value: The same as its topic has it.
-            at_ms: When it was appended.
+            value: Its encoded record.
+            at_ms: Its append time, ms since the epoch.
         """
         self.query(decision.query, decision.appended_ms or at_ms)
         if not self._first("decision", decision.query_id, value, at_ms):
@@ -316,8 +314,8 @@ class Index:
 
         Args:
             answer: The Answer.
-            value: The same as its topic has it.
-            at_ms: When it was appended.
+            value: Its encoded record.
+            at_ms: Its append time, ms since the epoch.
         """
         if not self._first("answer", answer.query_id, value, at_ms):
             return False
@@ -326,7 +324,7 @@ class Index:
         return True
 
     def reward(self, reward: Reward, value: bytes) -> None:
-        """Add a Reward. A later stage replaces an earlier one, clears no known correctness; none follows the last."""
+        """Add a Reward. A later stage replaces an earlier one but never clears a known grade; the last stage stays."""
         if (known := self.reward_of(reward.query_id)) is not None and known.closes:
             return
         self._db.execute(
@@ -340,8 +338,8 @@ class Index:
 
         Args:
             query_id: Its id.
-            price: What its search cost by part, in eFLOPs; None where that is not known.
-            cut: The most that a step of it may have cost which its deadline cut.
+            price: Cost of its search by part, in eFLOPs; None if unknown.
+            cut: Upper bound on the cost of a step that its deadline cut.
         """
         total = None if price is None else price["total"]
         done = self._db.execute(
@@ -354,7 +352,7 @@ class Index:
             self._charge(query_id, key, created_ms, total, cut)
 
     def spent(self, reward: Reward, at_ms: int) -> None:
-        """Charge what a Reward says to the key that it names, unless its Answer was seen to cost it.
+        """Charge a Reward's `charge` to its key, unless its Answer was charged already.
 
         Args:
             reward: The Reward.
@@ -371,12 +369,12 @@ class Index:
             self.usage.charge(key, at_ms, price, cut)
 
     def withdraw(self, query_id: str) -> None:
-        """Take back a query that could not be sent: it does not count against its key's limits."""
+        """Remove a query that could not be sent: it does not count against its key's limits."""
         if self.forget(query_id):
             self.usage.take_back(query_id)
 
     def forget(self, query_id: str) -> bool:
-        """Forget a query of which nothing more will come, and return whether nothing had come."""
+        """Stop expecting records of a query, and return whether none had arrived."""
         done = self._db.execute(
             "delete from queries where query_id = ? and decision is null and answer is null", (query_id,)
         )
@@ -384,15 +382,15 @@ class Index:
 
     @property
     def complete_ms(self) -> int | None:
-        """Return since when all queries are kept, in ms since the epoch; None while there is none.
+        """Return the time since which all queries are kept, in ms since the epoch; None if there are none.
 
-        Open ones of API keys may be older: they outlast newer ones that have ended.
+        Open queries of API keys may be older: they are kept longer than newer ones that have ended.
         """
         found = self._db.execute("select min(created_ms) from queries").fetchone()
         return None if found[0] is None else max(int(found[0]), self._forgotten_ms + 1)
 
     def note_feedback(self, given: Feedback) -> bool:
-        """Add feedback and return whether its source had already given some."""
+        """Add feedback and return whether its source had already sent some."""
         done = self._db.execute(
             "insert or ignore into feedback (query_id, source, value) values (?, ?, ?)",
             (given.query_id, given.source, given.grade),
@@ -402,7 +400,7 @@ class Index:
         return done.rowcount == 0
 
     def withdraw_feedback(self, query_id: str, source: str) -> None:
-        """Take back feedback that could not be sent, so that its source may give it again."""
+        """Remove feedback that could not be sent, so that its source may retry."""
         self._db.execute("delete from feedback where query_id = ? and source = ?", (query_id, source))
 
     def dead_letter(self, letter: DeadLetter, value: bytes, at_ms: int) -> None:
@@ -430,7 +428,7 @@ class Index:
         return decode(row[0], DeadLetter) if row else None
 
     def retried(self, origin: str, retried: bool = True) -> bool:
-        """Note that a dead letter is sent again, or that this failed; return whether that is new."""
+        """Record that a dead letter was retried, or that this failed; return whether that is a change."""
         done = self._db.execute(
             "update dead_letters set retried = ? where origin = ? and retried = ?",
             (retried, origin, not retried),
@@ -446,15 +444,15 @@ class Index:
         return None if found is None else IndexedQuery(*found)
 
     def decision_of(self, query_id: str) -> Decision | None:
-        """Return what was chosen."""
+        """Return its Decision."""
         return decode(value, Decision) if (value := self._part("decision", query_id)) else None
 
     def answer_of(self, query_id: str) -> Answer | None:
-        """Return how it ended."""
+        """Return its Answer."""
         return decode(value, Answer) if (value := self._part("answer", query_id)) else None
 
     def timeline(self, query_id: str) -> Timeline:
-        """Return what is kept of a query: Decision, Answer, latest Reward, and when it was asked and answered."""
+        """Return what is kept of a query: Decision, Answer, latest Reward, and when it was sent and answered."""
         found = Timeline(query_id)
         row = self._db.execute(
             "select decision, answer, reward, iif(asked = 1, created_ms, null), answered_ms from queries"
@@ -483,7 +481,7 @@ class Index:
         return decode(value, Reward) if (value := self._part("reward", query_id)) else None
 
     def activity(self, now_ms: int, tenants: Tenants = None) -> tuple[int, int]:
-        """Return how many queries were asked in the last minute, and how many have no Answer yet."""
+        """Return how many queries were sent in the last minute, and how many have no Answer yet."""
         found = self._db.execute(
             "select total(created_ms > ?), total(status is null and until_ms > ?) from queries"
             f" where asked = 1 {_of(tenants)}",
@@ -492,11 +490,11 @@ class Index:
         return int(found[0]), int(found[1])
 
     def latest(self, most: int, tenants: Tenants = None) -> list[Listed]:
-        """Return the newest queries, newest first; of these tenants where they are given."""
+        """Return the newest queries, newest first; only of these tenants if given."""
         return [_listed(row) for row in self._latest(most, tenants)]
 
     async def all(self, tenants: Tenants = None) -> list[Listed]:
-        """Return all queries that are kept as `latest` does, and let others run meanwhile."""
+        """Return all queries as `latest` does, yielding to other tasks meanwhile."""
         rows, found = self._latest(self.most, tenants), list[Listed]()
         while some := rows.fetchmany(_AT_ONCE):
             found += map(_listed, some)
@@ -518,7 +516,7 @@ class Index:
         return orjson.dumps([_word(query.metadata.get(key)) for key in self.group_by]).decode()
 
     def _first(self, part: Part, query_id: str, value: bytes, at_ms: int) -> bool:
-        """Keep a part unless there is one already, and return whether this was the first."""
+        """Store a part unless there is one already, and return whether this was the first."""
         done = self._db.execute(
             f"insert into queries (query_id, created_ms, {part}, size) values (?, ?, ?, ?) on conflict (query_id)"
             f" do update set {part} = excluded.{part}, size = size + excluded.size where {part} is null",
@@ -557,7 +555,7 @@ class Index:
         self.usage.trim(newest)
 
     def _surplus(self) -> list[tuple[str, int]]:
-        """Return the oldest queries that are too many, and when they were asked."""
+        """Return the oldest queries beyond the limit, and when they were sent."""
         (count,) = self._db.execute(f"select count(*) from queries where {_SPARE}").fetchone()
         return self._db.execute(
             f"select query_id, created_ms from queries where {_SPARE} order by created_ms limit ?",
@@ -565,7 +563,7 @@ class Index:
         ).fetchall()
 
     def _excess(self) -> list[tuple[str, int]]:
-        """Return the oldest queries of those that have ended whose records are too many bytes; see `_surplus`."""
+        """Return the oldest ended queries whose records exceed the byte limit; see `_surplus`."""
         (size,) = self._db.execute(f"select total(size) from queries where {_ENDED}").fetchone()
         oldest = self._db.execute(
             f"select query_id, created_ms, size from queries where {_ENDED} order by created_ms"

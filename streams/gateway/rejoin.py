@@ -1,4 +1,4 @@
-"""Which requests hold a search, and which search a client's retry joins: one whose response its client never got."""
+"""Which open requests a search runs for, and which search a retry joins: one whose response was never received."""
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,20 +12,20 @@ RETRY_MS: Final = 10 * 60 * 1000
 """A client's retry within this time joins the query it repeats."""
 
 _LOOKS: Final = 16
-"""Open requests of one body, oldest first, whose clients a retry looks for: who is gone is missed soon anyway."""
+"""Most open requests of one body, oldest first, that a retry checks for disconnected clients."""
 
 Body: TypeAlias = tuple[str, str]
-"""The API key of a request and the digest of its body: a client's retry has the same."""
+"""The API key of a request and the digest of its body, which are the same in a retry."""
 
 
 class Held(Struct, eq=False):
-    """One request that waits for its query, whose search runs for it.
+    """A request waiting for its query.
 
     Attributes:
         query_id: The query.
-        body: What its retry would have; None for a request that no retry joins by its body.
-        gone: Whether its client has left before the response began.
-        joined: Whether a retry of it waits for the query now.
+        body: Key and digest that a retry would have; None if retries do not join by body.
+        gone: Whether its client disconnected before the response started.
+        joined: Whether a retry of it is waiting for the query.
     """
 
     query_id: str
@@ -35,13 +35,13 @@ class Held(Struct, eq=False):
 
 
 class Rejoin:
-    """The open requests of one gateway, and the queries whose response never reached a client.
+    """The open requests of one gateway, and the queries whose response was never received.
 
-    That a request is a retry says only that this one was tried before, not that it got a query then, nor which: each
-    query without a reader is for one retry, so that as many answers are sent as clients wait for.
+    A retry header says only that the request was tried before, not whether or which query it got. So each query without
+    a reader is given to one retry only, and every waiting client gets an answer.
 
     Args:
-        most: How many queries without a reader are kept. Older ones are forgotten, oldest first.
+        most: How many queries without a reader to keep; the oldest are dropped first.
     """
 
     def __init__(self, most: int) -> None:
@@ -50,7 +50,7 @@ class Rejoin:
         self._lost: dict[str, tuple[Body, int]] = {}
 
     def __contains__(self, query_id: object) -> bool:
-        """Return whether any request waits for a query."""
+        """Return whether any request is waiting for a query."""
         return query_id in self._held
 
     @contextmanager
@@ -65,7 +65,7 @@ class Rejoin:
                 del self._held[held.query_id]
 
     def lose(self, query_id: str, body: Body, now_ms: int) -> None:
-        """Keep a query whose response its client cannot have got."""
+        """Keep a query whose client cannot have received the response."""
         self._lost[query_id] = (body, now_ms)
         for old, (_, lost_ms) in list(self._lost.items()):
             if lost_ms >= now_ms - RETRY_MS and len(self._lost) <= self._most:
@@ -73,19 +73,19 @@ class Rejoin:
             del self._lost[old]
 
     async def take(self, body: Body, now_ms: int, runs: Callable[[str], bool]) -> str | None:
-        """Return a query for a retry to join, for this one only; None where it repeats no query without a reader.
+        """Return a query for this retry alone to join; None if there is no matching query without a reader.
 
         Args:
-            body: Of the retry.
-            now_ms: The time.
-            runs: Whether a query is known, and not cancelled.
+            body: Key and digest of the retry.
+            now_ms: The current time, ms since the epoch.
+            runs: Returns whether a query is known and not cancelled.
         """
-        # A client that is gone may not have been missed yet.
+        # A disconnected client may not have been noticed yet.
         same = (each for requests in self._held.values() for each in requests if each.body == body)
         for held in list(islice(same, _LOOKS)):
             if not await held.gone() or held.joined or not runs(held.query_id):
                 continue
-            if held in self._held.get(held.query_id, ()):  # else it has left, and may be among the lost
+            if held in self._held.get(held.query_id, ()):  # otherwise it has ended and may be in `_lost`
                 held.joined = True
                 return held.query_id
         for query_id, (lost, lost_ms) in self._lost.items():

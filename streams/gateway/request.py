@@ -1,4 +1,4 @@
-"""A chat completion request: a model's name, OpenAI's fields, and one object `uniscale`, become a Query."""
+"""Converts a chat completion request (model name, OpenAI's fields, the object `uniscale`) to a Query."""
 
 import hashlib
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from schemas.objective import Weights
 from schemas.query import GATEWAY, MAX_BUDGET_TOKENS, Budget, Message, Query, Reference
 from streams.gateway.errors import ApiError, invalid, no_model, of_json, of_record, unsupported
 
-# Model names of the gateway: which of them are virtual, and what they ask of the decider.
+# Model names of the gateway, including virtual ones, and what they mean for the decider.
 #
 # auto                 the deployment's default objective
 # auto:<objective>     an objective of `control`, by name
@@ -27,7 +27,7 @@ AUTO: Final = "auto"
 
 
 class ModelChoice(Struct, frozen=True):
-    """What a model name asks for.
+    """The choice that a model name stands for.
 
     Attributes:
         objective: Name of an objective; None for the default.
@@ -41,16 +41,16 @@ class ModelChoice(Struct, frozen=True):
 
 
 def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: Iterable[str]) -> ModelChoice:
-    """Return what a model name asks for.
+    """Return the choice that a model name stands for.
 
     Args:
         name: The `model` of the request.
-        models: Names of the catalogue in force.
-        objectives: Names of the objectives in force.
-        actions: Ids of the configurations on offer.
+        models: Model names of the current catalogue.
+        objectives: Names of the current objectives.
+        actions: Ids of the offered configurations.
 
     Raises:
-        ApiError: 404, saying which names there are.
+        ApiError: 404, listing the known names.
     """
     known = set(models)
     if name == AUTO:
@@ -74,7 +74,7 @@ def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: 
 def listing(
     models: Iterable[str], objectives: Iterable[str], actions: Iterable[str], created: int
 ) -> list[dict[str, Any]]:
-    """Return the entries of `/v1/models`, every name that `asked` knows: virtual ones, models, configurations."""
+    """Return the entries of `/v1/models`, all names that `asked` accepts: virtual ones, models, configurations."""
     virtual = [AUTO, *(f"{AUTO}:{name}" for name in sorted(objectives))]
     return [_entry(name, "virtual", created) for name in virtual] + [
         _entry(name, "concrete", created) for name in (*models, *actions)
@@ -85,20 +85,18 @@ def _entry(name: str, routing: Literal["virtual", "concrete"], created: int) -> 
     return {"id": name, "object": "model", "created": created, "owned_by": "uniscale", "routing": routing}
 
 
-# A chat completion request: OpenAI's fields, and one object `uniscale`, become a Query.
-#
-# A field that a verifier-guided search cannot honour is ignored and named in the response (`ChatRequest.ignored`),
-# so that ordinary clients work as they are. It is refused with its name where it asks for another kind of answer
-# (`tools`, `logprobs`), and where the deployment is strict. Neutral values (`temperature: 1`, `logprobs: false`),
-# which many clients send without being asked, ask for nothing and are not named.
+# A field that a verifier-guided search does not support is ignored and named in the response (`ChatRequest.ignored`),
+# so that ordinary clients work unchanged. It is refused by name if it requests another kind of answer (`tools`,
+# `logprobs`), or if the deployment is strict. Neutral values (`temperature: 1`, `logprobs: false`), which many clients
+# send by default, have no effect and are not named.
 
 MAX_BODY: Final = 2 * 1024 * 1024
 """Bytes of a request's body."""
 
 BASELINE_OF: Final = "baseline_of"
-"""The key in a Query's metadata that makes it the paired baseline of another: the id of that query."""
+"""Metadata key that makes a Query the paired baseline of another; the value is that query's id."""
 
-# Fields of the API that ask for another kind of answer unless they have one of these values.
+# Fields of the API that request another kind of answer unless they have one of these values.
 _REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "logprobs": (False, None),
     "top_logprobs": (0, None),
@@ -123,9 +121,9 @@ _STRICT: Final = (
 
 
 class _Ignored(Struct, frozen=True):
-    """Fields of the API that a search cannot honour and that leave the kind of answer as it is, with what they may be.
+    """Unsupported fields of the API that do not change the kind of answer, with their allowed types.
 
-    A default is a value that asks for nothing, as null does.
+    A default is a value without effect, like null.
     """
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = 1
@@ -149,10 +147,10 @@ _IGNORED: Final = {field.name: field for field in msgspec.structs.fields(_Ignore
 
 
 class Extension(Struct, frozen=True, forbid_unknown_fields=True):
-    """The object `uniscale` of a request. Fields are those of a Query, but for `progress`.
+    """The object `uniscale` of a request. Its fields are those of a Query, plus `progress`.
 
     Attributes:
-        progress: Whether a stream also carries what the search is doing, in `uniscale.progress` of its chunks.
+        progress: Whether a stream also reports the progress of the search, in `uniscale.progress` of its chunks.
     """
 
     objective: str | None = None
@@ -171,7 +169,7 @@ class Extension(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream carries beside the text."""
+    """What a stream contains besides the text."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -181,7 +179,7 @@ class ChatRequest(Struct, frozen=True):
     """A request to `/v1/chat/completions`.
 
     Attributes:
-        ignored: Names of its fields that a search cannot honour, in the order of the request; not a field of the API.
+        ignored: Names of its unsupported fields, in the order of the request; not a field of the API.
     """
 
     model: str
@@ -209,7 +207,7 @@ _MESSAGE: Final = "messages[].name"
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object that a body is. Raises ApiError 400."""
+    """Parse a body as a JSON object. Raises ApiError 400."""
     try:
         plain = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -224,7 +222,7 @@ def parse(body: bytes, *, strict: bool = False) -> ChatRequest:
 
     Args:
         body: JSON.
-        strict: Whether to refuse what a search cannot honour, rather than to name it.
+        strict: Whether to refuse unsupported fields rather than name them in the response.
 
     Raises:
         ApiError: 400 with the field at fault.
@@ -259,10 +257,10 @@ def to_query(
 
     Args:
         request: The request.
-        asked: What its model name asks for.
-        query_id: The id it gets.
-        tenant: Who asks, as authenticated.
-        kept: What the gateway wants back with the record, under `metadata.gateway`.
+        asked: The choice that its model name stands for.
+        query_id: The query's id.
+        tenant: The authenticated tenant.
+        kept: The gateway's own data, stored in `metadata.gateway`.
 
     Raises:
         ApiError: 400 with the field at fault.
@@ -304,7 +302,7 @@ def to_query(
 
 
 def kept_of(query: Query) -> dict[str, str]:
-    """Return what a gateway wants back with a query: the digests of API key and body; empty for one of other origin."""
+    """Return the gateway's own data in a query: the digests of API key and body; empty for other producers."""
     kept = query.metadata.get(GATEWAY)
     return {name: str(each) for name, each in kept.items()} if isinstance(kept, dict) else {}
 
@@ -321,7 +319,7 @@ def _message(at: int, message: dict[str, Any]) -> Message:
         raise invalid(f"{param}.role", "must be a text: system, developer, user or assistant")
     if role not in ("system", "developer", "user", "assistant"):
         raise unsupported(f"{param}.role", f"{role!r}; use system, developer, user or assistant")
-    # Clients send back the whole message of an earlier completion, with all that is null in it.
+    # Clients send back the whole message of an earlier completion, including its null fields.
     for name in sorted(set(message) - {"role", "content", "name"}):
         if message[name] not in (None, [], {}):
             raise unsupported(f"{param}.{name}", "a search reads role and content")
@@ -342,7 +340,7 @@ def _part(param: str, part: Any) -> str:
 
 
 def _metadata(request: ChatRequest) -> dict[str, Any]:
-    """Join what the three places of metadata hold; a name in two of them would lose one value."""
+    """Merge the three sources of metadata; a name in two of them is an error, because one value would be lost."""
     found: dict[str, Any] = {}
     places = {
         "metadata": request.metadata or {},
@@ -360,7 +358,7 @@ def _metadata(request: ChatRequest) -> dict[str, Any]:
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
-    """Return the client's bound on each answer, under whichever of its two names it came."""
+    """Return the client's token limit per answer, from either of its two names."""
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise invalid("max_tokens", "cannot be combined with max_completion_tokens; give one of the two")
     param = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
@@ -371,7 +369,7 @@ def _max_tokens(request: ChatRequest) -> int | None:
 
 
 def _asks(name: str, value: Any) -> bool:
-    """Return whether a field that a search cannot honour asks for something.
+    """Return whether an unsupported field has a value with an effect.
 
     Raises:
         ApiError: 400 for a value that the API does not allow.
@@ -388,7 +386,7 @@ def _asks(name: str, value: Any) -> bool:
 
 
 def _unknown(name: str) -> ApiError:
-    """Return the error for a field that the API does not have, with what may be meant."""
+    """Return the error for an unknown field, with a suggestion."""
     own = {field.name for field in msgspec.structs.fields(Extension)}
     name = name[:200]
     if name in own:

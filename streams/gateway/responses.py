@@ -1,4 +1,4 @@
-"""What the gateway returns, in OpenAI's shape: completions and their chunks, with what the search did beside them."""
+"""Responses in OpenAI's format: completions and their chunks, with details of the search."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -39,12 +39,12 @@ def completion(
     """Return a chat completion. The Answer must have a text; see `of_answer`.
 
     Args:
-        answer: How the query ended.
-        decision: What was chosen for it, where it is known.
-        cost_model: Of the catalogue in force.
+        answer: The Answer.
+        decision: Its Decision, if known.
+        cost_model: Cost model of the current catalogue.
         created: Seconds since the epoch.
-        total_s: From the request's arrival to now, in seconds.
-        ignored: Names of the request's fields that a search cannot honour.
+        total_s: Seconds from the request's arrival to now.
+        ignored: Names of the request's unsupported fields.
     """
     texts = [one.text for one in answer.answers] or [answer.text or ""]
     return {
@@ -96,15 +96,15 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 def usage(answer: Answer) -> dict[str, Any]:
-    """Return tokens: `completion_tokens` counts all that were generated, `reasoning_tokens` those not returned."""
+    """Return the usage: `completion_tokens` counts all generated tokens, `reasoning_tokens` those not returned."""
     generated = answer.generated_tokens
-    # Which drafts the further answers hold is not in the trace.
+    # The trace does not say which drafts the further answers contain.
     returned = generated if answer.answers else sum(answer.trace[at].tokens for at in answer.path)
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": generated,
         "total_tokens": answer.prompt_tokens + generated,
-        # An Answer counts its prompts once; which of their tokens an engine found in its prefix cache it does not say.
+        # An Answer counts its prompt once and does not say how many tokens came from the prefix cache.
         "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": generated - returned},
     }
@@ -116,10 +116,10 @@ def details(
     """Return the object `uniscale` of a response.
 
     Args:
-        answer: How the query ended.
-        decision: What was chosen for it, where it is known.
-        cost_model: Of the catalogue in force.
-        total_s: How long the whole took, in seconds; None where this is not known.
+        answer: The Answer.
+        decision: Its Decision, if known.
+        cost_model: Cost model of the current catalogue.
+        total_s: Total time in seconds; None if unknown.
     """
     return {
         "action": answer.action.id if answer.action else None,
@@ -134,7 +134,7 @@ def details(
 
 
 def timings(spent: Spent, total_s: float | None) -> dict[str, float]:
-    """Return where the time of a query went, in seconds: `rest_s` is what of `total_s` no component holds."""
+    """Return where the time of a query went, in seconds: `rest_s` is the part of `total_s` in no component."""
     found = structs.asdict(spent)
     if total_s is not None:
         found |= {"rest_s": max(0.0, total_s - spent.total_s), "total_s": total_s}
@@ -142,7 +142,7 @@ def timings(spent: Spent, total_s: float | None) -> dict[str, float]:
 
 
 def objective(in_force: ObjectiveInForce) -> dict[str, Any]:
-    """Return an objective as it was in force."""
+    """Return an objective as JSON."""
     weights = {"weights": picked(in_force.weights, "correct", "score", "cost")}
     return (
         {"name": in_force.name, "aim": in_force.kind}
@@ -152,11 +152,11 @@ def objective(in_force: ObjectiveInForce) -> dict[str, Any]:
 
 
 def price(answer: Answer, cost_model: CostModel) -> dict[str, float] | None:
-    """Return what the search cost in eFLOPs, by part; None when nothing was run or its price is not known."""
+    """Return the cost of the search in eFLOPs, by part; None if nothing ran or the cost is unknown."""
     try:
         cost = cost_of(answer, cost_model)
     except (UnpricedAnswer, ValueError, ArithmeticError):
-        return None  # a foreign trace may hold anything that a schema allows
+        return None  # a foreign trace may hold anything the schema allows
     if cost is None:
         return None
     return {
@@ -168,7 +168,7 @@ def price(answer: Answer, cost_model: CostModel) -> dict[str, float] | None:
 
 
 def cut(answer: Answer, cost_model: CostModel) -> float:
-    """Return the most that a step may have cost which the deadline cut, in eFLOPs; 0 where that is not known."""
+    """Return an upper bound on the cost of a step cut by the deadline, in eFLOPs; 0 if unknown."""
     try:
         return cut_eflops(answer, cost_model)
     except (UnpricedAnswer, ValueError, ArithmeticError):
@@ -176,7 +176,7 @@ def cut(answer: Answer, cost_model: CostModel) -> float:
 
 
 def finish_reason(answer: Answer) -> str:
-    """Return `stop` for a completed path (a client's stop text completes it), `length` for one that was cut off."""
+    """Return `stop` for a completed path (a client's stop text completes it), `length` for one cut off."""
     return "stop" if answer.complete else "length"
 
 
@@ -191,7 +191,7 @@ def model_of(answer: Answer) -> str:
 
 
 def headers(decision: Decision | None, query_id: str, request_id: str, *, debug: bool) -> dict[str, str]:
-    """Return the headers that say what was chosen; with `debug`, what it was expected to achieve."""
+    """Return the headers with the choice; with `debug`, also its predictions."""
     found = {"x-request-id": request_id, "x-uniscale-query-id": query_id}
     if decision is None:
         return found
@@ -210,7 +210,7 @@ def headers(decision: Decision | None, query_id: str, request_id: str, *, debug:
 
 
 def query_object(timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
-    """Return what is known of one query: `GET /v1/queries/{id}`."""
+    """Return what is known about one query: `GET /v1/queries/{id}`."""
     decision, answer = timeline.decision, timeline.answer
     found: dict[str, Any] = {
         "id": timeline.query_id,

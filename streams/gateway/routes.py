@@ -1,4 +1,4 @@
-"""All routes beside chat completions: what would run, models, objectives, queries, dead letters, the page."""
+"""All routes except chat completions: previews, models, objectives, queries, dead letters, the page."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ async def decide(call: Call) -> Response:
 
 
 def preview(found: Preview) -> dict[str, Any]:
-    """Return a preview as JSON: the choice, then every configuration with what is predicted of it."""
+    """Return a preview as JSON: the choice, then every configuration with its predictions."""
     configurations = {each.action: _configuration(each) for each in found.configurations}
     others = (each for action, each in configurations.items() if action != found.action)
     return {
@@ -79,12 +79,12 @@ def _configuration(each: Configuration) -> dict[str, Any]:
 
 
 def _predicted(terms: Predicted) -> dict[str, float | None]:
-    # A regression that has seen little may leave the range of a float.
+    # With little data, a regression's prediction may exceed the range of a float.
     eflops = math.exp(terms.log_cost) if abs(terms.log_cost) < 700 else None
     return {**picked(terms, "correct", "score", "log_cost"), "eflops": eflops}
 
 
-# `/v1/dead-letters`: what could not be handled. For operators only, because dead letters hold every client's data.
+# `/v1/dead-letters`: for operators only, because dead letters hold every client's data.
 
 log = logging.getLogger("streams.gateway")
 
@@ -109,7 +109,7 @@ async def dead_letters(call: Call) -> Response:
 
 
 async def retry(call: Call) -> Response:
-    """POST /v1/dead-letters/retry: {origin}. Sends its record again, once: a repeat answers `duplicate: true`."""
+    """POST /v1/dead-letters/retry: {origin}. Resends its record, once: a repeated request returns `duplicate: true`."""
     call.who.require("admin")
     origin = (await object_of(call.request, "origin")).get("origin")
     if not isinstance(origin, str):
@@ -142,7 +142,7 @@ async def retry(call: Call) -> Response:
     return reply({"object": "dead-letter.retry", "origin": origin, "duplicate": False})
 
 
-# `/v1/models`: the names that a request may use, every configuration on offer among them.
+# `/v1/models`: the names that a request may use, including every offered configuration.
 
 
 async def list_models(call: Call) -> Response:
@@ -167,32 +167,32 @@ def _listing(call: Call) -> list[dict[str, Any]]:
     return [each for each in found if allowed is None or each["id"] in allowed]
 
 
-# `/v1/now` and `/v1/queries`: what the deployment does, as the page's first view shows it, and the latest queries.
+# `/v1/now` and `/v1/queries`: the state of the deployment, for the page's first view, and the latest queries.
 
 _MOST_LISTED: Final = 1000
 
 _FRESH_S: Final = 1.0
-"""Seconds for which lists and statistics are shown before they are worked out again."""
+"""Seconds for which lists and statistics are cached."""
 
 _COMPARED_S: Final = 3.0
-"""The same for the comparison of policy and control group, which reads all queries that are known."""
+"""The same for the comparison of policy and control group, which reads all known queries."""
 
 _SERVICES_S: Final = 10.0
-"""The same for what the broker says of the services."""
+"""The same for the services' consumer groups."""
 
 T = TypeVar("T")
 
 
 class Views:
-    """Lists and statistics of queries, worked out once for all who look at the same ones within a second.
+    """Lists and statistics of queries, computed once for all requests within a second.
 
     Args:
-        services: Those whose consumer groups are shown.
+        services: Services whose consumer groups are shown.
     """
 
     def __init__(self, services: Sequence[ServiceSpec]) -> None:
         self._services = services
-        # By what it is, with the time from which it is too old.
+        # Cached results by key, with their expiry times.
         self._made: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
         self._looked_s = -math.inf
         self._services_seen: list[dict[str, Any]] = []
@@ -221,7 +221,7 @@ class Views:
             **statistics.now(latest[:most], coordinator.index.group_by),
             "uplift": await self._uplift(coordinator, sees),
             "models": models(coordinator.runtime.control),
-            # What waits is everybody's.
+            # The lag covers all tenants.
             "services": await self._consumers(coordinator.runtime) if sees is None else [],
             "marks": list(coordinator.marks.listed),
         }
@@ -245,7 +245,7 @@ class Views:
         make: Callable[[], Coroutine[Any, Any, T]],
         fresh_s: float,
     ) -> T:
-        """Return what was made for another request a moment ago, or make it."""
+        """Return a cached result, or compute it."""
         now_s = coordinator.runtime.monotonic()
         if what not in self._made or self._made[what][0] <= now_s:
             self._made = {each: made for each, made in self._made.items() if made[0] > now_s}
@@ -254,7 +254,7 @@ class Views:
         return made
 
     async def _consumers(self, runtime: Runtime) -> list[dict[str, Any]]:
-        """Return each service with its workers and waiting records, as the broker told within the last seconds."""
+        """Return each service's workers and lag, from the broker, at most a few seconds old."""
         now_s = runtime.monotonic()
         if now_s - self._looked_s >= _SERVICES_S:
             self._looked_s = now_s
@@ -279,7 +279,7 @@ class Views:
 
 
 def models(control: Control) -> list[dict[str, Any]]:
-    """Return each model of the catalogue, whether an executor serves it now, and what its executors say of it."""
+    """Return each model of the catalogue, whether an executor serves it, and its reported health."""
     serving, told, found = control.serving(), control.health(), []
     for model in control.catalogue.models:
         serves = model.name in serving
@@ -288,7 +288,7 @@ def models(control: Control) -> list[dict[str, Any]]:
     return found
 
 
-# `/v1/objectives`: what a query may be served for, by name.
+# `/v1/objectives`: the objectives that queries may name.
 
 
 async def list_objectives(call: Call) -> Response:
@@ -334,11 +334,11 @@ _MOST_BODY: Final = 4096
 class Page:
     """The page of one gateway and its sessions.
 
-    A browser sends its key once; then a cookie that scripts cannot read stands for it, because an EventSource sends no
-    headers. Sessions live in memory, the latest hundred of each key: after a restart one logs in again.
+    A browser sends its key once; then a cookie that scripts cannot read replaces it, because an EventSource sends no
+    headers. Sessions are kept in memory, the latest hundred per key: after a restart users log in again.
 
     Args:
-        gate: Which keys there are.
+        gate: The API keys.
         hosts: Host names that requests may be addressed to.
     """
 
@@ -357,7 +357,7 @@ class Page:
         ]
 
     def key_of(self, request: Request) -> str | None:
-        """Return the API key behind a request's session; None where another page than ours may have sent it."""
+        """Return the API key of a request's session; None if a foreign page may have sent the request."""
         session = self._sessions.get(request.cookies.get(COOKIE, ""))
         return session[1] if session is not None and is_own(request) else None
 
@@ -366,7 +366,7 @@ class Page:
         return FileResponse(FOLDER / "index.html", headers=SECURE)
 
     async def session(self, request: Request) -> Response:
-        """Say whether a session is needed (GET), open one with a key (POST), or end it (DELETE)."""
+        """Return whether a session is needed (GET), open one with a key (POST), or end it (DELETE)."""
         try:
             check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
             if request.method in ("POST", "DELETE") and not is_own(request):
@@ -391,12 +391,12 @@ class Page:
         key = (await object_of(request, "key", most=_MOST_BODY)).get("key")
         if not isinstance(key, str):
             raise ApiError(400, 'give an API key: {"key": …}', param="key")
-        who = self.gate.credential(key)  # refuses a wrong one
-        # Those of keys that are no longer good stand for nothing.
+        who = self.gate.credential(key)  # raises for an invalid key
+        # Drop sessions of keys that are no longer valid.
         self._sessions = {
             token: session for token, session in self._sessions.items() if self.gate.has_key(session[0])
         }
-        # One key's sessions end none of another's.
+        # The limit is per key.
         same = [token for token, (whose, _) in self._sessions.items() if whose == who.key]
         if len(same) >= _MOST_SESSIONS:
             del self._sessions[same[0]]
@@ -410,13 +410,14 @@ class Page:
 
 
 def is_own(request: Request) -> bool:
-    """Return whether a request may stand for the session that its cookie names: the gateway's own page sent it.
+    """Return whether the gateway's own page sent a request, so that its session cookie may be used.
 
-    Browsers send the cookie with what a page of any port of this host asks, and a form or `text/plain` without asking
-    first. So the origin must be the gateway's own, port included, and what changes anything must be JSON.
+    Browsers also send the cookie with requests from pages on other ports of this host, and send forms and `text/plain`
+    without a preflight. So the origin must be the gateway's own, including the port, and requests that change anything
+    must be JSON.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    if site is not None:  # no script can set it, and it holds where a proxy changes the host
+    if site is not None:  # scripts cannot set it, and it works behind a proxy that changes the host
         own = site in ("same-origin", "none")
     else:
         own = origin is None or origin.partition("://")[2] == request.headers.get("host")
@@ -433,13 +434,13 @@ class _Secured(StaticFiles):
         return response
 
 
-# `/v1/queries` and `/v1/feedback`: the latest queries, the story of one, its events, and how well it was answered.
+# `/v1/queries` and `/v1/feedback`: one query, its events, and feedback on its answer.
 
 _BEAT_LOOKS: Final = 30
-"""Polls without news between two heartbeats of an event stream: fifteen seconds."""
+"""Polls without a record between two heartbeats of an event stream: fifteen seconds."""
 
 _BEAT: Final = b":\n\n"
-"""A comment, which a reader of server-sent events passes over."""
+"""A comment, which readers of server-sent events ignore."""
 
 
 async def feedback(call: Call) -> Response:
@@ -455,7 +456,7 @@ async def feedback(call: Call) -> Response:
         raise invalid("comment", "comment must be a text of at most 4000 characters")
     known, reward = call.coordinator.index.find(query_id), call.coordinator.index.reward_of(query_id)
     duplicate = await call.coordinator.feedback(query_id, value, comment, call.who)
-    # Of a query that has left the index only the aggregator knows.
+    # For a query no longer in the index, only the aggregator knows.
     late = None if known is None else reward is not None and reward.closes
     return reply({"id": query_id, "object": "feedback", "duplicate": duplicate, "late": late})
 
@@ -472,7 +473,7 @@ async def events(call: Call) -> Response:
     known, coordinator = _visible(call), call.coordinator
     left_s = (
         known.until_ms - coordinator.runtime.clock.now_ms()
-    ) / 1000 - MARGIN_S  # of the query's own time
+    ) / 1000 - MARGIN_S  # relative to the query's own timeout
     admitted = Admitted(known.query_id, known.created_ms // 1000, left_s)
     with contextlib.ExitStack() as stack:
         stack.enter_context(coordinator.gate.stream(call.who))

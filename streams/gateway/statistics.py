@@ -39,16 +39,15 @@ def now(listed: Sequence[Listed], group_by: Sequence[str] = ()) -> dict[str, Any
 
 
 def uplift(listed: Sequence[Listed], moves: bool = False) -> dict[str, Any]:
-    """Return the policy's gain over its control, with intervals that stay valid however often one looks.
+    """Return the policy's gain over its control, with anytime-valid confidence intervals.
 
-    The control is the control group; where there is none, the paired baselines of queries, each beside its own
-    query.
+    The control is the control group; without one, the paired baselines, each compared with its own query.
 
     Args:
-        listed: All queries that are known. Those that no draw gave to a cohort are left out: a pinned query is no
-            work of the policy's.
-        moves: Whether older ones have been forgotten: of a window that moves, the intervals hold at one look only, and
-            the sentence says so.
+        listed: All known queries. Those not randomly assigned to a cohort are ignored: a pinned query is not the
+            policy's choice.
+        moves: Whether older ones were dropped: for a sliding window the intervals are valid at a single look only,
+            which the sentence says.
     """
     ended = [each for each in reversed(listed) if each.status is not None and each.status not in UNCOUNTED]
     drawn = [(each, each.cohort == "control") for each in ended if each.randomised]
@@ -71,7 +70,7 @@ def uplift(listed: Sequence[Listed], moves: bool = False) -> dict[str, Any]:
 
 
 def _paired(ended: Sequence[Listed]) -> list[tuple[Listed, bool]]:
-    """Return each query that has a paired baseline, once, and its baselines; all have ended."""
+    """Return each ended query with a paired baseline, once, and its ended baselines."""
     by_id = {each.query_id: each for each in ended}
     pairs = [
         (by_id[each.baseline_of], each) for each in ended if each.baseline_of and each.baseline_of in by_id
@@ -81,9 +80,9 @@ def _paired(ended: Sequence[Listed]) -> list[tuple[Listed, bool]]:
 
 
 def cohort(group: Sequence[Listed]) -> dict[str, Any]:
-    """Return accuracy and mean cost of a group of queries, with 95 % intervals; None where nothing is known.
+    """Return accuracy and mean cost of a group of queries, with 95 % intervals; None if unknown.
 
-    The accuracy's is Wilson's, the cost's is normal.
+    Wilson's interval for accuracy, a normal one for cost.
     """
     graded = [each.correct for each in group if each.correct is not None]
     costs = [each.eflops for each in group if each.eflops is not None]
@@ -105,11 +104,11 @@ def choices(listed: Sequence[Listed]) -> list[dict[str, Any]]:
 
 
 def groups(listed: Sequence[Listed], of: Callable[[Listed], str | None]) -> list[dict[str, Any]]:
-    """Return what is chosen for each kind of query, with its accuracy and mean cost; the most frequent kind first.
+    """Return the choices for each kind of query, with accuracy and mean cost; the most frequent kind first.
 
     Args:
         listed: The queries.
-        of: The kind of a query; None where it has none.
+        of: Returns the kind of a query, or None.
     """
     kinds: defaultdict[str | None, list[Listed]] = defaultdict(list)
     for each in listed:
@@ -134,13 +133,13 @@ def _value(at: int) -> Callable[[Listed], str | None]:
 
 
 def crossed(listed: Sequence[Listed]) -> list[dict[str, Any]]:
-    """Return what is chosen most often for each pair of values of the first two keys; only queries that have both."""
+    """Return the most frequent choice for each pair of values of the first two keys, over queries that have both."""
     kinds: defaultdict[tuple[str, str], list[Listed]] = defaultdict(list)
     for each in listed:
         first, second = each.groups[:2]
         if each.action is not None and first is not None and second is not None:
             kinds[first, second].append(each)
-    # The most frequent first values first; second values in order, numbers as numbers.
+    # First values by frequency; second values in order, numbers compared as numbers.
     sizes = Counter(first for (first, _), group in kinds.items() for _ in group)
     ranked = sorted(kinds.items(), key=lambda item: (-sizes[item[0][0]], item[0][0], _ordered(item[0][1])))
     found = []
@@ -155,7 +154,7 @@ def _ordered(value: str) -> tuple[float, str]:
 
 
 def series(listed: Sequence[Listed]) -> list[dict[str, Any]]:
-    """Return accuracy and mean cost over time: at most 60 groups of equally many consecutive queries, oldest first."""
+    """Return accuracy and mean cost over time: at most 60 equal groups of consecutive queries, oldest first."""
     ordered = [each for each in reversed(listed) if each.status is not None]
     size = max(_LEAST, math.ceil(len(ordered) / _BUCKETS))
     found = []

@@ -1,4 +1,4 @@
-"""Requests waiting for a query: each sees its Decision, the steps of its search, its Answer and its Rewards arrive."""
+"""Requests waiting for a query: each receives its Decision, search steps, Answer and Rewards as they arrive."""
 
 import asyncio
 from collections import defaultdict
@@ -18,15 +18,15 @@ QueryRecord: TypeAlias = Decision | SearchStep | Answer | Reward | DeadLetter
 class Waiting:
     """Delivers records to the open requests that wait for them.
 
-    A request may attach to a query that another one sent, so several can wait for one id. What comes by before a
-    request waits is in the index.
+    A request may attach to a query that another one sent, so several can wait for one id. Records that arrived before a
+    request started waiting are in the index.
     """
 
     def __init__(self) -> None:
         self._queues: defaultdict[str, list[asyncio.Queue[QueryRecord]]] = defaultdict(list)
 
     def __len__(self) -> int:
-        """Return how many queries have a waiting request."""
+        """Return how many queries have a request waiting."""
         return len(self._queues)
 
     def __contains__(self, query_id: object) -> bool:

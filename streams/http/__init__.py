@@ -1,1 +1,1 @@
-"""Who serves HTTP: uvicorn in a service's loop, the probes and metrics of a process, the previews of the decider."""
+"""HTTP servers: uvicorn in a service's event loop, a process's probes and metrics, the decider's previews."""

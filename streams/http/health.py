@@ -1,4 +1,4 @@
-"""What a process answers over HTTP: `/metrics`, `/health/live` and `/health/ready`."""
+"""HTTP endpoints of a process: `/metrics`, `/health/live` and `/health/ready`."""
 
 import asyncio
 import threading
@@ -10,11 +10,11 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-# Live: the process answers and its event loop has run recently; restart it if not. Ready: it has recovered its
-# tables, holds its partitions, none of them has stood still for five minutes, and it is not stopping. Neither calls
-# a model or the broker, so a probe costs nothing and an outage elsewhere restarts nothing here.
+# Live: the process responds and its event loop has run recently; restart it if not. Ready: it has recovered its
+# tables, owns its partitions, none of them has stalled for five minutes, and it is not stopping. Neither calls a model
+# or the broker, so probes are cheap and an outage elsewhere causes no restarts.
 
-# Loading a model or folding a long log holds the loop for a while; an engine step never does.
+# Loading a model or folding a long log blocks the loop for a while; an engine step never does.
 STUCK_S = 120.0
 
 STALLED_S = 300.0
@@ -27,8 +27,8 @@ class Health:
     """State of one process, as probes see it.
 
     Args:
-        clock: Seconds of a clock that never goes back.
-        lag: Called at each beat with the seconds by which the loop came later than it should have.
+        clock: Monotonic clock, in seconds.
+        lag: Called at each beat with the event loop's lateness, in seconds.
     """
 
     def __init__(
@@ -41,19 +41,19 @@ class Health:
         self._stalled: dict[str, float] = {}
 
     def stalled(self, seconds: Mapping[str, float]) -> None:
-        """Say how long each partition, as topic/partition, has stood still with records waiting."""
+        """Report how long each partition (topic/partition) has stalled with records waiting, in seconds."""
         self._stalled = dict(seconds)
 
     def ready(self) -> None:
-        """Say that records are being handled."""
+        """Report that records are being handled."""
         self._state = "ready"
 
     def stopping(self) -> None:
-        """Say that no further record is taken."""
+        """Report that no further records are accepted."""
         self._state = "stopping"
 
     async def beat(self, every_s: float = 0.1) -> None:
-        """Note that the event loop turns, and how late, forever."""
+        """Track forever that the event loop runs, and how late."""
         while True:
             self._turned = self._clock()
             await asyncio.sleep(every_s)
@@ -80,7 +80,7 @@ class Health:
 
 
 def serve(host: str, port: int, registry: CollectorRegistry, health: Health) -> WSGIServer:
-    """Answer on a port, in threads of their own; any other path than health shows the metrics."""
+    """Serve on a port, in separate threads; every path other than the probes returns the metrics."""
     metrics = make_wsgi_app(registry)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -103,4 +103,4 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Log no request: probes come every few seconds."""
+        """Do not log requests: probes come every few seconds."""

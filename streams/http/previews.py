@@ -1,11 +1,11 @@
-"""The decider's read-only HTTP endpoint: what the policy would choose for a query, and why.
+"""The decider's read-only HTTP endpoint for previews: what the policy would choose for a query, and why.
 
     POST /decide   a Query, as it travels on the topic  ->  200, a Preview (agents.decider.preview) as JSON
                                                             400, {"field", "message"}: the query would be refused
                                                             503, {"message"}: this decider cannot answer now
 
-It takes part in no decision: nothing is learned, logged or sent. Authentication is the gateway's business, so it
-listens on this machine only unless `decider_host` says otherwise.
+It does not affect decisions: nothing is learned, logged or sent. Authentication is left to the gateway, so it listens
+on this machine only unless `decider_host` says otherwise.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ _REBIND_S: Final = 5.0
 
 
 class PreviewEndpoint:
-    """Answers over HTTP what a learner would choose.
+    """Serves previews over HTTP.
 
     Args:
-        runtime: Of the decider.
-        preview: Returns what would be chosen for a query; raises Unavailable where it cannot say so now, and
-            UniscaleError where the query would be refused.
+        runtime: The decider's runtime.
+        preview: Returns what would be chosen for a query; raises Unavailable if it cannot now, and UniscaleError if the
+            query would be refused.
     """
 
     def __init__(self, runtime: Runtime, preview: Callable[[Query], Awaitable[Preview]]) -> None:
@@ -54,7 +54,7 @@ class PreviewEndpoint:
         return Starlette(routes=[Route(PATH, self._decide, methods=["POST"])])
 
     async def _decide(self, request: Request) -> Response:
-        # No browser has business here: a page's request carries Origin.
+        # Refuse browsers: requests from pages carry Origin.
         if "origin" in request.headers:
             return _reply(403, {"message": "requests of web pages are not answered here; ask the gateway"})
         body = bytearray()
@@ -75,7 +75,7 @@ class PreviewEndpoint:
         return Response(msgspec.json.encode(found), media_type="application/json")
 
     async def serve(self) -> None:
-        """Serve the endpoint until the service stops. While the port is taken, this waits and decisions go on."""
+        """Serve the endpoint until the service stops. While the port is taken, this waits and decisions continue."""
         settings = self._runtime.settings.previews
         told = False
         while True:

@@ -1,4 +1,4 @@
-"""uvicorn in the event loop of a service, which has its own way to stop."""
+"""uvicorn in a service's event loop, stopped by the service."""
 
 import asyncio
 import contextlib
@@ -12,21 +12,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from streams.runtime.runtime import Runtime
 
 HEAD_BYTES: Final = 64 * 1024
-"""Most bytes of a request's head: whoever sends more is cut off."""
+"""Most bytes of a request's head; larger ones close the connection."""
 
 
 HEAD_S: Final = 30.0
-"""Seconds in which the whole head of a request must have come, from its connection's beginning or the answer before."""
+"""Seconds to receive the whole head of a request, from the start of the connection or the previous response."""
 
 WRITE_S: Final = 30.0
-"""Seconds in which a client must take something of what is sent to it, once no more fits into the buffers."""
+"""Seconds within which a client must read something, once the send buffers are full."""
 
 
 class Connection(H11Protocol):
-    """A connection that no client holds for nothing: uvicorn itself waits for ever for a head, and for a reader."""
+    """A connection with timeouts: uvicorn itself waits forever for a request's head and for a client to read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a head. Where connections run out, the one that has waited for longest makes room."""
+        """Wait for a request's head. When connections run out, the longest-waiting one is closed."""
         self._timer: asyncio.TimerHandle | None = None
         self.idle_since: float | None = None
         super().connection_made(transport)
@@ -41,17 +41,17 @@ class Connection(H11Protocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
+        """Cancel the timeout."""
         super().connection_lost(exc)
         self._wait(None)
 
     def data_received(self, data: bytes) -> None:
-        """Note when a head is whole."""
+        """Cancel the timeout once the head is complete."""
         super().data_received(data)
         self._note_head()
 
     def on_response_complete(self) -> None:
-        """Wait for the next head, which may have come already."""
+        """Wait for the next head, which may have arrived already."""
         self._await_head()
         super().on_response_complete()
         self._note_head()
@@ -62,7 +62,7 @@ class Connection(H11Protocol):
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The client reads."""
+        """Cancel the timeout: the client has read."""
         super().resume_writing()
         self._wait(None if self.idle_since is None else HEAD_S)
 
@@ -76,18 +76,18 @@ class Connection(H11Protocol):
             self._wait(None)
 
     def _wait(self, seconds: float | None) -> None:
-        """Give the connection so many seconds from now; None for any number. Who reads nothing gets no new ones."""
-        # The end of an answer may be what did not fit, and further requests may lie behind it.
+        """Set the timeout, in seconds from now; None: no timeout. Not extended while a client reads nothing."""
+        # The end of a response may be what is buffered, with pipelined requests after it.
         if self.flow.write_paused:
             return
         if self._timer is not None:
             self._timer.cancel()
-        # Not `close`, which would wait until the client has read the rest.
+        # Not `close`, which would wait for the client to read the rest.
         self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
 
 def most_connections() -> int:
-    """Return how many connections a server holds: three of four descriptors, the rest is for the broker and files."""
+    """Return the connection limit: three quarters of the file descriptors; the rest is for the broker and files."""
     return max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4)
 
 
@@ -104,7 +104,7 @@ def server_of(runtime: Runtime, app: Any, **where: Any) -> Server:
     """Return a server that ends when the service does; the caller runs its `serve`.
 
     Args:
-        runtime: The service's.
+        runtime: The service's runtime.
         app: An ASGI application.
         where: `host` and `port`, unless `serve` is given a socket.
     """

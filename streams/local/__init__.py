@@ -1,8 +1,8 @@
-"""Several processes on one machine: the broker, the services and their supervisor.
+"""A deployment on one machine: the broker, the services and their supervisor.
 
     with Deployment(Settings(), broker="embedded") as deployment:
         deployment.supervisor.wait_ready()
 
-`broker` starts a broker; `deployment` runs everything: the supervisor that keeps services running, their commands and
-common log, and what Ctrl-C and SIGTERM do.
+`broker` starts a broker; `deployment` runs everything: the supervisor, the services' commands and common log, and the
+handling of Ctrl-C and SIGTERM.
 """

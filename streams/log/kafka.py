@@ -1,4 +1,4 @@
-"""The log on Kafka: read with aiokafka, without a consumer group; committed records only."""
+"""The log on Kafka, read with aiokafka without a consumer group; committed records only."""
 
 import asyncio
 import contextlib
@@ -39,10 +39,9 @@ from streams.log.pacing import pace_fetches
 from streams.log.partitioner import partition_for
 from streams.settings import Settings, SettingsError
 
-# Stop an aiokafka client without waiting for its connections to be taken down.
-#
-# Over TLS, aiokafka's `stop` returns once the broker has answered the end of the connection. Some answers never
-# come, and the transport gives up after 30 seconds: longer than a rebalance may take, and nothing depends on it.
+# Stop an aiokafka client without waiting for its connections to close. Over TLS, aiokafka's `stop` waits for the
+# broker to acknowledge the close. Some acknowledgements never come, and the transport gives up after 30 seconds:
+# longer than a rebalance may take, for no benefit.
 
 log = logging.getLogger("streams.kafka")
 
@@ -52,7 +51,7 @@ _closing: set[asyncio.Task[Any]] = set()
 
 
 async def stop(client: Any, patience_s: float = _CLOSE_S) -> None:
-    """Stop a consumer or producer of aiokafka; after `patience_s` seconds return, and let it end in the background."""
+    """Stop an aiokafka consumer or producer; after `patience_s` seconds return and let it finish in the background."""
     task = asyncio.create_task(client.stop())
     _closing.add(task)
     task.add_done_callback(_ended)
@@ -67,24 +66,24 @@ def _ended(task: asyncio.Task[Any]) -> None:
         log.debug("closing a connection failed: %r", error)
 
 
-# A consumer without a group: it is assigned partitions, commits nothing, and every reader sees every record.
+# A consumer without a group: partitions are assigned manually, nothing is committed, every reader sees every record.
 
-# A transaction's marker has an offset but is never delivered, so the last poll of a log waits in vain: keep it short.
+# A transaction marker has an offset but is never delivered, so the last poll waits for nothing: keep it short.
 _POLL_MS = 50
 _TAIL_MS = 1000
 _SEND_S = 30.0
 
 PATIENCE_S: Final = 30.0
-"""How long whoever waits for an answer waits for records that should be there, in seconds."""
+"""How long a blocking reader waits for records that should be there, in seconds."""
 
 
 class Reader:
-    """Reads partitions over a connection of its own; made by `open`, and closed by whoever opened it.
+    """Reads partitions over its own connection; created by `open` and closed by the caller.
 
     Args:
-        consumer: A consumer of aiokafka that has started.
+        consumer: A started aiokafka consumer.
         parts: The partitions it reads.
-        patience_s: How long it waits for records that should be there; None for ever.
+        patience_s: How long it waits for records that should be there, in seconds; None for no limit.
     """
 
     def __init__(
@@ -110,17 +109,17 @@ class Reader:
         Args:
             settings: The deployment.
             topics: The topics.
-            partition: The only partition to be read, of each.
-            patience_s: Seconds without a record after which reading gives up; topics that do not exist are then left
-                out. None waits for ever, and for topics that were created just now.
-            listed: Whether to look for them among all topics, where there is a patience: to ask for one that does not
-                exist makes some brokers create it. But those that this process may not read are not listed.
-            isolation_level: As Kafka names it.
+            partition: Read only this partition of each.
+            patience_s: Seconds without a record after which reading gives up; missing topics are then ignored. None
+                waits without limit, also for topics just created.
+            listed: With a patience, whether to look the topics up in the list of all topics: requesting a missing one
+                makes some brokers create it. The list lacks topics that this process may not read.
+            isolation_level: Kafka's isolation level.
 
         Raises:
             BrokerUnreachable: no broker answers.
             NotAllowed: this process may not read a topic.
-            UnknownTopic: a topic does not exist; where there is a patience: none of them does.
+            UnknownTopic: a topic does not exist; with a patience, none of them does.
         """
         consumer = kafka_clients.follower(settings, isolation_level=isolation_level)
         try:
@@ -149,11 +148,11 @@ class Reader:
         return dict(await self.consumer.beginning_offsets(self.parts))
 
     async def ends(self) -> dict[TopicPartition, int]:
-        """Return where each partition ends."""
+        """Return the end offset of each partition."""
         return dict(await self.consumer.end_offsets(self.parts))
 
     async def begin(self, begin: Begin) -> Mapping[TopicPartition, int]:
-        """Start fetching where reading begins, and return the present ends."""
+        """Seek to the start position and return the current end offsets."""
         ends = await self.ends()
         starts = ends if begin == "end" else await self.firsts()
         if isinstance(begin, int):
@@ -161,7 +160,7 @@ class Reader:
         if isinstance(begin, Since):
             found = await self.consumer.offsets_for_times(dict.fromkeys(self.parts, begin.at_ms))
             latest = {tp: max(starts[tp], ends[tp] - begin.least) for tp in self.parts}
-            # Where no record is so late, the embedded broker names the first one.
+            # If no record is that late, the embedded broker returns the first one.
             late = {tp: at.offset for tp, at in found.items() if at and at.timestamp >= begin.at_ms}
             starts = {tp: min(latest[tp], late.get(tp, latest[tp])) for tp in self.parts}
         self.seek(starts)
@@ -175,7 +174,7 @@ class Reader:
             self.consumer.seek(tp, offset)
 
     async def poll(self, timeout_ms: int = _POLL_MS) -> list[ConsumerRecord]:
-        """Return what has arrived; wait for the first record for so long."""
+        """Return the records that have arrived; wait up to `timeout_ms` for the first."""
         found = await self.consumer.getmany(timeout_ms=timeout_ms)
         return [
             ConsumerRecord(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value)
@@ -184,10 +183,10 @@ class Reader:
         ]
 
     async def to(self, ends: Mapping[TopicPartition, int]) -> AsyncGenerator[list[ConsumerRecord], None]:
-        """Yield records until each partition has been read to its end; some may lie behind the end of another.
+        """Yield records until each partition has been read to its end; some may be past the end of another.
 
         Raises:
-            BrokerStalled: no record came for longer than its patience.
+            BrokerStalled: no record arrived for longer than the patience.
         """
         behind, last, since_s = set(ends), dict[TopicPartition, int](), time.monotonic()
         while True:
@@ -232,14 +231,14 @@ async def _partitions(consumer: AIOKafkaConsumer, topic: str, tries: int) -> lis
 
 
 class KafkaLog:
-    """The topics on a broker; see `Log` for what each method promises.
+    """The topics on a Kafka broker; `Log` documents each method.
 
-    Each question has a connection of its own: they are rare, and a service's consumer reads only what it is assigned.
+    Each call opens its own connection: calls are rare, and a service's consumer reads only its assignment.
 
     Args:
         settings: The deployment.
-        arrived: Called with the append times of records that `tail` shows as they are appended.
-        failed: Called with what `tail` reads and why it cannot go on.
+        arrived: Called with the append times of new records that `tail` reads.
+        failed: Called with what `tail` reads and why it cannot continue.
         patience_s: See `Reader.open`.
     """
 
@@ -266,13 +265,13 @@ class KafkaLog:
     async def read(
         self, topics: Sequence[str], begin: int = 0, *, partition: int | None = None, since_ms: int = 0
     ) -> AsyncGenerator[Sequence[ConsumerRecord], None]:
-        """Yield records up to the present ends; see the protocol.
+        """Yield records up to the current end offsets; see the protocol.
 
         Args:
             topics: The topics.
             begin: The first offset.
-            partition: The only partition to be read.
-            since_ms: Where there is a time, in ms since the epoch: records appended before it are left out.
+            partition: Read only this partition.
+            since_ms: Skip records appended before this time, ms since the epoch.
         """
         async with await self.open(topics, partition=partition) as reader:
             ends = await self._ends(topics, reader)
@@ -290,13 +289,12 @@ class KafkaLog:
                 ]
 
     async def _ends(self, topics: Sequence[str], reader: Reader) -> Mapping[TopicPartition, int]:
-        """Return where partitions end, including transactions that are still open.
+        """Return the end offsets of partitions, including open transactions.
 
-        A consumer of committed records gets only those before the oldest open transaction. If a foreign producer leaves
-        one open, its end of the log hides every later record. With these ends, reading waits until that transaction
-        ends.
+        For a read-committed consumer, a partition ends before the oldest open transaction: one left open by a foreign
+        producer would hide every later record. With these end offsets, reading waits until that transaction ends.
         """
-        # Connected with the topics: without them, the first request fails for want of metadata, and is repeated later.
+        # Subscribed to the topics: otherwise the first request fails because of missing metadata and is retried later.
         async with await self.open(topics, isolation_level="read_uncommitted") as other:
             ends: Mapping[TopicPartition, int] = await other.consumer.end_offsets(reader.parts)
             return ends
@@ -304,7 +302,7 @@ class KafkaLog:
     async def tail(
         self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
-        """Show records as they are appended, until `close`; see the protocol."""
+        """Pass on records as they are appended, until `close`; see the protocol."""
         reader = await self.open(topics)
         self._readers.append(reader)
         pace_fetches(reader.consumer._fetcher, embedded=kafka_clients.embedded(self.settings))
@@ -386,7 +384,7 @@ class KafkaLog:
             return await asyncio.to_thread(kafka_admin.groups, self.settings, app_ids)
 
     async def append_again(self, origin: Origin) -> bool:
-        """Read it and send it; see the protocol."""
+        """Read the record and send it; see the protocol."""
         tp = TopicPartition(origin.topic, origin.partition)
         try:
             held = await self._at(tp, origin.offset)
@@ -401,7 +399,7 @@ class KafkaLog:
             raise SendFailed(f"{origin}: {error}") from error
 
     async def _at(self, tp: TopicPartition, offset: int) -> ConsumerRecord | None:
-        """Return the record at an offset; None where it has gone."""
+        """Return the record at an offset; None if it is gone."""
         async with await Reader.open(
             self.settings, [tp.topic], partition=tp.partition, patience_s=PATIENCE_S, listed=False
         ) as reader:
@@ -418,7 +416,7 @@ class KafkaLog:
         self._producer.send(record.topic, key=record.key, value=record.value).get(timeout=_SEND_S)
 
     async def close(self) -> None:
-        """Stop following, and close the connections."""
+        """Stop all followers and close the connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -430,7 +428,7 @@ class KafkaLog:
 
 @contextlib.contextmanager
 def _unavailable(what: str) -> Iterator[None]:
-    """Turn what the broker does not say into Unavailable: also a certificate may be being replaced."""
+    """Turn failed requests into Unavailable: even a TLS error may pass, when a certificate is being replaced."""
     try:
         yield
     except (KafkaError, ClientError, BrokerUnreachable, SettingsError) as error:

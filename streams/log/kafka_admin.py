@@ -39,7 +39,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
-    """Create the topics that are missing and return their names. Existing topics are not changed."""
+    """Create missing topics and return their names. Existing topics are not changed."""
     with contextlib.closing(kafka_clients.admin(settings)) as client:
         existing = set(client.list_topics())
         missing = [t for t in topics if t.name not in existing]
@@ -52,7 +52,7 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
             try:
                 client.create_topics({topic.name: spec}, timeout_ms=90_000)
             except TopicAlreadyExistsError:
-                continue  # another process was faster; `check` verifies what it created
+                continue  # created by another process; `check` verifies it
         if missing:
             client.wait_for_topics([t.name for t in missing], timeout_ms=120_000)
             _wait_for_coordinator(client, settings.kafka.prefix + "first")
@@ -60,9 +60,9 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
 
 
 def _wait_for_coordinator(client: KafkaAdminClient, group: str, seconds: float = 60.0) -> None:
-    """Wait until a new broker has its topic of offsets, which it makes when first asked for a group.
+    """Wait until a new broker has its offsets topic, which it creates on the first request for a group.
 
-    Whoever joins before that logs errors and tries again.
+    A consumer that joins before that logs errors and retries.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -71,7 +71,7 @@ def _wait_for_coordinator(client: KafkaAdminClient, group: str, seconds: float =
         except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
             time.sleep(0.1)
         except KafkaError:
-            return  # who may create topics need not see offsets
+            return  # permission to create topics does not include offsets
         else:
             return
 
@@ -170,7 +170,7 @@ def members(settings: Settings, group: str) -> list[dict[str, Any]]:
     """Return the members of a consumer group as kafka-python describes them.
 
     Raises:
-        KafkaError, KeyError: the broker does not say.
+        KafkaError, KeyError: the broker does not return them.
     """
     with contextlib.closing(kafka_clients.admin(settings)) as client:
         return client.describe_groups([group])[group].get("members") or []

@@ -1,4 +1,4 @@
-"""Connections: the one place that turns the settings into arguments of kafka-python, aiokafka and faust."""
+"""Kafka connections: turns the settings into arguments of kafka-python, aiokafka and faust."""
 
 import logging
 import socket
@@ -15,15 +15,15 @@ from kafka.protocol.api_key import ApiKey
 from schemas.errors import UniscaleError
 from streams.settings import Settings, SettingsError
 
-if TYPE_CHECKING:  # a command that only asks or sends must not pay for importing faust and aiokafka
+if TYPE_CHECKING:  # commands that only read or send must not pay for importing faust and aiokafka
     from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
     from aiokafka.abc import AbstractTokenProvider as AsyncTokenProvider
 
-# Tokens for SASL OAUTHBEARER, read from a file that something else keeps fresh.
+# Tokens for SASL OAUTHBEARER, read from a file that is refreshed externally.
 #
 # A token expires, so a setting cannot hold it. Kubernetes projects service account tokens into files, and identity
-# providers come with agents that write them. The file is read again for every connection. A broker ends a connection
-# whose token has expired (KIP-368), and the client connects anew.
+# providers come with agents that write them. The file is read again for every connection. A broker closes a connection
+# whose token has expired (KIP-368), and the client reconnects.
 
 log = logging.getLogger("streams.tokens")
 
@@ -59,7 +59,7 @@ class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
         self._last = read_token(path)
 
     def token(self) -> str:
-        """Return the present token. If the file is gone meanwhile, the last one: the broker decides if it is valid."""
+        """Return the current token, or the last one if the file has disappeared: the broker decides if it is valid."""
         try:
             self._last = read_token(self._path)
         except SettingsError as error:
@@ -78,22 +78,20 @@ def asynchronous_token(file: TokenFile) -> "AsyncTokenProvider":
     return AsyncTokens()
 
 
-# Connections: the one place that turns the settings into arguments of kafka-python, aiokafka and faust.
-#
-# Clients and commands use kafka-python to send, read and administer. A service uses aiokafka to read topics outside its
-# consumer group, and to write in transactions.
+# Clients and commands use kafka-python to send, read and administer. A service uses aiokafka to read topics outside
+# its consumer group, and to write in transactions.
 
-# On a machine that is busy with models, a broker can take long to answer.
+# On a machine busy with models, a broker can be slow to respond.
 _REQUEST_MS = 90_000
 _BOOTSTRAP_MS = 15_000
 
-# The embedded broker does not wake a waiting fetch. It looks again after a fraction of the wait: a record is then late
-# by 6 ms (median) at a wait of 20 ms, by 10 at 50, by 100 at 500 and by 200 at 1,500. But each look costs: a consumer
-# of 32 partitions without work takes 5 to 12 % of a core at 20 ms, and 2 % at 100, which the models then lack.
+# The embedded broker does not wake a waiting fetch but polls after a fraction of the wait. The median added latency is
+# 6 ms at a wait of 20 ms, 10 at 50, 100 at 500 and 200 at 1,500. But polling costs CPU that models need: an idle
+# consumer of 32 partitions takes 5 to 12 % of a core at 20 ms, and 2 % at 100.
 EMBEDDED_WAIT_MS = 50
 
-# What every Apache Kafka since 1.0 answers and the embedded broker does not. The versions of Fetch do not tell: it
-# offers those that have sessions, but keeps none.
+# Requests that every Apache Kafka since 1.0 supports and the embedded broker does not. Fetch versions do not
+# distinguish them: it offers those with sessions, but keeps none.
 _NOT_EMBEDDED = frozenset({ApiKey.OffsetForLeaderEpoch, ApiKey.CreatePartitions})
 
 # By bootstrap address.
@@ -109,7 +107,7 @@ class BrokerStalled(BrokerUnreachable):
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS context that the settings describe; None for plain text."""
+    """Return the configured TLS context; None for plain text."""
     if not settings.security.protocol.endswith("SSL"):
         return None
     try:
@@ -122,7 +120,7 @@ def ssl_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _shared(settings: Settings, *, asynchronous: bool = False) -> dict[str, Any]:
-    """Return the arguments that connections of kafka-python share, or those of aiokafka."""
+    """Return the arguments common to all kafka-python, or all aiokafka, connections."""
     kwargs: dict[str, Any] = {
         "bootstrap_servers": [part.strip() for part in settings.kafka.bootstrap.split(",")],
         "security_protocol": settings.security.protocol,
@@ -175,20 +173,20 @@ def admin(settings: Settings) -> KafkaAdminClient:
         )
     except (KafkaError, OSError) as error:
         raise unreachable(settings, error) from None
-    # Not `client.api_versions()`, which fails at a request that kafka-python does not know yet.
+    # Not `client.api_versions()`, which fails on requests that kafka-python does not know yet.
     offered = client._manager.broker_version_data.api_versions
     _embedded[settings.kafka.bootstrap] = _NOT_EMBEDDED.isdisjoint(offered)
     return client
 
 
 def embedded(settings: Settings) -> bool:
-    """Return whether the broker is the embedded one, known by the requests that it offers to answer.
+    """Return whether the broker is the embedded one, identified by the requests it supports.
 
-    It differs for clients in three ways: of a batch with several records it stores the first offset only, so every
-    record needs a batch of its own; its fetches must wait briefly; and it has no transactions.
+    It differs in three ways: it stores only the first offset of a batch, so every record needs its own batch; fetches
+    must use a short wait; and it has no transactions.
 
     Raises:
-        BrokerUnreachable: no broker answers, and none did before.
+        BrokerUnreachable: no broker answers, and none has before.
     """
     if settings.kafka.bootstrap not in _embedded:
         admin(settings).close()
@@ -274,10 +272,10 @@ def writer(settings: Settings, transactional_id: str | None) -> "AIOKafkaProduce
 
 
 def expect_uvloop() -> None:
-    """Let aiokafka take a connection that has just closed for broken on uvloop, too: it is made anew.
+    """Make aiokafka treat a connection that has just closed as broken on uvloop too, so that it reconnects.
 
-    asyncio's transports ignore what is written to them after that; uvloop's raise RuntimeError. aiokafka expects
-    nothing but OSError there, and what else its fetcher meets ends the consumer, and with it the process.
+    asyncio's transports ignore writes after a close; uvloop's raise RuntimeError. aiokafka expects only OSError there,
+    and any other error in its fetcher ends the consumer, and with it the process.
     """
     from aiokafka.conn import AIOKafkaConnection, CloseReason
     from aiokafka.errors import KafkaConnectionError
@@ -295,7 +293,7 @@ def expect_uvloop() -> None:
 
 
 def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
-    """Return an error that says whether the address does not answer or refuses us, and what to do."""
+    """Return an error that says whether the address does not respond or refuses us, and what to do."""
     host, _, port = settings.kafka.bootstrap.split(",")[0].strip().rpartition(":")
     try:
         socket.create_connection((host, int(port)), 2.0).close()

@@ -1,4 +1,4 @@
-"""The log in memory: topics as lists of records, and what a worker or a test reads of them."""
+"""The log in memory: topics as lists of records, for workers and tests."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -19,20 +19,20 @@ from streams.log.base import (
 )
 from streams.log.partitioner import partition_for
 
-# Topics as lists of records: partitions, offsets, committed offsets, and what the broker refuses.
+# Topics as lists of records: partitions, offsets, committed offsets, and refusals.
 
 BEGAN_MS = 1_700_000_000_000
-"""Milliseconds since the epoch at which a broker's clock begins by default."""
+"""Default start of a broker's clock, ms since the epoch."""
 
 
 class Effect(NamedTuple):
-    """One thing a worker did that outlives it.
+    """A durable effect of a worker.
 
     Attributes:
         app: The worker's consumer group.
         kind: What it did.
         topic: The topic sent to, the changelog written, or the topic whose offset was committed.
-        key: The key of what was sent or written; empty for a commit.
+        key: The key of the record; empty for a commit.
     """
 
     app: str
@@ -60,15 +60,15 @@ class MemoryBroker:
     """The log that outlives every worker.
 
     Args:
-        topics: How many partitions each topic has.
-        monotonic: Seconds; the broker's clock is this, since `began_ms`.
-        began_ms: Milliseconds since the epoch at which the clock begins.
+        topics: Number of partitions by topic.
+        monotonic: Clock in seconds; the broker's time is `began_ms` plus this.
+        began_ms: Start of the clock, ms since the epoch.
 
     Attributes:
         monotonic: The same.
         committed: Committed offsets by consumer group, topic and partition.
         effects: Everything workers have done, in order.
-        refuses: Asked before each send and row; a reason makes it fail.
+        refuses: Called before each send and row; returning a reason makes it fail.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class MemoryBroker:
         return self._began_ms + int(self.monotonic() * 1000)
 
     def create(self, name: str, partitions: int) -> None:
-        """Create a topic that is not there."""
+        """Create a topic if it does not exist."""
         self._topics.setdefault(name, [_Partition() for _ in range(partitions)])
 
     def has(self, topic: str) -> bool:
-        """Return whether there is such a topic."""
+        """Return whether a topic exists."""
         return topic in self._topics
 
     def partitions(self, topic: str) -> int:
@@ -111,9 +111,9 @@ class MemoryBroker:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> ConsumerRecord:
-        """Append a record, to the partition of its key where none is given, and show it to the watchers.
+        """Append a record, to the partition of its key if none is given, and pass it to the watchers.
 
-        Its append time is now, unless it was appended to another broker before.
+        Its append time is now, unless it is copied from another broker.
         """
         parts = self._of(topic)
         at = partition_for(key, len(parts)) if partition is None else partition
@@ -127,11 +127,11 @@ class MemoryBroker:
         return record
 
     def at(self, topic: str, partition: int, offset: int) -> tuple[int, ConsumerRecord] | None:
-        """Return the first record at an offset or after it, with its place in the order of all; None at the end."""
+        """Return the first record at or after an offset, with its global sequence number; None at the end."""
         return next(iter(self.after(topic, {partition: offset})), None)
 
     def after(self, topic: str, offsets: Mapping[int, int]) -> list[tuple[int, ConsumerRecord]]:
-        """Return what `at` does for an offset of each partition, without those that are at their end."""
+        """Return the result of `at` for an offset of each partition, without partitions at their end."""
         found, parts = [], self._of(topic)
         for partition, offset in offsets.items():
             part = parts[partition]
@@ -159,7 +159,7 @@ class MemoryBroker:
             topic: The topic.
             partition: The partition.
             begin: The offset.
-            newer: Says whether a value replaces an earlier one; see `Runtime.table`.
+            newer: Whether a value replaces an earlier one; see `Runtime.table`.
             late: Filled with the keys whose last value does not.
         """
         rows: dict[bytes, bytes] = {}
@@ -177,26 +177,26 @@ class MemoryBroker:
         return rows
 
     def first(self, topic: str, partition: int) -> int:
-        """Return the oldest offset still there."""
+        """Return the oldest offset still available."""
         return self._of(topic)[partition].first
 
     def end(self, topic: str, partition: int) -> int:
-        """Return the offset that the next record gets."""
+        """Return the end offset."""
         return self._of(topic)[partition].end
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
-        """Forget the records before an offset, as retention does."""
+        """Delete the records before an offset, as retention does."""
         part = self._of(topic)[partition]
         gone = max(0, min(offset, part.end) - part.first)
         del part.records[:gone], part.orders[:gone]
         part.first += gone
 
     def compact(self, topic: str, before_ms: int) -> None:
-        """Leave of each key the last record, and what was appended later; offsets stay as they are.
+        """Keep the last record of each key, and everything in the active segment; offsets do not change.
 
         Args:
             topic: A topic.
-            before_ms: When its active segment began, ms since the epoch: compaction leaves that alone.
+            before_ms: Start of its active segment, ms since the epoch: compaction leaves that alone.
         """
         for part in self._of(topic):
             last = {record.key: record.offset for record in part.records if record is not None}
@@ -207,12 +207,12 @@ class MemoryBroker:
                     part.records[at] = None
 
     def watch(self, owner: object, topics: Iterable[str], show: Callable[[ConsumerRecord], None]) -> None:
-        """Show every record appended to these topics from now on, until `unwatch`."""
+        """Pass on every record appended to these topics from now on, until `unwatch`."""
         for topic in frozenset(topics):
             self._watchers.setdefault(topic, []).append((owner, show))
 
     def unwatch(self, owner: object) -> None:
-        """Forget the watchers of an owner that is gone."""
+        """Remove the watchers of an owner."""
         for topic, watchers in self._watchers.items():
             self._watchers[topic] = [each for each in watchers if each[0] is not owner]
 
@@ -223,14 +223,13 @@ class MemoryBroker:
 
 
 class MemoryLog:
-    """What one reader sees of the topics of a `MemoryBroker`; see `Log` for what each method promises.
+    """One reader's view of a `MemoryBroker`; `Log` documents each method.
 
     Args:
         broker: The topics.
-        owner: Whose watchers end with it; see `MemoryBroker.unwatch`.
-        check: Called with each topic that is read; it may refuse.
-        arrived: Called with the append times of records that `tail` shows as they are appended; returns whether to show
-            them.
+        owner: Owner of its watchers; see `MemoryBroker.unwatch`.
+        check: Called with each topic that is read; may raise.
+        arrived: Called with the append times of new records that `tail` reads; returns whether to pass them on.
         append: Appends a record; by default as a client does.
     """
 
@@ -266,7 +265,7 @@ class MemoryLog:
     async def tail(
         self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
-        """Show what is there, then, on later turns of the loop, what is appended; see the protocol."""
+        """Pass on present records, then new ones on later iterations of the event loop; see the protocol."""
         for topic in topics:
             self._check(topic)
             for record in self._broker.records(topic):
@@ -279,12 +278,12 @@ class MemoryLog:
                 on_record(record)
 
         def show_later(record: ConsumerRecord) -> None:
-            loop.call_soon(show, record, context=Context())  # not that of the handler that has sent it
+            loop.call_soon(show, record, context=Context())  # not the context of the handler that sent it
 
         self._broker.watch(self._owner, topics, show_later)
 
     def _begins_before(self, begin: Begin, record: ConsumerRecord) -> bool:
-        """Return whether reading begins at a record or before it."""
+        """Return whether reading starts at or before a record."""
         if isinstance(begin, str):
             return begin == "beginning"
         left = self._broker.end(record.topic, record.partition) - record.offset
@@ -314,7 +313,7 @@ class MemoryLog:
         return [(topic, at) for topic in topics for at in range(self._broker.partitions(topic))]
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
-        """Look through the topic; see the protocol."""
+        """Scan the topic; see the protocol."""
         partition = partition_for(key, self._broker.partitions(topic))
         async for records in self.read([topic], partition=partition, since_ms=since_ms):
             for record in records:
@@ -327,7 +326,7 @@ class MemoryLog:
         return self._broker.has(topic)
 
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
-        """Ask the broker, which knows no members; see the protocol."""
+        """Ask the broker, which has no members; see the protocol."""
         found: dict[str, ConsumerGroup] = {}
         for (app, topic, partition), offset in self._broker.committed.items():
             if app in app_ids:

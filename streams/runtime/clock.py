@@ -1,4 +1,4 @@
-"""The broker's clock as a worker knows it: deadlines are told on one clock, whatever this machine's says."""
+"""Estimate of the broker's clock, on which all deadlines are measured, independent of this machine's clock."""
 
 import logging
 import math
@@ -7,22 +7,22 @@ from collections.abc import Callable
 log = logging.getLogger("streams.clock")
 
 NOTICED_S = 5.0
-"""A difference between the clocks that is said."""
+"""Clock difference that is reported, in seconds."""
 
 _REMEMBERED_S = 300.0
 
 
 class BrokerClock:
-    """The broker's time: the newest append time seen, and what this process has measured since.
+    """The broker's time: the newest append time seen plus the time elapsed since.
 
-    A record is seen after it was appended, so each gives a time that has passed already; the latest of them counts.
-    What was seen is forgotten after five to ten minutes, so that a broker whose clock was set back is followed. Before
-    the first record there is only this machine's clock.
+    A record is seen after it was appended, so each gives a lower bound; the latest counts. Observations expire after
+    five to ten minutes, to follow a broker whose clock was set back. Before the first record, this machine's clock is
+    used.
 
     Args:
-        monotonic: Seconds.
+        monotonic: Monotonic clock, in seconds.
         wall_ms: This machine's clock, ms since the epoch.
-        skewed: Told of the seconds by which this machine is ahead of the broker, whenever they are known anew.
+        skewed: Called with the seconds by which this machine is ahead of the broker, at each new estimate.
     """
 
     def __init__(
@@ -34,7 +34,8 @@ class BrokerClock:
         self._monotonic = monotonic
         self._wall_ms = wall_ms
         self._skewed = skewed
-        # By how much the broker's clock is ahead of `monotonic`, at least: in this span of time, and in the last.
+        # Lower bound on how far the broker's clock is ahead of `monotonic`: in the current period, and in the previous
+        # one.
         self._ahead_ms = [-math.inf, -math.inf]
         self._until_s = monotonic() + _REMEMBERED_S
         self._said = False
@@ -45,7 +46,7 @@ class BrokerClock:
         return self._wall_ms() if ahead_ms == -math.inf else int(ahead_ms + self._monotonic() * 1000)
 
     def handled(self, appended_ms: int) -> None:
-        """Note the append time of a record that may have waited for a long time."""
+        """Record the append time of a record that may have waited for a long time."""
         if appended_ms <= 0:
             return
         now_s = self._monotonic()
@@ -55,7 +56,7 @@ class BrokerClock:
         self._ahead_ms[0] = max(self._ahead_ms[0], appended_ms - now_s * 1000)
 
     def arrived(self, appended_ms: int) -> None:
-        """Note the append time of a record that has just been appended, and say so if the clocks differ."""
+        """Record the append time of a record that has just been appended, and report a clock difference."""
         self.handled(appended_ms)
         skew_s = (self._wall_ms() - self.now_ms()) / 1000
         self._skewed(skew_s)

@@ -1,25 +1,25 @@
-"""Effects: what a record causes, as a value that a service returns, and the one place that applies it, in one order.
+"""Effects: what a record causes, as a value that a service returns; `_handle` applies them in a fixed order.
 
-A keyed service handles the records of a query one after another. It sends and writes nothing itself: it returns what
-is to happen, so that a test reads it as records in, records out. `_handle` makes it happen:
+A keyed service handles the records of a query one after another. It sends and writes nothing itself: it returns
+effects, so that a test sees records in and records out. `_handle` applies them:
 
-    1. the record is decoded, and the row of its query read;
-    2. the service says what is to happen;
-    3. the new row is encoded, and refused where it does not fit, before anything has left;
+    1. the record is decoded, and the row of its query is read;
+    2. the service returns its effects;
+    3. the new row is encoded, and refused if it is too large, before anything is sent;
     4. records are sent, dead letters among them, and delivered;
     5. the row is written;
-    6. `then` runs: what the service remembers beside its rows is never ahead of them.
+    6. `then` runs: the service's in-memory state is never ahead of its rows.
 
-Only then may the offset move. What is sent depends on the row and the record alone. Where the worker dies between 4 and
-5, or the broker refuses one of them, the record is handled again with the same row, and sends the same under the same
-identity. Where 5 or 6 fails for another reason, the process ends (`PartialWrite`): no record may be handled by a
-service that has done half of what it said.
+Only then may the offset move. What is sent depends only on the row and the record. If the worker dies between 4 and 5,
+or the broker refuses either, the record is redelivered, and with the same row sends the same records with the same ids.
+If 5 or 6 fails for another reason, the process ends (`PartialWrite`): a service that has applied only some effects must
+handle no more records.
 
-An ordered service handles batches, and what it decides depends on more than a row, so it could not say the same again.
-`_handle_batch` has the opposite order: the rows of the batch are written first, all or none of them, and then what they
-hold is sent. A record that is handled again finds its row, and the same is sent again. If the rows cannot be written,
-the service is ahead of its log: it is not used any more, and its process ends. Where the log is another worker's by
-now, or is read anew (`PartitionLost`), the service recovers instead.
+An ordered service handles batches, and its decisions depend on more than a row, so it could not reproduce them.
+`_handle_batch` reverses the order: the rows of the batch are written first, atomically, and then their contents are
+sent. A redelivered record finds its row, and the same is sent again. If the rows cannot be written, the service is
+ahead of its log: it is not used again, and its process ends. If the log belongs to another worker by then, or is being
+recovered (`PartitionLost`), the service recovers instead.
 """
 
 import asyncio
@@ -47,12 +47,12 @@ class Effects(Struct, Generic[R], frozen=True):
     """What a record causes.
 
     Attributes:
-        send: Records, in their order.
-        row: What the query's row becomes; None for no row. By default it stays as it is.
-        beside: Rows under keys of the service's own, key and value, in the record's partition; None deletes one.
-        refused: Records for the dead-letter topic, whose query goes on. A record that ends its query is none of them:
-            the service raises its error.
-        then: Called when all of this is on the broker. What the service counts and remembers belongs here.
+        send: Records, in order.
+        row: The query's new row; None for no row. Unchanged by default.
+        beside: Rows under the service's own keys, as key and value, in the record's partition; None deletes one.
+        refused: Records for the dead-letter topic whose query continues. For a record that ends its query, the service
+            raises the error instead.
+        then: Called when all of this is on the broker, to update counters and in-memory state.
     """
 
     send: Sequence[Outgoing] = ()
@@ -66,9 +66,9 @@ class Rows(NamedTuple, Generic[R]):
     """The rows of a keyed service, by query.
 
     Attributes:
-        table: Where they lie.
-        decode: Reads one.
-        encode: Writes one.
+        table: The table that holds them.
+        decode: Decodes a row.
+        encode: Encodes a row.
     """
 
     table: Table
@@ -83,7 +83,7 @@ class Rows(NamedTuple, Generic[R]):
     def change(
         self, query_id: str, before: R | None, after: R | UnsetType | None, partition: int
     ) -> PlacedRow | None:
-        """Return the row to write where the row of a query changes, None where it stays as it is.
+        """Return the row to write if the row of a query changes, None if it stays the same.
 
         Raises:
             RowTooLarge: it cannot be written.
@@ -99,7 +99,7 @@ class Keyed(Generic[R]):
     """A service that handles the records of one query at a time.
 
     Attributes:
-        rows: What it keeps of each query; None for a service that keeps nothing.
+        rows: Its state by query; None for a stateless service.
     """
 
     rows: Rows[R] | None = None
@@ -108,9 +108,9 @@ class Keyed(Generic[R]):
         """Return what a record causes.
 
         Args:
-            row: What is kept of its query.
-            message: The record, decoded as its `Input` says.
-            at: Where and when it was appended.
+            row: The row of its query.
+            message: The record, decoded as declared in its `Input`.
+            at: Position and append time of the record.
         """
         raise NotImplementedError
 
@@ -120,7 +120,7 @@ class BatchEffects(Struct, frozen=True):
 
     Attributes:
         rows: Key and value of each row.
-        send: Records, in their order.
+        send: Records, in order.
         refused: Records for the dead-letter topic.
         then: Called when the rows are on the broker.
     """
@@ -132,7 +132,7 @@ class BatchEffects(Struct, frozen=True):
 
 
 class Ordered(ABC):
-    """A service that handles batches in the order of a partition, and is itself changed by each.
+    """A service that handles batches in partition order, each of which changes its state.
 
     Attributes:
         lock: Held until the effects of a batch are applied.
@@ -142,23 +142,23 @@ class Ordered(ABC):
 
     @abstractmethod
     async def ready(self, kind: type[Record]) -> None:
-        """Make ready for a batch of these records; what is raised here has changed nothing."""
+        """Prepare for a batch of these records; an error raised here has changed nothing."""
 
     @abstractmethod
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
-        """Return what a batch causes: records of one kind, each with where and when it was appended."""
+        """Return the effects of a batch: records of one kind, each with its position and append time."""
 
     @abstractmethod
     def changing(self) -> AbstractContextManager[None]:
-        """Return what is entered around `on_batch` and `write`; where they fail, the service is not used again."""
+        """Return a context entered around `on_batch` and `write`; if they fail, the service is not used again."""
 
     @abstractmethod
     async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write rows, all or none."""
+        """Write rows atomically."""
 
     @abstractmethod
     async def settled(self) -> None:
-        """Do what is due between two batches."""
+        """Do the work that is due between two batches."""
 
 
 async def connect(runtime: Runtime, spec: ServiceSpec) -> object:
@@ -200,7 +200,7 @@ async def _handle_batch(
 ) -> None:
     async with service.lock:
         if not all(map(runtime.is_ours, records)):
-            return  # the group has rebalanced while this waited: another worker may handle them by now
+            return  # the group rebalanced during the wait: another worker may own them now
         await service.ready(each.kind)
         batch, refused = list[tuple[Record, ConsumerRecord]](), list[Refusal]()
         for at in records:
@@ -211,11 +211,11 @@ async def _handle_batch(
         with service.changing():
             effects = await service.on_batch(batch)
             await service.write(effects.rows)
-            effects.then()  # once for each row: where sending fails, the records find their rows
+            effects.then()  # once per row: if sending fails, redelivered records find their rows
         await send_refused(runtime, effects.send, [*refused, *effects.refused])
         try:
             await service.settled()
         except (Unavailable, Crash, MemoryError):
             raise
         except Exception as error:
-            raise Crash("what is due between two batches failed") from error  # not the fault of any record
+            raise Crash("what is due between two batches failed") from error  # no record is at fault

@@ -1,4 +1,4 @@
-"""What can go wrong in a runtime."""
+"""Errors of a runtime."""
 
 from schemas.errors import UniscaleError
 from streams.log.base import Unavailable
@@ -18,9 +18,9 @@ from streams.log.base import Unavailable
 
 
 class PartitionLost(Unavailable):
-    """The partition of the record being handled has moved: nothing more of this call takes effect here.
+    """The partition of the record being handled was reassigned: nothing more of this call takes effect.
 
-    Or that of the rows that this follows from, or they are being read anew.
+    Or the partition of the rows it depends on was reassigned, or they are being recovered.
     """
 
 
@@ -29,10 +29,10 @@ class RowTooLarge(UniscaleError, ValueError):
 
 
 class PartialWrite(Exception):
-    """A handler failed after it had changed what the service knows, and before that was durable. Its cause says why.
+    """A handler failed after changing the service's state but before the change was durable. Its cause says why.
 
-    The guard counts the failure as any other, but even the third ends the process: no record may be handled with what
-    nobody will find in the log. The next process sends a record that has failed three times to the dead-letter topic
+    The guard counts the failure like any other, but even the third ends the process: no record may be handled with
+    state that is not in the log. After three failures, the next process sends the record to the dead-letter topic
     instead of handling it again.
     """
 
@@ -45,7 +45,7 @@ class Crash(Exception):
 
 
 class Death(Crash):
-    """An engine has died or hangs, or no memory is left: any record in flight may be the cause.
+    """An engine has died or hangs, or the process is out of memory: any record in flight may be the cause.
 
-    The guard counts it against all of them, like the death of a process that could say nothing (`Crashes.died`).
+    The guard counts it against all of them, like an abrupt death of the process (`Crashes.died`).
     """

@@ -1,4 +1,4 @@
-"""Rows whose values lie in a file, so that one takes a few dozen bytes of memory beside its key."""
+"""Rows whose values are in a file, so that each takes a few dozen bytes of memory besides its key."""
 
 import os
 import tempfile
@@ -15,17 +15,17 @@ _LENGTHS: Final = (1 << _LENGTH_BITS) - 1
 
 
 class FileRows(MutableMapping[bytes, bytes]):
-    """Values by key, in a file that has no name and goes with its process, however that ends.
+    """Values by key, in an unnamed file that disappears with its process, however that ends.
 
-    It is a cache of what the broker has: nothing ever reads what another process has written there, so a write that was
-    cut short does no harm. A value takes whole blocks of 256 bytes; those that it leaves are used again by the next
-    value of as many, so the file does not outgrow the most that was there at once.
+    It is a cache of data on the broker: no other process reads the file, so a partial write is harmless. A value takes
+    whole blocks of 256 bytes, and freed blocks are reused by the next value of the same number of blocks, so the file
+    does not grow beyond its peak contents.
 
     Args:
-        folder: Where the file lies; it is made where it does not exist.
+        folder: Folder of the file; created if missing.
 
     Raises:
-        Crash: the file cannot be made, written or read; the message says where.
+        Crash: the file cannot be created, written or read; the message says where.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,19 +44,19 @@ class FileRows(MutableMapping[bytes, bytes]):
 
     @property
     def file_bytes(self) -> int:
-        """Return how large the file has become."""
+        """Return the size of the file."""
         return self._end * _BLOCK
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return len(self._index)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Iterate over the keys, in the order in which they came."""
+        """Iterate over the keys in insertion order."""
         return iter(self._index)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether there is a row, without reading it."""
+        """Return whether a row exists, without reading it."""
         return key in self._index
 
     def __getitem__(self, key: bytes) -> bytes:
@@ -90,7 +90,7 @@ class FileRows(MutableMapping[bytes, bytes]):
         self._leave(self._index.pop(key))
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self._index.clear()
         self._free.clear()
         self._end = 0

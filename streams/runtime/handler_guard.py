@@ -1,4 +1,4 @@
-"""The guard around each handler: counts failures across restarts, retries, sends a record to the dead letters."""
+"""Guard around each handler: counts failures across restarts, retries, and sends records to the dead-letter topic."""
 
 import asyncio
 import contextlib
@@ -25,27 +25,25 @@ from streams.runtime.runtime import BatchHandler, Runtime
 
 log = logging.getLogger("streams.runtime.handler_guard")
 
-# Count failures per record across restarts, so that the third sends the record to the dead-letter topic.
+# Count failures per record across restarts; the third sends the record to the dead-letter topic.
 #
 # An unknown error ends the process before the offset moves, and the next process reads the record again. Without a
 # count, a record that always fails would block its query forever. A process that dies abruptly (segmentation fault,
-# out of memory, kill -9) cannot count. Records in flight are therefore noted in a file while they are handled, and
-# the next process counts for the one that died.
-#
-# A death has many witnesses: up to 256 records are in flight. Those that have seen two are suspects. They are
-# divided into three groups, which run one after another and beside nothing else. The group that dies is divided
-# again: of 256 records, the one at fault is alone in flight at the eighth death. Only a record that was alone is
-# given up, so no record is given up for what another has done.
+# out of memory, kill -9) cannot count. Records in flight are therefore listed in a file while they are handled, and
+# the next process counts the death. Up to 256 records are in flight at a death. Those that were in flight at two are
+# suspects. They are divided into three groups, which run one at a time and with nothing else in flight. The group
+# whose process dies is divided again: of 256 records, the one at fault is alone in flight at the eighth death. Only a
+# record that was alone is refused, so no record is refused because of another.
 
 LIMIT = 3
 
 _REFUSED = 256
-"""How many guilty records are remembered after they were sent to the dead letters."""
+"""How many guilty records are remembered after they were sent to the dead-letter topic."""
 
-# A topic's name has 249 characters at most, partition, offset and append time 45 together.
+# A topic name has at most 249 characters; partition, offset and append time together at most 45.
 _SLOT = 304
 
-# With two, ten deaths would be needed; with four, each costs more time in which little runs.
+# Two groups would need ten deaths; four would each take longer with little in flight.
 _SUSPECT_GROUPS = 3
 
 
@@ -59,14 +57,14 @@ class KilledProcess(UniscaleError):
 
 class _Count(msgspec.Struct, omit_defaults=True):
     failures: int = 0  # exceptions of its handler
-    reason: str = ""  # of the last failure or death that has one
-    deaths: int = 0  # of a process with it in flight
-    alone: bool = False  # whether nothing else was in flight at the last one
-    refused: bool = False  # whether it is guilty, and among the dead letters
+    reason: str = ""  # of the last failure or death with a reason
+    deaths: int = 0  # of processes with it in flight
+    alone: bool = False  # whether nothing else was in flight at the last death
+    refused: bool = False  # whether it is guilty and in the dead-letter topic
 
 
 class Crashes:
-    """Failures and deaths of one worker's records, kept in a small file, or only in memory when there is no path."""
+    """Failures and deaths counted against one worker's records, in a small file, or in memory when there is no path."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -74,14 +72,14 @@ class Crashes:
         self._groups = self._divided()
 
     def __contains__(self, identity: str) -> bool:
-        """Return whether anything is counted against a record."""
+        """Return whether a record has failures or deaths."""
         return identity in self._counts
 
     def failed(self, identity: str, reason: str = "") -> int:
-        """Count one more failure at a record and return how many there are now.
+        """Count one more failure of a record and return the total.
 
         Args:
-            identity: The record's.
+            identity: The record's identity.
             reason: What failed.
         """
         count = self._counts.setdefault(identity, _Count())
@@ -95,7 +93,7 @@ class Crashes:
 
         Args:
             in_flight: Their identities.
-            reason: What it died of, where it could say.
+            reason: Why it died, if known.
         """
         for identity in in_flight:
             count = self._counts.setdefault(identity, _Count())
@@ -107,7 +105,7 @@ class Crashes:
         self._groups = self._divided()
 
     def guilty(self, identity: str) -> int:
-        """Return how many processes a record has ended, by dying or because they could not go on; 0 if uncertain."""
+        """Return how many processes a record has killed or made unable to continue; 0 if uncertain."""
         count = self._counts.get(identity)
         if count is None:
             return 0
@@ -116,12 +114,12 @@ class Crashes:
         return count.deaths if count.alone and count.deaths >= LIMIT else 0
 
     def reason(self, identity: str) -> str:
-        """Return what the last failure or death at a record was; empty if no process could say."""
+        """Return the reason of a record's last failure or death; empty if unknown."""
         count = self._counts.get(identity)
         return "" if count is None else count.reason
 
     def group(self, identity: str) -> str:
-        """Return with whom a record may run: those of the same group. Records under no suspicion are one, ""."""
+        """Return a record's group: only records of one group run together. Records not suspected have ""."""
         return self._groups.get(identity, "")
 
     def refused(self, identity: str) -> None:
@@ -144,7 +142,7 @@ class Crashes:
             self._write()
 
     def _divided(self) -> dict[str, str]:
-        """Return the groups of suspects. Each group's members have seen the same number of deaths."""
+        """Return the group of each suspect. All members of a group have the same number of deaths."""
         witnesses: dict[int, list[str]] = {}
         for identity, count in sorted(self._counts.items()):
             if count.deaths >= LIMIT - 1 and not count.refused:
@@ -161,7 +159,7 @@ class Crashes:
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=dict[str, _Count])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return {}  # none yet, or torn by a crash of the machine: counting starts again
+            return {}  # none yet, or damaged by a machine crash: counting restarts
 
     def _write(self) -> None:
         if self.path is None:
@@ -171,14 +169,14 @@ class Crashes:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(msgspec.json.encode(self._counts))
             temporary.replace(self.path)
-        except OSError as error:  # the disk is full: no record is to blame
+        except OSError as error:  # the disk is full: no record is at fault
             log.warning(
                 "%s: is not written (%s): what is counted does not outlast this process", self.path, error
             )
 
 
 class InFlight(Protocol):
-    """The records being handled, as the guard notes them."""
+    """The records in flight, as tracked by the guard."""
 
     left: list[str]
 
@@ -187,33 +185,33 @@ class InFlight(Protocol):
         """Identities of the records in flight."""
 
     def holding(self, identities: Iterable[str]) -> AbstractContextManager[None]:
-        """Keep records noted while they are handled."""
+        """Keep records listed while they are handled."""
 
 
 class StateDirError(UniscaleError):
-    """What a worker must know after its death cannot be written. Make room in `state_dir`, or name another folder."""
+    """The file of records in flight cannot be written. Make room in `state_dir`, or set another folder."""
 
 
 class InFlightFile:
     """Records in flight, in a memory-mapped file that outlives the process: one slot each, never synced.
 
-    Pages handed to the kernel survive the process but not the machine. Losing a count with the machine does no harm.
+    Written pages survive the process but not the machine. Losing a count in a machine crash is harmless.
 
     Args:
         path: The file.
-        slots: How many records it can note.
+        slots: How many records it can list.
 
     Raises:
-        StateDirError: it cannot be written, for want of room or of rights.
+        StateDirError: it cannot be written because the disk is full or permissions are missing.
     """
 
     def __init__(self, path: Path, slots: int) -> None:
         self._size = _SLOT * slots
-        self._empty = bytes(self._size)  # made while there is memory
+        self._empty = bytes(self._size)  # allocated while there is memory
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a+b") as file:
-                # A page of a sparse file for which the disk has no room ends the process without a word (SIGBUS).
+                # Writing to a sparse page on a full disk would kill the process silently (SIGBUS).
                 os.posix_fallocate(file.fileno(), 0, self._size)
                 file.truncate(self._size)
                 self._slots = mmap.mmap(file.fileno(), self._size)
@@ -241,11 +239,11 @@ class InFlightFile:
 
     @contextlib.contextmanager
     def holding(self, identities: Iterable[str]) -> Iterator[None]:
-        """Keep records in the file while they are handled; only the death of the process leaves them there."""
+        """List records in the file while they are handled; only a process death leaves them there."""
         slots = []
         for each in identities:
             if not self._free:
-                break  # more at once than any service handles; these go uncounted
+                break  # more than any service handles at once; these are not tracked
             slots.append(self._free.pop())
             start = slots[-1] * _SLOT
             self._slots[start : start + _SLOT] = each.encode()[:_SLOT].ljust(_SLOT, b"\0")
@@ -257,18 +255,17 @@ class InFlightFile:
             self._free += slots
 
     def clear(self) -> None:
-        """Empty the file: the process is exiting deliberately, so the records in flight are not to blame."""
+        """Empty the file: the process exits deliberately, so the records in flight are not at fault."""
         self._slots[:] = self._empty
 
 
-# Suspect groups: handlers of one group run side by side, and never beside those of another.
-#
-# What is under no suspicion is one group, "". After a process has died twice with the same records in flight, these
-# are divided into groups (`Crashes.group`): if it dies again, the file of records in flight names only that group.
+# Suspect groups: handlers of one group run concurrently, but never alongside those of another. Records that are not
+# suspected form one group, "". After a process has died twice with the same records in flight, these are divided into
+# groups (`Crashes.group`): if it dies again, the file of records in flight lists only that group.
 
 
 class SuspectGroups:
-    """Lets handlers run in groups. One that waits for its turn is not overtaken by a group that runs."""
+    """Runs handlers one group at a time. A waiting group is not overtaken by new handlers of the running one."""
 
     def __init__(self) -> None:
         self._group = ""
@@ -289,11 +286,11 @@ class SuspectGroups:
             if turn.cancelled():
                 self._waiting = deque(each for each in self._waiting if each[1] is not turn)
             else:
-                self.leave()  # its turn had come
+                self.leave()  # it had been admitted
             raise
 
     def leave(self) -> None:
-        """End one handler's part; the last one lets in the group that has waited longest."""
+        """Leave after a handler; the last one admits the group that has waited longest."""
         self._running -= 1
         while not self._running and self._waiting:
             self._group = self._waiting[0][0]
@@ -304,18 +301,18 @@ class SuspectGroups:
                 turn.set_result(None)
 
 
-# What cannot be handled leaves as a dead letter, with an Answer if its query would otherwise never get one.
+# A record that cannot be handled becomes a dead letter, with an Answer if its query would otherwise get none.
 
 
 class Refusal(NamedTuple):
-    """A record for the dead-letter topic.
+    """A record to send to the dead-letter topic.
 
     Attributes:
         error: Why it could not be handled.
         value: Its value.
-        origin: Where it lies.
-        answer: Whether its query gets an Answer, where it would otherwise end in silence. False if it continues without
-            this record, or gets its Answer elsewhere.
+        origin: Its position.
+        answer: Whether to send an Answer for its query. False if the query continues without this record, or gets its
+            Answer elsewhere.
         query_origin: Origin of a query refused because its id is taken; see `DeadLetter`.
         attempts: How often it was tried.
     """
@@ -329,7 +326,7 @@ class Refusal(NamedTuple):
 
 
 async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: Sequence[Refusal]) -> None:
-    """Send records, and beside them dead letters with the Answers that go with them; count the letters."""
+    """Send records, and dead letters with the corresponding Answers; count the dead letters."""
     topics = runtime.topics
     out, letters = [*records], list[DeadLetter]()
     for each in refused:
@@ -345,7 +342,7 @@ async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: S
         letters.append(letter)
         log.warning("dead letter %s: %s: %s", letter.key, letter.error, letter.reason)
         out.append(Outgoing(topics.dead_letter, letter.key.encode(), encode(letter)))
-        # A query does not end with these.
+        # A query does not end when one of these is refused.
         beside = (topics.answer, topics.feedback, topics.due, topics.reward)
         query_id = letter.query_id if each.answer and each.origin.topic not in beside else None
         if query_id and runtime.answers_for(query_id, each.origin):
@@ -370,14 +367,14 @@ async def send_refused(runtime: Runtime, records: Sequence[Outgoing], refused: S
 #
 #     UniscaleError   the record is at fault: dead letter at once
 #     Unavailable     the broker or an encoder is at fault: not counted; the guard waits and calls the handler again
-#     MemoryError     the process has no memory left: its death, counted against all that is in flight (`SuspectGroups`)
+#     MemoryError     the process is out of memory: a death, counted against all records in flight (`SuspectGroups`)
 #     Death           likewise: an engine has died or hangs
 #     anything else   the cause is unknown: the failure is counted and the service crashes, so that a fresh process
 #                     tries again; after the third failure the record goes to the dead-letter topic: at once, or, if the
 #                     process cannot go on (`PartialWrite`), from the next one
 
 handling: ContextVar[Sequence[ConsumerRecord]] = ContextVar("handling", default=())
-"""The records that the present task handles; none outside of handlers. Effects of a handler are refused by them."""
+"""The records that the current task handles; empty outside handlers. A handler's effects are checked against them."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -415,7 +412,7 @@ class HandlerGuard:
             raise
 
     async def call(self, records: Sequence[ConsumerRecord], handle: BatchHandler) -> None:
-        """Handle records, and return when they are done: handled, or in the dead-letter topic.
+        """Handle records and return when they are done: handled, or in the dead-letter topic.
 
         Raises:
             Crash: the service must not continue.
@@ -423,7 +420,7 @@ class HandlerGuard:
         await self._unless_stopping()
         self.runtime.clock.handled(records[-1].timestamp_ms)
         if len(records) > 1 and any(record.identity in self.crashes for record in records):
-            # One by one, so that the one at fault is found.
+            # One by one, to find the one at fault.
             for record in records:
                 await self.call([record], handle)
             return
@@ -453,7 +450,7 @@ class HandlerGuard:
 
     def _wait(self, record: ConsumerRecord, pause_s: float, error: Unavailable) -> None:
         self.runtime.metrics.waits.labels(record.topic).inc()
-        if (now := self.runtime.monotonic()) >= self._quiet_until:  # hundreds wait for the same broker
+        if (now := self.runtime.monotonic()) >= self._quiet_until:  # hundreds may wait for the same broker
             self._quiet_until = now + pause_s
             log.warning("%s: waiting %.1f s: %s", record.coordinates, pause_s, error)
 
@@ -486,7 +483,7 @@ class HandlerGuard:
             await handle(records)
         except asyncio.CancelledError as error:
             if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                # Nobody cancelled this handler: what it waited for was, and it would end silently.
+                # Not the handler itself but what it awaited was cancelled; it would end silently.
                 raise Crash(
                     f"{first.coordinates}: what the {self.runtime.service} waited for was cancelled"
                 ) from error
@@ -518,8 +515,8 @@ class HandlerGuard:
                 self.crashes.forget(record.identity)
 
     def _count(self, death: Death) -> None:
-        """Count a death against all that is in flight."""
-        if not self._stopping:  # else counted: only the first error ends a worker
+        """Count a death against all records in flight."""
+        if not self._stopping:  # otherwise counted already: only the first error ends a worker
             self.stop()
             self.crashes.died(self.in_flight.noted, str(death.__cause__ or death))
 

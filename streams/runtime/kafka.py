@@ -1,4 +1,4 @@
-"""The Runtime on Kafka: faust's app, handlers, tables and followers, composed for one service."""
+"""The Kafka runtime: faust's app, handlers, tables and followers, composed for one service."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ def _unheard(error: BaseException) -> None:
 
 
 class Producer(aiokafka.Producer):
-    """faust's producer, which sends each record in a batch of its own to a broker that needs this."""
+    """faust's producer, which sends one record per batch to a broker that requires it."""
 
     def _settings_default(self) -> Mapping[str, Any]:
         app: Any = self.app
@@ -59,14 +59,14 @@ class Transport(aiokafka.Transport):
 
 
 class FaustTables(TableManager):
-    """faust's tables, which subscribe at once.
+    """faust's table manager, subscribing without delay.
 
-    faust waits for a second, in which a program may still declare tables. Ours are declared before the app starts, and
-    its agents have named their topics when they start, which is before the tables do.
+    faust waits a second in case the program declares more tables. Ours are declared before the app starts, and its
+    agents, which start before the tables, have already named their topics.
     """
 
     async def on_start(self) -> None:
-        """Name the changelogs and begin to recover what will be assigned."""
+        """Subscribe to the changelogs and start recovering the assigned partitions."""
         await self._update_channels()
         await self.recovery.start()
 
@@ -76,11 +76,11 @@ class App(faust.App):
 
     Attributes:
         sender: Sends every record of the process.
-        fail: Called with the exception of a handler; by default it raises it, and `create_app` makes it end the
+        fail: Called with an exception raised by a handler; raises it by default, and `create_app` makes it end the
             process.
         replaced: Called when another process has joined under this one's instance name.
-        embedded: Called once there is a broker, to learn whether it is the embedded one.
-        concurrency: Calls of handlers in progress at most.
+        embedded: Called once a broker is reachable, to find out whether it is the embedded one.
+        concurrency: Most concurrent handler calls.
     """
 
     def __init__(
@@ -107,23 +107,23 @@ class App(faust.App):
 
 
 def sender_of(app: Any) -> Sender:
-    """Return the sender of one of our apps."""
+    """Return the app's sender."""
     assert isinstance(app, App)
     return app.sender
 
 
 def consumer_of(app: Any) -> Consumer:
-    """Return the consumer of one of our apps."""
+    """Return the app's consumer."""
     consumer = app.consumer
     assert isinstance(consumer, Consumer)
     return consumer
 
 
-# One faust app per service, with the settings that this system's guarantees depend on.
+# One faust app per service, with the settings that the delivery guarantees depend on.
 #
-# Delivery is at least once. A record counts as done only when everything it caused has been delivered. An unknown
-# error ends the process before the offset moves. Records reach the services as raw bytes, so a bad payload never
-# reaches faust's own decoder, which would acknowledge and skip it.
+# Delivery is at least once. A record is done only when all its effects have been delivered. An unknown error ends the
+# process before the offset moves. Records reach the services as raw bytes, so a bad payload never reaches faust's own
+# decoder, which would acknowledge and skip it.
 
 log = logging.getLogger("streams")
 
@@ -131,7 +131,7 @@ _MAX_BATCH_BYTES = 65_536
 _NEVER_S = 1e9
 
 on_crash: list[Callable[[str, BaseException | None], NoReturn]] = []
-"""Functions that end this process; `streams.worker` adds its own. Without one, `crash` only raises."""
+"""Functions that end this process; `streams.worker` adds one. Without any, `crash` only raises."""
 
 
 def crash(reason: str, error: BaseException | None = None) -> NoReturn:
@@ -155,11 +155,11 @@ class Quiet(Monitor):
         crash(f"a record could not be delivered: {exc!r}", exc)
 
     def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
-        """Record the time: faust warns about a stalled stream."""
+        """Record the time: faust warns about stalled streams."""
         self.stream_inbound_time[tp] = self.time()
 
     def _nothing(self, *_: Any, **__: Any) -> None:
-        """Keep nothing; `watch_partitions` reads the lag from the consumer."""
+        """Do nothing; `watch_partitions` reads the lag from the consumer."""
 
     on_message_in = on_message_out = on_stream_event_out = _nothing
     on_send_initiated = on_send_completed = track_tp_end_offset = _nothing
@@ -198,8 +198,8 @@ def create_app(settings: Settings, service: str, group: str = "", instance: str 
     app_id = Topics(settings).app_id(service, group)
     app = App(
         app_id,
-        # faust reads its settings from the environment too, under names that are others' as well: Kubernetes sets
-        # WEB_PORT=tcp://… where a service is called "web".
+        # faust also reads settings from the environment, under names that others use: Kubernetes sets WEB_PORT=tcp://…
+        # if a service is called "web".
         env={},
         broker=kafka_clients.faust_brokers(settings),
         broker_credentials=kafka_clients.faust_credentials(settings),
@@ -215,7 +215,7 @@ def create_app(settings: Settings, service: str, group: str = "", instance: str 
         broker_session_timeout=settings.kafka.session_timeout_s,
         broker_heartbeat_interval=min(3.0, settings.kafka.session_timeout_s / 3),
         broker_rebalance_timeout=settings.kafka.rebalance_timeout_s,
-        # Who stands by fetches nothing, and would leave the group as idle; see `kafka_watchdog` for who is stuck.
+        # A standby fetches nothing and would be removed as idle; `kafka_watchdog` detects stuck workers.
         broker_max_poll_interval=_NEVER_S,
         broker_request_timeout=max(60.0, settings.kafka.session_timeout_s + 5),
         producer_request_timeout=60.0,
@@ -271,7 +271,7 @@ def changelogged(app: faust.App, name: str, partitions: int) -> Changelogged:
     return table
 
 
-# Bind handlers to topics: a record counts as done when its handler has returned, and not before.
+# Bind handlers to topics: a record is done when its handler has returned, and not before.
 #
 # Each handler has a faust agent, which starts with the worker, subscribes to the topic and ends with the app. The
 # agent itself receives no records: they go through the queues of the consumer (`streams/runtime/queues.py`).
@@ -288,13 +288,11 @@ def bind(app: faust.App, topic: str, binding: Binding, *, name: str) -> None:
     app.agent(channel, name=name)(agent)
 
 
-# The Runtime on Kafka: composes app, consumer, sender and tables for one service.
-
 T = TypeVar("T")
 
 
 class KafkaRuntime(Runtime):
-    """One worker of one service on Kafka; see the base for what each method promises."""
+    """One worker of one service on Kafka; the base class documents each method."""
 
     def __init__(
         self, settings: Settings, metrics: Metrics, *, service: str, group: str = "", instance: str = "0"
@@ -316,14 +314,15 @@ class KafkaRuntime(Runtime):
         name = self.topics.app_id(service, group)
         self.in_flight = InFlightFile(
             settings.state_path("crashes", f"{name}.{instance}.in-hand"),
-            # All that the embedder is handed: its calls wait for other queries. No other service has as many calls.
+            # As many records as the embedder can have in flight, since its calls wait for other queries; other
+            # services have fewer.
             slots=WINDOW * settings.kafka.concurrency * settings.kafka.query_partitions,
         )
         self.guard = HandlerGuard(
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        # By topic and partition, when the broker was asked for an end that has not been reached yet, and that end.
+        # By topic and partition: end offsets not reached yet, with the times at which the broker reported them.
         self._ends: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._counters = functools.cache(
             lambda topic, stage: (metrics.records.labels(service, topic), metrics.stage.labels(stage))
@@ -375,7 +374,7 @@ class KafkaRuntime(Runtime):
         return table
 
     def _fenced(self, declared: DeclaredTable) -> Table:
-        """Declare a table that recovers by itself; faust knows it only to assign its changelog."""
+        """Declare a table that recovers by itself; faust only assigns its changelog."""
         known = changelogged(self.app, declared.name, 1)
         connect: Any = self.app.producer
         changelog = known.changelog_topic.get_topic_name()
@@ -405,7 +404,7 @@ class KafkaRuntime(Runtime):
         return table
 
     def _or_crash(self, recover: Recovered) -> Recovered:
-        """End the service if recovery fails: faust drops its callbacks' exceptions, and would continue without rows."""
+        """End the service if recovery fails: faust ignores exceptions of callbacks and would continue without rows."""
 
         async def whole() -> None:
             try:
@@ -416,10 +415,9 @@ class KafkaRuntime(Runtime):
         return whole
 
     async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Go by the newest record, and by the ends that the broker says now and said before; see the base.
+        """Use the newest record and the end offsets the broker reports now and reported before; see the base class.
 
-        A partition into which records come all the time need never be read to the end of this moment, and one into
-        which none come has no newer record.
+        A partition with constant traffic may never be read up to its current end, and an idle one has no newer record.
         """
         asked_ms = self.clock.now_ms()
         ends = await self.log.end_offsets(topics)
@@ -430,7 +428,7 @@ class KafkaRuntime(Runtime):
             offset, newest_ms = delivered
             known = [*self._ends.pop(part, ()), (asked_ms, end)]
             self._ends[part] = [each for each in known if each[1] > offset][:1]
-            # Another record may have come in the same millisecond as the newest.
+            # Another record may follow with the same timestamp as the newest.
             found[part] = max([newest_ms - 1, *(at_ms for at_ms, end in known if end <= offset)])
         return found
 
@@ -438,7 +436,7 @@ class KafkaRuntime(Runtime):
         await self._deliver([(each.topic, each.partition, each.key, each.value) for each in records])
 
     async def _deliver(self, records: Sequence[tuple[str, int | None, bytes | None, bytes | None]]) -> None:
-        """Deliver records (topic, partition, key, value), but none of a handler whose partition has moved."""
+        """Deliver records (topic, partition, key, value), except those of a handler whose partition was reassigned."""
         for record in handling.get():
             await consumer_of(self.app).keep_ours(record)
         try:
@@ -447,22 +445,22 @@ class KafkaRuntime(Runtime):
             raise SendFailed(f"{records[0][0]}: the broker refused a record: {error!r}") from error
 
     def release_slot(self) -> contextlib.AbstractContextManager[None]:
-        """Leave a place in the queues; see the base."""
+        """Release a slot in the queues; see the base class."""
         return consumer_of(self.app).queues.release_slot()
 
     def is_ours(self, record: ConsumerRecord) -> bool:
-        """Compare the record's assignment with the present one; see the base."""
+        """Compare the record's assignment epoch with the current one; see the base class."""
         return consumer_of(self.app).is_ours(record.epoch)
 
     def assigned(self, topic: str) -> frozenset[int]:
-        """Ask the consumer; see the base."""
+        """Ask the consumer; see the base class."""
         try:
             return frozenset(tp.partition for tp in self.app.consumer.assignment() if tp.topic == topic)
         except ConsumerNotStarted:
             return frozenset()
 
     async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Commit lower offsets, to which faust then seeks; see the base."""
+        """Commit lower offsets, which faust then seeks to; see the base class."""
         consumer: Any = self.app.consumer
         committed = await consumer.seek_to_committed()
         ahead = {tp: o for tp, o in committed.items() if tp.topic in offsets and o and o > offsets[tp.topic]}
@@ -474,7 +472,7 @@ class KafkaRuntime(Runtime):
         return {tp.topic: ahead[tp] for tp in back}
 
     def monotonic(self) -> float:
-        """Return the monotonic clock of this machine."""
+        """Return the machine's monotonic clock, in seconds."""
         return time.monotonic()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
@@ -482,7 +480,7 @@ class KafkaRuntime(Runtime):
         return await asyncio.to_thread(work)
 
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run once the producer is connected; see the base."""
+        """Run once the producer is connected; see the base class."""
 
         async def body() -> None:
             # faust reports the producer started before it has connected.
@@ -501,11 +499,11 @@ class KafkaRuntime(Runtime):
         task.add_done_callback(self._tasks.discard)
 
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
-        """End the service; see the base."""
+        """End the service; see the base class."""
         crash(reason, error)
 
     async def stop(self, settle_s: float) -> None:
-        """Wait up to `settle_s` seconds for records in flight, commit what is handled, close what was opened."""
+        """Wait up to `settle_s` seconds for records in flight, commit what is handled, and close all connections."""
         self.guard.stop()
         await wait_while(lambda: self.in_flight.held, settle_s)
         with contextlib.suppress(ConsumerNotStarted):
@@ -517,11 +515,8 @@ class KafkaRuntime(Runtime):
         self.in_flight.clear()
 
 
-# faust's worker for one service: it reports when it is ready, and stops without losing records.
-
-
 class KafkaWorker(faust.Worker):
-    """faust worker that calls `ready` once it serves its partitions, and loses nothing when it is stopped."""
+    """faust worker that calls `ready` once it serves its partitions, and loses no records when stopped."""
 
     def __init__(
         self,
@@ -564,7 +559,7 @@ class KafkaWorker(faust.Worker):
 async def run_without_handlers(
     runtime: KafkaRuntime, *, ready: Callable[[], None], ended: Callable[[], NoReturn]
 ) -> NoReturn:
-    """Run a service that handles no records until SIGTERM or SIGINT. faust cannot: its consumer needs a topic."""
+    """Run a service without handlers until SIGTERM or SIGINT. faust cannot: its consumer requires a topic."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""The Kafka consumer that never commits past an unhandled record: how it fetches, delivers and commits."""
+"""Kafka consumer that never commits past an unhandled record: fetching, delivery and offset commits."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ from streams.runtime.queues import WINDOW, Offsets, Queues
 from streams.runtime.runtime import Binding
 from streams.settings import Settings
 
-# One process per instance name. A second process is refused or takes over for good; the first then says why it exits.
+# One process per instance name. A second process is refused, or takes over for good and the first logs why it exits.
 #
 # Without this, two processes with one name would keep taking the partitions from each other, and neither would make
 # progress: Kafka treats a static member that joins again as the successor of the first, and aiokafka joins as a new
@@ -44,20 +44,20 @@ from streams.settings import Settings
 
 log = logging.getLogger("streams.worker")
 
-# FENCED_INSTANCE_ID, which aiokafka does not know.
+# FENCED_INSTANCE_ID, which aiokafka does not define.
 _FENCED = 82
 
-# A member is known to the group also while that is rebalancing.
+# No error, and REBALANCE_IN_PROGRESS: the group still knows the member.
 _ACCEPTED = (0, 27)
 
 
 def since_boot() -> float:
-    """Return the seconds since the machine started, those in which it slept included."""
+    """Return the seconds since the machine booted, including time asleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class NameInUse(UniscaleError):
-    """Another process runs under this instance name. Give each process its own `--instance`, or stop one of them."""
+    """Another process is using this instance name. Give each process its own `--instance`, or stop one of them."""
 
 
 class InstanceName:
@@ -113,7 +113,7 @@ class InstanceName:
         self._mark.unlink(missing_ok=True)
 
     def replaced(self, crash: Callable[[str], NoReturn]) -> NoReturn:
-        """Leave the mark and end the process, because another one has joined under this name."""
+        """Leave the mark and end the process: another one has joined under this name."""
         with contextlib.suppress(OSError):
             self._mark.touch()
         crash(self._told("has joined, and has this one's partitions now"))
@@ -137,14 +137,14 @@ class InstanceName:
 
 
 class MemberSession:
-    """Whether the group may have given this worker's partitions away: after a session without an accepted heartbeat.
+    """Tracks whether this worker's partitions may be reassigned: after a session without an accepted heartbeat.
 
-    A process that was stopped, or whose machine was, does not know that. When it goes on, its next effect waits until
-    the broker has accepted a heartbeat, or has refused it and the partitions were assigned again.
+    A process that was suspended, or whose machine was, does not know. When it resumes, its next effect waits until the
+    broker has accepted a heartbeat, or has refused it and the partitions have been reassigned.
 
     Args:
-        lasts_s: The session.
-        clock: Seconds, also while the machine sleeps.
+        lasts_s: The session timeout.
+        clock: Seconds, counting time asleep.
     """
 
     def __init__(self, lasts_s: float, clock: Callable[[], float] = since_boot) -> None:
@@ -153,14 +153,14 @@ class MemberSession:
         self._heard_s = clock()
 
     def heard(self, sent_s: float) -> None:
-        """Note that the broker has accepted what was sent then: the session begins with its sending, at the latest."""
+        """Record that the broker accepted a request sent then: the session restarts when it was sent, or later."""
         self._heard_s = max(self._heard_s, sent_s)
 
     def check(self) -> None:
         """Return if the partitions are still this worker's.
 
         Raises:
-            Unavailable: that is unknown.
+            Unavailable: they may not be.
         """
         silent_s = self.clock() - self._heard_s
         if silent_s > self._lasts_s:
@@ -171,12 +171,12 @@ class MemberSession:
 
 
 def track_heartbeats(coordinator: Any, replaced: Callable[[], None], session: MemberSession) -> None:
-    """Watch what the group answers this aiokafka coordinator.
+    """Watch the group coordinator's responses to this aiokafka coordinator.
 
     Args:
         coordinator: The coordinator.
         replaced: Called when another process has joined under its instance name.
-        session: Told of what the group accepts.
+        session: Notified of requests that the group accepts.
     """
     reset, send = coordinator.reset_generation, coordinator._send_req
     asked = ""
@@ -185,9 +185,7 @@ def track_heartbeats(coordinator: Any, replaced: Callable[[], None], session: Me
         nonlocal asked
         member = coordinator.member_id
         reset()
-        if (
-            member and member != asked
-        ):  # only once: a broker that does not know the id either assigns a new one
+        if member and member != asked:  # once: a broker that does not know the id either assigns a new one
             asked = coordinator.member_id = member
 
     async def look(request: Any) -> Any:
@@ -208,11 +206,11 @@ _ASSIGN_PAUSE_S = 0.25
 
 
 def assign_all_topics(coordinator: Any, pause_s: float = _ASSIGN_PAUSE_S) -> None:
-    """Let this aiokafka coordinator, where it leads its group, assign only once it knows the partitions of all topics.
+    """Have this aiokafka coordinator, as group leader, assign only once it knows the partitions of all topics.
 
-    It asks for them once; if that fails, faust leaves out the topics that it does not know. Nobody would handle those
-    until the metadata is renewed, after five minutes. If they stay unknown for some seconds, there may be no such
-    topics, and the group goes on without them.
+    By itself it requests metadata once; if that fails, faust leaves out the unknown topics, and no worker handles them
+    until the metadata is refreshed, after five minutes. If topics stay unknown for some seconds they may not exist, and
+    the group continues without them.
 
     Args:
         coordinator: The coordinator.
@@ -249,7 +247,7 @@ class InLoop(AIOKafkaConsumerThread):
 
     wait_for_shutdown = False
 
-    # It starts, stops and crashes as any service does: what a thread needs instead is undone.
+    # Start, stop and crash as any service does, undoing what the thread needs.
     maybe_start, start, stop = Service.maybe_start, Service.start, Service.stop
     crash = Service.crash  # type: ignore[assignment]  # the argument has another name
     _stopped_set, set_shutdown = Service._stopped_set, Service.set_shutdown
@@ -294,11 +292,11 @@ class InLoop(AIOKafkaConsumerThread):
         return True
 
     async def on_partitions_revoked(self, revoked: set[Any]) -> None:
-        """Tell the consumer."""
+        """Notify the consumer."""
         await self.consumer.on_partitions_revoked(revoked)
 
     async def on_partitions_assigned(self, assigned: set[Any], generation_id: int = 0) -> None:
-        """Tell the consumer."""
+        """Notify the consumer."""
         await self.consumer.on_partitions_assigned(assigned, generation_id)
 
     async def on_stop(self) -> None:
@@ -324,15 +322,15 @@ class InLoop(AIOKafkaConsumerThread):
 # without faust's events, streams, queues and reference counts. The changelogs that faust recovers still go through
 # faust.
 
-# How long records in flight may continue when a service stops or loses partitions; longer work is repeated elsewhere.
+# How long to wait for records in flight when a service stops or loses partitions; longer work is redelivered.
 SETTLE_S = 3.0
 
-# How long to wait for records while partitions are assigned and tables recovered: which ones are wanted changes soon.
+# Poll timeout while partitions are assigned and tables recovered: the set of active partitions changes soon.
 _MOVING_S = 0.05
 
 
 class PartitionCursor:
-    """Position in one partition: which offset is due, and whether a gap before a later one is genuine."""
+    """Position in one partition: which offset is due, and whether a gap in the offsets is genuine."""
 
     def __init__(self, due: int) -> None:
         self.due = due
@@ -359,7 +357,7 @@ class PartitionCursor:
 
 
 class Consumer(aiokafka.Consumer):
-    """faust's consumer with our own hand-over and offset bookkeeping, as the comment above says."""
+    """faust's consumer with our own delivery and offset bookkeeping; see the comment above."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -368,36 +366,36 @@ class Consumer(aiokafka.Consumer):
         self._bindings: dict[str, Binding] = {}
         app: Any = self.app
         self.queues = Queues(self, app.concurrency)
-        # A poll that begins below the second number ends within the window.
+        # A poll that starts below the second number ends within the window.
         self._window = WINDOW * app.concurrency
         self._full_above = self._window - app.conf.broker_max_poll_records
         self._full: set[Any] = set()
         self.fences: dict[str, Fence] = {}
-        """By changelog, the right to write it, for tables with a single writer (`Fence`)."""
+        """Write fences by changelog, for tables with a single writer (`Fence`)."""
         self._may_deliver = asyncio.Event()
         self._may_deliver.set()
         self._epoch = 0
-        # The epoch of the last assignment; the present one is newer while partitions are being reassigned.
+        # Epoch of the last assignment; the current epoch is newer during a rebalance.
         self._assigned_epoch = -1
         self._generation = -1
         self.session = MemberSession(app.conf.broker_session_timeout)
         self._recovering = 0
         self._unsettled = 0
         self.moved = 0
-        """Counts records delivered, read or handled: while it does not change, nothing progresses."""
+        """Counts records delivered, read or handled: while it does not change, there is no progress."""
         self.fetched: set[Any] = set()
-        """Partitions with records that have been fetched and not yet delivered."""
+        """Partitions with records fetched but not yet delivered."""
 
     def _new_consumer_thread(self) -> InLoop:
         return InLoop(self, loop=self.loop, beacon=self.beacon)
 
     def bind(self, topic: str, binding: Binding) -> None:
-        """Hand over the records of a topic to this binding's handler."""
+        """Deliver the records of a topic to this binding's handler."""
         self._bindings[topic] = binding
 
     @property
     def busy(self) -> int:
-        """Number of tasks in progress: recoveries of tables, and calls of handlers that wait for no rebalance."""
+        """Number of tasks in progress: table recoveries, and handler calls not waiting for a rebalance."""
         return self._recovering + self.queues.busy - self._unsettled
 
     @contextlib.contextmanager
@@ -415,37 +413,37 @@ class Consumer(aiokafka.Consumer):
         return epoch == self._epoch
 
     def delivered_until(self, topic: str, partition: int) -> tuple[int, int] | None:
-        """Return below which offset all was delivered, and the append time of the newest record, ms, or -1.
+        """Return the offset below which everything was delivered, and the newest record's append time in ms, or -1.
 
-        None while that is unknown, or another worker's. What comes after the newest record may be markers of
-        transactions, or have been deleted: the fetcher's position is past it.
+        None while that is unknown, or the partition is another worker's. Transaction markers or deleted records may
+        follow the newest record: the fetcher's position is past them.
         """
         tp = TopicPartition(topic, partition)
         if (cursor := self._cursors.get(tp)) is None:
             return None
         position = 0
-        # Where partitions move, what was fetched may be dropped, and is fetched again.
+        # Records fetched during a rebalance may be dropped and fetched again.
         if (
             tp not in self.fetched
             and self.flow_active
             and self._may_deliver.is_set()
             and not self.app.rebalancing
         ):
-            with contextlib.suppress(ConsumerNotStarted, AttributeError, KeyError):  # it is being assigned
+            with contextlib.suppress(ConsumerNotStarted, AttributeError, KeyError):  # being assigned
                 fetcher = self._thread._ensure_consumer()._subscription.subscription.assignment
                 position = fetcher.state_value(tp)._position or 0
         return max(cursor.due, position), cursor.newest_ms
 
     async def settled(self) -> int:
-        """Wait while partitions are being reassigned, and return the epoch of the assignment."""
+        """Wait for any rebalance to finish and return the epoch of the assignment."""
         await wait_while(lambda: self._assigned_epoch != self._epoch, math.inf)
         return self._epoch
 
     async def keep_ours(self, record: ConsumerRecord) -> None:
-        """Wait while partitions are being reassigned, then return if the record's partition is still this worker's.
+        """Wait for any rebalance to finish, then return if the record's partition is still this worker's.
 
         Raises:
-            PartitionLost: another worker owns it now, and gets the record again.
+            PartitionLost: another worker owns it now; the record is redelivered there.
             Unavailable: another worker may own it.
         """
         self.session.check()
@@ -472,7 +470,7 @@ class Consumer(aiokafka.Consumer):
                     self._full.discard(tp)
                     with contextlib.suppress(
                         IllegalStateError, AssertionError, ConsumerNotStarted
-                    ):  # it moves
+                    ):  # being reassigned
                         self._thread._ensure_consumer().resume(tp)
         self._n_acked += len(records)
         if self._commit_every is not None and self._n_acked >= self._commit_every:
@@ -498,31 +496,31 @@ class Consumer(aiokafka.Consumer):
         if new:
             await self.seek_wait(await self.earliest_offsets(*new))
         if not self.is_ours(epoch):
-            return  # the partitions are moving elsewhere: without a cursor nothing is delivered
+            return  # the partitions are being revoked: without a cursor nothing is delivered
         for tp, offset in committed.items():
             self._cursors[tp] = PartitionCursor(offset)
             self._offsets[tp].start(offset)
         self._committed_offset.update(committed)
 
     async def highwaters(self, *partitions: Any) -> Mapping[Any, int]:
-        """Return where partitions end. For tables that recover by themselves, say that faust has nothing to recover."""
+        """Return the end offsets of partitions, or for self-recovering tables, that faust has nothing to recover."""
         found = dict(await super().highwaters(*partitions))
         if apart := [tp for tp in partitions if tp.topic in self.fences]:
             found |= await self.earliest_offsets(*apart)
         return found
 
     async def seek_wait(self, partitions: Mapping[Any, int]) -> None:
-        """Seek to these offsets. They count as due at once, so records fetched before the seek are fetched again."""
+        """Seek to these offsets. They become due at once, so records fetched before the seek are fetched again."""
         self._cursors.update({tp: PartitionCursor(offset) for tp, offset in partitions.items()})
         await super().seek_wait(partitions)
 
     def resume_flow(self) -> None:
-        """Hand over records again: faust has cleared the queues."""
+        """Resume delivery: faust has cleared the queues."""
         super().resume_flow()
         self._may_deliver.set()
 
     async def on_partitions_revoked(self, revoked: set[Any]) -> None:
-        """Wait briefly for records in flight, then forget partitions that may move to another worker."""
+        """Wait briefly for records in flight, then drop partitions that may be assigned to another worker."""
         if revoked:
             self.stop_flow()
             self.app.flow_control.suspend()
@@ -538,8 +536,8 @@ class Consumer(aiokafka.Consumer):
             self._cursors.pop(tp, None)
 
     async def on_partitions_assigned(self, assigned: set[Any], generation_id: int = 0) -> None:
-        """Stop work on partitions that have moved to another worker; take or release rights to write."""
-        # After a generation without this worker, another one may have had any partition in the meantime.
+        """Stop work on partitions that were assigned to another worker; acquire or release write fences."""
+        # If this worker missed a generation, another one may have had any partition in the meantime.
         stayed = generation_id - self._generation in (0, 1)
         self._generation = generation_id
         self.queues.keep(assigned if stayed else ())
@@ -553,7 +551,7 @@ class Consumer(aiokafka.Consumer):
         self._assigned_epoch = self._epoch
 
     async def _drain_messages(self, fetcher: Any) -> None:
-        """Hand over what the fetcher returns, until it is stopped."""
+        """Deliver what the fetcher returns until stopped."""
         try:
             while not (self.should_stop or fetcher.should_stop):
                 await asyncio.sleep(0)
@@ -562,13 +560,13 @@ class Consumer(aiokafka.Consumer):
                     and self.flow_active
                     and not self._get_active_partitions()
                 ):
-                    await asyncio.sleep(_MOVING_S)  # faust would look again after a second
+                    await asyncio.sleep(_MOVING_S)  # faust would wait a second
                     continue
                 records, active = await self._wait_next_records(_MOVING_S if moving else 1.0)
                 self.fetched = set(records or ())
                 for tp, batch in (records or {}).items():
                     if not await self._deliver(tp, batch, active) and (cursor := self._cursors.get(tp)):
-                        with contextlib.suppress(IllegalStateError, AssertionError):  # it moves elsewhere
+                        with contextlib.suppress(IllegalStateError, AssertionError):  # revoked
                             await self._thread.seek_wait({tp: cursor.due})
                     self.fetched.discard(tp)
         except (ConsumerStoppedError, asyncio.CancelledError):
@@ -576,7 +574,7 @@ class Consumer(aiokafka.Consumer):
                 raise
 
     async def _deliver(self, tp: Any, batch: Sequence[Any], active: set[Any] | None) -> bool:
-        """Hand over a batch of one partition; return False if part of it must be fetched again."""
+        """Deliver a batch of one partition; return False if part of it must be fetched again."""
         generation = self.app.consumer_generation_id
         if not self._may_deliver.is_set():
             await self._may_deliver.wait()
@@ -608,7 +606,7 @@ class Consumer(aiokafka.Consumer):
         return True
 
     def _into_queues(self, tp: Any, binding: Binding, batch: Sequence[Any], active: set[Any] | None) -> bool:
-        """Hand over a batch without awaiting in between, so that what holds for its first record holds for all."""
+        """Queue a batch without awaiting in between, so that what holds for its first record holds for all."""
         cursor = self._cursors.get(tp)
         if (
             cursor is None
@@ -639,8 +637,8 @@ class Consumer(aiokafka.Consumer):
             self._thread._ensure_consumer().pause(tp)
         return True
 
-    # Commits follow our own bookkeeping. faust would log a table of the offsets each time, flush a producer that holds
-    # nothing of ours, and rely on acknowledgements that nobody gives here.
+    # Commits follow our own bookkeeping. faust would log a table of the offsets each time, flush a producer that we do
+    # not use, and rely on acknowledgements that are never made here.
 
     def _filter_tps_with_pending_acks(self, topics: Any = None) -> Iterator[Any]:
         asked = [tp for tp in self._offsets if topics is None or tp in topics or tp.topic in topics]
@@ -658,7 +656,7 @@ class Consumer(aiokafka.Consumer):
         return True
 
     async def verify_all_partitions_active(self) -> None:
-        """Do nothing: faust would ask streams, which get no records here. `watch_liveness` detects a standstill."""
+        """Do nothing: faust would check streams, which get no records here. `watch_liveness` detects a stall."""
 
 
 async def wait_while(busy: Callable[[], int], most_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What a process writes: records, batched across handlers, and rows of tables, awaited."""
+"""Everything a process writes: records, batched across handlers, and table rows, both awaited."""
 
 import asyncio
 import functools
@@ -11,8 +11,8 @@ from streams.log.base import Newer, replaces
 from streams.log.pacing import Spacing
 from streams.log.partitioner import partition_for
 
-# What faust recovers: the tables whose partitions are shared among workers. Those with a single writer recover by
-# themselves (`FencedTable`).
+# faust recovers tables whose partitions are shared among workers. Those with a single writer recover by themselves
+# (`FencedTable`).
 #
 # faust's `table[key] = value` discards the delivery future, so a row that the broker refused would be lost and the
 # offset committed anyway. Rows are therefore written by `streams.runtime.table.Table`, which waits for the delivery.
@@ -27,10 +27,10 @@ class Changelogged(faust.Table[bytes, bytes]):
         """The partition of each row."""
         self.newer: Newer | None = None
         self.late: set[bytes] = set()
-        """Keys of rows whose last record was written late, by a worker that had lost the partition."""
+        """Keys of rows whose last record was a late write by a worker that had lost the partition."""
 
     def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
-        """Apply recovered rows, but those written late, and remember the partition of each."""
+        """Apply recovered rows except late writes, and remember the partition of each."""
         for event in batch:
             key, value = event.message.key, event.message.value
             if not replaces(self.data.get(key), value, self.newer):
@@ -61,7 +61,7 @@ class _Call:
     def settle(self, error: BaseException | None) -> None:
         self.left -= 1
         if self.future.done():
-            return  # one of its records has failed already, or nobody waits any more
+            return  # one of its records has failed already, or the caller has gone
         if error is not None:
             self.future.set_exception(error)
         elif not self.left:
@@ -85,7 +85,7 @@ class Sender:
         self._spacing = Spacing(pause_s)
         self._waiting: dict[tuple[str, int], list[_Entry]] = {}
         self._under_way: set[tuple[str, int]] = set()
-        # Places (topic and partition) whose last batch was full: the records left over are sent without a pause.
+        # Topics and partitions whose last batch was full: the remaining records are sent without a pause.
         self._overfull: set[tuple[str, int]] = set()
         self._moment: asyncio.Handle | None = None
         self._posting: set[asyncio.Task[None]] = set()

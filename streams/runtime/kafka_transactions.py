@@ -24,31 +24,29 @@ from streams.runtime.table import PlacedRow, Table
 from streams.settings import Settings
 from streams.topics import writer_of
 
-# One writer per changelog, enforced by the broker: rows are written in transactions under one transactional id.
-#
-# The worker that is assigned the partition takes over the id. From then on the broker refuses every write of the
-# previous holder: a process that was suspended past its session and resumes, or a second one with the same name.
-# The rows it had started to write are aborted, and readers of committed records never see them. An epoch in the
-# rows could not do this: in a compacted topic, the old writer's late row would replace the valid one.
+# One writer per changelog, enforced by the broker: rows are written in transactions under one transactional id. The
+# worker that is assigned the partition takes over the id. From then on the broker refuses every write by the previous
+# owner: a process that was suspended past its session and resumes, or a second one with the same name. Its unfinished
+# transaction is aborted, and read-committed consumers never see it. An epoch stored in the rows could not do this: in
+# a compacted topic, the old writer's late row would replace the valid one.
 
 log = logging.getLogger("streams.fence")
 
-# The broker answers a commit before the transaction's markers are written, a millisecond or two later, and refuses the
-# next transaction until they are (KAFKA-5477). aiokafka then waits for so long before it asks again, 20 ms by default:
-# under load that came after every batch of the decider, and its decisions waited for it.
+# The broker acknowledges a commit a millisecond or two before the transaction's markers are written, and refuses the
+# next transaction until then (KAFKA-5477). aiokafka retries after this pause, 20 ms by default: under load, decisions
+# waited for it after every batch.
 sender.BACKOFF_OVERRIDE = 0.002
 
 Row = tuple[bytes, bytes | None]
 
 
 class Fence:
-    """The right to write one changelog.
+    """Exclusive write access to one changelog.
 
     Args:
         topic: The changelog; it has one partition.
         connect: Returns a producer, not started, for a transactional id or for None.
-        transactions: Says, once there is a broker, whether it has transactions; where it has none, nothing enforces a
-            single writer.
+        transactions: Returns whether the broker supports transactions; without them, nothing enforces a single writer.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class Fence:
         self._one_at_a_time = asyncio.Lock()
 
     async def take(self) -> None:
-        """Take the right from whichever process holds it.
+        """Take over write access from the process that has it.
 
         Raises:
             KafkaError: the broker refused.
@@ -85,19 +83,19 @@ class Fence:
             self._producer = producer
 
     async def release(self) -> None:
-        """Give up the right, if this process holds it."""
+        """Release write access, if this process has it."""
         async with self._one_at_a_time:
             await self._drop()
 
     async def write(self, rows: Sequence[Row], topic: str = "") -> None:
-        """Write rows, all or none of them, and wait until they are committed.
+        """Write rows atomically and wait until they are committed.
 
         Args:
             rows: Keys and values; None deletes a key.
-            topic: A topic with one partition that only the holder of the right writes; the default is the changelog.
+            topic: A topic with one partition that only the fence's owner writes; the default is the changelog.
 
         Raises:
-            Crash: another process holds the right, or it is unknown whether the rows were committed.
+            Crash: another process has taken over, or it is unknown whether the rows were committed.
         """
         async with self._one_at_a_time:
             if self._producer is None:
@@ -112,8 +110,8 @@ class Fence:
                 await self._post(rows, topic)
                 await self._producer.commit_transaction()
             except Exception as error:
-                # KafkaError, or an AssertionError if aiokafka has already given up the transaction. Only the log tells
-                # whether the commit arrived: a restart reads it.
+                # KafkaError, or an AssertionError if aiokafka has already abandoned the transaction. Only the log
+                # shows whether the commit arrived: a restart reads it.
                 raise Crash(
                     f"{self.topic}: another process writes it, or a commit is uncertain: {error!r}"
                 ) from error
@@ -138,13 +136,13 @@ class Fence:
 # A table with a single writer, which recovers from its changelog without faust.
 #
 # faust assigns the changelog together with the topics of the service but reads none of it. faust's own recovery would
-# start at the oldest offset, and would wait forever for a last record whose offset belongs to a transaction's
-# marker. Here reading starts at the offset that the service names, after this process has taken the right to write.
-# From then on, no earlier writer can commit anything more.
+# start at the oldest offset, and would wait forever for a last record whose offset belongs to a transaction's marker.
+# Here reading starts at an offset given by the service, after this process has taken over write access. From then on,
+# no earlier writer can commit anything.
 
 
 class Assignment(Protocol):
-    """What a table needs to know of its worker's partitions; the consumer implements it."""
+    """What a table needs to know about its worker's partitions; implemented by the consumer."""
 
     moved: int
 
@@ -152,7 +150,7 @@ class Assignment(Protocol):
         """Wait while partitions are being reassigned, and return the epoch of the assignment."""
 
     def is_ours(self, epoch: int) -> bool:
-        """Return whether partitions have stayed where they were in this epoch."""
+        """Return whether partitions have not been reassigned since this epoch."""
 
     def at_work(self) -> AbstractContextManager[None]:
         """Count as busy, so that a rebalance waits briefly."""
@@ -162,10 +160,10 @@ class FencedTable(Table):
     """A table of one partition that only one process may write, and that recovers by itself.
 
     Args:
-        settings: Of the process.
-        fence: The right to write it.
-        log: Where it lies.
-        assignment: Says whether the partition still belongs to this worker, and counts what was read.
+        settings: The process's settings.
+        fence: Write access to it.
+        log: The log it is in.
+        assignment: The worker's assignment, which also counts records read.
         owned: Returns the partitions that this worker owns.
         begins: Returns the offset at which reading starts.
         recovered: Awaited when all rows have been read.
@@ -188,7 +186,7 @@ class FencedTable(Table):
         async def write(topic: str, rows: Sequence[PlacedRow]) -> None:
             self._writes += 1
             await fence.write([(key, value) for key, value, _ in rows], topic)
-            self._writes += 1  # a reading that has begun meanwhile sees that, too
+            self._writes += 1  # a concurrent recovery sees this, too
 
         rows = FileRows(settings.state_path())
         super().__init__(fence.topic, write, owned, settings.kafka.max_record_bytes, rows)
@@ -205,14 +203,13 @@ class FencedTable(Table):
 
     @property
     def reading(self) -> int:
-        """Count a reading while the assignment that it was made in lasts; see the base."""
+        """Count recoveries within the current assignment; see the base class."""
         return self._readings if self._owned() and self._assignment.is_ours(self._read_in) else 0
 
     async def recover(self) -> None:
-        """Read the rows and let the service recover, once per assignment; return when the present one is recovered.
+        """Read the rows and let the service recover, once per assignment; return when the current one is recovered.
 
-        faust can call this while partitions are being reassigned, and calls it again afterwards, without waiting for
-        the first call to return.
+        faust can call this during a rebalance, and again afterwards, without waiting for the first call to return.
 
         Raises:
             UniscaleError: no broker answers, or the changelog does not exist.
@@ -225,9 +222,9 @@ class FencedTable(Table):
                     self._recovered_epoch = epoch
 
     async def _read(self, epoch: int) -> bool:
-        """Read everything that has been committed; return False if that is not all, and is to be read again.
+        """Read everything committed; return False if it is incomplete and must be read again.
 
-        The partition may move meanwhile, and a handler that began before it came back here may still write.
+        The partition may be reassigned meanwhile, and a handler that started before it returned may still write.
         """
         began_s, writes = time.monotonic(), self._writes
         found = FileRows(self.settings.state_path())
@@ -240,28 +237,28 @@ class FencedTable(Table):
         self.read_s = time.monotonic() - began_s
         if not self._assignment.is_ours(epoch) or self._writes != writes:
             return False
-        # Another process may have written since the last time. Until now the rows of then are shown: a table that is
-        # empty for a while would make every query look new.
+        # Another process may have written since. The old rows are visible until here: an empty table would make every
+        # query look new.
         self._rows = found
         self._readings, self._read_in = self._readings + 1, epoch
         return True
 
 
-# Change the log of a service that is stopped: this takes the right to write, so a service that still runs exits.
+# Change the log of a stopped service: this takes over write access, so a service that still runs exits.
 
 _AT_ONCE = 500
 _LARGE = 65_536
 
 
 class StillRunning(UniscaleError):
-    """The service whose log is to be changed is running. Stop it, wait for its session to end, and try again."""
+    """The service that owns the log is running. Stop it, wait for its session to end, and try again."""
 
 
 def require_stopped(settings: Settings, group: str) -> None:
     """Refuse while a consumer group has members.
 
     Raises:
-        StillRunning: it names the members.
+        StillRunning: naming the members.
     """
     if members := kafka_admin.members(settings, group):
         names = ", ".join(sorted(str(m.get("client_id") or m.get("member_id")) for m in members))
@@ -276,7 +273,7 @@ def rewrite(settings: Settings, changelog: str, writes: Iterable[tuple[str, Sequ
 
     Args:
         settings: The deployment.
-        changelog: The topic whose right to write is taken.
+        changelog: The topic whose write access is taken over.
         writes: Topics, each with records (key, value); a value of None deletes the key.
     """
     asyncio.run(_rewrite(settings, changelog, writes))
@@ -297,7 +294,7 @@ async def _rewrite(settings: Settings, changelog: str, writes: Iterable[tuple[st
 
 
 def _parts(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
-    """Divide rows so that each transaction stays small; a chunk of a snapshot ends its transaction."""
+    """Split rows so that each transaction stays small; a snapshot chunk ends its transaction."""
     part: list[Row] = []
     for row in rows:
         part.append(row)

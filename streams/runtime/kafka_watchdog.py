@@ -1,4 +1,4 @@
-"""What watches a running process, and ends it where nothing moves: a stuck consumer, partitions, topics that grew."""
+"""Watchdogs of a running process: a stuck consumer, stalled partitions, topics that grew."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from streams.runtime.kafka_consumer import SETTLE_S, Consumer
 from streams.runtime.queues import Offsets
 from streams.topics import Topic
 
-# Time without progress of each partition. The totals of a process do not show that one of its partitions is stuck.
+# Time without progress of each partition. Totals of a process do not show that one of its partitions is stuck.
 
 
 class PartitionProgress:
@@ -32,7 +32,7 @@ class PartitionProgress:
         self._since: dict[Any, tuple[int, float]] = {}
 
     def look(self, found: Mapping[Any, tuple[int, bool]], now_s: float) -> dict[Any, float]:
-        """Return the seconds without progress of each partition; 0 where no record waits.
+        """Return the seconds without progress of each partition; 0 if no record waits.
 
         The time counts from when a record was first seen waiting, so an idle hour does not count as a stall.
 
@@ -50,7 +50,7 @@ class PartitionProgress:
         return {tp: now_s - self._since[tp][1] if tp in self._since else 0.0 for tp in found}
 
 
-# Questions to a consumer for `watch_liveness`: do records wait, how far is each partition, has a task inside it ended?
+# Consumer state for `watch_liveness`: do records wait, how far is each partition, has an internal task ended?
 
 
 def waited_for(consumer: Consumer) -> bool:
@@ -62,7 +62,7 @@ def waited_for(consumer: Consumer) -> bool:
             _has_more(consumer, tp) for tp in consumer.assignment() if not consumer._is_changelog_tp(tp)
         )
     except (ConsumerNotStarted, AttributeError, KeyError):
-        return False  # it is not connected yet, or is just being assigned partitions
+        return False  # not connected yet, or being assigned partitions
 
 
 def standing(consumer: Consumer) -> dict[Any, tuple[int, bool]]:
@@ -79,7 +79,7 @@ def standing(consumer: Consumer) -> dict[Any, tuple[int, bool]]:
         try:
             found[tp] = offsets.count, bool(offsets.open) or _has_more(consumer, tp)
         except (AttributeError, KeyError):
-            continue  # it is just being assigned
+            continue  # being assigned
     return found
 
 
@@ -87,14 +87,14 @@ def _has_more(consumer: Consumer, tp: Any) -> bool:
     subscription = consumer._thread._ensure_consumer()._subscription.subscription
     fetched = subscription.assignment.state_value(tp)
     if tp in consumer.fetched or (cursor := consumer._cursors.get(tp)) is None:
-        return True  # what has been fetched lies below the position
+        return True  # fetched records are below the position
     if fetched.highwater is None:
         return False
     return bool(fetched.highwater > (fetched._position or 0) or fetched.highwater < cursor.due)
 
 
 def broken(consumer: Consumer) -> str:
-    """Return which task of aiokafka's consumer has ended unnoticed by faust; empty if none has."""
+    """Return which of the aiokafka consumer's tasks has ended unnoticed by faust; empty if none has."""
     inner = getattr(consumer._thread, "_consumer", None)
     if inner is None or inner._fetcher is None or inner._closed:
         return ""
@@ -107,16 +107,14 @@ def broken(consumer: Consumer) -> str:
     return repr(pending) if pending else ""
 
 
-# Tasks that watch a running process: a stuck consumer, partitions without progress, topics that have grown.
-
 log = logging.getLogger("streams.worker")
 
 
 async def watch_liveness(runtime: KafkaRuntime) -> None:
-    """End the process if records wait, none is in flight and nothing moves; its successor continues from there.
+    """End the process if records wait, none is in flight and there is no progress; its successor continues.
 
-    Overlapping rebalances can leave the consumer library waiting forever. A record that stays in flight for long is
-    only logged: an engine step may take minutes, and one that never ends is for an operator to find.
+    Overlapping rebalances can leave the consumer library waiting forever. A record in flight for long is only logged:
+    an engine step may take minutes, and finding one that never ends is left to operators.
     """
     most_s = 2 * runtime.settings.kafka.rebalance_timeout_s + SETTLE_S
     moved, since = -1, time.monotonic()
@@ -145,13 +143,13 @@ async def watch_liveness(runtime: KafkaRuntime) -> None:
 
 
 def awaited(task: asyncio.Task[Any]) -> list[str]:
-    """Return where a task waits, from its first coroutine to its innermost one; `print_stack` shows the first alone."""
+    """Return where a task waits, from its outermost to its innermost coroutine; `print_stack` shows only the first."""
     places: list[str] = []
     inner: Any = task.get_coro()
     while inner is not None:
         kind = next((k for k in ("cr", "ag", "gi") if hasattr(inner, f"{k}_frame")), "")
         if not kind:
-            # An async generator's next step does not say whose it is.
+            # The awaitable of an async generator's next step does not refer to it by attribute.
             inner = next(filter(inspect.isasyncgen, gc.get_referents(inner)), None)
             continue
         if (frame := getattr(inner, f"{kind}_frame")) is not None:
@@ -187,7 +185,7 @@ async def watch_partitions(
             continue  # faust reports itself started before it has connected
         ages = progress.look(found, time.monotonic())
         labels = {(tp.topic, str(tp.partition)) for tp in ages}
-        for gone in shown - labels:  # another worker owns it now, so the values from here mean nothing
+        for gone in shown - labels:  # another worker owns it now: its values here are stale
             for gauge in (metrics.lag, metrics.stalled):
                 _remove(gauge, gone)
         shown = labels

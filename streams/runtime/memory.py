@@ -1,4 +1,4 @@
-"""The Runtime over lists, with a clock of its own: a worker of a service, which can die after any effect."""
+"""In-memory runtime with a virtual clock: a worker of a service that can die after any effect."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from streams.settings import Settings
 
 log = logging.getLogger("streams.runtime.memory")
 
-# An event loop whose time is its own: it jumps to the next timer when nothing else is to be done.
+# An event loop on virtual time: it jumps to the next timer when there is nothing else to do.
 
 T = TypeVar("T")
 
 
 class Standstill(RuntimeError):
-    """Nothing runs, and no timer will ever wake anything: whatever is awaited never comes."""
+    """Deadlock: every task waits and no timer is set."""
 
 
 class _Jumping(selectors.SelectSelector):
@@ -51,11 +51,11 @@ class _Jumping(selectors.SelectSelector):
         if timeout is None:
             raise Standstill("every task waits and no timer is set")
         self.loop.now += max(0.0, timeout)
-        return []  # nothing here has a file to wait for
+        return []  # no file descriptors here
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop that never waits. Work in threads is not seen: it must run inline."""
+    """An asyncio loop that never waits. It does not know about threads: work must run inline."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -64,7 +64,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
 
     def time(self) -> float:
-        """Return the virtual seconds since the loop began."""
+        """Return the virtual seconds since the loop started."""
         return self.now
 
 
@@ -74,11 +74,11 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-# The records in flight of a worker in memory, kept beyond its death.
+# The records in flight of an in-memory worker, kept beyond its death.
 
 
 class InFlightList:
-    """The records a worker is handling, as its successor finds them; see `streams.runtime.handler_guard.InFlight`."""
+    """Records in flight of a worker, as its successor finds them; see `streams.runtime.handler_guard.InFlight`."""
 
     def __init__(self, left: Sequence[str] = ()) -> None:
         self.left = list(left)
@@ -86,12 +86,12 @@ class InFlightList:
 
     @property
     def noted(self) -> list[str]:
-        """What is in flight."""
+        """Return the records in flight."""
         return list(self._held)
 
     @contextlib.contextmanager
     def holding(self, identities: Iterable[str]) -> Iterator[None]:
-        """Keep records noted while they are handled."""
+        """Keep records listed while they are handled."""
         names = list(identities)
         self._held += names
         try:
@@ -129,7 +129,7 @@ class MemoryTable(Table):
         return self._readings if self._owned() and self.runtime.epoch == self._read_in else 0
 
     async def recover(self) -> None:
-        """Read the changelog of the partitions that are owned now, once another recovery has ended."""
+        """Read the changelog of the assigned partitions, after any other recovery has ended."""
         async with self._one_at_a_time:
             await self._recover()
 
@@ -137,7 +137,7 @@ class MemoryTable(Table):
         owned, epoch, declared = sorted(self._owned()), self.runtime.epoch, self.declared
         late = set[bytes]()
         self._read_in = -1
-        # Empty until it is read: that nothing is handled meanwhile is for the services to see to.
+        # Empty until read: services must not handle records meanwhile.
         self._rows.clear()
         if self._places is not None:
             self._places.clear()
@@ -152,19 +152,16 @@ class MemoryTable(Table):
         await declared.recovered()
 
 
-# The Runtime over lists: one worker of one service, which can die after any single effect.
-
-
 _LATENCY_S = 0.02
 _READING_S = 3.0
 
 
 class Died(BaseException):
-    """This worker was killed: whatever it has not done yet never happens."""
+    """This worker was killed: nothing it has not done yet takes effect."""
 
 
 class Subscription:
-    """A handler bound to a topic, with how far each partition that may be read was delivered and handled."""
+    """A handler bound to a topic, with the progress of delivery and handling in each assigned partition."""
 
     def __init__(self, topic: str, binding: Binding) -> None:
         self.topic = topic
@@ -173,7 +170,7 @@ class Subscription:
 
 
 class MemoryRuntime(Runtime):
-    """One worker of one service; see the base for what each method promises."""
+    """One worker of one service; the base class documents each method."""
 
     def __init__(
         self,
@@ -210,7 +207,7 @@ class MemoryRuntime(Runtime):
         self.guard = HandlerGuard(self, crashes, self.in_flight)
         self.queues = Queues(self, settings.kafka.concurrency)
         self.built: Any = None
-        """The service, once it is built."""
+        """The service, once built."""
         self.subscriptions: list[Subscription] = []
         self.tables: list[MemoryTable] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -250,7 +247,7 @@ class MemoryRuntime(Runtime):
         await self.effect("send", record.topic, (record.key, record.value, None))
 
     def require_read(self, topic: str) -> None:
-        """Refuse to read a topic that the ServiceSpec does not name."""
+        """Refuse to read a topic that is not in the ServiceSpec."""
         if topic not in self.spec.looks_at(self.topics, self.group):
             raise ValueError(f"{self.service}: reads {topic}, which its ServiceSpec does not name")
 
@@ -266,7 +263,7 @@ class MemoryRuntime(Runtime):
         return found
 
     def require_own(self, topic: str) -> None:
-        """Refuse to write a topic that is not of the service's own state."""
+        """Refuse to write a topic that is not part of the service's own state."""
         if topic not in self.spec.keeps(self.topics):
             raise ValueError(f"{self.service}: {topic} is not among the state of its ServiceSpec")
 
@@ -289,15 +286,15 @@ class MemoryRuntime(Runtime):
         return record.epoch == self.epoch and not self.dead
 
     def handled(self, records: Sequence[ConsumerRecord]) -> None:
-        """Do nothing: the cluster has noted it; see `streams.runtime.queues.Watch`."""
+        """Do nothing: the cluster tracks it; see `streams.runtime.queues.Watch`."""
 
     def failed(self, error: Exception) -> None:
-        """Show an error that is no end of a worker; see `streams.runtime.queues.Watch`."""
+        """Report an error that does not end the worker; see `streams.runtime.queues.Watch`."""
         if not self.dead:
             self._errors.append(error)
 
     def assigned(self, topic: str) -> frozenset[int]:
-        """Return the partitions of the last assignment; see the base."""
+        """Return the partitions of the last assignment; see the base class."""
         return self.partitions.get(topic, frozenset())
 
     async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
@@ -312,27 +309,27 @@ class MemoryRuntime(Runtime):
         return ahead
 
     def wall_ms(self) -> int:
-        """Return the time of this worker's machine, which agrees with the broker's."""
+        """Return the time of this worker's machine in ms, which agrees with the broker's."""
         return self.broker.now_ms()
 
     def monotonic(self) -> float:
-        """Return the time of the loop, which the broker shares."""
+        """Return the loop's time, which the broker shares."""
         return self.broker.monotonic()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run inline: a thread would make the order of events a matter of luck."""
+        """Run inline: threads would make the order of events nondeterministic."""
         return work()
 
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run once the worker serves; see the base."""
+        """Run once the worker serves; see the base class."""
         self.later.append((name, run))
 
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
-        """End the worker; see the base."""
+        """End the worker; see the base class."""
         raise Crash(reason) from error
 
     async def write(self, topic: str, rows: Sequence[PlacedRow]) -> None:
-        """Write records of the service's own state: one by one, or all or none of them where it has one writer."""
+        """Write records of the service's own state: one by one, or atomically if it has a single writer."""
         self.require_own(topic)
         if self.spec.one_writer:
             await self.effect("row", topic, *rows)
@@ -341,7 +338,7 @@ class MemoryRuntime(Runtime):
             await self.effect("row", topic, row)
 
     async def effect(self, kind: Literal["send", "row"], topic: str, *records: Appended) -> None:
-        """Append records, all or none: none that the broker refuses. Die after them where that is asked for."""
+        """Append records atomically unless the broker refuses one. Die afterwards if requested."""
         await self._latency()
         for handled in handling.get():
             if handled.partition not in self.assigned(handled.topic):
@@ -354,7 +351,7 @@ class MemoryRuntime(Runtime):
         self.done(*(Effect(self.app, kind, topic, key or b"") for key, _, _ in records))
 
     async def commit(self, subscription: Subscription, partition: int) -> None:
-        """Commit the offset below which every record of a partition is handled, if it has moved."""
+        """Commit the offset below which every record of a partition is handled, if it has advanced."""
         await self._latency()
         offsets = subscription.offsets.get(partition)
         if offsets is not None and (offset := offsets.take()) is not None:
@@ -362,20 +359,20 @@ class MemoryRuntime(Runtime):
             self.done(Effect(self.app, "commit", subscription.topic, b""))
 
     def done(self, *effects: Effect) -> None:
-        """Note effects; die after them where that is asked for."""
+        """Record effects; die afterwards if requested."""
         self.broker.effects += effects
         for effect in [effect for effect in effects if self._dies_after(effect)]:
             self.die()
             raise Died(f"{self.app} died after {effect}")
 
     def die(self) -> None:
-        """Do nothing more; what is in flight stays noted for the successor."""
+        """Stop taking effect; records in flight stay listed for the successor."""
         if not self.dead:
             self.dead = True
             self.left_in_flight = self.in_flight.noted
 
     async def reading(self) -> None:
-        """Let the time pass that a table of one writer takes to be read from its log."""
+        """Wait for as long as reading a single-writer table from its log takes."""
         if self._rng is not None:
             await asyncio.sleep(self._rng.random() * _READING_S)
 

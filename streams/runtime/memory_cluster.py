@@ -1,4 +1,4 @@
-"""A deployment in memory: workers of services on one broker, who handles what when, deaths and restarts."""
+"""An in-memory deployment: workers of services on one broker, with scheduling, deaths and restarts."""
 
 import asyncio
 import contextlib
@@ -30,19 +30,19 @@ _Work = tuple[int, MemoryRuntime, Subscription, int, ConsumerRecord]
 
 
 class Cluster:
-    """All workers of a deployment. Make it inside `memory.run`, in whose time everything happens.
+    """All workers of a deployment. Create it inside `memory.run`, on whose clock everything runs.
 
     Args:
-        settings: Of every worker.
+        settings: Settings of every worker.
         services: The services by name.
-        seed: Draws the latency of every effect and which commits are late. None: no latency, each record is
-            committed, and one record is handled at a time, the oldest first.
-        dies_after: Asked after each effect whether its worker dies now.
-        began_ms: When the broker's clock begins, milliseconds since the epoch.
-        make: Makes a worker.
+        seed: Seed for the latency of every effect and for late commits. None: no latency, a commit after each record,
+            and one record at a time, oldest first.
+        dies_after: Called after each effect; returns whether its worker dies now.
+        began_ms: Start of the broker's clock, ms since the epoch.
+        make: Creates a worker.
 
     Attributes:
-        deaths: What ended workers, in order; each was restarted.
+        deaths: Errors that ended workers, in order; each was restarted.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class Cluster:
         self._left: dict[tuple[str, str], list[str]] = {}
         self._errors: list[BaseException] = []
         self._changed = asyncio.Event()
-        self._stirred: set[str] = set()  # topics of which something may be delivered
-        self._ended: set[asyncio.Task[None]] = set()  # those of dead workers that are being cancelled
+        self._stirred: set[str] = set()  # topics with records that may be deliverable
+        self._ended: set[asyncio.Task[None]] = set()  # tasks of dead workers, being cancelled
         self._starting: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.broker.watch(self, declared, lambda record: self._stir(record.topic))
         self._keep(self._dispatch())
 
     async def up(self) -> None:
-        """Start one worker of each service that is not optional, and of each group of grouped ones, upstream."""
+        """Start one worker of each non-optional service, and one per group of grouped ones, downstream first."""
         for spec in reversed(self.services.values()):
             for group in () if spec.optional else self.groups if spec.grouped else ("",):
                 await self.start(spec.name, group)
@@ -117,7 +117,7 @@ class Cluster:
         return worker
 
     async def stop(self, worker: MemoryRuntime) -> None:
-        """Stop a worker in order: no record is begun, what is handled is committed, its partitions move on."""
+        """Stop a worker cleanly: start no more records, commit what is handled, reassign its partitions."""
         worker.guard.stop()
         until = asyncio.get_running_loop().time() + _GRACE_S
         while worker.in_flight.noted and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
@@ -131,12 +131,12 @@ class Cluster:
         await self._rebalance(worker.app)
 
     def kill(self, worker: MemoryRuntime) -> None:
-        """Kill a worker where it stands; its successor is started at once."""
+        """Kill a worker immediately; its successor is started at once."""
         worker.die()
         self.ended(worker, Died(f"{worker.app} was killed"))
 
     async def expel(self, worker: MemoryRuntime) -> None:
-        """Take a silent worker out of its group without its knowing: its partitions go to others, or to a successor."""
+        """Remove a silent worker from its group without its knowledge: its partitions are reassigned."""
         self.workers.remove(worker)
         self.broker.unwatch(worker)
         if any(each.app == worker.app for each in self.workers):
@@ -147,15 +147,15 @@ class Cluster:
     def produce(
         self, topic: str, key: bytes | None, value: bytes | None, partition: int | None = None
     ) -> ConsumerRecord:
-        """Append a record as a client does; one with another partitioner names the partition."""
+        """Append a record as a client does; give the partition to act as a client with another partitioner."""
         return self.broker.append(topic, key, value, partition)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 600.0) -> None:
-        """Let the deployment run until a condition holds.
+        """Run the deployment until a condition holds.
 
         Raises:
-            TimeoutError: it did not come true in so many virtual seconds.
-            BaseException: what went wrong in the deployment other than the end of a worker.
+            TimeoutError: it did not hold within this many virtual seconds.
+            BaseException: an error in the deployment other than the end of a worker.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
@@ -166,7 +166,7 @@ class Cluster:
             await asyncio.sleep(0.05)
 
     def check(self) -> None:
-        """Raise what went wrong in the deployment other than the end of a worker."""
+        """Raise any error in the deployment other than the end of a worker."""
         if self._errors:
             raise self._errors[0]
 
@@ -177,7 +177,7 @@ class Cluster:
         return bool(handling or self._starting or self._waiting())
 
     async def close(self) -> None:
-        """Close what the services opened and end every task. Nothing is sent or committed any more."""
+        """Close all resources of the services and end every task. Nothing more is sent or committed."""
         for worker in self.workers:
             worker.die()
             for close in worker.closers:
@@ -191,7 +191,7 @@ class Cluster:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _dispatch(self) -> None:
-        """Hand records over: one at a time without a seed, else as many as each worker's queues take."""
+        """Deliver records: one at a time without a seed, otherwise as many as each worker's queues accept."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -212,7 +212,7 @@ class Cluster:
         self._changed.set()
 
     def _waiting(self, topics: Collection[str] | None = None) -> list[_Work]:
-        """Return what of topics, or of all, can be delivered now, the oldest first."""
+        """Return the records of topics, or of all topics, that can be delivered now, oldest first."""
         found: list[_Work] = []
         window = WINDOW * self.settings.kafka.concurrency
         for worker in self.workers:
@@ -259,7 +259,7 @@ class Cluster:
             self.ended(worker, crash)
 
     def ended(self, worker: MemoryRuntime, error: BaseException) -> None:
-        """Take away a worker that ended, and start its successor."""
+        """Remove a worker that ended, and start its successor."""
         if worker not in self.workers:
             return
         self.deaths.append(error)
@@ -269,7 +269,7 @@ class Cluster:
         # A crash has counted its failure; after a kill the successor counts what it finds in flight.
         self._left[worker.app, worker.instance] = worker.left_in_flight if isinstance(error, Died) else []
         self._leave(worker)
-        # As under the supervisor: one that ended by itself is started again after a pause, one that was killed at once.
+        # As under the supervisor: after a crash the restart is delayed, after a kill it is immediate.
         pause_s = _PAUSE_S if isinstance(error, Crash) else 0.0
         self._keep(self._restart(worker, pause_s), self._starting)
         self._changed.set()
@@ -311,7 +311,7 @@ class Cluster:
         epochs = {worker: worker.epoch for worker in members}
         for worker in members:
             if worker.epoch != epochs[worker]:
-                continue  # its partitions have moved again meanwhile, and it recovers for the later assignment
+                continue  # reassigned again meanwhile: it recovers for the later assignment
             try:
                 for table in worker.tables:
                     await table.recover()
@@ -336,7 +336,7 @@ class Cluster:
         self, coroutine: Coroutine[Any, Any, None], among: "set[asyncio.Task[None]] | None" = None
     ) -> None:
         kept = self._tasks if among is None else among
-        # Not in the context of a handler, in which a worker may have died.
+        # Not in a handler's context, in which a worker may have died.
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine, context=Context())
         kept.add(task)
 

@@ -1,14 +1,14 @@
-"""Keyed queues between the partitions and the handlers: what runs side by side, and which offset may be committed.
+"""Keyed queues between partitions and handlers: what runs concurrently, and which offsets may be committed.
 
 The records of one query are handled one after another, whichever topics of the service they come from. Those of
-different queries run side by side, also within a partition: partitions spread work over workers and do not limit it.
-A record in which no query id can be read has a queue of its own. Topics that need one order are handled in batches, and
-have one queue for each partition.
+different queries run concurrently, even within a partition: partitions spread work over workers and do not limit it. A
+record without a readable query id has its own queue. Topics that need one order are handled in batches, and have one
+queue for each partition.
 
-Handlers therefore finish out of order. `Offsets` commits below the lowest open record of a partition and remembers what
-is done above it; after a crash, that is redelivered. `WINDOW` limits how much can be.
+Handlers therefore finish out of order. `Offsets` commits below the lowest open record of a partition and tracks the
+records done above it, which are redelivered after a crash. `WINDOW` limits how many that can be.
 
-Both runtimes use this module, and it knows neither of them.
+Both runtimes use this module; it depends on neither.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from streams.log.base import ConsumerRecord
 from streams.runtime.runtime import Binding
 
 WINDOW = 8
-"""Times the concurrency: how many records of a partition are delivered from its lowest open one on, at most."""
+"""Most records of a partition delivered from its lowest open one on, as a multiple of the concurrency."""
 
 
 class AbandonedRecord(RuntimeError):
-    """A handler was cancelled and nobody knows why: its record is not handled. A restart reads it again."""
+    """A handler was cancelled for an unknown reason, so its record is not handled. A restart reads it again."""
 
 
 class Offsets:
@@ -43,7 +43,7 @@ class Offsets:
     """
 
     def __init__(self) -> None:
-        self._order: deque[int] = deque()  # from the lowest open record on, those done above it included
+        self._order: deque[int] = deque()  # from the lowest open record on, including those done above it
         self._done: set[int] = set()
         self._newest = -1
         self._next: int | None = None
@@ -51,13 +51,13 @@ class Offsets:
         """Number of records handled so far."""
 
     def delivered(self, offset: int) -> None:
-        """Mark a record as open. This has no effect on a record that is open or handled already."""
+        """Mark a record as open. No effect if it is open or handled already."""
         if offset > self._newest:
             self._newest = offset
             self._order.append(offset)
 
     def handled(self, offset: int) -> None:
-        """Close a record. This has no effect on one that is closed, or that was not delivered here."""
+        """Close a record. No effect if it is closed, or was not delivered here."""
         order, done = self._order, self._done
         if not order or offset < order[0] or offset > self._newest or offset in done:
             return
@@ -90,17 +90,17 @@ class Offsets:
 
     @property
     def moved(self) -> bool:
-        """Whether there is something to commit."""
+        """Whether there is an offset to commit."""
         return self._next is not None
 
     def take(self) -> int | None:
-        """Return the offset to commit, and forget it; None if it has not moved since the last call."""
+        """Return the offset to commit, once; None if it has not advanced since the last call."""
         offset, self._next = self._next, None
         return offset
 
 
 class Watch(Protocol):
-    """Is notified of what happens in the queues."""
+    """Receives events of the queues."""
 
     def handled(self, records: Sequence[ConsumerRecord]) -> None:
         """Mark records as handled."""
@@ -124,12 +124,12 @@ class _Open:
 class Queues:
     """All queues of one worker, and the tasks that handle their records: at most `concurrency` at a time.
 
-    A service whose handlers wait for other queries has `WINDOW` times as many for each partition: all it is handed. A
-    call that releases its slot is not counted.
+    A service whose handlers wait for other queries has `WINDOW` times as many per partition: as many as are delivered.
+    A call that releases its slot is not counted.
 
     Args:
-        watch: Is notified.
-        concurrency: Calls in progress at most.
+        watch: Receives events.
+        concurrency: Most calls in progress.
     """
 
     def __init__(self, watch: Watch, concurrency: int) -> None:
@@ -138,11 +138,11 @@ class Queues:
         self._most = concurrency
         self._released = 0
         self._waits = set[tuple[str, int]]()  # partitions whose handlers wait for other queries
-        # A key is in `_waiting` while its queue has records waiting or a call in progress, and in `_ready` while it has
-        # the first without the second.
+        # A key is in `_waiting` while its queue has waiting records or a call in progress, and in `_ready` while it
+        # has waiting records and no call.
         self._waiting: dict[Hashable, deque[tuple[Binding, ConsumerRecord]]] = {}
         self._ready: deque[Hashable] = deque()
-        self._open: dict[Hashable, _Open] = {}  # in the order in which the calls began
+        self._open: dict[Hashable, _Open] = {}  # in the order in which the calls started
         self._runners: set[asyncio.Task[None]] = set()
 
     def put(self, binding: Binding, record: ConsumerRecord) -> None:
@@ -180,7 +180,7 @@ class Queues:
 
     @contextlib.contextmanager
     def release_slot(self) -> Iterator[None]:
-        """Let another call begin while this one waits."""
+        """Let another call start while this one waits."""
         self._released += 1
         self._start()
         try:
@@ -209,7 +209,7 @@ class Queues:
 
     @property
     def tasks(self) -> "set[asyncio.Task[None]]":
-        """The tasks that handle records now."""
+        """The tasks that are handling records."""
         return set(self._runners)
 
     def _start(self) -> None:
@@ -223,7 +223,7 @@ class Queues:
         self._start()
 
     async def _run(self) -> None:
-        """Handle one record after another while any waits: a task for each would cost more."""
+        """Handle records one after another while any waits: a task per record would cost more."""
         while self._ready:
             key = self._ready.popleft()
             waiting = self._waiting[key]
@@ -250,7 +250,7 @@ class Queues:
             else:
                 del self._waiting[key]
             if len(self._runners) > self._most + self._released:
-                return  # another began while this one had released its slot
+                return  # another one started while this one had released its slot
             if now.moved:
                 return  # this task is cancelled, whether its handler noticed or not
 

@@ -1,4 +1,4 @@
-"""The Runtime: records in, records out, tables, time and control: all a service knows of the world."""
+"""The Runtime interface: records in, records out, tables, time and control; a service's only access to the outside."""
 
 import asyncio
 import contextlib
@@ -21,17 +21,14 @@ from streams.topics import Topics
 # `tests/streams/runtime` holds both to one contract:
 #
 # - Records of one query are handled one call at a time, from whichever of the service's topics they come, and those of
-#   one partition in order. Records of different queries are handled concurrently, up to `UNISCALE_CONCURRENCY` in a
-#   worker.
-# - A topic that is handled in batches has one order: the records of a partition are handled one call at a time.
-# - A record is done when its handler has returned. After a crash, every record that was not done is redelivered,
-#   and with it records behind it that were done.
-# - Once a partition has moved to another worker, no handler of its records sends or writes anything more.
-# - `send` and table writes return once the broker has stored the records; if it refuses one, they raise
-#   `SendFailed`.
-# - A table has the rows that were written before the crash, whole, before the first record is handled.
-# - When a handler has failed three times on one record, the record goes to the dead-letter topic and its query goes
-#   on without it.
+# one partition in order. Records of different queries are handled concurrently, up to `UNISCALE_CONCURRENCY` in a
+# worker. - A topic that is handled in batches has one order: the records of a partition are handled one call at a
+# time. - A record is done when its handler has returned. After a crash, every record that was not done is redelivered,
+# along with later records that were done. - Once a partition has moved to another worker, no handler of its records
+# sends or writes anything more. - `send` and table writes return once the broker has stored the records; if it refuses
+# one, they raise   `SendFailed`. - A table has the rows that were written before the crash, whole, before the first
+# record is handled. - When a handler has failed three times on one record, the record goes to the dead-letter topic
+# and its query goes   on without it.
 
 T = TypeVar("T")
 
@@ -56,22 +53,22 @@ class Binding(NamedTuple):
 
 
 class Runtime(ABC):
-    """One worker of one service: what both runtimes share, and what each does in its own way.
+    """One worker of one service: what both runtimes share, and the methods that each implements.
 
     Attributes:
         settings: The settings of the process.
         topics: The names of all topics.
         metrics: Counters and gauges.
         control: Catalogue, objectives and heartbeats.
-        clock: The broker's, by the append times seen.
-        log: The topics, to be read beside the consumer group of the service.
+        clock: The broker's clock, estimated from append times.
+        log: The topics, for reading outside the service's consumer group.
         service: The service's name.
-        group: The executor group, where the service has one.
+        group: The executor group, if the service has one.
         instance: Stable name of this worker among those of its service.
         limit: Most bytes of a record's value.
         answers_for: Whether a query gets an Answer when its record, at an origin, has gone to the dead-letter topic; a
             service may replace it.
-        closers: Called when the service stops in order.
+        closers: Called when the service stops cleanly.
     """
 
     log: Log
@@ -106,7 +103,7 @@ class Runtime(ABC):
             topic: The topic.
             handle: Its handler.
             stage: Names it in metrics.
-            waits: Whether it waits for other queries. One that waits then keeps no other from beginning.
+            waits: Whether it waits for other queries. A waiting call then does not block others.
         """
 
         async def one(records: Sequence[ConsumerRecord]) -> None:
@@ -115,7 +112,7 @@ class Runtime(ABC):
         self._bind(topic, Binding(one, waits=waits), stage)
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
-        """Bind a handler to a topic of one partition: what waits, up to `most` records at a time."""
+        """Bind a handler to a topic of one partition: it gets the waiting records, up to `most` at a time."""
         self._bind(topic, Binding(handle, most, ordered=True), stage)
 
     @abstractmethod
@@ -136,18 +133,17 @@ class Runtime(ABC):
         """Declare a table.
 
         Args:
-            name: With the service's name, the changelog's.
-            partitions: Of the changelog; equal to those of the topics whose handlers write it.
-            source: One of these topics: who owns its partition owns the rows of that partition.
+            name: Forms the changelog's name, with the service's name.
+            partitions: Partitions of the changelog; the same number as of the topics whose handlers write it.
+            source: One of these topics: the owner of its partition owns the rows of that partition.
             recovered: Awaited after each recovery, before the first record is handled; its errors end the service.
-            one_writer: For a table of one partition: the broker refuses the writes of a worker that does not own it any
-                more, even where it does not know that yet. Each call of `put_all` is then written whole
-                or not at all, and a recovery sees everything that any worker has written before it. Its values lie in
-                a file (`FileRows`), its keys in memory.
-            begins: For a table of one writer: awaited before each recovery, returns the offset of the changelog at
-                which reading begins. What lies before it must be known otherwise; see `Table.seed`.
-            newer: For a table of several writers: whether a row replaces an earlier one of its key. A worker that was
-                suspended past its session may write a row after its successor has. A recovery leaves that one out, and
+            one_writer: For a table of one partition: the broker refuses writes by a worker that no longer owns it, even
+                if the worker does not know yet. Each `put_all` is atomic, and a recovery sees everything that any
+                worker wrote before it. Values are kept in a file (`FileRows`), keys in memory.
+            begins: For a single-writer table: awaited before each recovery, returns the changelog offset to start
+                reading from. Earlier rows must come from elsewhere; see `Table.seed`.
+            newer: For a table with several writers: whether a row replaces an earlier one of its key. A worker
+                suspended past its session may write a row after its successor has. A recovery ignores that row, and
                 writes the earlier one again, because compaction keeps only the last.
 
         Raises:
@@ -167,7 +163,7 @@ class Runtime(ABC):
         Raises:
             PartitionLost: the handler's record belongs to another worker now; nothing was sent.
             RecordTooLarge: a value exceeds the limit; nothing was sent.
-            SendFailed: the broker did not take a record; others of the call may have been delivered.
+            SendFailed: the broker did not accept a record; others of the call may have been delivered.
         """
         for record in records:
             if len(record.value) > self.limit:
@@ -183,7 +179,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def release_slot(self) -> contextlib.AbstractContextManager[None]:
-        """Let the worker handle another record while the handler that calls this waits, beyond its concurrency."""
+        """Release the calling handler's slot while it waits, so that the worker can handle another record."""
 
     @abstractmethod
     def is_ours(self, record: ConsumerRecord) -> bool:
@@ -195,18 +191,18 @@ class Runtime(ABC):
 
     @abstractmethod
     async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Return, by topic and partition, up to which append time all records were delivered, ms since the epoch.
+        """Return, by topic and partition, the append time up to which all records were delivered, ms since the epoch.
 
-        Only of topics that this worker handles and partitions that it owns; one of which that is not known is left out.
-        What is appended to another topic from now on is handled after those records of the same query.
+        Covers only topics that this worker handles and partitions that it owns, except those for which it is unknown.
+        Records appended to another topic from now on are handled after those records of the same query.
 
         Raises:
-            Unavailable: the broker does not say.
+            Unavailable: the broker does not respond.
         """
 
     @abstractmethod
     async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Move the committed offsets of topics with one partition back to these, where they are further ahead.
+        """Move committed offsets of topics with one partition back to these if they are ahead.
 
         Call it while recovering: reading continues from there. Returns the commits that were ahead.
         """
@@ -216,7 +212,7 @@ class Runtime(ABC):
         """Return seconds on a clock that never goes backwards."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for a number of seconds."""
         await asyncio.sleep(seconds)
 
     @abstractmethod

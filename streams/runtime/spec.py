@@ -1,4 +1,4 @@
-"""What the rest of the product needs to know about a service, without importing its code."""
+"""Service specifications, which describe a service without importing its code."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -14,10 +14,10 @@ class Input(NamedTuple):
     """How the records of an input are read.
 
     Attributes:
-        kind: The record.
-        stage: Names what is done with it in metrics.
+        kind: The record class.
+        stage: Name of the handling in metrics.
         waits: For a keyed service; see `Runtime.each`.
-        most: Records in a batch, for an ordered one; see `Runtime.batches`.
+        most: Most records in a batch, for an ordered service; see `Runtime.batches`.
     """
 
     kind: type[Record]
@@ -31,15 +31,15 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Its name on the command line, in consumer groups and in metrics.
-        inputs: The topics it handles, by their names without the prefix, and how. `.<group>` stands for its own group.
+        inputs: The topics it handles, by name without the prefix, and how. `.<group>` stands for its own group.
         outputs: The topics it writes. `.<group>` stands for the group of a Decision.
-        follows: The topics it reads beside its inputs, without a consumer group. `control` and `heartbeat`, which every
-            service follows, are not named.
-        state: The topics of its own state: it alone writes them, and reads them when it starts.
-        one_writer: Whether one of its workers at a time may write its state, in transactions.
-        build: Loads what the service needs and returns it. It imports the service's code only when called. What it
-            returns is bound to the inputs by `streams.runtime.effects.connect`.
-        grouped: Whether there is one deployment of it for each executor group.
+        follows: The topics it also reads, without a consumer group. `control` and `heartbeat`, which every service
+            follows, are not listed.
+        state: The topics of its own state, which only it writes, and which it reads at startup.
+        one_writer: Whether only one of its workers at a time may write its state, in transactions.
+        build: Creates the service, importing its code only when called. `streams.runtime.effects.connect` binds the
+            result to the inputs.
+        grouped: Whether there is one instance of it per executor group.
         optional: Whether `up` starts it only on request.
     """
 
@@ -58,7 +58,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
         return _full(topics, self.inputs, group)
 
     def looks_at(self, topics: Topics, group: str = "") -> tuple[str, ...]:
-        """Return the full names of all topics that it may read, handled ones and its own state included."""
+        """Return the full names of all topics that it may read, including its inputs and its own state."""
         beside = (*self.follows, *self.state, "control", "heartbeat")
         return _full(topics, (*self.inputs, *beside), group)
 

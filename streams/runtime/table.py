@@ -1,4 +1,4 @@
-"""A service's table: rows by key in memory, rebuilt from a changelog at the start."""
+"""A service's table: rows by key in memory, rebuilt from a changelog at startup."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
@@ -34,15 +34,15 @@ _log = logging.getLogger("streams.tables")
 
 
 class Table:
-    """Rows as bytes by key, in memory, rebuilt from a changelog at the start. A write is durable when it returns.
+    """Rows as bytes by key, in memory, rebuilt from a changelog at startup. A write is durable when it returns.
 
-    A row is written to its key's partition (`partition_for`); one that lies elsewhere is not recovered. How
-    rows are written and recovered is the runtime's: this class says only which are shown.
+    A row is written to its key's partition (`partition_for`); rows in other partitions are not recovered. The runtime
+    implements writing and recovery; this class decides which rows are visible.
 
     Args:
         changelog: The topic of its rows.
-        write: Writes records; see `Runtime.table` for when it does so whole or not at all.
-        owned: Returns the partitions that this worker owns. Rows of others stay in memory, unseen.
+        write: Writes records; see `Runtime.table` for when this is atomic.
+        owned: Returns the partitions that this worker owns. Rows of others stay in memory but are not visible.
         limit: Most bytes of a record.
         rows: Rows by key; whatever recovers the table fills them.
         places: The partition of each row; None for a table of one partition.
@@ -66,10 +66,10 @@ class Table:
 
     @property
     def reading(self) -> int:
-        """Return the number, from 1, of the reading that its rows are from; 0 where partitions have moved since.
+        """Return the number, from 1, of the recovery that its rows are from; 0 if partitions were reassigned since.
 
-        What follows from the rows of one reading must not be written under another. Only of a table of one writer does
-        every runtime count them.
+        Results derived from the rows of one recovery must not be written after another. Every runtime counts recoveries
+        for single-writer tables only.
         """
         return 0
 
@@ -87,7 +87,7 @@ class Table:
         return [(key, self._rows[key]) for key in self]
 
     def partition_of(self, key: bytes) -> int | None:
-        """Return the partition a row lies in, None when there is no such row or its partition is another worker's."""
+        """Return the partition of a row, None if there is no such row or another worker owns its partition."""
         place = self._place(key)
         return place if place in self._owned() and key in self._rows else None
 
@@ -102,12 +102,12 @@ class Table:
         """Write rows in order. They are visible once all of them are durable.
 
         Args:
-            rows: No value may be empty, because a recovery takes that for a deletion. None is one.
+            rows: The rows. No value may be empty, because a recovery treats that as a deletion. None deletes a row.
 
         Raises:
             PartitionLost: the handler's record belongs to another worker now; nothing was written.
             RowTooLarge: a row exceeds the record limit; nothing was written.
-            SendFailed: the broker did not take a row; none is visible, others of the call may have been written.
+            SendFailed: the broker did not accept a row; none is visible, others of the call may have been written.
         """
         rows = list(rows)
         for row in rows:
@@ -117,9 +117,9 @@ class Table:
             self._show(rows)
 
     async def put_again(self, late: Iterable[bytes]) -> None:
-        """Write again the rows of partitions that are owned, after which others of their keys were written late."""
+        """Write rows of owned partitions again whose keys had late writes after them."""
         for key in sorted(late):
-            # A handler that began before may close its query meanwhile.
+            # A handler that started earlier may close its query meanwhile.
             if (place := self.partition_of(key)) is not None:
                 _log.warning(
                     "%s: row %r was written late: the earlier one is written again", self.changelog, key
@@ -143,16 +143,16 @@ class Table:
             )
 
     def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Show rows (key, value, partition) that are durable elsewhere, where the table has none of that key."""
+        """Add rows (key, value, partition) that are durable elsewhere, for keys that the table lacks."""
         self._show(row for row in rows if row[0] not in self._rows)
 
     async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write records (key, value) of another topic with one partition, under this table's right to write.
+        """Write records (key, value) to another topic with one partition, under this table's write fence.
 
-        A worker whose table has been taken over by another cannot write them either. None deletes a key.
+        A worker whose table was taken over by another cannot write them either. None deletes a key.
 
         Raises:
-            SendFailed: the broker did not take a record; others of the call may have been written.
+            SendFailed: the broker did not accept a record; others of the call may have been written.
         """
         if rows := [(key, value, 0) for key, value in records]:
             await self._write(topic, rows)

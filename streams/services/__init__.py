@@ -1,4 +1,4 @@
-"""The page to read first: the services in stream order, and which of them reads and writes which topic.
+"""Start here: the services in stream order, and which topics each reads and writes.
 
     query ──────────────▶ embedder ──▶ context ──▶ decider ──▶ action-decision, action-decision.<group>
                              ▲                        ▲                     │
@@ -11,10 +11,10 @@
     control and heartbeat are followed by every process that needs them; every service may write `answer`
     (rejected, failed) and `dead-letter`.
 
-A record is acknowledged when its handler returns, and a handler returns when everything the record caused has been
-delivered. Handlers are idempotent by identity, so a second delivery changes nothing.
+A record is acknowledged when its handler returns, and a handler returns when all effects of the record have been
+delivered. Handlers are idempotent, so redelivery changes nothing.
 
-SERVICES is the one list. Importing it loads no engine, encoder or policy: a service's `build` does.
+SERVICES lists them. Importing it loads no engine, encoder or policy: a service's `build` does.
 """
 
 from typing import Any
@@ -62,7 +62,7 @@ EMBEDDER = ServiceSpec(
 )
 
 
-# The decider: the learner of the deployment, its log and its policy.
+# The decider: the deployment's learner, its log and its policy.
 
 
 async def _build_decider(runtime: Runtime) -> Ordered:
@@ -78,7 +78,7 @@ async def _build_decider(runtime: Runtime) -> Ordered:
 
 DECIDER = ServiceSpec(
     name="decider",
-    # One partition each: learning has one order. Batches share one delivery and one pass of BLAS.
+    # One partition each: learning has a single order. A batch shares one delivery and one BLAS pass.
     inputs={
         "context": Input(QueryContext, "decide", most=32),
         "reward": Input(Reward, "learn", most=32),
@@ -140,7 +140,7 @@ async def _build_aggregator(runtime: Runtime) -> Keyed[Any]:
 
 AGGREGATOR = ServiceSpec(
     name="aggregator",
-    # Four topics with equal partitions meet in one table, one record of a query at a time.
+    # Four topics with equal partition counts are joined in one table, one record of a query at a time.
     inputs={
         "action-decision": Input(Decision, "open"),
         "answer": Input(Answer, "close"),

@@ -1,4 +1,4 @@
-"""Admission: limits how many queries are in flight. No other part of the pipeline holds queries back."""
+"""Admission: limits how many queries are in flight. No other part of the pipeline delays queries."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -10,31 +10,27 @@ from schemas.query import Origin
 from streams.recent_ids import RecentIds
 
 # Without it, thousands of decisions would be made before the first reward. A query counts from when its Context is
-# sent until its Answer appears on the `answer` topic. A separate reader watches that topic: handlers that all
-# waited for a record of their own app would never get it. Queries of one tenant are admitted in the order in which
-# they came; of several tenants, the one that holds the fewest places is next.
-#
-# A search that nothing serves can last for hours, and takes nothing from the others meanwhile: those queries share
-# places of their own. Beyond these they are refused, whatever keeps their models from being served: a query that waits
-# keeps its partition from moving far past it, and so keeps out everybody's.
+# sent until its Answer appears on the `answer` topic. A separate reader watches that topic: handlers that all wait for
+# a record of their own app would deadlock. Queries of one tenant are admitted in order of arrival; among tenants, the
+# one with the fewest slots is next. Queries that no live executor serves can stay open for hours without using
+# resources, so they have separate slots. Beyond those they are refused: a waiting query holds back its partition and
+# would block everyone's.
 
-# Seconds without a heartbeat that names a model before a query for it is refused: a late one must not cost every query
-# that waits, nor may an executor that beats again before the others.
+# Seconds without a heartbeat for a model before queries for it are refused: one late heartbeat must not reject every
+# waiting query, nor may the first executor to recover cause the others' queries to be rejected.
 _LAPSE_S = 30.0
 
 
 class AdmissionRejected(UniscaleError):
-    """No executor serves a query, and the places for such queries are taken. Start one, or ask for another model."""
+    """No executor serves a query, and the slots for such queries are taken. Start one, or request another model."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
-        self.instead = (
-            f"{type(self).__name__}: {why}"  # by which the gateway knows that a later try may be admitted
-        )
+        self.instead = f"{type(self).__name__}: {why}"  # tells the gateway that a retry may be admitted
 
 
 class _Seat(NamedTuple):
-    """A query in flight, or one that waits to be."""
+    """A query in flight or waiting for admission."""
 
     tenant: str
     until_s: float
@@ -43,18 +39,18 @@ class _Seat(NamedTuple):
 
 
 class Admission:
-    """Let at most `most` queries be in flight, and as many more that no living executor can take.
+    """Admits at most `most` queries, and as many more that no live executor serves.
 
-    The others wait, but for those that no living executor can take: they are refused.
+    Further queries wait; those that no live executor serves are refused.
 
-    A tenant alone may hold all places. Where several want some, each is owed its share: it gets that even while others
-    still hold more than theirs, so that up to twice `most` are in flight for a time.
+    A single tenant may use all slots. With several, each is entitled to its share and gets it even while others still
+    exceed theirs, so up to twice `most` may be in flight for a time.
 
     Args:
-        most: Queries in flight.
-        clock: Seconds, monotonic.
-        serving: Returns the models with a living executor; None takes all to be served.
-        remembered: Queries that have ended and are recognised, at most; the latest half of them always.
+        most: Most queries in flight.
+        clock: Monotonic clock, in seconds.
+        serving: Returns the models with a live executor; None treats all as served.
+        remembered: Most ended queries to recognise; at least the latest half of these.
     """
 
     def __init__(
@@ -68,13 +64,13 @@ class Admission:
         self._clock = clock
         self._serving = serving
         self._living: frozenset[str] | None = None
-        self._idle_s = clock()  # when nothing at all was served last
-        self._served_s: dict[str, float] = {}  # when each model was served last
+        self._idle_s = clock()  # when no model at all was last served
+        self._served_s: dict[str, float] = {}  # when each model was last served
         self._open: OrderedDict[str, _Seat] = OrderedDict()
         # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
         self._ended = RecentIds(remembered)
-        self._held: Counter[tuple[bool, str]] = Counter()  # places by whether they are served, and tenant
-        # The queries that wait, in order, by the same.
+        self._held: Counter[tuple[bool, str]] = Counter()  # slots by whether served, and tenant
+        # Waiting queries, in order, by the same.
         self._waiting: dict[tuple[bool, str], dict[str, tuple[_Seat, asyncio.Future[None]]]] = {}
         self.look()
 
@@ -87,7 +83,7 @@ class Admission:
         return query_id in self._open
 
     def origin(self, query_id: str) -> Origin | None:
-        """Return where the record of a query in flight lies, None if it is not in flight."""
+        """Return the position of a query in flight, None if it is not in flight."""
         seat = self._open.get(query_id)
         return None if seat is None else seat.origin
 
@@ -100,17 +96,17 @@ class Admission:
         tenant: str = "",
         models: frozenset[str] | None = None,
     ) -> None:
-        """Wait for a slot and take it; a query that is already in flight takes no second one.
+        """Wait for a slot and take it; a query already in flight takes no second one.
 
         Args:
             query_id: The query.
-            timeout_s: Its slot is freed after this time, should its Answer never be seen.
-            origin: Where its record lies, which tells it from a later one of the same id.
-            tenant: Whose places it counts among.
-            models: Those that may answer it; None for all.
+            timeout_s: Its slot is freed after this time if its Answer is never seen, in seconds.
+            origin: Position of its record, to distinguish it from a later one with the same id.
+            tenant: Tenant whose share it counts against.
+            models: Models that may answer it; None for all.
 
         Raises:
-            AdmissionRejected: none of its models is served, and there is no slot for it.
+            AdmissionRejected: none of its models is served, and there is no free slot for such queries.
         """
         if query_id in self._open or query_id in self._ended:
             return
@@ -130,7 +126,7 @@ class Admission:
             kind = self._kind(place)
             self._held[kind] -= 1
             if not self._held[kind]:
-                del self._held[kind]  # there is no end of tenants
+                del self._held[kind]  # the number of tenants is unbounded
             self._admit()
 
     def refused(self, query_id: str, origin: Origin) -> None:
@@ -150,7 +146,7 @@ class Admission:
         return query_id in self._ended
 
     def look(self) -> None:
-        """Take note of the time and of the executors that live. Call it every second, if no query comes."""
+        """Update timeouts and the set of live executors. Call it every second when no query arrives."""
         living = self._serving() if self._serving is not None else None
         if living != self._living:
             self._living = living
@@ -168,7 +164,7 @@ class Admission:
         self._refuse(now)
 
     def _refuse(self, now: float) -> None:
-        """Let no query wait that nothing serves while other models are served."""
+        """Refuse waiting queries that no executor serves while other models are served."""
         for (served, _), queue in list(self._waiting.items()):
             for query_id, (place, turn) in [] if served else list(queue.items()):
                 served_s = [self._served_s.get(model, 0.0) for model in place.models or ()]
@@ -184,7 +180,7 @@ class Admission:
                 )
 
     def _kind(self, place: _Seat) -> tuple[bool, str]:
-        """Return whether anything serves a query, and its tenant.
+        """Return whether a query is served, and its tenant.
 
         A query for any model counts as served: before the first heartbeat, nothing would be.
         """
@@ -208,13 +204,13 @@ class Admission:
                 query_id, (place, turn) = next(iter(self._waiting[served, tenant].items()))
                 self._unqueue(query_id)
                 if turn.done():
-                    continue  # whoever waited was cancelled, and is yet to run
+                    continue  # the waiter was cancelled but has not run yet
                 self._open[query_id] = place
                 self._held[served, tenant] += 1
                 turn.set_result(None)
 
     def _next(self, served: bool) -> str | None:
-        """Return the tenant whose query is next; None if none may enter."""
+        """Return the tenant whose query is next; None if none may be admitted."""
         wanting = [tenant for kind, tenant in self._waiting if kind is served]
         if not wanting:
             return None

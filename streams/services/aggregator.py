@@ -1,20 +1,20 @@
-"""The aggregator's service: joins Decision, Answer, Feedback and Due in one table; writes Rewards and expired Answers.
+"""The aggregator service: joins Decision, Answer, Feedback and Due in one table; writes Rewards and expired Answers.
 
-The four topics have equal partition counts, so that the records of a query meet in one worker, which handles them one
-at a time: the row that one reads is the row that the one before it wrote. A client with
-another partitioner (librdkafka's default, or no key) breaks that for its Feedback: it is sent on to the partition of
-its query, and handled there.
+The four topics have equal partition counts, so one worker gets all records of a query and handles them one at a time:
+each reads the row that the previous one wrote. Feedback from a client with another partitioner (librdkafka's default,
+or no key) may arrive in another partition: it is forwarded to the query's partition and handled there.
 
-A closed query has no row: its worker, or the next one, knows it by its Reward. The timer
-writes no row; what it finds overdue takes the ordered way as a Due record.
+A closed query has no row: its worker, or a successor, recognises it by its Reward. The timer writes no rows; it sends
+overdue deadlines as Due records, so that they are handled in order.
 
-Nothing orders the topics among each other. The deadline of a query sends an `expired` Answer, and whichever Answer is
-first in `answer` counts. Any other deadline counts only once everything was delivered that had been appended by then
-to the topics that it ends the wait for: what came in time while no aggregator ran is not late. So a worker acts only
-on a Due that its own timer has sent in this assignment: another's may stand before those records in its query's queue.
+There is no order across topics. When a query's deadline passes, an `expired` Answer is sent, and the first Answer on
+`answer` counts. Any other deadline counts only once everything appended by then to the topics it waits for has been
+delivered: records that arrived in time while no aggregator ran are not late. So a worker acts only on a Due that its
+own timer sent in this assignment: an older one may precede those records in its query's queue.
 
-Rewards that wait for feedback are bounded, in all and for each account, each partition by its share: which goes early
-follows from the rows of the partition (`OpenRewards`). Its Due takes the same way as one of a deadline that passes now.
+The number of rewards that wait for feedback is limited, in total and per account, with an equal share for each
+partition. The rows of the partition determine which are closed early (`OpenRewards`), by a Due as for a deadline that
+passes now.
 """
 
 import logging
@@ -67,35 +67,35 @@ from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
 
-# How often the timer looks, and after which time a Due that changed nothing is sent again: its append time may
-# have been before the deadline, when this machine's clock runs ahead of the broker's.
+# Interval of the timer, and time after which a Due that had no effect is sent again: its append time may have been
+# before the deadline if this machine's clock is ahead of the broker's.
 _TICK_S = 0.5
 _AGAIN_MS = 15_000
 
-# How often the broker is asked, at most, where the topics end that deadlines wait for.
+# Minimum time between two requests for the end offsets of the topics that deadlines wait for.
 _ASK_MS = 2_000
 
-# Times the concurrency: answers that wait for a grader at most. The offset of their partition waits with them, and
-# where it stands `WINDOW` times the concurrency behind, the partition is read no further.
+# Most answers waiting for a grader, as a multiple of the concurrency. Their partition's committed offset waits for
+# them, and reading pauses once it is `WINDOW` times the concurrency behind.
 _AT_GRADERS = 2
 
-# Closed queries, whose records must not open them again: remembered at most, and read again at the start.
+# Most closed queries to remember, so that later records do not reopen them; read again at startup.
 _CLOSED = 200_000
 
-# Queries that were rejected before a Decision: remembered at most, over all partitions.
+# Most queries rejected before a Decision to remember, over all partitions.
 _REJECTED = 100_000
 
-# Provisional Rewards with a term that could not be worked out, which are remembered until their query is closed.
+# Most provisional Rewards with a term that could not be computed to remember until their query is closed.
 _UNGRADED = 10_000
 
 Message = Decision | Answer | Feedback | Due
 
 _Overdue = tuple[str, str, int]
-"""A deadline of a query: its id, the kind, and when it is, ms since the epoch."""
+"""A query's deadline: query id, kind, and time in ms since the epoch."""
 
 
 class OrphanFeedback(UniscaleError):
-    """Feedback for a query that had no Answer in time. Check the query_id, or wait longer."""
+    """Feedback for a query that has had no Answer in time. Check the query_id, or wait longer."""
 
 
 class OversizedFeedback(UniscaleError):
@@ -103,7 +103,7 @@ class OversizedFeedback(UniscaleError):
 
 
 class MisplacedRecord(UniscaleError):
-    """A record of the services lies in another partition than its query. Only a foreign producer can have sent it."""
+    """A record that only services write is in another partition than its query: a foreign producer sent it."""
 
 
 class GradersBusy(UniscaleError):
@@ -111,7 +111,7 @@ class GradersBusy(UniscaleError):
 
 
 class AggregatorService(Keyed[JoinRow]):
-    """The join of one deployment."""
+    """Joins the records of each query of a deployment."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -131,11 +131,11 @@ class AggregatorService(Keyed[JoinRow]):
         )
         self.closed = RecentIds(_CLOSED)
         self.pool = GradingPool()
-        # An answer that waits for a grader keeps no other record from beginning, but the offset of its partition stays
-        # with it: so many may wait.
+        # Answers waiting for a grader do not block other records, but they hold back their partition's committed
+        # offset: so their number is limited.
         most = _AT_GRADERS * settings.kafka.concurrency
         self.turns = Turns(self.pool.workers, runtime.monotonic, most=most)
-        # What the provisional Rewards of queries say is missing, by query: handled again, their Answers get no grade.
+        # By query, what its provisional Reward says is missing: a redelivered Answer is not graded then.
         self._ungraded: OrderedDict[str, str] = OrderedDict()
         self.uplift = Uplift()
         self.rejected = RejectedIds(
@@ -143,9 +143,9 @@ class AggregatorService(Keyed[JoinRow]):
         )
         self._rows = 0
         self._open: dict[int, OpenRewards] = {}
-        # When the reward of a query was picked to be closed early, ms since the epoch.
+        # When each query's reward was picked to be closed early, ms since the epoch.
         self._crowded: dict[str, int] = {}
-        # The deadlines of rows, by when the timer looks at them next.
+        # The deadlines of rows, by the time of their next check.
         self._due = PriorityQueue[_Overdue]()
         topics = runtime.topics
         self._awaited = {
@@ -155,19 +155,19 @@ class AggregatorService(Keyed[JoinRow]):
             "parked": (topics.answer, topics.decision),
             "forget": (topics.decision,),
         }
-        # By topic and partition, up to when all that was appended has been delivered, ms.
+        # By topic and partition, the append time in ms up to which everything has been delivered.
         self._delivered_ms: dict[tuple[str, int], int] = {}
         self._asked_ms = 0
-        # By the same, deadlines that have passed before all was delivered that could have come in time, by time.
+        # By topic and partition, passed deadlines that wait until everything that may have been in time is delivered.
         self._held: dict[tuple[str, int], PriorityQueue[_Overdue]] = {}
         # When the timer first sent a Due in this assignment, ms since the epoch.
         self._sent: dict[_Overdue, int] = {}
-        # Deadlines that have passed, of rows that still have them.
+        # Passed deadlines of rows that still have them.
         self._passed: set[_Overdue] = set()
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
-        """Make the service, read which queries are closed, and start its timer."""
+        """Create the service, read which queries are closed, and start its timer."""
         service = cls(runtime)
         await runtime.log.tail([runtime.topics.reward], service._on_reward, begin=_CLOSED)
         runtime.background("the aggregator's timer", service._tick)
@@ -198,7 +198,7 @@ class AggregatorService(Keyed[JoinRow]):
         ):
             return Effects()  # sent before this assignment; the timer sends another
         if query_id in self.closed:
-            # One that still has a row: its Reward was sent, and the worker ended; or a row was written late.
+            # A closed query with a row: the worker ended after sending its Reward, or the row was written late.
             return Effects(row=None, then=partial(self._seen, row, message, at))
         known = self._known(row, query_id)
         wanted = to_value(known, message)
@@ -230,16 +230,16 @@ class AggregatorService(Keyed[JoinRow]):
         )
 
     def _known(self, row: JoinRow | None, query_id: str) -> JoinRow | None:
-        """Return a query's row, or the one that its digest stands for."""
+        """Return a query's row, or one derived from the digest of a rejected id."""
         if row is not None or (answered_ms := self.rejected.answered_ms(query_id)) is None:
             return row
         return rejected_row(query_id, answered_ms)
 
     def _misplaced(self, message: Message, at: ConsumerRecord, partition: int) -> Effects[JoinRow]:
-        """Send a client's feedback on to its query's partition; refuse what only the services may write.
+        """Forward a client's feedback to its query's partition; refuse records that only services may write.
 
-        Sent on a second time after a crash, it is a duplicate there. Its append time is then that of the second
-        record, so its way here counts against its deadline.
+        If a crash causes a second forward, that is a duplicate there. The append time is that of the forwarded record,
+        so the detour counts against its deadline.
         """
         if isinstance(message, Feedback):
             out = Outgoing(at.topic, key_of(message.query_id), at.value or b"", partition)
@@ -248,7 +248,7 @@ class AggregatorService(Keyed[JoinRow]):
             f"{message.query_id}: lies in partition {at.partition} of {at.topic}, its query's is {partition}; "
             "only the services may write this topic, see SECURITY.md"
         )
-        # The query goes on without it: what the services themselves wrote lies in its partition.
+        # The query continues without it: the services' own records are in its partition.
         return Effects(refused=[Refusal(error, at.value, at.origin)])
 
     def _outgoing(self, out: Reward | Answer) -> Outgoing:
@@ -307,7 +307,7 @@ class AggregatorService(Keyed[JoinRow]):
         )
         missing = self._ungraded.get(answer.query_id)
         try:
-            if missing is not None:  # its Reward was sent, and a worker ended before its row was written
+            if missing is not None:  # a worker ended after sending its Reward and before writing its row
                 raise TooManyWait(missing)
             with self.runtime.release_slot():
                 async with self.turns.turn(tenant):
@@ -325,7 +325,7 @@ class AggregatorService(Keyed[JoinRow]):
         metrics = self.runtime.metrics
         undecided = isinstance(message, Answer) and message.status == "rejected" and message.seq is None
         if undecided and scored is None and "duplicate_answer" not in transition.counts:
-            metrics.answers.labels("rejected").inc()  # no Decision will come to value it with
+            metrics.answers.labels("rejected").inc()  # no Decision will follow to compute a reward with
         if (
             isinstance(message, Answer)
             and message.seq is not None
@@ -336,7 +336,7 @@ class AggregatorService(Keyed[JoinRow]):
         for count in transition.counts:
             if count.startswith("duplicate"):
                 metrics.duplicates.labels(record.topic).inc()
-            elif count == "late_feedback":  # of a parked one the Decision or the Answer says so
+            elif count == "late_feedback":  # parked feedback is counted at the Decision or Answer
                 metrics.late.labels(self.runtime.topics.feedback).inc()
             elif count == "expired":
                 metrics.late.labels(record.topic).inc()
@@ -386,7 +386,7 @@ class AggregatorService(Keyed[JoinRow]):
                 gauge.labels(bound).set(number)
 
     def _watch(self, before: JoinRow | None, after: JoinRow | None) -> None:
-        """Wait for the deadlines of a row that has changed, and no longer for those that it had."""
+        """Track the deadlines of a changed row instead of its previous ones."""
         had, has = self._deadlines(before), self._deadlines(after)
         for each in had - has:
             self._due.remove(each)
@@ -418,7 +418,7 @@ class AggregatorService(Keyed[JoinRow]):
         return self._open[partition]
 
     def _crowd(self, now_ms: int) -> None:
-        """Let the time of the rewards that are beyond the bounds be over."""
+        """Close the rewards beyond the limits early."""
         for rewards in self._open.values():
             for query_id in rewards.beyond():
                 self._crowded[query_id] = now_ms
@@ -483,15 +483,15 @@ class AggregatorService(Keyed[JoinRow]):
             await self.runtime.send(*overdue)
         if self._held and now_ms - self._asked_ms >= _ASK_MS:
             self._asked_ms = now_ms
-            delivered = self._delivered_ms  # that of this assignment
+            delivered = self._delivered_ms  # of this assignment
             topics = sorted({topic for each in self._awaited.values() for topic in each})
             for part, up_to_ms in (await self.runtime.delivered_until(topics)).items():
                 delivered[part] = max(up_to_ms, delivered.get(part, -1))
 
     def _release(self) -> None:
-        """Look again at the deadlines up to which all has been delivered, and at those of partitions that have left.
+        """Recheck the deadlines up to which everything has been delivered, and those of revoked partitions.
 
-        The row of such a deadline is not read before that, however many there are.
+        Their rows are not read before that, however many there are.
         """
         for part, held in list(self._held.items()):
             topic, partition = part
@@ -502,14 +502,14 @@ class AggregatorService(Keyed[JoinRow]):
                 del self._held[part]
 
     def _unread(self, kind: str, deadline_ms: int, partition: int) -> tuple[str, int] | None:
-        """Return the topic and partition where something unread could have come before a deadline; None if none."""
+        """Return a topic and partition that may hold unread records older than a deadline; None if there is none."""
         parts = ((topic, partition) for topic in self._awaited.get(kind, ()))
         return next((part for part in parts if self._delivered_ms.get(part, -1) < deadline_ms), None)
 
     def _awaits(self, query_id: str, kind: str, deadline_ms: int) -> int | None:
-        """Return the partition of a row of ours that still has this deadline.
+        """Return the partition of our row that still has this deadline, if any.
 
-        Rows stay here when their partition has left.
+        Rows stay in the table after their partition is revoked.
         """
         partition = self.table.partition_of(key_of(query_id))
         try:
@@ -520,7 +520,7 @@ class AggregatorService(Keyed[JoinRow]):
         return partition if (query_id, kind, deadline_ms) in self._deadlines(row) else None
 
     def _deadlines(self, row: JoinRow | None) -> set[_Overdue]:
-        """Return the deadlines of a row, with that of a reward that is to be closed early; none of no row."""
+        """Return the deadlines of a row, including that of a reward to be closed early; empty for None."""
         if row is None:
             return set()
         found = {(row.query_id, str(due.kind), due.deadline_ms) for due in dues(row)}
@@ -530,7 +530,7 @@ class AggregatorService(Keyed[JoinRow]):
 
 
 def _fails(error: Exception) -> Callable[[object, object], NoReturn]:
-    """Return what stands in for judge and runner where none is asked."""
+    """Return a placeholder for the judge and the runner where neither is called."""
 
     def fail(first: object, second: object) -> NoReturn:
         raise error

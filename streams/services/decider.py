@@ -1,4 +1,4 @@
-"""The decider's service: Context in, Decision out; Reward in, learning; its metrics, and the policy in use."""
+"""The decider service: turns Contexts into Decisions and learns from Rewards; its policy and its metrics."""
 
 import asyncio
 import logging
@@ -46,17 +46,17 @@ from streams.settings import Settings, SettingsError, variable
 
 log = logging.getLogger("streams.decider")
 
-# The policy that the settings name, and the actions of a catalogue as the policy sees them.
+# The configured policy, and a catalogue's actions as the policy sees them.
 
 WARM_UP: Final = 50
-"""Rounds of uniform choice with which the paper's policies begin (§5)."""
+"""Warm-up rounds of uniform choice of the paper's policies (§5)."""
 
 
 def policy_of(settings: Settings, encoder: Encoder) -> Policy:
-    """Return the policy of the settings, without actions yet; this process then computes on one BLAS thread.
+    """Return the configured policy, without actions yet, and limit this process to one BLAS thread.
 
-    How many threads share a product decides its last bits, and a decider must not depend on the cores it finds. Its
-    products are too short to gain by more.
+    The last bits of a matrix product depend on the number of threads, and decisions must not depend on the number of
+    cores. The products are too small to gain from more threads.
 
     Raises:
         SettingsError: an unknown policy or option, or a value out of range.
@@ -95,7 +95,7 @@ def action_vectors(
 
 
 def prior_of(settings: Settings) -> Path | None:
-    """Return the file of the prior that the settings name or else the catalogue; None if there is none."""
+    """Return the path of the prior named by the settings, or else by the catalogue; None if there is none."""
     if settings.policy.prior == "none":
         return None
     return (
@@ -120,10 +120,10 @@ def read_prior(path: Path) -> bytes:
 
 
 def check_control_group(policy: Policy, control: Control) -> None:
-    """Refuse a control group whose action is not on offer. Where its model may have been removed, log that instead.
+    """Refuse a control group whose action is not offered. If its model may have been removed, only log a warning.
 
     Raises:
-        SettingsError: naming what is.
+        SettingsError: naming the actions that are offered.
     """
     group = policy.control if isinstance(policy, Explored) else None
     if group is None:
@@ -135,15 +135,15 @@ def check_control_group(policy: Policy, control: Control) -> None:
         why = f"{variable('policy_options')}: control_action: {error}"
         if control.catalogue_version < 0 or action.model in catalogue.model_names:
             raise SettingsError(why) from None
-        # `catalogue remove` of a model must not keep the decider from starting.
+        # Removing a model must not prevent the decider from starting.
         log.warning("%s: no query is in the control group", why)
 
 
-# How many decisions wait for their reward, and since when: two gauges of the decider.
+# Two gauges: how many decisions await a reward, and the age of the oldest.
 
 
 class PendingDecisions:
-    """The decisions whose reward is outstanding. Those that were recovered count, but have no age."""
+    """The decisions that still await a reward. Recovered ones are counted, but have no age."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -152,9 +152,9 @@ class PendingDecisions:
         self._since_ms: dict[str, int] = {}
 
     def recovered(self, count: int) -> None:
-        """Start from the number of decisions that the log leaves open."""
+        """Start from the number of open decisions in the log."""
         self._count = count
-        self._since_ms.clear()  # another worker may have learned them meanwhile
+        self._since_ms.clear()  # another worker may have learned from them since
         self.runtime.metrics.pending.set(count)
 
     def add(self, query_id: str, appended_ms: int) -> None:
@@ -163,29 +163,29 @@ class PendingDecisions:
         self._since_ms[query_id] = appended_ms
 
     def heard(self, query_id: str) -> None:
-        """Forget since when a decision waits: a reward has come of which nothing is learned yet."""
+        """Stop tracking the age of a decision: a reward arrived that is not learned from yet."""
         self._since_ms.pop(query_id, None)
 
     def remove(self, query_id: str) -> None:
-        """Forget a decision that was learned, priced or abandoned."""
+        """Remove a decision whose reward was learned or charged, or that was abandoned."""
         self._count -= 1
         self._since_ms.pop(query_id, None)
 
     def show(self) -> None:
-        """Update both gauges; the age is 0 where no decision has one."""
+        """Update both gauges; the age is 0 if no decision has one."""
         self.runtime.metrics.pending.set(self._count)
         oldest_ms = next(iter(self._since_ms.values()), self.runtime.clock.now_ms())
         self.runtime.metrics.oldest_pending.set(oldest_ms / 1000)
 
 
-# What an operator sees of models that are no longer what was learned, though nobody has said so.
+# Reports models whose behaviour has drifted from what was learned.
 
 
 class DriftNotice:
-    """Shows what the policy notices of models: in metrics, and once in the log.
+    """Reports drift detected by the policy: in metrics, and once in the log.
 
     Args:
-        metrics: Where it is shown.
+        metrics: Where drift is reported.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -193,13 +193,13 @@ class DriftNotice:
         self._known: Mapping[str, Drift] = {}
 
     def recovered(self, policy: Policy) -> None:
-        """Show what the policy had noticed before; the process that saw it happen has said it."""
+        """Set the metrics from the recovered policy. Drift it had already detected was logged before."""
         self._known = policy.drifted()
         for model, drift in self._known.items():
             self._metrics.cost_drift.labels(model).set(drift.cost)
 
     def learned(self, policy: Policy) -> None:
-        """Compare with what was noticed before the latest outcomes."""
+        """Report what the policy has detected since the last call."""
         before, self._known = self._known, policy.drifted()
         for model in sorted(before.keys() | self._known.keys()):
             was, now = before.get(model, Drift()), self._known.get(model, Drift())
@@ -224,19 +224,18 @@ class DriftNotice:
                 )
 
 
-# What an operator sees of an objective with a target: its account as metrics, and a word where it cannot be met.
-#
-# The log says once that a target cannot be met, with what can be, and once that it can be again.
+# Reports on objectives with a target: the budget account as metrics, and a log line when the target becomes
+# unreachable (with the best that can be reached) and when it can be met again.
 
 EVERY: Final = 100
-"""Decisions of an objective between two looks: a look predicts every configuration on every recent query."""
+"""Decisions of an objective between two checks: a check predicts every configuration on every recent query."""
 
 
 class Pacing:
-    """What was said and is shown, by objective.
+    """Metrics and log lines of the objectives with a target.
 
     Args:
-        metrics: Where accounts are shown.
+        metrics: Where budget accounts are reported.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -245,7 +244,7 @@ class Pacing:
         self._shown: dict[str, str] = {}
 
     def decided(self, objective: ObjectiveInForce, policy: Policy, tenant: str = "") -> None:
-        """Take note of a decision; look for a shortfall at the first and at every hundredth after it."""
+        """Count a decision; check for a shortfall at the first one and every hundredth after it."""
         target = Target.of(objective, tenant)
         if objective.name is not None:
             self._forget(objective.name, target)
@@ -261,7 +260,7 @@ class Pacing:
             self._show(objective.name, target, policy.pacer.status(target))
 
     def _forget(self, name: str, target: Target | None) -> None:
-        """Remove the metrics of a named objective whose target is another one now, or none."""
+        """Remove the metrics of a named objective whose target was changed or removed."""
         if name not in self._shown or (target is not None and self._shown[name] == target.key):
             return
         del self._shown[name]
@@ -270,7 +269,7 @@ class Pacing:
             gauge.remove_by_labels({"objective": name})
 
     def _show(self, name: str, target: Target, account: BudgetStatus | None) -> None:
-        """Set the metrics of a named objective; targets that queries state themselves would make a series each."""
+        """Set the metrics of a named objective. Targets set by queries get none: each would create a series."""
         if account is None:
             return
         self._shown[name] = target.key
@@ -309,22 +308,22 @@ class Pacing:
 
 
 _AGAIN_S: Final = 30.0
-"""Seconds until an encoder that did not embed the actions of a model is asked again: decisions wait meanwhile."""
+"""Seconds until the encoder is retried after it failed to embed a model's actions: decisions wait meanwhile."""
 
 _REFUSALS: Final = (EncoderRefused, BadEmbedding)
-"""What an encoder has against one text; any other error it would give for every text."""
+"""Encoder errors caused by one text; any other error would occur for every text."""
 
 
 class NotEmbedded(Unavailable):
-    """None of the models can be on offer until the encoder embeds their actions; the message says why it does not."""
+    """No model can be offered until the encoder embeds its actions; the message says why it has not."""
 
 
 class Offered(NamedTuple):
-    """What is on offer of a catalogue.
+    """The actions of a catalogue that are offered.
 
     Attributes:
-        version: Offset in `control` of the last change of the catalogue.
-        space: Its actions that are on offer.
+        version: Offset in `control` of the last change to the catalogue.
+        space: The offered actions.
         whole: Whether these are all; the others wait for the encoder.
     """
 
@@ -333,22 +332,22 @@ class Offered(NamedTuple):
     whole: bool
 
 
-# The learner that the service decides with: recovered from its log, and with the catalogue in force on offer.
+# The service's learner: recovered from its log, and offering the actions of the current catalogue.
 
 
 class ShardLearner:
-    """Keeps the learner of this shard ready, and writes its rows. Its caller holds the service's lock.
+    """Recovers the learner of this shard, updates its actions and writes its rows. Callers hold the service's lock.
 
     Args:
         runtime: The service's runtime.
         encoder: Embeds the actions.
-        pending: Told how many decisions the log leaves open.
-        recovered: Awaited when the log's table has been read.
+        pending: Receives the number of open decisions in the log.
+        recovered: Awaited once the log's table has been read.
 
     Attributes:
         decider: The learner; None until it has recovered, and while another worker may be the learner.
         log: Its log on the broker.
-        offered: What is on offer; None for nothing yet.
+        offered: The offered actions; None before the first offer.
     """
 
     def __init__(
@@ -369,24 +368,24 @@ class ShardLearner:
         self._ask_encoder_s = 0.0
 
     async def ready(self) -> Decider:
-        """Return the learner, with the catalogue of now on offer, but for models that wait for the encoder.
+        """Return the learner, offering the current catalogue except for models that wait for the encoder.
 
         Raises:
-            CorruptState: It is not recovered yet, and its log is not whole.
-            PartitionLost: This worker is not the learner, or not yet.
-            NotEmbedded: None of the models can be on offer yet.
+            CorruptState: It is not recovered yet, and its log is incomplete.
+            PartitionLost: This worker does not, or not yet, own the learner.
+            NotEmbedded: No model can be offered yet.
         """
         decider = self.decider or await self.rebuild()
-        while not self._is_current():  # the catalogue may change while this one goes on offer
+        while not self._is_current():  # the catalogue may change while this one is being offered
             await self._offer(decider)
         return decider
 
     async def rebuild(self) -> Decider:
-        """Recover the learner from its log; where the log is empty, begin from the prior, if there is one.
+        """Recover the learner from its log; if the log is empty, start from the prior, if there is one.
 
         Raises:
-            CorruptState: The log is not whole.
-            PartitionLost: This worker is not the learner, or not yet.
+            CorruptState: The log is incomplete.
+            PartitionLost: This worker does not, or not yet, own the learner.
         """
         policy = policy_of(self.settings, self.encoder)
         decider = Decider(
@@ -408,31 +407,31 @@ class ShardLearner:
         return decider
 
     def show(self, decider: Decider) -> None:
-        """Set the gauges of how far a learner is."""
+        """Set the gauges of the learner's progress."""
         self.runtime.metrics.policy_version.set(decider.policy.version)
         self.runtime.metrics.sequence.set(decider.seq)
 
     @property
     def live(self) -> Decider:
-        """Return the learner, which is recovered."""
+        """Return the recovered learner."""
         assert self.decider is not None, "the learner is not recovered"
         return self.decider
 
     def offers(self, catalogue_version: int) -> bool:
-        """Return whether the learner has taken over this catalogue, but for models that wait for the encoder."""
+        """Return whether the learner offers this catalogue, except for models that wait for the encoder."""
         return self.offered is not None and self.offered.version == catalogue_version
 
     async def vectors(
         self, decider: Decider, catalogue: Catalogue
     ) -> tuple[ActionSpace, Sequence[ActionVector]]:
-        """Return the actions of a catalogue that can be on offer: all, or those that are embedded while the rest waits.
+        """Return the actions of a catalogue that can be offered: all, or those embedded so far.
 
-        Each new model is embedded by itself, so that one that the encoder refuses keeps no other waiting. Models that
-        wait are asked for again after 30 s. While the encoder is away, nothing is offered first of all: the centre of
-        the first offer stays.
+        Each new model is embedded separately, so that one that the encoder refuses does not hold up the others. Waiting
+        models are retried after 30 s. The first offer fixes the centre of the vectors, so none is made while the
+        encoder is unavailable.
 
         Raises:
-            NotEmbedded: None can be on offer.
+            NotEmbedded: No action can be offered.
         """
         known, space = decider.actions, self.runtime.control.space(catalogue)
         new = {action.model for action in space if action.id not in known}
@@ -463,16 +462,16 @@ class ShardLearner:
         return ActionSpace(left), [found[action.id] for action in left]
 
     def row(self, query_id: str) -> bytes | None:
-        """Return the row of a query; None if there is none."""
+        """Return the row of a query, or None."""
         return self.log.table.get(key_of(query_id))
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold what changes the learner and the write of its rows; if that fails, this learner is not used again.
+        """Wrap a change to the learner and the write of its rows; if either fails, this learner is not used again.
 
         Raises:
-            PartitionLost: The log is another worker's, or is read anew; nothing was written.
-            PartialWrite: Whatever else failed in here, the learner may be ahead of its log.
+            PartitionLost: The log belongs to another worker, or is being recovered; nothing was written.
+            PartialWrite: Anything else failed; the learner may be ahead of its log.
         """
         try:
             yield
@@ -483,19 +482,19 @@ class ShardLearner:
             raise
 
     async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write rows and wait until they are durable; end the service if the broker does not take them.
+        """Write rows and wait until they are durable; end the service if the broker does not accept them.
 
         Raises:
-            PartitionLost: The log is another worker's, or is read anew; nothing was written.
+            PartitionLost: The log belongs to another worker, or is being recovered; nothing was written.
         """
         try:
             await self.log.write(rows)
         except SendFailed as error:
-            # The learner in memory is ahead of its log, which alone says what of this was written.
+            # The learner in memory is ahead of its log, and only the log knows what was written.
             self.runtime.crash("the learner's rows could not be written", error)
 
     async def _begin(self, decider: Decider, path: Path) -> None:
-        """Begin from a prior, where the log is empty; else the log says what it began from."""
+        """Start from a prior, if the log is empty; otherwise the log holds what it started from."""
         asked = bool(self.settings.policy.prior)
         if decider.prior or decider.seq or decider.actions:
             if asked and decider.prior != digest(await self.runtime.in_thread(lambda: read_prior(path))):
@@ -509,14 +508,15 @@ class ShardLearner:
         try:
             records = self._begun(decider, prior, control.catalogue)
         except PriorRefused as error:
-            # Models may have come and gone before a learner could begin: a prior is for those of the file, too.
+            # Models may have been added or removed before the learner first started: the prior may match the file
+            # instead.
             try:
                 records = self._begun(decider, prior, control.base)
             except PriorRefused:
                 if asked:
                     raise error from None
-                # The catalogue's prior is an offer: it is for one policy, one encoder and the models of the file.
-                log.info("the learner begins from nothing: %s", error)
+                # The catalogue's prior is optional: it fits one policy, one encoder and the models of the file.
+                log.info("the learner starts without a prior: %s", error)
                 return
         try:
             await self.log.begin(records)
@@ -525,12 +525,12 @@ class ShardLearner:
         log.info("the learner begins from prior %s", decider.prior)
 
     def _begun(self, decider: Decider, prior: bytes, catalogue: Catalogue) -> list[tuple[bytes, bytes]]:
-        """Let the learner begin from a prior for the models of a catalogue; return what must be written.
+        """Start the learner from a prior for the models of a catalogue; return the rows to write.
 
         Raises:
             PriorRefused: it does not fit; nothing has changed.
         """
-        # The prior brings the vectors of its actions and is held to models and sizes alone: the encoder is not needed.
+        # The prior contains its action vectors, so only models and sizes are checked and no encoder is needed.
         models = [
             ActionVector(each.name, each.name, np.zeros(0), float(each.architecture.parameters))
             for each in catalogue.models
@@ -538,10 +538,10 @@ class ShardLearner:
         return decider.begin(prior, models, self.log.chunk_bytes, catalogue.cost_basis)
 
     async def embedded(self, catalogue: Catalogue) -> Sequence[ActionVector]:
-        """Return the actions of a catalogue as the policy sees them. Slow for those that are not in the cache.
+        """Return the actions of a catalogue as the policy sees them. Slow for those not in the cache.
 
         Raises:
-            EncoderError: The encoder gives no vector.
+            EncoderError: The encoder returned no vector.
         """
         cache, pairs = self.settings.state_path("actions"), self.runtime.control.pairs
         return await self.runtime.in_thread(
@@ -549,17 +549,17 @@ class ShardLearner:
         )
 
     def _is_current(self) -> bool:
-        """Return whether what is on offer is all that can be of the catalogue of now."""
+        """Return whether all actions of the current catalogue that can be offered are."""
         offered = self.offered
         if offered is None or offered.version != self.runtime.control.catalogue_version:
             return False
         return offered.whole or self.runtime.monotonic() < self._ask_encoder_s
 
     async def _offer(self, decider: Decider) -> None:
-        """Offer the catalogue of now.
+        """Offer the current catalogue.
 
         Raises:
-            NotEmbedded: None of its models can be on offer yet.
+            NotEmbedded: None of its models can be offered yet.
         """
         control = self.runtime.control
         catalogue, version = control.catalogue, control.catalogue_version
@@ -570,18 +570,17 @@ class ShardLearner:
         log.info("on offer: %s", ", ".join(space.models))
 
 
-# The decider's service: Context in, Decision out; Reward in, learning.
-#
-# One partition and one lock give decisions and updates one order (`streams.runtime.effects.Ordered`). The state behind
-# a decision is on the broker before the decision is sent. A redelivered Context gets the stored bytes; a redelivered
-# Reward changes nothing. `agents.decider` does the deciding and learning.
+# One partition and one lock give decisions and
+# updates a single order (`streams.runtime.effects.Ordered`). The state behind a decision is on the broker before the
+# decision is sent. A redelivered Context gets the stored bytes; a redelivered Reward changes nothing. `agents.decider`
+# does the deciding and learning.
 
 
 class DeciderService(Ordered):
-    """The handlers of one shard, which take turns with its learner.
+    """The handlers of one shard, which share its learner one at a time.
 
     Attributes:
-        learner: What they decide and learn with.
+        learner: The learner they use.
         lock: Held while the learner is used.
     """
 
@@ -597,27 +596,27 @@ class DeciderService(Ordered):
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
-        """Load the encoder and embed the actions, which a new catalogue takes from the cache."""
+        """Load the encoder and embed the actions; later catalogues use the cache."""
         service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings.encoder)))
         check_control_group(policy_of(runtime.settings, service.encoder), runtime.control)
         if said := mixed_in_words(runtime.control.catalogue):
             log.warning("%s", said)
-        # What the server refuses may be a model that came later: the others start without it.
+        # The encoder may refuse a model added later: start without it.
         with suppress(*_REFUSALS):
             await service.learner.embedded(runtime.control.catalogue)
         return service
 
     async def ready(self, kind: type[Record]) -> None:
-        """Have the learner ready, and before the first decision know which executors live."""
+        """Wait for the learner and, before the first decision, for executors' heartbeats."""
         if kind is QueryContext:
             await self._wait_for_executors()
-        await self.learner.ready()  # last: what is on offer is the catalogue that the decision sees
+        await self.learner.ready()  # last: the decision must see the catalogue that is offered
 
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
         """Decide for contexts, or learn from rewards.
 
-        Where all outcomes are learned anew, a thread does it: a second of that would hold up whatever else this worker
-        does. Only who holds the lock reads the learner meanwhile.
+        A refit on all outcomes runs in a thread: it can take a second and would block the event loop. Only the holder
+        of the lock reads the learner meanwhile.
         """
         if not batch:
             return BatchEffects()
@@ -636,7 +635,7 @@ class DeciderService(Ordered):
         await self.learner.write(rows)
 
     async def settled(self) -> None:
-        """Show what is pending, and write a snapshot where one is due."""
+        """Update the pending gauges, and write a snapshot if one is due."""
         decider = self.learner.live
         self.pending.show()
         self.learner.show(decider)
@@ -648,13 +647,12 @@ class DeciderService(Ordered):
         return self.learner.decider
 
     def environments(self, space: ActionSpace) -> tuple[DecisionEnvironment, DecisionEnvironment]:
-        """Return what decisions depend on now: for queries that a living executor can take, and for the others.
+        """Return the current decision environments: for queries that a live executor can run, and for the others.
 
-        The others are decided all the same: their deadline then starts, and they end in an `expired` Answer, never in
-        silence.
+        The others are decided too: their deadline then starts, and they end in an `expired` Answer rather than in none.
 
         Args:
-            space: The actions of the catalogue that are on offer.
+            space: The offered actions.
         """
         steering = self.runtime.control.steering
         waiting = frozenset(steering.catalogue.model_names).difference(space.models)
@@ -662,7 +660,7 @@ class DeciderService(Ordered):
         return replace(others, living=self.runtime.control.serving()), others
 
     def _decide(self, batch: Sequence[tuple[QueryContext, ConsumerRecord]]) -> BatchEffects:
-        """Decide for each context that is new; send the stored Decision again for one that is not."""
+        """Decide for each new context; resend the stored Decision for a redelivered one."""
         assert self.learner.offered is not None, "nothing is on offer"
         living, others = self.environments(self.learner.offered.space)
         served = [living.serves(context.query) for context, _ in batch]
@@ -672,7 +670,7 @@ class DeciderService(Ordered):
             return made.get(key_of(query_id)) or self.learner.row(query_id)
 
         done: list[tuple[QueryContext, ConsumerRecord, Decided]] = []
-        # Those that a living executor can take, then the others.
+        # Queries that a live executor can run, then the others.
         for trust, environment in ((True, living), (False, others)):
             part = [each for each, known in zip(batch, served, strict=True) if known is trust]
             if not part:
@@ -737,7 +735,7 @@ class DeciderService(Ordered):
             return []
         key = key_of(decided.query_id)
         topics = self.runtime.topics
-        # The aggregator first: when the executor's Answer comes, its deadline is already known.
+        # To the aggregator first, so that it knows the deadline before the executor's Answer arrives.
         return [
             Outgoing(topics.decision, key, decided.value),
             Outgoing(topics.decision_for(decided.group), key, decided.value),
@@ -751,7 +749,7 @@ class DeciderService(Ordered):
             metrics.masked.labels(model).inc()
 
     async def _wait_for_executors(self) -> None:
-        """Wait once, for a moment, for the first signs of life: without one all models would look dead."""
+        """Wait once, briefly, for the first heartbeats: until then all models would look dead."""
         if self._beats_awaited:
             return
         deadline = self.runtime.monotonic() + self.runtime.settings.executor.heartbeat_grace_s
@@ -762,23 +760,23 @@ class DeciderService(Ordered):
         self._beats_awaited = True
 
     async def _recovered(self) -> None:
-        """Rebuild the learner before reading begins, so that the log decides where it continues.
+        """Rebuild the learner before reading starts, because the log determines the offset to continue from.
 
-        The models go on offer here too: the first question does not wait for it.
+        The models are offered here too, so that the first query does not wait for it.
         """
         async with self.lock:
             self.learner.decider = None
             try:
                 self.drift.recovered((await self.learner.ready()).policy)
             except NotEmbedded as error:
-                # It is recovered: the first question waits, and asks again.
-                log.warning("no model is on offer: %s", error)
+                # The learner is recovered: the first query waits and retries.
+                log.warning("no model can be offered: %s", error)
             except PartitionLost:
                 self.pending.recovered(0)
             self.pending.show()
 
 
 def _refused(context: QueryContext, at: ConsumerRecord, error: Exception) -> Refusal:
-    """Return a context that was not decided. A duplicate's first query has, or will have, the Answer that counts."""
+    """Return the refusal of a context. A duplicate gets no Answer: the first query with its id has or will have one."""
     taken = isinstance(error, DuplicateQuery)
     return Refusal(error, at.value, at.origin, not taken, context.origin if taken else None)

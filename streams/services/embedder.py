@@ -1,4 +1,4 @@
-"""The embedder's service: Query in, Context out, and the only service that makes queries wait (admission)."""
+"""The embedder service: Query in, Context out; it also does admission."""
 
 from typing import Self
 
@@ -22,26 +22,26 @@ from streams.topics import SHARD
 
 # A query whose Answer is never seen frees its slot this long after the query's deadline.
 _MARGIN_S = 60.0
-# A text that gets no answer while the encoder embeds another is refused after so many rounds, so far apart in seconds:
-# a load balancer may fail for a while at some requests and not at others.
+# A text that fails while the encoder embeds others is refused after this many rounds, with this pause in seconds: a
+# load balancer may fail some requests for a while.
 _ROUNDS = 3
 _BETWEEN_S = 10.0
 
 
 class NotEmbeddedInTime(UniscaleError):
-    """The encoder gave a query no vector until its deadline had passed. Send it again once the encoder is back."""
+    """The encoder returned no vector before the query's deadline. Send it again once the encoder is back."""
 
     instead = "timeout_s: was over before the encoder gave the query a vector; send it again later"
 
 
 class EmbedderService(Keyed[None]):
-    """Forward queries with their vectors while there is room for more in flight."""
+    """Embeds and forwards queries as they are admitted."""
 
     def __init__(self, runtime: Runtime, encoder: Encoder) -> None:
         self.runtime = runtime
         self.encoder = encoder
         kafka, most = runtime.settings.kafka, runtime.settings.queries.max_in_flight
-        # So many queries may be read again after a restart.
+        # Most queries that may be redelivered after a restart.
         self._again = max(4 * most, WINDOW * kafka.concurrency * kafka.query_partitions)
         self.admission = Admission(
             most, runtime.monotonic, runtime.control.serving, remembered=4 * self._again
@@ -53,16 +53,16 @@ class EmbedderService(Keyed[None]):
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
-        """Load the encoder and begin to watch how queries end."""
+        """Load the encoder and start watching for Answers."""
         service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings.encoder)))
-        # Their Answers are in one partition, at worst.
+        # In the worst case, their Answers are all in one partition.
         await runtime.log.tail([runtime.topics.answer], service._on_answer, begin=service._again)
         await runtime.log.tail([runtime.topics.dead_letter], service._on_dead_letter, begin=service._again)
         runtime.background("admission", service._look)
         return service
 
     async def on(self, row: None, message: Query, at: ConsumerRecord) -> Effects[None]:
-        """Wait for a place, embed the query and hand it on.
+        """Wait for admission, embed the query and forward it.
 
         Raises:
             UniscaleError: its text has no vector, or it holds what no model of a catalogue takes, or no grader.
@@ -90,10 +90,10 @@ class EmbedderService(Keyed[None]):
         return Effects(send=[Outgoing(runtime.topics.context, SHARD, encode(context))])
 
     def answers_for(self, query_id: str, origin: Origin) -> bool:
-        """Return whether a query whose record was refused is to have an Answer.
+        """Return whether a query whose record was refused should get an Answer.
 
-        Its own place does not matter: it ends with the Answer. But where an earlier record of that id has a place, its
-        Answer is coming, and a broken second one must not answer it. One that has ended has its Answer.
+        Its own slot does not matter: the Answer frees it. But if an earlier record of that id has a slot, its Answer is
+        coming, and a broken second record must not answer it. A query that has ended has its Answer.
         """
         return self.admission.origin(query_id) in (None, origin) and not self.admission.has_ended(query_id)
 
@@ -103,7 +103,7 @@ class EmbedderService(Keyed[None]):
             self.admission.look()
 
     async def _embed(self, arrival: ArrivedQuery, timeout_s: float, began_s: float) -> QueryContext:
-        """Return a query's Context, with what it took since `began_s` to have a turn and then a vector."""
+        """Return a query's Context, with the time since `began_s` spent waiting for a turn and for a vector."""
         rounds = 0
         while True:
             async with self._encoding.turn(arrival.query.account):
@@ -116,12 +116,12 @@ class EmbedderService(Keyed[None]):
                 except EncoderUnavailable as error:
                     self.runtime.metrics.engine_faults.labels("embedder").inc()
                     if self.runtime.clock.now_ms() > arrival.appended_ms + timeout_s * 1000:
-                        # Nobody waits for it any more, and it may be what ends the server each time.
+                        # The client no longer waits, and the query itself may be crashing the server.
                         raise NotEmbeddedInTime(
                             f"timeout_s: {timeout_s:g} s are over, and {error}"
                         ) from error
                     if not isinstance(error, TextUnanswered):
-                        # The server is down, which no query is to blame for: the backlog waits until it is back.
+                        # The server is down through no fault of a query: the backlog waits until it is back.
                         raise Unavailable(f"the encoder: {error}") from error
                     rounds += 1
                     if rounds == _ROUNDS:

@@ -52,15 +52,15 @@ log = logging.getLogger("streams.executor")
 _ENDED = 1 << 30
 
 CANCELS = 32_000
-"""Cancel records that are remembered, and at most read again at the start."""
+"""Cancel records to remember, and to read again at startup."""
 
 
 class ExecutorService(Keyed[None]):
-    """The searches of one group; keeps nothing that a restart would miss.
+    """The searches of one group; keeps no state that a restart would need.
 
     Attributes:
-        since_ms: When it was ready for records, ms since the epoch. A Decision of before may be a repeat of what
-            another process has handled.
+        since_ms: When it became ready, ms since the epoch. An older Decision may have been handled by another process
+            already.
     """
 
     def __init__(self, runtime: Runtime, engines: GroupEngines) -> None:
@@ -80,10 +80,10 @@ class ExecutorService(Keyed[None]):
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
-        """Load the group's models and read what is cancelled, then start to send heartbeats.
+        """Load the group's models, read recent Cancels, then start sending heartbeats.
 
         Raises:
-            ServingError: not one of them can be loaded.
+            ServingError: none of them can be loaded.
         """
         service = cls(runtime, engines_of(runtime.settings, runtime.control.base))
         service.engines.probed = service._count_probe
@@ -91,7 +91,7 @@ class ExecutorService(Keyed[None]):
         runtime.closers.append(service.engines.close)
         service.engines.want(service._models())
         await unless_vllm_hangs(service._host, service.engines.settled())
-        await service.engines.probe()  # servers that are up are ready with the first heartbeat
+        await service.engines.probe()  # so that servers that are up are ready in the first heartbeat
         begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
         await runtime.log.tail([runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=begin)
         service.since_ms = runtime.clock.now_ms()  # loading takes minutes
@@ -101,7 +101,7 @@ class ExecutorService(Keyed[None]):
         return service
 
     async def on(self, row: None, message: Decision | Verification, at: ConsumerRecord) -> Effects[None]:
-        """Begin a search, or take search control and the next step or the end."""
+        """Start a search, or continue it with the next step or end it."""
         step = 1 if isinstance(message, Decision) else message.step + 1
         if self.progress.behind(message.query_id, step):
             return Effects(then=self.runtime.metrics.duplicates.labels(at.topic).inc)
@@ -124,8 +124,8 @@ class ExecutorService(Keyed[None]):
             else:
                 return Effects(send=[out], then=partial(self._drafted, done))
         if done.error == ran_out("deadline") and not done.trace and at.timestamp_ms < self.since_ms:
-            # Another process may have taken the search further: a step that is on its way then ends it, with the best
-            # path. Where none is, the aggregator ends it when the query expires.
+            # Another process may have continued the search: if one of its steps is in flight, it ends the search with
+            # the best path. If not, the aggregator ends it when the query expires.
             return Effects()
         out = Outgoing.of(self.runtime.topics.answer, done)
         return Effects(send=[out], then=partial(self._ended, done))
@@ -138,7 +138,7 @@ class ExecutorService(Keyed[None]):
 
     def _begin(self, decision: Decision, at: ConsumerRecord) -> Job | Answer:
         model = self.runtime.control.models.get(decision.action.model)
-        if model is None:  # removed, and this process knows the catalogue from after that
+        if model is None:  # removed before this process read the catalogue
             gone = UnknownEngineError(
                 f"{decision.action.model}: is no longer in the catalogue; send the query again"
             )
@@ -161,7 +161,7 @@ class ExecutorService(Keyed[None]):
         cost_so_far = self.runtime.control.cost_model.forest_eflops
         try:
             job = resume(verification, now_ms=self.runtime.clock.now_ms(), cost_so_far=cost_so_far)
-        except UnpricedAnswer as error:  # removed, and this process has not known it
+        except UnpricedAnswer as error:  # removed, and unknown to this process
             return failed(verification.search, error, verification.search.engine)
         return self._unless_cancelled(job)
 
@@ -193,7 +193,7 @@ class ExecutorService(Keyed[None]):
         self.busy.add(job.query_id)
         try:
             return await self._draft(job)
-        except DeadlinePassedError:  # its model was not loaded in time
+        except DeadlinePassedError:  # the model was not loaded in time
             return overdue(job)
         except ServingError as error:
             self.runtime.metrics.engine_faults.labels("executor").inc()
@@ -205,7 +205,7 @@ class ExecutorService(Keyed[None]):
             self.busy.discard(job.query_id)
 
     async def _probed(self, job: Job, error: ServingError) -> Probe | None:
-        """Return whether a model that refused a request answers the operator's question; None if nobody knows."""
+        """Return whether a model that refused a request passes the operator's probe; None if unknown."""
         if error.cause not in QUESTIONABLE or job.forest.best >= 0:
             return None
         left_s = time_left_s(job, self.runtime.clock.now_ms())
@@ -257,17 +257,18 @@ class ExecutorService(Keyed[None]):
         self.runtime.metrics.probes.labels(model, "passed" if passed else "failed").inc()
 
     async def _probe(self) -> None:
-        """Ask endpoints whether they are back, beside the heartbeat: one that hangs must not silence its group.
+        """Probe suspended endpoints, separately from the heartbeat: one that hangs must not silence its group.
 
-        Models whose queries failed are asked the operator's question.
+        Models whose queries failed get the operator's probe question.
         """
         while True:
             await self.engines.probe()
             await self.runtime.sleep(self.runtime.settings.executor.heartbeat_s)
 
     async def _last_beat(self) -> None:
-        """Say that no more comes, so that the decider masks this group's models at once."""
-        # A broker that is away holds up no stop: without this beat the models are masked three beats later.
+        """Send the last heartbeat, so that the decider masks this group's models at once."""
+        # An unavailable broker must not delay the stop: without this heartbeat, the models are masked three intervals
+        # later.
         with contextlib.suppress(Unavailable, TimeoutError):
             await asyncio.wait_for(self.runtime.send(self._heartbeat(stopping=True)), 1.0)
 

@@ -1,4 +1,4 @@
-"""Engines and verifiers of this process, from the catalogue and the settings, and what ends one that hangs."""
+"""Engines and verifiers of this process, from catalogue and settings, and the watchdog for vLLM."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -17,19 +17,19 @@ from streams.runtime.errors import Death
 from streams.settings import Settings
 
 HUNG_S = 300.0
-"""A step of vLLM that takes so long will not end: the process does, and the supervisor starts another."""
+"""Seconds after which a vLLM step is considered hung: the process ends, and the supervisor restarts it."""
 
 _LOOK_S = 10.0
 
 
 async def watch_vllm(host: Callable[[], EngineHost | None]) -> NoReturn:
-    """Look again and again whether vLLM in this process hangs.
+    """Check periodically whether vLLM in this process hangs.
 
     Args:
-        host: Returns where it runs; None where it does not.
+        host: Returns its host; None if vLLM does not run here.
 
     Raises:
-        Death: it does.
+        Death: it hangs.
     """
     while True:
         await asyncio.sleep(_LOOK_S)
@@ -38,7 +38,7 @@ async def watch_vllm(host: Callable[[], EngineHost | None]) -> NoReturn:
 
 
 async def unless_vllm_hangs(host: Callable[[], EngineHost | None], start: Coroutine[Any, Any, None]) -> None:
-    """Await the start of models, and watch vLLM meanwhile; see `watch_vllm`."""
+    """Await the start of models while watching vLLM; see `watch_vllm`."""
     tasks = [asyncio.ensure_future(start), asyncio.ensure_future(watch_vllm(host))]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -52,14 +52,14 @@ def engines_of(settings: Settings, base: Catalogue) -> GroupEngines:
     """Return the engines of one executor group, none loaded yet.
 
     Args:
-        settings: Of the deployment.
-        base: The catalogue file, whose endpoints the shared key is for.
+        settings: The deployment's settings.
+        base: The catalogue file, whose endpoints use the shared key.
     """
     return GroupEngines(_options(settings, base), _recording(settings))
 
 
 async def verifier_of(settings: Settings, entry: VerifierModel, base: Catalogue) -> Verifier:
-    """Return the verifier in use, loaded."""
+    """Load and return the configured verifier."""
     if (recording := _recording(settings)) is not None:
         return RecordedVerifier(recording)
     return await start_verifier(entry, _options(settings, base))
@@ -88,7 +88,7 @@ def _options(settings: Settings, base: Catalogue) -> HostingOptions:
 
 
 def keys_of(settings: Settings, base: Catalogue) -> Keys:
-    """Return the API keys of the endpoints; the shared one goes to those of the catalogue file alone."""
+    """Return the API keys of the endpoints; only those of the catalogue file get the shared key."""
     endpoints = [each.endpoint for each in base.models] + [each.endpoint for each in base.verifiers]
     urls = [endpoint.url for endpoint in endpoints if endpoint.url]
     return Keys.read(settings.engine.keys, settings.engine.key, urls)

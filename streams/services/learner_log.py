@@ -1,9 +1,9 @@
-"""The learner's log on the broker: reading it at startup, and the snapshots that keep it and the memory short.
+"""The learner's log on the broker: recovery at startup, and the snapshots that bound the log and memory.
 
-The log is the changelog of the decider's table. Snapshots lie in a topic of their own, and each names the offset of the
-log up to which it holds everything. Startup reads the snapshots, then the log from the older kept snapshot's offset on.
-The log, not the consumer group, is authoritative. If the commit is behind the log, redelivered records are recognised;
-if it is ahead, it is moved back, so that the skipped records are read.
+The log is the changelog of the decider's table. Snapshots have their own topic, and each records the log offset up to
+which it is complete. Startup reads the snapshots, then the log from the offset of the older one kept. The log, not the
+consumer group, is authoritative. If the committed offset is behind the log, redelivered records are recognised; if it
+is ahead, it is rewound, so that the skipped records are read.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class LearnerLog:
     """The decider's table, with its recovery and its snapshots.
 
     Attributes:
-        table: Rows by key, in memory: those that are open, and those that no two snapshots hold yet.
+        table: Rows by key, in memory: open rows, and those that are not in two snapshots yet.
         snapshot_at: Sequence number of the newest snapshot; -1 for none.
     """
 
@@ -53,21 +53,21 @@ class LearnerLog:
             begins=self._begins,
         )
         self.snapshot_at = -1
-        self._reading = self.table.reading  # what the learner was recovered from
-        self._again_s = 0.0  # no snapshot is tried before
-        # Snapshot records as they were read, until they have been folded.
+        self._reading = self.table.reading  # the recovery that the learner is based on
+        self._again_s = 0.0  # earliest time of the next snapshot attempt
+        # Snapshot records as read, until folded.
         self._read: MutableMapping[bytes, bytes] | None = None
         self._present: set[bytes] = set()
         self._manifests: dict[int, Manifest] = {}
-        # What the newest snapshot holds of open decisions, and the keys of the rows written since.
+        # The newest snapshot's open decisions, and the keys of the rows written since.
         self._open = OpenRows()
         self._changed: dict[bytes, None] = {}
-        # Rows that have ended and are still in the log, with the sequence number of their last change.
+        # Ended rows that are still in the log, with the sequence number of their last change.
         self._ended: dict[bytes, int] = {}
 
     @property
     def assigned(self) -> bool:
-        """Return whether this worker is the learner: another one may be, or the rows are still to be read."""
+        """Return whether this worker owns the learner and has read its rows."""
         return bool(self.table.reading)
 
     @property
@@ -76,11 +76,12 @@ class LearnerLog:
         return min(snapshot.CHUNK_BYTES, self.settings.kafka.max_record_bytes // 2)
 
     async def recover(self, decider: Decider) -> Recovered:
-        """Rebuild a learner from snapshots and rows, and move the group's commit back if it is ahead.
+        """Rebuild a learner from snapshots and rows, and rewind the group's committed offsets if they are ahead.
 
         Raises:
-            CorruptState: The log is not whole.
-            PartitionLost: This worker is not the learner, or not yet: a learner without the rows would begin anew.
+            CorruptState: The log is incomplete.
+            PartitionLost: This worker does not, or not yet, own the learner: without the rows, a learner would start
+                from scratch.
         """
         self._reading = self.table.reading
         self._require_current()
@@ -102,7 +103,7 @@ class LearnerLog:
             await asyncio.sleep(0)
         self._require_current()
         self._read, self._present = None, set(snapshots)
-        # A newer one was refused, and none may be what lets rows leave the log.
+        # Newer ones were refused and must not let rows leave the log.
         whole = manifests(snapshots).items()
         self._manifests = {version: each for version, each in whole if version <= found.snapshot_version}
         self.snapshot_at = found.snapshot_version
@@ -146,15 +147,15 @@ class LearnerLog:
         return found
 
     async def begin(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write the prior that an empty log begins from; raises as `write` does."""
+        """Write the prior that an empty log starts from; raises as `write` does."""
         await self._post(records)
 
     async def write(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write rows that follow from those that the learner was recovered from, all or none; None deletes a key.
+        """Write rows derived from the recovered state, atomically; None deletes a key.
 
         Raises:
-            PartitionLost: The table has been read anew since, or is about to be; nothing was written.
-            SendFailed: The broker did not take them.
+            PartitionLost: The table has been recovered again since, or is about to be; nothing was written.
+            SendFailed: The broker did not accept them.
         """
         self._require_current()
         written = [(key, value, 0) for key, value in rows]
@@ -163,7 +164,7 @@ class LearnerLog:
             self._changed.update((key, None) for key, _, _ in written)
 
     async def _write_snapshots(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write records of snapshots, all or none; raises as `write` does."""
+        """Write snapshot records atomically; raises as `write` does."""
         self._require_current()
         await self.table.post(self.topic, records)
 
@@ -172,10 +173,10 @@ class LearnerLog:
             raise PartitionLost(f"{self.changelog}: another worker has it, or it is still to be read")
 
     async def snapshot_when_due(self, decider: Decider) -> None:
-        """Write a snapshot once enough has been learned since the last, then drop rows that two of them hold.
+        """Write a snapshot once enough has been learned since the last, then drop rows that are in two of them.
 
         Raises:
-            PartitionLost: Another worker is the learner, or the log is read anew.
+            PartitionLost: Another worker owns the learner, or the log is being recovered.
         """
         every = self.settings.policy.snapshot_every
         if (
@@ -189,7 +190,7 @@ class LearnerLog:
         except PartitionLost:
             raise
         except Unavailable as error:
-            # The rows hold everything, so the next attempt writes a complete snapshot. Decisions wait for each.
+            # The rows are complete, so the next attempt writes a full snapshot. Decisions wait during an attempt.
             self._again_s = self.runtime.monotonic() + _AGAIN_S
             log.warning("no snapshot, and none is tried for %.0f s: %s", _AGAIN_S, error)
             return
@@ -197,17 +198,17 @@ class LearnerLog:
         log.info("snapshot %d written, %d older records dropped", self.snapshot_at, dropped)
 
     def _show(self) -> None:
-        """Set the gauges of the newest snapshot; the age of one that was recovered counts from now."""
+        """Set the gauges of the newest snapshot; the age of a recovered one counts from now."""
         self.runtime.metrics.snapshot_place.set(self.snapshot_at)
         self.runtime.metrics.snapshot_time.set(self.runtime.clock.now_ms() / 1000)
 
     async def _write(self, decider: Decider) -> int:
-        """Write a snapshot and drop what is not needed any more, in the order that `agents.decider.snapshot` gives."""
+        """Write a snapshot and drop what is no longer needed, in the order given by `agents.decider.snapshot`."""
         topics = self.runtime.topics
         first = await self.runtime.log.first_offsets((topics.query, topics.context))
         end = (await self.runtime.log.end_offsets((self.changelog,)))[self.changelog, 0]
         changed = self._changed
-        # With the keys that the table has: one object for each serves both.
+        # Use the table's key objects, to share them.
         keys = [key for key in self.table if key in changed or key.startswith(b"\x00")]
 
         def made() -> tuple[list[tuple[bytes, bytes]], OpenRows, dict[bytes, int]]:
@@ -256,14 +257,14 @@ class LearnerLog:
         return len(old) + len(left)
 
     async def _post(self, records: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write records of snapshots one by one: each may be as large as a request can be."""
+        """Write snapshot records one by one: each may be as large as a request can be."""
         for key, value in records:
             await self._write_snapshots([(key, value)])
             self._present.add(key)
-        self._read = None  # a recovery that has begun meanwhile, after a rebalance, has read less
+        self._read = None  # a recovery that started meanwhile, after a rebalance, has read less
 
     async def _begins(self) -> int:
-        """Read the snapshots, and return the offset at which reading the log begins."""
+        """Read the snapshots, and return the log offset to start from."""
         self._read = await self._snapshots()
         start = start_of(self._read)
         end = (await self.runtime.log.end_offsets((self.changelog,)))[self.changelog, 0]
@@ -276,11 +277,11 @@ class LearnerLog:
         return start
 
     async def _snapshots(self) -> MutableMapping[bytes, bytes]:
-        """Read the records of snapshots into a file: they hold every open row."""
+        """Read the snapshot records into a file: they hold every open row."""
         return await self.runtime.log.latest(self.topic, into=FileRows(self.settings.state_path()))
 
     async def _remove_foreign(self, found: Recovered, values: Mapping[bytes, bytes]) -> None:
-        """Put back the rows that foreign records have replaced, and delete the other foreign records."""
+        """Restore rows that foreign records replaced, and delete the other foreign records."""
         for topic, keys in zip((self.changelog, self.topic), found.foreign, strict=True):
             for key in keys:
                 log.error(
@@ -296,11 +297,11 @@ class LearnerLog:
         self._present.difference_update(records)
 
     async def _hold_back(self, found: Recovered) -> None:
-        """Read again from the end of the log, if the group has committed further."""
+        """Rewind the group to where the log ends, if it has committed further."""
         topics = self.runtime.topics
         ends = {topics.context: found.next_context, topics.reward: found.next_reward}
         for topic, committed in (await self.runtime.rewind_commits(ends)).items():
-            # Usually these are records that left no row, and will again leave none.
+            # Usually these records left no row, and will leave none again.
             log.info(
                 "%s: the group has committed %d, the log ends before %d: reading again from there",
                 topic,
@@ -309,11 +310,11 @@ class LearnerLog:
             )
 
     async def _report_expired(self, found: Recovered) -> None:
-        """Log which records retention removed before the learner read them: they are never decided or learned."""
+        """Log records that retention removed before the learner read them: they are never decided or learned."""
         topics = self.runtime.topics
         first = await self.runtime.log.first_offsets((topics.context, topics.reward))
         for topic, read in ((topics.context, found.next_context), (topics.reward, found.next_reward)):
-            # Records that left no row, such as dead letters, count too: the log cannot tell them apart.
+            # Records that left no row, such as dead letters, count too: the log cannot distinguish them.
             if (lost := first.get((topic, 0), 0) - read) > 0:
                 self.runtime.metrics.expired.labels(topic).inc(lost)
                 log.error(

@@ -1,4 +1,4 @@
-"""The rewards that wait for feedback, by account: which are closed early where too many are open."""
+"""The rewards that wait for feedback, by account, and which to close early when too many are open."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ from streams.services.priority_queue import PriorityQueue
 
 
 class OpenRewards:
-    """The open rewards of a partition, of which those beyond its bounds are closed early.
+    """The open rewards of a partition; those beyond its limits are closed early.
 
-    Which these are follows from the rows that are open and from nothing else: the oldest, by the append time of its
-    Answer, of the account that has most, the first by name where several have as many.
+    The open rows alone determine which: the oldest one, by the append time of its Answer, of the account with the most
+    open rewards (the first by name if several tie).
 
-    An account that opens many pays for that itself: another's reward goes only once that one has as many.
+    So an account with many open rewards affects only itself: another's are closed only once it has as many.
 
     >>> rewards = OpenRewards(most=3, most_each=3)
     >>> for at_ms, (account, query_id) in enumerate(
@@ -22,42 +22,42 @@ class OpenRewards:
     ['a1', 'a2']
 
     Args:
-        most: How many may be open.
-        most_each: How many of one account.
+        most: Most open rewards.
+        most_each: Most per account.
     """
 
     def __init__(self, most: int, most_each: int) -> None:
         self._most = most
         self._most_each = most_each
         self._accounts: dict[str, PriorityQueue[str]] = {}
-        # Accounts by how many they have open, negative: the one that has most comes first.
+        # Accounts by their negated number of open rewards: the one with the most comes first.
         self._sizes = PriorityQueue[str]()
         self._open = 0
 
     def __len__(self) -> int:
-        """Return how many are open."""
+        """Return the number of open rewards."""
         return self._open
 
     def add(self, account: str, answered_ms: int, query_id: str) -> None:
         """Add a reward.
 
         Args:
-            account: Whose it is.
+            account: Its account.
             answered_ms: Append time of its Answer, ms since the epoch.
-            query_id: Of its query, which has no open reward yet.
+            query_id: Its query, which has no open reward yet.
         """
         self._accounts.setdefault(account, PriorityQueue()).push(answered_ms, query_id)
         self._changed(account, 1)
 
     def remove(self, account: str, query_id: str) -> None:
-        """Remove a reward, if it is there: it is closed."""
+        """Remove a closed reward, if present."""
         queue = self._accounts.get(account)
         if queue is not None and query_id in queue:
             queue.remove(query_id)
             self._changed(account, -1)
 
     def beyond(self) -> Iterator[str]:
-        """Remove and yield the queries whose rewards are beyond the bounds."""
+        """Remove and yield the queries whose rewards are beyond the limits."""
         while (first := self._sizes.first()) is not None:
             size, account = first
             if self._open <= self._most and -size <= self._most_each:

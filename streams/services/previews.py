@@ -1,4 +1,4 @@
-"""What the policy of a decider would choose for a query, and why: nothing is learned, logged or sent."""
+"""Previews: what a decider's policy would choose for a query, and why. Nothing is learned, logged or sent."""
 
 import asyncio
 import hashlib
@@ -19,10 +19,10 @@ from streams.services.decider import DeciderService
 log = logging.getLogger("streams.decider")
 
 _MOST_WAITING: Final = 16
-"""Previews at once. Encoding a question takes about 10 ms, one at a time; more than these would wait too long."""
+"""Most concurrent previews. Encoding takes about 10 ms per question, one at a time; more would wait too long."""
 
 _KEPT: Final = 256
-"""Vectors that are kept: a slider asks many times about one question."""
+"""Vectors cached: a slider requests many previews of one question."""
 
 _NOWHERE: Final = Origin(topic="preview", partition=0, offset=0)
 
@@ -32,7 +32,7 @@ class NotNow(Unavailable):
 
 
 class Changed(NamedTuple):
-    """The actions of a catalogue that a learner has not taken over yet."""
+    """The actions of a catalogue that the learner does not offer yet."""
 
     decider: Decider
     version: int
@@ -42,17 +42,17 @@ class Changed(NamedTuple):
 
 
 class Previews:
-    """Answers what the learner of a service would choose.
+    """Computes what a service's learner would choose.
 
     Args:
-        service: The decider's service.
+        service: The decider service.
     """
 
     def __init__(self, service: DeciderService) -> None:
         self.service = service
         self._waiting = 0
         self._encoding = asyncio.Lock()
-        self._vectors: OrderedDict[bytes, bytes] = OrderedDict()  # by a digest of the text, which may be long
+        self._vectors: OrderedDict[bytes, bytes] = OrderedDict()  # by digest of the text, which may be long
         self._changed: Changed | None = None
         self._copy: tuple[Decider, int, int, ActionSpace, Decider] | None = None
 
@@ -60,8 +60,8 @@ class Previews:
         """Return what would be chosen for a query now.
 
         Raises:
-            NotNow: This worker is not the learner, is recovering, or has too many previews to answer.
-            UniscaleError: What would refuse the query itself.
+            NotNow: This worker does not own the learner, is recovering, or has too many previews in flight.
+            UniscaleError: The error that the query itself would be refused with.
         """
         if self._waiting >= _MOST_WAITING:
             raise NotNow(f"{_MOST_WAITING} previews are being answered; try again")
@@ -70,7 +70,7 @@ class Previews:
             context = await self._context(anonymous(query))
             async with self._encoding:
                 changed = await self._actions()
-            # Between two batches: a snapshot reads the learner in a thread, and an offer of actions is not one step.
+            # Between two batches: a snapshot reads the learner in a thread, and offering actions is not atomic.
             async with self.service.lock:
                 return await self._read(context, changed)
         finally:
@@ -94,7 +94,7 @@ class Previews:
         return preview(decider, context, living if living.serves(context.query) else others)
 
     async def _actions(self) -> Changed | None:
-        """Return the actions of a catalogue that the learner takes over at its next decision; None if it has.
+        """Return the actions that the learner will offer from its next decision; None if it already does.
 
         Raises:
             NotNow: None of them is embedded.
@@ -111,14 +111,14 @@ class Previews:
         except Unavailable as error:
             raise NotNow(str(error)) from error
         found = Changed(decider, version, space, vectors, catalogue.price_factors)
-        # Where some wait for the encoder, it is asked again in a while.
+        # If some wait for the encoder, it is retried later.
         self._changed = found if len(space) == len(control.space(catalogue)) else None
         return found
 
     async def _offering(self, changed: Changed) -> Decider:
-        """Return a copy of the learner with a changed catalogue: its own offer is a row in its log."""
+        """Return a copy of the learner that offers a changed catalogue: the learner's own offer writes to its log."""
         decider, kept = changed.decider, self._copy
-        # Of one version, more actions may have been embedded; of one space, the price of a model may have changed.
+        # More actions of the same version may be embedded; in the same space, a model's price factor may have changed.
         if (
             kept is not None
             and kept[0] is decider

@@ -9,10 +9,10 @@ _SLACK = 64
 
 
 class PriorityQueue(Generic[T]):
-    """Items in the order of a number, the least first; those of one number in their own order.
+    """Items ordered by a number, lowest first; ties by the items' own order.
 
-    What was removed stays in the heap as an entry that counts no more, until half of the entries are such: so a removal
-    takes constant time, spread over all of them, and the heap never outgrows the items twice.
+    Removed entries stay in the heap until they are half of it: so removal takes amortised constant time, and the heap
+    is at most twice the number of items.
 
     >>> queue = PriorityQueue[str]()
     >>> for number, item in (3, "c"), (1, "a"), (2, "b"):
@@ -27,26 +27,26 @@ class PriorityQueue(Generic[T]):
         self._numbers: dict[T, int] = {}
 
     def __len__(self) -> int:
-        """Return how many items there are."""
+        """Return the number of items."""
         return len(self._numbers)
 
     def __contains__(self, item: T) -> bool:
-        """Return whether an item is there."""
+        """Return whether an item is in the queue."""
         return item in self._numbers
 
     def push(self, number: int, item: T) -> None:
-        """Add an item; one that is there gets the new number."""
+        """Add an item, or change its number."""
         self._numbers[item] = number
         heapq.heappush(self._heap, (number, item))
         self._sweep()
 
     def remove(self, item: T) -> None:
-        """Remove an item, if it is there."""
+        """Remove an item, if present."""
         if self._numbers.pop(item, None) is not None:
             self._sweep()
 
     def first(self) -> tuple[int, T] | None:
-        """Return the first item with its number; None if there is none."""
+        """Return the first item with its number; None if empty."""
         while self._heap and self._numbers.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0] if self._heap else None
@@ -55,7 +55,7 @@ class PriorityQueue(Generic[T]):
         """Remove and return the first item with its number.
 
         Raises:
-            IndexError: there is none.
+            IndexError: the queue is empty.
         """
         if (found := self.first()) is None:
             raise IndexError("the queue is empty")

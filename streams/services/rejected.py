@@ -1,4 +1,4 @@
-"""Queries that were rejected before they were decided: their ids as digests, beside the rows of the join."""
+"""Queries rejected before they were decided: digests of their ids, stored with the rows of the join."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -8,21 +8,22 @@ from typing import Final
 from streams.runtime.table import Table
 
 KEY: Final = b"\x00rejected/"
-"""Prefix of their keys. A query_id is printable ASCII, so no query's row can begin like this."""
+"""Prefix of their keys. A query_id is printable ASCII, so no query's row can start like this."""
 
 _AT_ONCE: Final = 2
 
 
 class RejectedIds:
-    """The latest rejected ids, each under 8 bytes of its BLAKE2b digest with the append time of its Answer.
+    """The latest rejected ids, as 8 bytes of their BLAKE2b digest, with the append time of the Answer.
 
-    A Decision may still follow: whoever gave up the Query ended before its commit, and the next one handled it. It then
-    meets the Answer that its client has. Of N ids, a new one is mistaken for one of them with probability N/2⁶⁴.
+    A Decision may still follow, if the worker that refused the Query ended before committing and its successor handled
+    it. It then finds the Answer that the client has. With N ids stored, a new one is mistaken for one of them with
+    probability N/2⁶⁴.
 
     Args:
-        table: Where they lie.
-        most: How many a partition keeps; the oldest go when others come. About 250 bytes each.
-        keep_ms: Those whose Answer is older go when others come.
+        table: The table that holds them.
+        most: Most ids per partition, about 250 bytes each; new ones replace the oldest.
+        keep_ms: Age of the Answer beyond which ids are removed when new ones are added.
     """
 
     def __init__(self, table: Table, most: int, keep_ms: int) -> None:
@@ -33,17 +34,17 @@ class RejectedIds:
         self._keys: dict[int, deque[bytes]] = {}
 
     def answered_ms(self, query_id: str) -> int | None:
-        """Return the append time of the Answer that rejected a query, ms since the epoch; None if none is known."""
+        """Return the append time of the Answer that rejected a query, ms since the epoch; None if unknown."""
         value = self._table.get(_key(query_id))
         return None if value is None else int(value)
 
     def rows(self, query_id: str, at_ms: int, partition: int) -> list[tuple[bytes, bytes | None]]:
-        """Return what to write to remember a query, with the oldest ids that make room for it.
+        """Return the rows to write to remember a query, including deletions of the oldest ids.
 
         Args:
             query_id: Its id.
             at_ms: Append time of its Answer, ms since the epoch.
-            partition: Of its records.
+            partition: Partition of its records.
         """
         key, known = _key(query_id), self._keys.get(partition, deque())
         if self._table.get(key) is not None:
@@ -57,7 +58,7 @@ class RejectedIds:
         return [(key, str(at_ms).encode()), *((each, None) for each in gone)]
 
     def written(self, rows: Sequence[tuple[bytes, bytes | None]], partition: int) -> None:
-        """Take note of rows that are written."""
+        """Record that rows were written."""
         known = self._keys.setdefault(partition, deque())
         for key, value in rows:
             if value is not None:
@@ -66,7 +67,7 @@ class RejectedIds:
                 known.popleft()
 
     def recovered(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Begin from the rows of the table that are ids."""
+        """Start from the table's rows that are ids."""
         self._keys = {}
         for key, _ in sorted(rows, key=lambda row: int(row[1])):
             partition = self._table.partition_of(key)

@@ -1,7 +1,7 @@
-"""Turns of tenants at what does only so much at once: the one that has had the least time is next.
+"""Fair sharing of a resource among tenants: the tenant that has used the least time is next.
 
-Whoever sends many references that take a grader seconds, or many texts that take the encoder long, would otherwise
-hold up everybody.
+Otherwise a tenant with many references that are slow to grade, or many texts that are slow to encode, would block
+everyone.
 """
 
 import asyncio
@@ -18,30 +18,30 @@ class TooManyWait(UniscaleError):
 
 
 class Turns:
-    """Turns of tenants, in the order of the time that they have had.
+    """Gives tenants turns, in order of the time they have used.
 
-    Only tenants whose work waits or is done now are remembered; another begins as the one that had the least.
+    Only tenants with waiting or running work are tracked; a new one starts equal to the one that has used the least.
 
     Args:
-        at_once: So many have their turn at once.
-        clock: Seconds, monotonic.
-        most: So many wait at most. A tenant alone may have as many; of several, each has its share for certain.
+        at_once: Number of concurrent turns.
+        clock: Monotonic clock, in seconds.
+        most: Most waiting. A single tenant may use them all; of several, each is guaranteed its share.
     """
 
     def __init__(self, at_once: int, clock: Callable[[], float], *, most: float = math.inf) -> None:
         self._free = at_once
         self._most = most
         self._clock = clock
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # whoever had a turn goes to the end
-        self._now: Counter[str] = Counter()  # by tenant, how many have their turn
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # a tenant that had a turn goes to the end
+        self._now: Counter[str] = Counter()  # running turns by tenant
         self._had_s: dict[str, float] = {}
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for a turn, which lasts as long as the block.
+        """Wait for a turn, which lasts until the block ends.
 
         Raises:
-            TooManyWait: more wait than may, and this tenant has the most of them.
+            TooManyWait: too many wait, and this tenant has the most of them.
         """
         await self._wait(tenant)
         began_s = self._clock()
@@ -65,7 +65,7 @@ class Turns:
                     self._waiting[tenant].remove(turn)
                 self._forget(tenant)
             elif turn.exception() is None:
-                self._leave(tenant)  # its turn came together with what ended the wait
+                self._leave(tenant)  # the turn was granted just as the wait was cancelled
             raise
 
     def _next(self) -> None:

@@ -1,4 +1,4 @@
-"""The verifier's service: SearchStep in, Verification out, to the group the step came from."""
+"""The verifier service: SearchStep in, Verification out, to the group the step came from."""
 
 import asyncio
 import logging
@@ -88,17 +88,17 @@ class VerifierService(Keyed[None]):
             runtime.metrics.engine_faults.labels("verifier").inc()
             if isinstance(error, ServingError) and error.fatal:
                 raise Death(f"{step.query_id}/{step.step}: {error}") from error
-            # With its trace: what was drafted was worked for, and its key pays for it.
+            # With its trace: the drafts have a cost, which is charged to the API key.
             answer = replace(failed(step, error, step.engine), by="verifier")
             return Effects(send=[Outgoing.of(runtime.topics.answer, answer)])
         return Effects(send=[out])
 
     async def _require_group(self, step: SearchStep, topic: str) -> None:
-        """Refuse a group without a topic: a producer would wait for that topic, and hold up the steps behind this one.
+        """Refuse a group without a topic: a producer would wait for the topic, and block later steps.
 
         Raises:
             UnknownGroup: naming it.
-            Unavailable: the broker does not say.
+            Unavailable: the broker does not respond.
         """
         # A group may have left the catalogue while its last searches run.
         known = {model.group for model in self.runtime.control.models.values()}

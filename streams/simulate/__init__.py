@@ -1,6 +1,6 @@
-"""Deterministic simulation: a seed draws a deployment, its traffic and what goes wrong; then everything must add up.
+"""Deterministic simulation: a seed draws a deployment, its traffic and faults; then all invariants are checked.
 
-`world` draws the deployment and its traffic, `faults` draws what goes wrong and does it, `history` lives through both
-and judges the outcome, `run` does that for many seeds. Nothing here reads a clock, sleeps or depends on the order of a
-hash: the same seed gives the same bytes.
+`world` draws the deployment and its traffic, `faults` draws and injects faults, `history` runs both and judges the
+outcome, `run` does that for many seeds. Nothing here reads a clock, sleeps or depends on hash order: the same seed
+gives the same bytes.
 """

@@ -1,4 +1,4 @@
-"""What goes wrong: kinds of faults, a schedule drawn from a seed, the workers and dependencies that they happen to."""
+"""Fault injection: kinds of faults, a schedule drawn from a seed, and the workers and dependencies they affect."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 SERVICES: Final = ("embedder", "decider", "executor", "verifier", "aggregator")
 
-# The kinds. Those of a step strike at the n-th thing of its kind that a service does; the others at a time.
+# Kinds of faults. Step faults occur at the n-th step of a kind in a service; the others occur at a time.
 
 STEPS: Final[dict[str, tuple[str, ...]]] = {
     "die": ("send", "row", "commit"),
@@ -56,7 +56,7 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
     "commit lost": ("commit",),
     "thread slow": ("thread",),
 }
-"""Which steps of a worker each kind strikes: it begins to handle, sends, writes a row, computes in a thread, has
+"""Which steps of a worker each kind affects: it starts handling, sends, writes a row, computes in a thread, has
 handled, commits."""
 
 _SKIPPED: Final = {"embedder": ("row",), "executor": ("row", "thread"), "verifier": ("row", "thread")}
@@ -79,7 +79,7 @@ DEPENDENCIES: Final[dict[str, tuple[str, ...]]] = {
     "verifier lies": ("",),
     "model away": ("suspended", "loading", "failed"),
 }
-"""What dependencies do for a while, each in one of these ways."""
+"""Ways in which each dependency misbehaves for a while."""
 
 TIMES: Final = (
     "clock",
@@ -93,15 +93,15 @@ TIMES: Final = (
     "reset",
 )
 SEGMENT_S: Final = 55.0
-"""Age of what compaction leaves alone, longer than a worker is ever suspended."""
+"""Age up to which compaction spares records; longer than any worker is suspended."""
 
 KINDS: Final = (*STEPS, *DEPENDENCIES, *TIMES)
 
 _LATER: Final = ("thread slow", "model away", "repair", "reset")
-"""Drawn from a stream of their own, which leaves as it was what the seeds of before drew."""
+"""Drawn from a separate random stream, so that earlier seeds still draw the same schedules."""
 
-# So that each kind strikes in one history of twenty: few worlds ask a server for vectors, few answers need a grader,
-# and a dependency that is not asked meanwhile does no harm.
+# Weights so that each kind takes effect in one history of twenty: few worlds use an encoder server, few answers need a
+# grader, and the fault of an unused dependency has no effect.
 _OFTEN: Final = {"encoder": 3.0, "grader": 3.0, "engine": 1.5, "verifier": 1.5, "raise": 2.0, "suspend": 2.0}
 
 _OWNERS: Final = {
@@ -114,14 +114,14 @@ _OWNERS: Final = {
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """One thing that goes wrong.
+    """One fault.
 
     Attributes:
         kind: One of `KINDS`.
-        service: Whose; empty for what concerns the broker or all.
-        at: Which step, the first is 1; or when, in seconds.
-        much: For how long in seconds, how often, or by how many seconds; what the kind needs.
-        how: In which way; of a step that is raised at or suspended at, which.
+        service: The service affected; empty for the broker or for all services.
+        at: Number of the step, from 1; or a time, in seconds.
+        much: Duration in seconds, number of times, or shift in seconds, depending on the kind.
+        how: Variant; for an error or suspension at a step, which step.
     """
 
     kind: str
@@ -132,9 +132,9 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 
 def schedule(seed: int, world: World) -> tuple[Fault, ...]:
-    """Draw what goes wrong in a world; sometimes nothing does."""
+    """Draw the faults of a world; sometimes there are none."""
     rng, later = random.Random(f"faults {seed}"), random.Random(f"later faults {seed}")
-    if world.trait == "choices":  # which are as good after a repair
+    if world.trait == "choices":  # whose quality is the same after a repair
         return tuple(_drawn(later, kind, world) for kind in later.choice(((), ("repair",))))
     kinds = [
         kind
@@ -161,10 +161,10 @@ def _drawn(rng: random.Random, kind: str, world: World) -> Fault:
             )
         steps = tuple(step for step in STEPS[kind] if step not in _SKIPPED.get(service, ()))
         hows = {"raise": steps, "suspend": steps, "unsure": ("written", "lost")}.get(kind, ("",))
-        # Early and late ones alike, also where there are few.
+        # Log-uniform, so that both early and late steps are drawn, even if there are few.
         step = int((3 * len(world.queries)) ** rng.random())
         return Fault(kind=kind, service=service, at=step, much=much, how=rng.choice(hows))
-    # Early ones more often: in the end only late feedback comes.
+    # Early times more often: near the end only late feedback arrives.
     at = round(world.until_s * rng.random() ** 2, 3)
     if kind in DEPENDENCIES:
         service = _OWNERS[kind.partition(" ")[0]]
@@ -173,7 +173,7 @@ def _drawn(rng: random.Random, kind: str, world: World) -> Fault:
     much = 0.0
     if kind == "compact":
         at += SEGMENT_S
-    if kind in ("repair", "reset"):  # when something has been learned
+    if kind in ("repair", "reset"):  # once something has been learned
         at = round(world.until_s * rng.uniform(0.5, 1.5), 3)
     if kind == "clock":
         much = rng.choice((-900.0, -30.0, -2.0, 2.0, 30.0, 900.0))
@@ -189,11 +189,11 @@ def _drawn(rng: random.Random, kind: str, world: World) -> Fault:
 
 
 class Injected(RuntimeError):
-    """An error that nobody expects, raised by the simulator."""
+    """An unexpected error, raised by the simulator."""
 
 
 def injected(error: BaseException | None) -> bool:
-    """Return whether the simulator is at the bottom of an error."""
+    """Return whether the simulator caused an error."""
     while error is not None:
         if isinstance(error, Injected | Died) or getattr(error, "injected", False):
             return True
@@ -202,13 +202,13 @@ def injected(error: BaseException | None) -> bool:
 
 
 def marked(error: T) -> T:
-    """Return an error of which the simulator is the cause."""
+    """Mark an error as caused by the simulator and return it."""
     error.injected = True  # type: ignore[attr-defined]
     return error
 
 
 class _Raising(NamedTuple):
-    """Where an error is raised again: at the same step of the same records."""
+    """Where to raise an error again: at the same step of the same records."""
 
     service: str
     what: str
@@ -217,19 +217,19 @@ class _Raising(NamedTuple):
 
 
 class Faults:
-    """What of a schedule has happened, and what is happening now.
+    """State of a fault schedule: which faults have taken effect, and which are active.
 
     Args:
-        schedule: What goes wrong.
-        clock: Seconds since the deployment is up.
+        schedule: The faults.
+        clock: Seconds since the deployment started.
 
     Attributes:
-        hits: How often each kind struck each service.
-        raised: How often each record, by its coordinates, was being handled when an error was raised.
-        witnessed: How often it was being handled when its worker died.
-        deadly: How many processes each record of a deadly query has ended, by query and place.
-        over: Whether nothing goes wrong any more.
-        suspend: Suspends a worker for so many seconds.
+        hits: How often each kind took effect on each service.
+        raised: How often each record, by its coordinates, was in flight when an error was raised.
+        witnessed: How often it was in flight when its worker died.
+        deadly: How many processes each record of a deadly query has ended, by query and service.
+        over: Whether all faults are over.
+        suspend: Suspends a worker for a number of seconds.
     """
 
     def __init__(self, schedule: Sequence[Fault], clock: Callable[[], float]) -> None:
@@ -248,10 +248,10 @@ class Faults:
         self._hit: set[Fault] = set()
 
     def strikes(self, worker: Worker, what: str, topic: str) -> Fault | None:
-        """Return what strikes a step of a worker.
+        """Return the fault at a step of a worker, if any.
 
         Raises:
-            Injected: an error strikes it.
+            Injected: the fault is an error.
         """
         if self.over:
             return None
@@ -265,7 +265,7 @@ class Faults:
                 continue
             if fault.how in STEPS[fault.kind] and what != fault.how:
                 continue
-            # The guard's own letter is no work of a handler.
+            # The guard sends dead letters itself, outside the handler.
             if fault.kind == "raise" and topic == worker.topics.dead_letter:
                 continue
             self._steps[fault] -= 1
@@ -278,11 +278,11 @@ class Faults:
         return None
 
     def acted(self) -> None:
-        """Take note that something of the records being handled is on the broker."""
+        """Record that an effect of the records in flight is on the broker."""
         self._acted.update(record.coordinates for record in handling.get())
 
     def _raise(self, place: _Raising) -> None:
-        # A record that fails for good is given up. What of it is on the broker by then stays there, half of a whole.
+        # A record that keeps failing goes to the dead-letter topic. Effects already on the broker stay, incomplete.
         if place.record and place.record in self._acted and self._raised[place.record] >= LIMIT - 1:
             return
         self._raised[place.record] += 1
@@ -290,13 +290,13 @@ class Faults:
         raise Injected(f"while {place.service} did: {place.what} {place.topic}")
 
     def hit(self, fault: Fault) -> None:
-        """Count that a fault took effect; once."""
+        """Count that a fault took effect, once."""
         if fault not in self._hit:
             self._hit.add(fault)
             self.hits[fault.kind, fault.service or "broker"] += 1
 
     def now(self, dependency: str) -> Fault | None:
-        """Return what a dependency does now; None if it is well."""
+        """Return the active fault of a dependency, or None."""
         if self.over:
             return None
         for fault in self.schedule:
@@ -308,12 +308,12 @@ class Faults:
         return None
 
     def away(self, model: str) -> State | None:
-        """Return why a model is not ready now; None if it is."""
+        """Return the state of a model that is not ready now; None if it is ready."""
         fault = self.now("model") if model == "large" else None
         return None if fault is None else cast(State, fault.how)
 
     def end(self, service: str, question: str, world: World) -> None:
-        """End the process of a service where a question is deadly to it.
+        """End the process of a service if a question is deadly to it.
 
         Raises:
             EngineDiedError: it is.
@@ -324,7 +324,7 @@ class Faults:
                 raise marked(EngineDiedError(f"{service}: device-side assert triggered"))
 
     def skew_ms(self, worker: Worker) -> int:
-        """Return how far a worker's clock is ahead of the broker's: jumped at once, or drifted there in a minute."""
+        """Return how far a worker's clock is ahead of the broker's, in ms: in one jump, or drifting over a minute."""
         ahead_s = 0.0
         for fault in self.schedule:
             since_s = self.clock() - fault.at
@@ -334,19 +334,19 @@ class Faults:
         return int(1000 * ahead_s)
 
     def meets(self, kind: str, values: Iterable[bytes | None]) -> None:
-        """Take note that a kind of fault met the queries of some records."""
+        """Record that a kind of fault affected the queries of some records."""
         self.meets_queries(kind, (query_id for value in values if (query_id := quick_id(value)) is not None))
 
     def meets_queries(self, kind: str, query_ids: Iterable[str]) -> None:
-        """Take note that a kind of fault met queries."""
+        """Record that a kind of fault affected queries."""
         self._met.update((kind, query_id) for query_id in query_ids)
 
     def met(self, kind: str, query_id: str) -> bool:
-        """Return whether a kind of fault met a query."""
+        """Return whether a kind of fault affected a query."""
         return (kind, query_id) in self._met
 
 
-# A worker to which the faults of steps happen.
+# A worker with faults injected at its steps.
 
 
 class Worker(MemoryRuntime):
@@ -354,7 +354,7 @@ class Worker(MemoryRuntime):
 
     Attributes:
         running: Cleared while it is suspended.
-        expelled: Whether its group went on without it.
+        expelled: Whether its group has removed it.
     """
 
     def __init__(self, *args: Any, faults: Faults, **more: Any) -> None:
@@ -374,7 +374,7 @@ class Worker(MemoryRuntime):
         super()._bind(topic, binding._replace(handle=struck), stage)
 
     async def effect(self, kind: Literal["send", "row"], topic: str, *records: Appended) -> None:
-        """Append records, if nothing strikes; see the base."""
+        """Append records unless a fault prevents it; see the base class."""
         on_its_way = self.running.is_set()
         fault = self.faults.strikes(self, kind, topic)
         if fault is not None and fault.kind == "suspend":
@@ -384,7 +384,7 @@ class Worker(MemoryRuntime):
         await self._latency()
         await self.running.wait()
         if self.expelled:
-            # A request that was on its way when the process stopped still arrives, unless the broker fences its writer.
+            # A request sent before the process stopped still arrives, unless the broker fences its writer.
             if on_its_way and not (kind == "row" and self.spec.one_writer):
                 for record in records:
                     self.broker.append(topic, *record)
@@ -402,7 +402,7 @@ class Worker(MemoryRuntime):
             self._dies(Effect(self.app, kind, topic, records[0][0] or b""))
 
     async def commit(self, subscription: Subscription, partition: int) -> None:
-        """Commit an offset, if nothing strikes; see the base."""
+        """Commit an offset unless a fault prevents it; see the base class."""
         await self.running.wait()
         if self.expelled:
             self.dead = True
@@ -418,7 +418,7 @@ class Worker(MemoryRuntime):
         raise Died(f"{self.app} died after {effect}")
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run inline, if nothing strikes; what takes long in a thread holds up nothing beside it."""
+        """Run inline unless a fault prevents it; a slow thread does not block the event loop."""
         slow = self.faults.strikes(self, "thread", "")
         made = work()
         if slow is not None:
@@ -427,16 +427,16 @@ class Worker(MemoryRuntime):
         return made
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, and then until it is not suspended."""
+        """Sleep, and then wait until the worker is not suspended."""
         await asyncio.sleep(seconds)
         await self.running.wait()
 
     def wall_ms(self) -> int:
-        """Return the time of a machine whose clock is its own."""
+        """Return the time on this machine's own clock, in ms."""
         return self.broker.now_ms() + self.faults.skew_ms(self)
 
 
-# The dependencies: they answer from the recording, and do what the faults of now say.
+# The dependencies: they answer from the recording, subject to the active faults.
 
 
 def _encoder(faults: Faults, choice: EncoderChoice) -> HashedEncoder | HttpEncoder:
@@ -470,7 +470,7 @@ def _encoder(faults: Faults, choice: EncoderChoice) -> HashedEncoder | HttpEncod
 
 
 def _broken(fault: Fault | None, what: str) -> None:
-    """Raise what a server that is down makes its client raise."""
+    """Raise what a client raises when its server is down."""
     if fault is not None and fault.how == "unreachable":
         raise marked(EngineUnreachableError(f"{what}: no connection"))
     if fault is not None and fault.how == "dead":
@@ -503,7 +503,7 @@ class _Engine(RecordedEngine):
 
 
 async def _badly(bad: Bad, drafts: list[Drafted]) -> list[Drafted]:
-    """Return what a model that should not be chosen says."""
+    """Return the output of a misbehaving model."""
     match bad:
         case "refuses":
             raise RequestRefusedError("large: HTTP 400: unknown parameter 'seed'")
@@ -527,7 +527,7 @@ class _Engines(GroupEngines):
         return Loaded(_Engine(self.faults, self.world, model.name))
 
     async def get(self, model: Model) -> Engine:
-        """Return the engine of a model that is not away, once it has loaded; see the base."""
+        """Return the engine of an available model once it has loaded; see the base class."""
         while (state := self._state(model.name)) == "loading":  # noqa: ASYNC110
             await asyncio.sleep(0.5)
         if state == "failed":
@@ -535,7 +535,7 @@ class _Engines(GroupEngines):
         return await super().get(model)
 
     def health(self) -> tuple[ModelHealth, ...]:
-        """Return the state of every model; see the base."""
+        """Return the state of every model; see the base class."""
         return tuple(
             ModelHealth(model=each.model, state=state, why="simulated")
             if (state := self._state(each.model))
@@ -567,7 +567,7 @@ class _Verifier(RecordedVerifier):
 
 
 class _Process:
-    """A grading process as its pool sees it."""
+    """Stand-in for a grading process."""
 
     stdin = stdout = None
 
@@ -586,7 +586,7 @@ class _Process:
 
 
 class _Grader(GradingPool):
-    """The pool, with processes that are none."""
+    """The grading pool, without real processes."""
 
     def __init__(self, faults: Faults) -> None:
         super().__init__(environ={})
@@ -612,7 +612,7 @@ class _Grader(GradingPool):
 
 @contextmanager
 def stand_ins(faults: Faults, world: World) -> Iterator[None]:
-    """Let services build with dependencies of the simulation instead of those that their settings name."""
+    """Make services use simulated dependencies instead of the configured ones."""
 
     async def verifier_of(*_: object) -> _Verifier:
         return _Verifier(faults, world)

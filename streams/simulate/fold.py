@@ -1,4 +1,4 @@
-"""The learner that lives is the one that its log says: what a decider knows is compared with the fold, whole."""
+"""Checks that the live learner equals the fold of its log, by comparing the complete state of both."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from agents.decider.snapshot import EndedIds
 from agents.embedding import encoder_id
 from streams.services.decider import DeciderService, policy_of
 
-# Many policies fold their rows in another order than they learned them, so sums may differ in their last bits.
+# Many policies fold rows in another order than they learned them, so sums may differ in their last bits.
 
 ARRAYS: Final = 1e-9
-"""Most by which a number of an array may differ, as a share of the largest in it."""
+"""Tolerance for the elements of an array, relative to its largest."""
 
 VALUES: Final = 1e-7
-"""Most by which a plain value may differ, as a share of itself."""
+"""Relative tolerance for plain values."""
 
 Records = Mapping[bytes, bytes]
 
 
 def folded(service: DeciderService, log: Records, snapshots: Records) -> Decider:
-    """Return a learner recovered from a log, with what is on offer offered, as a worker that starts has it."""
+    """Return a learner recovered from a log, with the current actions offered, as in a worker that starts."""
     settings = service.runtime.settings
     fold = Decider(
         policy_of(settings, service.encoder),
@@ -44,7 +44,7 @@ def folded(service: DeciderService, log: Records, snapshots: Records) -> Decider
 
 
 def compared(service: DeciderService, log: Records, snapshots: Records) -> Iterator[str]:
-    """Yield what differs between the learner that lives and the fold of its log."""
+    """Yield the differences between the live learner and the fold of its log."""
     live = service.decider
     assert live is not None
     try:
@@ -61,7 +61,7 @@ def compared(service: DeciderService, log: Records, snapshots: Records) -> Itera
 
 
 def differences(one: Decider, two: Decider) -> Iterator[str]:
-    """Yield what differs between two learners, but for the ids that have ended."""
+    """Yield the differences between two learners, except for ended ids."""
     for name in ("context_offset", "reward_offset", "offered", "price_factors", "prior"):
         yield from _values(f"the decider's {name}", getattr(one, name), getattr(two, name))
     yield from _values("the decider's actions", dict(one.actions), dict(two.actions))
@@ -86,7 +86,7 @@ def _states(at: str, one: bytes, two: bytes) -> Iterator[str]:
 
 
 def _values(at: str, one: Any, two: Any) -> Iterator[str]:
-    """Yield where plain values differ: dictionaries in their keys and the order of these, too."""
+    """Yield where plain values differ, including the order of dictionary keys."""
     match one, two:
         case dict(), dict():
             if list(one) != list(two):
@@ -107,7 +107,7 @@ def _values(at: str, one: Any, two: Any) -> Iterator[str]:
 
 
 def _ids(live: EndedIds, fold: EndedIds, log: Records) -> Iterator[str]:
-    """Yield ids that only one of two learners takes to have ended; those of a snapshot that failed have rows still."""
+    """Yield ids that only one of two learners considers ended; those of a failed snapshot still have rows."""
     rows = (decode_row(key, value) for key, value in log.items())
     for row in rows:
         if not isinstance(row, Row):
@@ -121,7 +121,7 @@ def _ids(live: EndedIds, fold: EndedIds, log: Records) -> Iterator[str]:
 
 
 def _places(ended: EndedIds) -> Iterator[tuple[int, int]]:
-    """Yield the digest and the place of every id."""
+    """Yield the digest and the position of every id."""
     for part, data in ended.parts():
         digests, places = np.frombuffer(data, "<u8").reshape(2, part.count)
         yield from zip(digests.tolist(), places.tolist(), strict=True)

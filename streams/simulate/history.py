@@ -1,4 +1,4 @@
-"""One history: a world lives through its faults, and the outcome is judged."""
+"""One history: a world runs with its faults, and the outcome is judged."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from streams.simulate.world import World, drawn
 
 
 class Lived(Struct, kw_only=True):
-    """What one seed came to.
+    """The outcome of one seed.
 
     Attributes:
         seed: The seed.
-        failures: What is wrong, each in words; empty if nothing is.
-        faults: What was to go wrong.
-        hits: How often each kind of fault struck each service.
-        met: Which states and limits it met (`judge.MET`).
+        failures: Descriptions of what is wrong; empty if nothing is.
+        faults: The scheduled faults.
+        hits: How often each kind of fault took effect on each service.
+        met: States and limits it reached (`judge.MET`).
         bad: What was wrong with the model that should not be chosen, if choices are judged.
-        misled: How many of the last third of its choices fell on it.
-        choices: How many choices those are.
+        misled: How many of the last third of the choices picked that model.
+        choices: Size of that third.
         digest: SHA-256 of every record, in hex.
-        records: How many there are.
+        records: Number of records.
     """
 
     seed: int
@@ -52,13 +52,13 @@ def _libraries() -> ThreadpoolController:
 
 
 def lived(seed: int, only: Sequence[int] | None = None) -> Lived:
-    """Live one history.
+    """Run one history.
 
-    Matrices are multiplied in one thread: several add in another order, so that the bytes would depend on the machine.
+    Matrix products use one thread: with several, the order of additions, and so the bytes, would depend on the machine.
 
     Args:
-        seed: Of world and faults.
-        only: Which faults of the schedule happen, by place; None for all.
+        seed: Seed of world and faults.
+        only: Indices of the faults to inject; None for all.
     """
     with _libraries().limit(limits=1), tempfile.TemporaryDirectory(prefix="uniscale-simulate-") as folder:
         world = drawn(seed, Path(folder))

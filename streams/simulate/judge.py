@@ -1,4 +1,4 @@
-"""What must hold at the end of a life, and what of it a fault explains: for the queries that it met, and no others."""
+"""Invariants at the end of a life, and the exceptions that faults explain, for the affected queries only."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from streams.simulate.faults import Faults
 from streams.simulate.life import LAST, Life, said
 
 WAIT_S: Final = 120.0
-"""Longest wait of an honest query for its admission, from when nothing goes wrong any more."""
+"""Longest wait of an honest query for admission, in seconds after the last fault."""
 
 ROW_BYTES: Final = 4096
 """Most bytes of a query's row in the learner's log, however long its question is."""
 
 DEATHS: Final = 6
-"""Processes that one record may end, of each worker that it comes to: it is found among up to 27 in flight."""
+"""Most deaths that one record may cause per worker: it is found among up to 27 in flight."""
 
 EARLY: Final = 0.85
-"""Share of a query's time before which no answer may say that its time is up; searches may use 0.9 of it."""
+"""Share of a query's timeout before which no answer may report a timeout; searches may use 0.9 of it."""
 
 
 class InMemoryLog:
@@ -46,7 +46,7 @@ class InMemoryLog:
         self.broker = cluster.broker
 
     def spans(self, topics: Iterable[str]) -> dict[tuple[str, int], Span]:
-        """Return what each partition holds."""
+        """Return the offsets of each partition."""
         return {
             (name, at): Span(self.broker.first(name, at), self.broker.end(name, at))
             for name in topics
@@ -61,14 +61,14 @@ class InMemoryLog:
 
 
 def judged(life: Life) -> Iterator[str]:
-    """Yield what is wrong with a life that has ended."""
+    """Yield descriptions of what is wrong with an ended life."""
     cluster, topics = life.cluster, life.topics
     report = audit(InMemoryLog(cluster), cluster.settings, cluster.broker.now_ms())
     for each in report.discrepancies:
         if not any(life.faults.met(kind, each["query_id"]) for kind in _EXPLAINED.get(each["check"], ())):
             yield f"audit: {each['check']}: {each['query_id']} {each['what']}"
     for query in report.pending:
-        # An operator may have it tried again; and what was decided again after a reset has its Reward already.
+        # An operator may have retried it; and a query decided again after a reset already has its Reward.
         if query.query_id not in life.seen["refused"] and not life.faults.met("reset", query.query_id):
             yield f"pending: {query.query_id} waits for the {query.waits_for}"
     yield from _replayed(life)
@@ -94,7 +94,7 @@ def judged(life: Life) -> Iterator[str]:
 
 
 def _replayed(life: Life) -> Iterator[str]:
-    """Yield decisions that the log does not reproduce."""
+    """Yield decisions that cannot be reproduced from the log."""
     settings = life.world.settings
     for worker in life.cluster.workers:
         if isinstance(service := worker.built, DeciderService) and life.seen["decision"]:
@@ -113,7 +113,7 @@ def _replayed(life: Life) -> Iterator[str]:
 
 
 def _graded(life: Life, answers: Mapping[str, Sequence[tuple[ConsumerRecord, Answer]]]) -> Iterator[str]:
-    """Yield grades that are not the truth, though no grader lied of them: where it did not say, nobody knows."""
+    """Yield wrong grades that no lying grader explains; a missing grade is fine if the grader failed."""
     given_up = {
         (letter.origin.partition, letter.origin.offset)
         for record in life.records(life.topics.dead_letter)
@@ -126,21 +126,21 @@ def _graded(life: Life, answers: Mapping[str, Sequence[tuple[ConsumerRecord, Ans
         if life.faults.met("grader lies", reward.query_id):
             continue
         query = life.world.queries[reward.query_id][1]
-        # Of the first Answer that was not given up, or of one before it: whoever gave it up may have graded it.
+        # Of the first Answer that was not dead-lettered, or of an earlier one, which may have been graded before that.
         of = []
         for answered, answer in answers.get(reward.query_id, ()):
             if answer.status == reward.status:
                 of.append(answer.extracted)
             if (answered.partition, answered.offset) not in given_up:
                 break
-        # None: its Answer was given up after three errors, and the Reward is of its expiry, and teaches nothing.
+        # None: its Answer was dead-lettered after three errors, and the Reward is for its expiry and is not learned.
         if of and all(reward.correct != float(bool(life.world.right(query, text))) for text in of):
             said = f"{reward.correct} for {' or '.join(map(repr, of))}, right is {query.reference!r}"
             yield f"graded wrong: {reward.query_id}: {said}"
 
 
 def _in_time(life: Life, answers: dict[str, tuple[ConsumerRecord, Answer]]) -> Iterator[str]:
-    """Yield answers that say their time is up while it is not."""
+    """Yield answers that report a timeout too early."""
     appended = {}
     for record in life.records(life.topics.decision):
         decision = decode(record.value, Decision)
@@ -160,7 +160,7 @@ def _in_time(life: Life, answers: dict[str, tuple[ConsumerRecord, Answer]]) -> I
 
 
 def _admitted(life: Life) -> Iterator[str]:
-    """Yield honest queries that waited for long though nothing went wrong any more."""
+    """Yield honest queries that waited too long after the last fault."""
     admitted: dict[str, int] = {}
     for record in life.records(life.topics.context):
         admitted.setdefault(decode(record.value, QueryContext).query_id, record.timestamp_ms)
@@ -174,7 +174,7 @@ def _admitted(life: Life) -> Iterator[str]:
 
 
 def _outlived(life: Life) -> Iterator[str]:
-    """Yield records of deadly queries that ended more processes than it takes to find them."""
+    """Yield records of deadly queries that ended more processes than needed to isolate them."""
     for query_id, service in life.world.deadly.items():
         most = DEATHS * (life.world.workers[service] + 1)  # one may have joined
         for place, deaths in life.faults.deadly.get(query_id, {}).items():
@@ -183,7 +183,7 @@ def _outlived(life: Life) -> Iterator[str]:
 
 
 def misled(life: Life) -> tuple[int, int]:
-    """Return how many of the last third of the choices fell on a model that should not be chosen, and their number."""
+    """Return how many of the last third of the choices picked a model that should not be chosen, and the total."""
     if life.world.bad is None:
         return 0, 0
     found = {
@@ -206,11 +206,11 @@ MET: Final = (
     "snapshot in chunks",
     "process killed",
 )
-"""States and limits that histories meet, as `met` names them."""
+"""States and limits that histories may reach, as named by `met`."""
 
 
 def met(life: Life) -> Iterator[str]:
-    """Yield which states and limits a life met."""
+    """Yield the states and limits that a life reached."""
     yield from {
         f"model {health.state}"
         for record in life.records(life.topics.heartbeat)
@@ -234,18 +234,18 @@ def met(life: Life) -> Iterator[str]:
 
 
 def _chosen(life: Life) -> Iterator[str]:
-    """Yield that a model that always fails is chosen most of the time; smaller shares are judged over many seeds."""
+    """Yield a failure if an always-failing model is chosen most often; smaller shares are judged over many seeds."""
     bad, choices = misled(life)
-    # Of what costs too much, the share is shown (`coverage`).
+    # For too expensive models, the share is only reported (`coverage`).
     kind, policy = life.world.bad, life.world.settings.policy.name
     if kind != "dear" and 2 * bad > choices:
         yield f"chosen badly: {policy} chose what {kind} for {bad} of the last {choices} queries"
 
 
 def _taught(life: Life) -> Iterator[str]:
-    """Yield outcomes that were learned though their tenant had taught more than all others together."""
+    """Yield outcomes learned although their tenant had contributed more than all others together."""
     if life.snapshots():
-        return  # rows have left the log, or an earlier life counts
+        return  # rows have left the log, or outcomes of an earlier life count
     rows = (decode_row(key, value) for key, value in life.broker.changelog(life.log, 0).items())
     learned = sorted(
         (max(row.learned_seq, row.ended_seq if row.stage == "priced" else -1), row.tenant)
@@ -271,37 +271,36 @@ _EXPLAINED: Final = {
     "reward_of_another_answer": ("suspend",),
     "reward_kinds": ("suspend",),
 }
-"""Checks of the audit that tell of what was done to a query: a dependency answered its question in two ways, the broker
-took the Reward of an aggregator whose successor had sent another, or it was sent again after the learner had forgotten
-it."""
+"""Failed audit checks that faults explain: a dependency answered a question in two ways, the broker accepted the Reward
+of an aggregator whose successor had sent another, or a query was sent again after the learner had dropped it."""
 
 _EXPECTED: Final = {
     "NotEmbeddedInTime": ("encoder down", "encoder wrong"),
     "SearchError": ("engine wrong", "verifier wrong"),
     "InvalidField": ("engine wrong", "verifier wrong", "encoder wrong"),
 }
-"""Errors of dead letters, and the kinds of fault that explain them for the queries that they met."""
+"""Errors of dead letters, and the kinds of fault that explain them for the affected queries."""
 
 _DOWN: Final = ("engine down", "verifier down")
-"""Kinds of fault in which an engine may die of nothing that it was asked."""
+"""Kinds of fault in which an engine may die independently of its requests."""
 
 _CLIENTS: Final = frozenset({"DuplicateQuery", "OrphanFeedback"})
-"""Errors for which a client is to blame."""
+"""Errors caused by clients."""
 
 _WISHES: Final = frozenset(
     {"UnservedObjective", "ObjectiveError", "ActionError", "UnavailableModel", "AdmissionRejected"}
 )
-"""What refuses a query that asks for more than there is at the time."""
+"""Errors that refuse a query for something temporarily unavailable."""
 
 
 def _refused(life: Life) -> Iterator[str]:
-    """Yield dead letters that nothing explains."""
+    """Yield unexplained dead letters."""
     for record in life.records(life.topics.dead_letter):
         letter = decode(record.value, DeadLetter)
         query_id = letter.query_id or ""
         asked = life.world.queries.get(query_id)
         if letter.origin.topic == life.topics.query and asked is None:
-            continue  # what nobody could read
+            continue  # an unreadable record
         if letter.error in _WISHES and query_id in life.world.wishing:
             continue
         if letter.error == "AdmissionRejected" and asked is not None and _away(asked[1], life.faults):
@@ -311,13 +310,13 @@ def _refused(life: Life) -> Iterator[str]:
 
 
 def _away(query: Query, faults: Faults) -> bool:
-    """Return whether a query asks for nothing but the model that was away for a while."""
+    """Return whether a query allows only the model that was unavailable for a while."""
     asked = (query.pinned.model,) if query.pinned else query.allowed_models
     return asked == ("large",) and bool(faults.hits["model away", "executor"])
 
 
 def _explained(letter: DeadLetter, faults: Faults) -> bool:
-    """Return whether what was done to a record, or to its query, explains that it was given up."""
+    """Return whether faults of a record or its query explain its dead letter."""
     origin = letter.origin
     place = f"{origin.topic}/{origin.partition}/{origin.offset}"
     match letter.error:
@@ -326,7 +325,7 @@ def _explained(letter: DeadLetter, faults: Faults) -> bool:
         case "KilledProcess" if letter.query_id in faults.deadly:
             return True
         case "KilledProcess":
-            # A machine that fails while a query is alone under suspicion, because of a deadly one, seems its doing.
+            # If a machine fails while a query runs alone as a suspect (because of a deadly one), it gets the blame.
             fell = faults.deadly and any(faults.met(kind, letter.query_id or "") for kind in _DOWN)
             return bool(fell) or faults.raised[place] >= LIMIT or faults.witnessed[place] >= LIMIT
     return any(faults.met(kind, letter.query_id or "") for kind in _EXPECTED.get(letter.error, ()))

@@ -1,4 +1,4 @@
-"""The life of a deployment: it starts, lives through traffic and faults, is restarted as a whole, and drained."""
+"""The life of a deployment: it starts, runs with traffic and faults, is restarted as a whole, and drained."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ CALM_S: Final = 30.0
 """Seconds after the last client and the last fault until everything is restarted."""
 
 DRAIN_S: Final = 1500.0
-"""Longest time, in virtual seconds, until the last query has ended after that."""
+"""Longest time after that until the last query has ended, in virtual seconds."""
 
 QUIET_S: Final = 120.0
-"""Longest time that an operator waits for queries in flight to end before a reset, which is then left."""
+"""Longest time that an operator waits for queries in flight before giving up a reset."""
 
 LAST: Final = 2
-"""Queries that are asked in the end; each is answered."""
+"""Queries sent at the end; each must be answered."""
 
 
 def _ending(spec: ServiceSpec) -> ServiceSpec:
-    """Return a service whose worker ends, as its process does, when it cannot be built."""
+    """Return a service whose worker ends, as its process would, when it cannot be built."""
 
     async def build(runtime: Runtime) -> object:
         try:
             return await spec.build(runtime)
-        except EncoderUnavailable as error:  # it is started again until its server answers
+        except EncoderUnavailable as error:  # restarted until its server responds
             raise marked(Crash(f"{spec.name} cannot start: {error}")) from error
         except Exception as error:
             raise Crash(f"{spec.name} cannot start: {error}") from error
@@ -75,11 +75,11 @@ class Life:
     """A deployment from its start to its end.
 
     Attributes:
-        failures: What was found wrong while it lived.
+        failures: Failures found while it ran.
         seen: Ids of queries that have an Answer, a Decision, a closing Reward, a dead letter.
-        waiting: Those whose correctness is awaited.
-        window_full: Whether a worker had so many open records of a partition that it read no further.
-        calm_s: When nothing went wrong any more.
+        waiting: Ids whose correctness is pending.
+        window_full: Whether a worker paused a partition because of too many open records.
+        calm_s: Time after the last fault.
     """
 
     def __init__(self, world: World, faults: Sequence[Fault], seed: int) -> None:
@@ -111,7 +111,7 @@ class Life:
         self._window = WINDOW * world.settings.kafka.concurrency
 
     async def live(self) -> None:
-        """Start everything, let traffic and faults happen, restart everything, and wait until all has ended."""
+        """Start everything, run traffic and faults, restart everything, and wait until everything has ended."""
         await self._start()
         sent = self._beside(self._send())
         for fault in self.faults.schedule:
@@ -137,7 +137,7 @@ class Life:
         await self._drained()
         for error in self.cluster.deaths[deaths:]:
             if isinstance(error, Died) or (self.world.deadly and injected(error)):
-                continue  # killed, just now, or ended by a question
+                continue  # killed just now, or ended by a deadly question
             self.failures.append(f"a worker died though nothing went wrong: {said(error)}")
         for error in self.cluster.deaths[:deaths]:
             if not injected(error):
@@ -147,7 +147,7 @@ class Life:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # What happens: the services start, clients send, faults of time come.
+    # Events: services start, clients send, timed faults occur.
 
     async def _start(self) -> None:
         for name in reversed(SIMULATED):
@@ -188,7 +188,7 @@ class Life:
             self.cluster.produce(self.topics.control, record.key.encode(), encode(record))
 
     def _expire(self) -> None:
-        """Let retention take what every group has handled, of topics that nobody reads again."""
+        """Apply retention to records handled by every group, on topics that are not read again."""
         readers = [
             (app, spec.reads(self.topics, group))
             for spec in self.cluster.services.values()
@@ -214,7 +214,7 @@ class Life:
                 self.broker.delete_before(name, at, min(ends, default=self.broker.end(name, at) - 3))
 
     async def _stop(self, worker: MemoryRuntime) -> bool:
-        """Stop a worker in order; return whether it did, and did not end in another way."""
+        """Stop a worker cleanly; return whether it stopped that way."""
         try:
             if worker in self.cluster.workers:
                 await self.cluster.stop(worker)
@@ -224,21 +224,22 @@ class Life:
         return False
 
     async def _again(self, worker: MemoryRuntime) -> None:
-        """Stop a worker in order and start it anew."""
+        """Stop a worker cleanly and restart it."""
         if await self._stop(worker):
             await self.cluster.start(worker.service, worker.group, worker.instance)
 
     async def _scale(self, service: str) -> None:
-        """Let a worker join for a while."""
+        """Add a worker for a while."""
         group = self.world.groups[0] if SERVICES[service].grouped else ""
         joined = await self.cluster.start(service, group, "joined")
         await asyncio.sleep(self.rng.uniform(1.0, 20.0))
         await self._stop(joined)
 
     async def _operated(self, command: str) -> None:
-        """Stop every decider, do to their log what an operator does, and start them again.
+        """Stop every decider, run an operator's command on their log, and start them again.
 
-        Queries in flight end before a reset: what they come to would not be learned, and a repeated Context be decided.
+        Queries in flight end before a reset: their outcomes would not be learned, and a redelivered Context would be
+        decided again.
         """
         until = asyncio.get_running_loop().time() + QUIET_S
         while command == "reset" and self._in_flight():
@@ -258,7 +259,7 @@ class Life:
             await self.cluster.start(worker.service, worker.group, worker.instance)
 
     async def _suspended(self, worker: Worker, seconds: float) -> None:
-        """Suspend a process. Its group goes on without it once its session is over; then it wakes, and ends."""
+        """Suspend a process. Once its session expires the group continues without it; then it resumes and ends."""
         session_s = self.world.settings.kafka.session_timeout_s
         worker.running.clear()
         await asyncio.sleep(min(seconds, session_s))
@@ -280,11 +281,11 @@ class Life:
                 self.cluster.kill(worker)
 
     def _ask_last(self) -> None:
-        """Ask again, of a deployment in which everything is well."""
+        """Send the last queries, to a healthy deployment."""
         models = {"hostile": ("large",), "choices": ("small",)}.get(self.world.trait)
         for at in range(LAST):
             text, reference, _ = next(iter(self.world.questions.values()))
-            # An executor starts when each of its models has answered, or failed to.
+            # An executor starts once each of its models has responded or failed.
             timeout_s = 2 * SLOW_S if self.world.bad == "slow" else None
             query = Query(
                 query_id=f"last{at}",
@@ -298,12 +299,12 @@ class Life:
             self.cluster.produce(self.topics.query, query.query_id.encode(), encode(query))
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        # Not in the context of a handler, at whose effect a worker is suspended: what is done here is none of its work.
+        # Not in the context of the handler at whose effect a worker is suspended: this is not part of its work.
         task = asyncio.get_running_loop().create_task(work, context=Context())
         self._tasks.append(task)
         return task
 
-    # When everything has ended.
+    # Checks after everything has ended.
 
     def _see(self, record: ConsumerRecord) -> None:
         found: Any = _KINDS[record.topic.removeprefix(self.topics.prefix)]
@@ -334,7 +335,7 @@ class Life:
         ]
 
     def _in_flight(self) -> bool:
-        """Return whether a query that was sent has not ended."""
+        """Return whether any sent query has not ended."""
         now = asyncio.get_running_loop().time()
         return any(self.world.queries[query_id][0] <= now for query_id in self._open())
 
@@ -352,7 +353,7 @@ class Life:
             await asyncio.sleep(0.5)
             quiet = quiet + 1 if not self._open() and not self.cluster.busy else 0
 
-    # The learner that lives is the one that its log says.
+    # The live learner must equal the fold of its log.
 
     def _judge_learner(self) -> None:
         for worker in self.cluster.workers:
@@ -367,7 +368,7 @@ class Life:
                 self.failures += compared(service, log, snapshots)
 
     def records(self, topic: str) -> list[ConsumerRecord]:
-        """Return every record that was appended to a topic, also those that retention has taken since."""
+        """Return every record appended to a topic, including those removed by retention."""
         return self._appended[topic]
 
     def snapshots(self) -> dict[bytes, bytes]:
@@ -392,6 +393,6 @@ def _catalogue(fault: Fault) -> Sequence[CatalogueEntry | PriceFactorEntry]:
 
 
 def said(error: BaseException) -> str:
-    """Return an error in words, with what it was caused by."""
+    """Return a description of an error and its causes."""
     cause = error.__cause__ or error.__context__
     return f"{type(error).__name__}: {error}" + (f" <- {said(cause)}" if cause is not None else "")

@@ -1,4 +1,4 @@
-"""Limits that a short history never meets, made so small that it does."""
+"""Lowers limits that a short history would never reach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streams.services import learner_log
 
 
 def small() -> Iterator[tuple[Any, str, Any]]:
-    """Yield modules, the names of limits in them, and what these are instead."""
+    """Yield modules, the names of limits in them, and their lower values."""
     yield decider, "REFIT_BYTES", 1500
     yield snapshot, "CHUNK_BYTES", 6000
     yield learner_log, "_DROPPED_AT_ONCE", 2

@@ -1,4 +1,4 @@
-"""What an operator does to a learner's log while no decider runs: `learner repair` and `learner reset`, in memory."""
+"""An operator's commands on a learner's log while no decider runs: `learner repair` and `learner reset`, in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streams.topics import Topics
 def repair(
     service: DeciderService, broker: MemoryBroker, topics: Topics, rng: random.Random
 ) -> Iterator[str]:
-    """Leave an early row out of the log; yield what the learner then knows that the other rows do not say."""
+    """Drop an early row from the log; yield any state of the learner that the remaining rows do not imply."""
     changelog = topics.changelog("decider", "pending")
     snapshots = broker.changelog(topics.snapshot, 0)
     rows = broker.changelog(changelog, 0, start_of(snapshots))
@@ -31,7 +31,7 @@ def repair(
     )
     if not learned:
         return
-    _, lost = rng.choice(learned[:8])  # an early row is in every history that was learned anew
+    _, lost = rng.choice(learned[:8])  # every refit includes the early rows
     without, end = [lost], broker.end(changelog, 0)
     decider, anew = _fresh(service), _fresh(service)
     records, gone = repaired(decider, rows, snapshots, without, end)
@@ -45,7 +45,7 @@ def repair(
 
 
 def reset(broker: MemoryBroker, topics: Topics) -> None:
-    """Delete the log and the snapshots; what the decider has read is not read again."""
+    """Delete the log and the snapshots; records that the decider has read are not read again."""
     changelog = topics.changelog("decider", "pending")
     snapshots, rows = broker.changelog(topics.snapshot, 0), broker.changelog(changelog, 0)
     known = manifests(snapshots).values()

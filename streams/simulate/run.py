@@ -1,4 +1,4 @@
-"""Many seeds: which fail, which of their faults that needs, how often each fault struck, and one digest of all."""
+"""Runs many seeds: which fail, with which minimal faults, how often each fault took effect, and one digest of all."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from streams.simulate.history import Lived, lived
 from streams.simulate.judge import MET
 
 LEAST: Final = 0.05
-"""Share of histories in which each kind of fault is to strike."""
+"""Share of histories in which each kind of fault should take effect."""
 
 MISLED: Final = 0.1
-"""Most that a model which should not be chosen may have of the last third of the choices of all histories together."""
+"""Largest share of the last third of choices, over all histories, that a bad model may have."""
 
 
 class SeedsError(UniscaleError, ValueError):
@@ -33,13 +33,13 @@ class SeedsError(UniscaleError, ValueError):
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """A seed that fails.
+    """A failing seed.
 
     Attributes:
         seed: The seed.
         what: What is wrong.
-        faults: Places, in its schedule, of the faults without which it does not fail.
-        schedule: Those faults in words.
+        faults: Indices, in its schedule, of the faults needed for the failure.
+        schedule: Descriptions of those faults.
     """
 
     seed: int
@@ -49,24 +49,24 @@ class Failure(Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """Return the command that repeats it."""
+        """Return the command that reproduces it."""
         only = ",".join(map(str, self.faults)) or "none"
         return f"python -m streams simulate --seeds {self.seed}-{self.seed} --only {only}"
 
 
 class SeedJournal(Struct, kw_only=True):
-    """What is known of a range of seeds; a journal of them goes on where it ended.
+    """Results of a range of seeds, from which a run can be resumed.
 
     Attributes:
         first: The first seed.
-        last: The last seed that was lived.
+        last: The last seed that was run.
         failures: The seeds that failed.
         digest: SHA-256 over the digests of all histories, in order.
-        hits: In how many histories each kind of fault struck each service, as `kind/service`.
-        kinds: In how many histories each kind of fault struck.
-        met: In how many histories each state and limit was met.
-        misled: Of the last thirds of choices, how many fell on what should not be chosen, by what is wrong with it.
-        choices: How many choices those are.
+        hits: In how many histories each kind of fault affected each service, as `kind/service`.
+        kinds: In how many histories each kind of fault took effect.
+        met: In how many histories each state and limit was reached.
+        misled: How many of the last thirds of choices picked the bad model, by what is wrong with it.
+        choices: Sizes of those thirds.
     """
 
     first: int
@@ -81,7 +81,7 @@ class SeedJournal(Struct, kw_only=True):
 
     @property
     def astray(self) -> list[str]:
-        """Return what is wrong with the models that fail and are chosen too often, over all histories."""
+        """Return the kinds of bad model that are chosen too often, over all histories."""
         return [
             bad
             for bad, choices in sorted(self.choices.items())
@@ -90,7 +90,7 @@ class SeedJournal(Struct, kw_only=True):
 
     @property
     def report(self) -> bytes:
-        """Return what is the same for the same seeds, as one line of JSON."""
+        """Return the reproducible results as one line of JSON."""
         found = [msgspec.structs.asdict(each) | {"command": each.command} for each in self.failures]
         seeds = f"{self.first}-{self.last}"
         report = {"seeds": seeds, "failures": found, "astray": self.astray, "digest": self.digest}
@@ -113,10 +113,10 @@ class SeedJournal(Struct, kw_only=True):
 
 
 def seeds_of(text: str) -> tuple[int, int]:
-    """Return first and last of a range as it is written.
+    """Parse a range of seeds into first and last.
 
     Raises:
-        SeedsError: it is none.
+        SeedsError: it is not a range.
 
     >>> seeds_of("1-150"), seeds_of("7")
     ((1, 150), (7, 7))
@@ -128,11 +128,11 @@ def seeds_of(text: str) -> tuple[int, int]:
 
 
 def shrunk(history: Lived, fails: Callable[[Sequence[int]], Lived] | None = None) -> Failure:
-    """Return a failure with faults left out, one by one, as long as it still fails.
+    """Minimise a failure: remove faults one by one while it still fails.
 
     Args:
-        history: It failed, with all its faults.
-        fails: Lives it with some of them.
+        history: The failing history, with all its faults.
+        fails: Reruns it with some of them.
     """
     live = fails or (lambda only: lived(history.seed, only))
     kept, what = list(range(len(history.faults))), history.failures
@@ -158,21 +158,21 @@ def simulate(
     append: Path | None = None,
     told: Callable[[Failure], None] = lambda failure: None,
 ) -> SeedJournal:
-    """Live the histories of a range of seeds.
+    """Run the histories of a range of seeds.
 
     Args:
         first: The first seed.
         last: The last.
-        only: Which faults of each schedule happen, by place; None for all.
-        minutes: Stop after so long, at the end of a history; None for no limit.
-        append: A journal: seeds that it holds are not lived again, and it is written after every history.
-        told: Told of each failure.
+        only: Indices of the faults of each schedule to inject; None for all.
+        minutes: Stop after this time, at the end of a history; None for no limit.
+        append: Journal file: its seeds are not run again, and it is written after every history.
+        told: Called with each failure.
 
     Returns:
-        The journal up to the last seed that was lived.
+        The journal up to the last seed that was run.
 
     Raises:
-        SeedsError: The journal is one of other seeds.
+        SeedsError: The journal is for other seeds.
     """
     journal = _opened(append, first)
     until = None if minutes is None else time.monotonic() + 60.0 * minutes
@@ -193,7 +193,7 @@ def simulate(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Log nothing of faults that were made, and collect garbage rarely: it took a fifth of a history's time.
+    """Do not log injected faults, and collect garbage rarely: it took a fifth of a history's time.
 
     Matrices are multiplied in one thread: several add in another order, so that the bytes would depend on the machine.
     """
@@ -231,7 +231,7 @@ def _written(path: Path, journal: SeedJournal) -> None:
 
 
 def coverage(journal: SeedJournal) -> Iterator[str]:
-    """Yield the lines of a table: in how many histories each kind of fault struck, and whom."""
+    """Yield the lines of a table: in how many histories each kind of fault took effect, by service."""
     histories = journal.last - journal.first + 1
     columns = (*SERVICES, "broker")
     yield f"{'fault':<16}{'histories':>10}{'share':>8}" + "".join(f"{name:>12}" for name in columns)

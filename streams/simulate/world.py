@@ -1,4 +1,4 @@
-"""A deployment drawn from a seed: its services, catalogue, recording and policy, and what its clients send when."""
+"""A deployment drawn from a seed: services, catalogue, recording, policy, and what clients send when."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from streams.settings import Settings
 
 DIMENSION: Final = 8
 MODELS: Final = ("small", "large", "fresh", "far")
-"""`fresh` joins a catalogue while it runs; `far` is of a group whose executor may not be there."""
+"""`fresh` is added at run time; `far` belongs to a group whose executor may be absent."""
 
 _CATALOGUE: Final[dict[str, Any]] = {
     "name": "simulated",
@@ -52,25 +52,25 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {"thompson": {"propensity_draws": 4
 
 
 Bad = Literal["refuses", "slow", "empty", "dear"]
-"""What is wrong with the model that should not be chosen: it refuses all, is out of time each time, says nothing, or
-costs more than ten times as much and is right no more often."""
+"""What is wrong with the model that should not be chosen: it refuses everything, always times out, returns nothing, or
+costs more than ten times as much without being more accurate."""
 
 State = Literal["loading", "suspended", "failed"]
 
 JUDGED_S: Final = 60.0
-"""How long people have to judge an answer, in some worlds."""
+"""How long people have to grade an answer in some worlds, in seconds."""
 
 CHOOSING: Final = 150
 """Queries of a history whose choices are judged."""
 
 SLOW_S: Final = 60.0
-"""How long a model takes for a step that is never in time."""
+"""Duration of a step of a model that is never in time, in seconds."""
 
 _LEARNING = ("contextual", "contextual", "contextual", "linucb", "thompson", "greedy")
 
 
 class KnownQuestion(NamedTuple):
-    """What can be asked, and what is right; a share of x needs the grader, a whole number does not."""
+    """A question and its right answer; a fraction of x needs the grader, a whole number does not."""
 
     text: str
     reference: str
@@ -78,7 +78,7 @@ class KnownQuestion(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One record of a client: when, in seconds since the deployment is up, on which topic, and what."""
+    """One record of a client: time in seconds since the start, topic, and contents."""
 
     at_s: float
     topic: str
@@ -92,21 +92,21 @@ class World:
     """A deployment and its traffic.
 
     Attributes:
-        settings: Of every worker.
-        trait: What its traffic is like.
-        workers: How many of each service.
-        groups: Executor groups whose executors are there.
-        recording: What models write and the verifier scores.
-        questions: What is asked, by the text of the question.
+        settings: Settings of every worker.
+        trait: Character of its traffic.
+        workers: Number of workers per service.
+        groups: Executor groups with an executor.
+        recording: Outputs of the models and scores of the verifier.
+        questions: Questions, by text.
         sent: What clients send, in order of time.
-        wishing: Ids of queries that ask for what may not be there.
-        queries: Every readable Query that is sent once, by id; its time in seconds beside it.
+        wishing: Ids of queries for something that may be unavailable.
+        queries: Every readable Query that is sent once, by id, with its time in seconds.
         until_s: When the last client has sent its last record.
-        small: Whether limits that take long to meet are small (`limits`).
-        deadly: Ids of queries whose question ends a process, and the service whose.
-        states: Models that never become ready, and what their executor says of them.
+        small: Whether limits that are otherwise rarely reached are lowered (`limits`).
+        deadly: Ids of queries whose question ends a process, and its service.
+        states: Models that never become ready, with their reported state.
         bad: What is wrong with the model `large`, if choices are judged.
-        open_rewards: How many rewards may wait for feedback at a time; None for more than there are.
+        open_rewards: Most rewards that may wait for feedback; None for no effective limit.
     """
 
     settings: Settings
@@ -126,14 +126,14 @@ class World:
     open_rewards: int | None = None
 
     def right(self, query: Query, extracted: str | None) -> bool | None:
-        """Return whether an answer is right; None where the query brought no reference."""
+        """Return whether an answer is right; None if the query has no reference."""
         if query.reference is None:
             return None
         return extracted is not None and _plain(extracted) == _plain(str(query.reference))
 
 
 def _plain(answer: str) -> str:
-    r"""Return a whole number or a share of x as text, whichever way it is written.
+    r"""Return the normal form of a whole number or a fraction of x.
 
     >>> _plain(r"\frac{3x}{7}"), _plain("3x/7"), _plain("12")
     ('3x/7', '3x/7', '12')
@@ -142,12 +142,12 @@ def _plain(answer: str) -> str:
 
 
 def same(gold: str, answer: str) -> bool:
-    """Return whether a grader finds two answers equal."""
+    """Return whether a grader considers two answers equal."""
     return _plain(gold) == _plain(answer)
 
 
 def entry(name: str) -> dict[str, Any]:
-    """Return a model as a catalogue lists it and a control record adds it."""
+    """Return a model's entry, for a catalogue or a control record."""
     group = "gpu" if name == "far" else "mini"
     return {"name": name, "group": group, **_checkpoint(100_000 * (1 + 2 * MODELS.index(name)))}
 
@@ -164,10 +164,10 @@ def drawn(seed: int, folder: Path) -> World:
     """Draw a world.
 
     Args:
-        seed: Of everything in it.
-        folder: Where its catalogue, prior and caches are written.
+        seed: Seed of everything in it.
+        folder: Folder for its catalogue, prior and caches.
     """
-    # Streams of their own leave as it was what the seeds of before drew.
+    # Separate random streams keep what earlier seeds drew unchanged.
     more = random.Random(f"more {seed}")
     if more.random() < 0.025:
         return _choosing(more, folder)
@@ -192,7 +192,7 @@ def drawn(seed: int, folder: Path) -> World:
         recording=Recording(_paths(rng, questions, trait), unknown="any"),
         questions={each.text: each for each in questions},
     )
-    if judged:  # by people, who take their time
+    if judged:  # by people, who are slow
         made.settings = made.settings.replace(feedback_wait_s=JUDGED_S)
     traffic = _Traffic(rng, made, questions, referenced=0.1 if judged else 0.7)
     traffic.send(count)
@@ -201,7 +201,7 @@ def drawn(seed: int, folder: Path) -> World:
 
 
 def _hardened(rng: random.Random, world: World, traffic: _Traffic) -> None:
-    """Draw what makes some worlds harder: limits that are soon met, a deadly question, a model that never is ready."""
+    """Draw extra difficulties for some worlds: low limits, a deadly question, a model that never becomes ready."""
     if rng.random() < 0.4:
         world.small = True
         world.settings = world.settings.replace(concurrency=rng.choice((1, 2, 4)))
@@ -221,7 +221,7 @@ def _hardened(rng: random.Random, world: World, traffic: _Traffic) -> None:
 
 
 def _choosing(rng: random.Random, folder: Path) -> World:
-    """Draw a world in which nothing goes wrong but one of two models, so that its choices can be judged."""
+    """Draw a world whose only problem is one bad model of two, so that its choices can be judged."""
     bad: Bad = rng.choice(("refuses", "slow", "empty", "dear"))
     questions = _questions(rng, 24, "mixed")[:12]
     large = entry("large") | _checkpoint(3_000_000)
@@ -290,7 +290,7 @@ def _settings(rng: random.Random, folder: Path, trait: Trait) -> Settings:
 
 
 def _prior(folder: Path, http: bool) -> Path:
-    """Write a prior of a made-up history."""
+    """Write a prior from a synthetic history."""
     encoder = HashedEncoder(DIMENSION)
     identity = f"simulated@unversioned/{DIMENSION}" if http else encoder_id(encoder)
     catalogue = load_catalogue(folder / "catalogue.yaml")
@@ -332,9 +332,9 @@ def _questions(rng: random.Random, count: int, trait: Trait) -> list[KnownQuesti
 
 
 def _paths(rng: random.Random, questions: list[KnownQuestion], trait: Trait) -> Iterator[RecordedPath]:
-    """Yield what each model writes: larger ones are right more often, and nothing is where nothing may be.
+    """Yield the output of each model: larger ones are right more often; some is empty if the trait allows it.
 
-    Where choices are judged, each is right where the others are.
+    If choices are judged, all models are right on the same questions.
     """
     for question in questions:
         hard = trait == "never right" or rng.random() < 0.2
@@ -372,7 +372,7 @@ class _Traffic:
         self.made = 0
 
     def send(self, count: int) -> None:
-        """Send so many queries, and what goes with them."""
+        """Send this many queries, and their feedback."""
         span_s = self.rng.choice((5.0, 20.0, 40.0))
         for _ in range(count):
             self._ask(self.rng.uniform(0.0, span_s))
@@ -381,12 +381,12 @@ class _Traffic:
         self.ended()
 
     def ended(self) -> None:
-        """Put what was sent in order."""
+        """Sort the sent records by time."""
         self.world.sent.sort(key=lambda each: each.at_s)
         self.world.until_s = max(each.at_s for each in self.world.sent)
 
     def choose(self) -> None:
-        """Send queries that leave every choice to the policy, at a pace at which it learns of one before the next."""
+        """Send queries that leave every choice to the policy, slowly enough that it learns from one before the next."""
         for at in range(CHOOSING):
             question = self.rng.choice(self.questions)
             query = Query(
@@ -399,7 +399,7 @@ class _Traffic:
         self.ended()
 
     def deadly(self, rng: random.Random) -> None:
-        """Send a query whose question ends each process of a service that it comes to."""
+        """Send a query whose question ends every process of a service that handles it."""
         service = rng.choice(("executor", "executor", "verifier"))
         query = Query(
             query_id="deadly",
@@ -411,7 +411,7 @@ class _Traffic:
         self._query(rng.uniform(0.0, self.world.until_s / 2), query)
 
     def crowd(self, rng: random.Random) -> None:
-        """Send more queries for a model that is not ready than there are places for, and honest ones behind them."""
+        """Send more queries for an unready model than there are slots, followed by honest ones."""
         places = self.world.settings.queries.max_in_flight
         for at in range(2 * places):
             query = Query(
@@ -447,7 +447,7 @@ class _Traffic:
             self.world.wishing.add(fields["query_id"])
         if self.world.trait == "hostile":
             fields["allowed_models"] = ("small", "large")
-            self.world.wishing.add(fields["query_id"])  # one of them may leave
+            self.world.wishing.add(fields["query_id"])  # one of them may be removed
         self._query(at_s, Query(**fields))
         if rng.random() < 0.06:  # the same id once more
             self._put(at_s + rng.uniform(0.0, 10.0), "query", fields["query_id"], encode(Query(**fields)))
@@ -460,7 +460,7 @@ class _Traffic:
             self._put(at_s + rng.uniform(0.0, 3.0), "cancel.mini", fields["query_id"], encode(cancel))
 
     def _wishes(self) -> dict[str, Any]:
-        """Return what a query asks for beside its question; most ask for nothing."""
+        """Return the optional fields of a query; most have none."""
         wishes: tuple[dict[str, Any], ...] = (
             {"pin_action": "small/1/1/1"},
             {"pin_action": "nobody/1/1/1"},
@@ -477,7 +477,7 @@ class _Traffic:
         return self.rng.choice(wishes) if self.rng.random() < 0.35 else {}
 
     def _feedback(self, at_s: float, query_id: str) -> None:
-        """Tell whether an answer was right: not at all, in time or late, once or twice, and not always the truth."""
+        """Send feedback: never, in time or late, once or twice, and not always truthful."""
         rng = self.rng
         while rng.random() < 0.5:
             told = encode(Feedback(query_id=query_id, correct=rng.random() < 0.5))
@@ -485,7 +485,7 @@ class _Traffic:
             self._put(at_s + rng.choice((0.0, 2.0, 15.0, 60.0)), "feedback", query_id, told, wrong)
 
     def _attack(self, span_s: float) -> None:
-        """Let one tenant fill the admission with queries that nobody serves, and teach what is false."""
+        """Have one tenant fill admission with unserved queries and send false feedback."""
         rng = self.rng
         places = self.world.settings.queries.max_in_flight
         for at in range(places + 2):

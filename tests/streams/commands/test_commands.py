@@ -328,7 +328,7 @@ def test_bytecode_that_a_full_disk_cut_off_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(control, "_entries", cut_off)
     done = CliRunner().invoke(main, ["keys", "list"])
     assert "Aborted" not in done.output
-    assert "delete the folder __pycache__" in str(done.exception)
+    assert "delete the __pycache__ folder" in str(done.exception)
 
 
 def test_commands_on_keys_say_where_none_of_them_teaches(monkeypatch: pytest.MonkeyPatch) -> None:

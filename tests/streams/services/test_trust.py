@@ -538,7 +538,7 @@ async def test_a_fresh_log_with_nothing_to_offer_waits_and_ends_no_worker(
     encoder = Refusing("small", "large")
     monkeypatch.setattr(decider, "encoder_of", lambda settings: encoder)
     async with running(in_memory(state_dir=str(tmp_path)), seed=3) as cluster:
-        assert "no model is on offer: the encoder: small: http://encoder: HTTP 413" in caplog.text
+        assert "no model can be offered: the encoder: small: http://encoder: HTTP 413" in caplog.text
         send(cluster, ask(0))
         await asyncio.sleep(60.0)
         assert answered(cluster) == set()
