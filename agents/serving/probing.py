@@ -58,14 +58,16 @@ async def ask(
     prefix = Prefix(messages=(Message(role="user", content=rules.question),), max_tokens=max_tokens)
     try:
         async with asyncio.timeout(rules.timeout_s):
-            [draft] = await engine.generate(step_id, [prefix], 1, [0], sampling)
+            drafts = await engine.generate(step_id, [prefix], 1, [0], sampling)
     except TimeoutError:
         return f"no answer to the operator's question in {rules.timeout_s:g} s"
     except ServingError as error:
         if not error.cause:
             raise
         return f"{type(error).__name__} at the operator's question: {error}"
-    return "" if draft.text.strip() else "an empty answer to the operator's question"
+    if len(drafts) != 1:
+        return f"{len(drafts)} answers to the operator's question in place of one"
+    return "" if drafts[0].text.strip() else "an empty answer to the operator's question"
 
 
 class Prober:

@@ -32,7 +32,7 @@ def on_virtual_clock(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable
 
 
 class Engine:
-    """Refuses while `wrong` is an error, hangs while it is `hangs`, and says `text` otherwise."""
+    """Refuses while `wrong` is an error, hangs or returns nothing while it says so, and says `text` otherwise."""
 
     def __init__(self) -> None:
         self.wrong: Exception | str = ""
@@ -48,6 +48,8 @@ class Engine:
             raise self.wrong
         if self.wrong == "hangs":
             await asyncio.sleep(1e6)
+        if self.wrong == "returns nothing":
+            return []
         return [Drafted(text=self.text, tokens=1, finish="eos")] * n
 
     async def close(self) -> None:
@@ -96,7 +98,9 @@ async def test_a_spent_budget_leaves_whose_fault_it_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [RequestRefusedError("HTTP 400"), EngineReplyError("no JSON"), "hangs", "empty"], ids=str
+    "wrong",
+    [RequestRefusedError("HTTP 400"), EngineReplyError("no JSON"), "hangs", "empty", "returns nothing"],
+    ids=str,
 )
 @on_virtual_clock
 async def test_three_failed_probes_suspend_a_model_and_one_that_passes_lifts_that(
