@@ -590,7 +590,7 @@ def report(lives: Sequence[Observed]) -> list[dict[str, Any]]:
 
 
 def _half(groups: Sequence[Sequence[float]], count: int) -> float:
-    """Return half of Student's interval at 95 % of a mean of so many values, whose spread is that within the groups."""
+    """Return the half-width of Student's 95 % interval for a mean of `count` values, with the within-group spread."""
     free = sum(len(values) - 1 for values in groups)
     if not free:
         return float("inf")  # single values have no known spread

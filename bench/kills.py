@@ -41,7 +41,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
         service: The service that was killed.
         ready_s: Seconds from the kill until its successor was ready.
         seconds: Seconds from the kill until the reward of the query sent at that moment was closed.
-        cpu_s: Processor seconds that the successor had used by then.
+        cpu_s: CPU seconds that the successor had used by then.
         lived_s: How long the killed process had lived.
     """
 
@@ -65,13 +65,14 @@ def measure(
     """Return the seconds of every recovery by service, with their medians and the worst.
 
     Args:
-        settings: The deployment, whose broker runs.
+        settings: The deployment, with a running broker.
         rounds: How often each service is killed.
         rate: Other queries per second.
         engines: Whether the catalogue's engines run; otherwise searches take five steps from a recording.
         say: Called with a line for each kill.
         services: The services to kill; empty for all of them.
-        lived_s: Seconds that a service lives before it is killed; None: so long that it is restarted without a pause.
+        lived_s: Minimum age of a service before it is killed, in seconds; None: long enough to be restarted without a
+            pause.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -92,7 +93,7 @@ def measure(
         Client(settings) as client,
         Rewards(settings) as rewards,
     ):
-        # One path a search: what is measured is the way back, not wide forests.
+        # One path per search: this measures recovery, not wide searches.
         pin = f"{catalogue.smallest.name}/1/1/1"
         queries = _queries("killed-", pin)
         _rewarded(client, rewards, next(queries))
@@ -126,14 +127,14 @@ def killed(
     """Kill services in this order and yield how long each recovery took.
 
     Args:
-        supervisor: Of the services.
-        order: Which service is killed; one that comes again is killed again.
+        supervisor: The services' supervisor.
+        order: Services to kill, in order; may repeat.
         recovered: Called right after each kill; returns when the deployment serves again.
         say: Called with a line for each kill.
-        lived_s: A service is not killed before it has lived for this long.
+        lived_s: Minimum age of a service before it is killed, in seconds.
 
     Raises:
-        ServiceFailed: a service does not come back.
+        ServiceFailed: a service does not recover.
     """
     for name in order:
         supervisor.wait_ready(_PATIENCE_S)
@@ -144,7 +145,7 @@ def killed(
         ready = _Noted(service, began_s)
         recovered()
         seconds = time.monotonic() - began_s
-        supervisor.wait_ready(_PATIENCE_S)  # a reward can be closed before the service says that it is ready
+        supervisor.wait_ready(_PATIENCE_S)  # a reward can be closed before the service reports ready
         kill = Kill(
             service=name,
             ready_s=round(ready.after_s(), 2),
@@ -157,7 +158,7 @@ def killed(
 
 
 def figures(kills: Sequence[Kill]) -> dict[str, Any]:
-    """Return what is reported of recoveries: of each service, and of all together."""
+    """Return the report on recoveries: per service, and overall."""
     by_service: dict[str, list[Kill]] = {}
     for kill in kills:
         by_service.setdefault(kill.service, []).append(kill)
@@ -185,7 +186,7 @@ def _spread(kills: Sequence[Kill]) -> dict[str, float]:
 
 
 class _Noted:
-    """Note when a service's next process is ready, while something else is waited for."""
+    """Record when a service's next process is ready, while waiting for something else."""
 
     def __init__(self, service: Service, began_s: float) -> None:
         self._ready_s = 0.0
@@ -202,7 +203,7 @@ class _Noted:
 
 
 class Rewards:
-    """The queries whose reward is closed, followed in a thread."""
+    """Tracks the queries whose reward is closed, in a thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._follower = EventFollower(settings, ["reward"])
@@ -255,7 +256,7 @@ def _rewarded(client: Client, rewards: Rewards, query: Query) -> None:
 
 @contextmanager
 def _others(client: Client, rewards: Rewards, queries: Iterator[Query], rate: float) -> Iterator[None]:
-    """Send queries at a steady rate, whatever becomes of the earlier ones; at the end, wait for all their rewards."""
+    """Send queries at a steady rate regardless of earlier ones; at the end, wait for all their rewards."""
     ended = threading.Event()
     sent: list[str] = []
 

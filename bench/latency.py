@@ -1,7 +1,7 @@
-"""Where the time of live queries goes, by component: the paper's table of latency, beside the lab's.
+"""Latency of live queries by component: the paper's latency table, compared with the lab's.
 
-The lab runs one query after another in one process, on its own recording (`docs/results`). Live, the same components
-are what each Answer says of its query; besides, it waits for a place, and its records go from service to service.
+The lab runs one query after another in one process, on its own recording (`docs/results`). Live, each Answer contains
+the same components; in addition there are admission and the transport between services.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from streams.timeline import Timeline
 TABLES: Final = Path("docs/results/tables.json")
 
 OBJECTIVE: Final = "quality-priority"
-"""The lab's."""
+"""The lab's objective."""
 
 _NAMES: Final = {
     "admission_s": "admission",
@@ -36,17 +36,17 @@ _NAMES: Final = {
     "transit_s": "transit",
     "control_s": "rest_of_search",
 }
-"""Rows by component of `Spent`, under the names of `experiments.rerun.latency_table` where that has them."""
+"""Rows by component of `Spent`, under the names of `experiments.rerun.latency_table` where it has them."""
 
 
 def ask(settings: Settings, queries: int, folder: Path, say: Callable[[str], None]) -> list[Timeline]:
-    """Return the timelines of questions that a deployment of its own answers, one after another.
+    """Return the timelines of questions answered one after another by a separate deployment.
 
     Args:
-        settings: The deployment, on a broker that runs; its catalogue's engines answer.
-        queries: How many of the demo's questions are asked.
-        folder: For the deployment's state and log.
-        say: Called with a line now and then.
+        settings: The deployment, with a running broker; its catalogue's engines answer.
+        queries: How many of the demo's questions to send.
+        folder: Folder for the deployment's state and log.
+        say: Called with progress messages.
 
     Raises:
         ServiceFailed: a service did not become ready.
@@ -85,7 +85,7 @@ def _answered(timelines: Timelines) -> list[Timeline]:
 
 
 def table(timelines: Sequence[Timeline]) -> dict[str, dict[str, float]]:
-    """Return seconds and percent of each component, of what none holds (`between_services`), and of all.
+    """Return seconds and percent of each component, of the remainder (`between_services`), and in total.
 
     Raises:
         BenchFailed: there is no query.
@@ -109,7 +109,7 @@ def table(timelines: Sequence[Timeline]) -> dict[str, dict[str, float]]:
 
 
 def beside_lab(timelines: Sequence[Timeline], tables: Path = TABLES) -> dict[str, Any]:
-    """Return the table of live queries and the lab's, with how many queries each is of."""
+    """Return the table of live queries and the lab's, with the number of queries in each."""
     lab = orjson.loads(tables.read_bytes())
     rounds = lab["latency_run"]["rounds"]
     return {
@@ -119,7 +119,7 @@ def beside_lab(timelines: Sequence[Timeline], tables: Path = TABLES) -> dict[str
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """Return both tables as lines of text: milliseconds a query, and percent."""
+    """Return both tables as lines of text: milliseconds per query, and percent."""
     live, lab = found["live"], found["lab"]
     lines = [
         f"{'':16}  {'live, ms a query':>16} {'%':>6}  {'lab, ms a query':>16} {'%':>6}",

@@ -1,9 +1,9 @@
-"""The learner measured: decide, update, batches, recovery, memory, scaling, and public libraries beside it.
+"""Benchmarks of the learner: decide, update, batches, recovery, memory, scaling, and public libraries for comparison.
 
-Every row runs in a process of its own, one after the other. The learner's rows give BLAS one thread, as the decider
-runs: its products are short, and on a busy machine a second thread waits for the first. The naive form and the peers
-get all cores. Each peer does the nearest thing it can to LinUCB with one θ over [s_q; s_a]; `could_not_express` says
-where it differs.
+Every row runs in its own process, one after another. The learner's rows use one BLAS thread, as in the decider: its
+products are small, and on a busy machine a second thread waits for the first. The naive form and the peers get all
+cores. Each peer runs its closest equivalent of LinUCB with one θ over [s_q; s_a]; `could_not_express` says where it
+differs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Stream:
             yield Context(f"q{i}", _unit(row).astype(np.float32).astype(np.float64))
 
     def outcome(self, context: Context, action_id: str) -> Observation:
-        """Return what running an action for a query gave."""
+        """Return the outcome of running an action for a query."""
         rng = np.random.default_rng((self.seed, int(context.query_id[1:]), int(action_id.split("/")[1])))
         score = float(rng.random())
         return Observation(
@@ -108,7 +108,7 @@ def timed(decide: Sequence[float], update: Sequence[float]) -> dict[str, float]:
 
 
 def mabwiser(stream: Stream, rounds: int) -> dict[str, Any]:
-    """Time MABWiser: one arm, asked for its expectation on 168 joint rows, is LinUCB with a shared θ."""
+    """Time MABWiser: the expectation of one arm on 168 joint rows is LinUCB with a shared θ."""
     warnings.simplefilter("ignore")
     lib = importlib.import_module("mabwiser.mab")
     mab = lib.MAB([0], lib.LearningPolicy.LinUCB(alpha=1.0, l2_lambda=1.0))
@@ -170,7 +170,7 @@ def river(stream: Stream, rounds: int) -> dict[str, Any]:
         o = stream.outcome(context, "m0/0/1/1")
         with _clocked(update):
             model.learn_one(joint[0], OBJECTIVE.reward(o.entered, o.score, o.log_cost))
-    # One action is timed and counted |A| times: a whole decision takes minutes.
+    # Time one action and multiply by |A|: a whole decision takes minutes.
     return _peer("river", [each * len(actions) for each in decide], update) | {
         "extrapolated": "decide_ms is one action's prediction times |A|",
         "could_not_express": "a shared θ in its LinUCB (its arms are disjoint); delayed or corrected rewards; "
@@ -199,7 +199,7 @@ def _dense(row: Any) -> str:
 
 
 WARM = 200
-"""Rows learned before timing: enough for every code path and cache to have been through a flush."""
+"""Rows learned before timing: enough to warm every code path and cache, including a flush."""
 
 
 def policy(stream: Stream) -> LinUCB:
@@ -224,7 +224,7 @@ def single(stream: Stream, rounds: int) -> dict[str, float]:
 
 
 def naive(stream: Stream, rounds: int) -> dict[str, float]:
-    """Time the paper's form as numpy writes it: ((X @ Ainv) * X).sum(1) and np.outer."""
+    """Time the paper's formulas in plain numpy: ((X @ Ainv) * X).sum(1) and np.outer."""
     actions, half = stream.matrix(), stream.half
     d = 2 * half
     inverse, b = np.eye(d), np.zeros(d)
@@ -245,7 +245,7 @@ def naive(stream: Stream, rounds: int) -> dict[str, float]:
 
 
 def batch(stream: Stream, rounds: int) -> dict[str, float]:
-    """Count decisions and updates a second in batches of 64."""
+    """Measure decisions and updates per second in batches of 64."""
     learner = policy(stream)
     learner.learn([stream.outcome(c, "m0/0/1/1") for c in stream.contexts(WARM)])
     decide, update = list[float](), list[float]()
@@ -263,7 +263,7 @@ def batch(stream: Stream, rounds: int) -> dict[str, float]:
 
 
 def fold(stream: Stream, rows: int) -> dict[str, float]:
-    """Recover a decider from rows as bytes, and weigh the process that holds them all."""
+    """Recover a decider from encoded rows, and measure the memory of the process that holds them."""
     table = dict(log(stream, rows))
     decider = Decider(LinUCB(FeatureMap(FeatureSettings(stream.half, stream.half))))
     begun = time.perf_counter()
@@ -280,7 +280,7 @@ def fold(stream: Stream, rows: int) -> dict[str, float]:
 
 
 def log(stream: Stream, rows: int) -> list[tuple[bytes, bytes]]:
-    """Return a decider's table of rewarded rows, with Decisions of the size real ones have."""
+    """Return a decider's table of rewarded rows, with Decisions of realistic size."""
     made: list[tuple[bytes, bytes]] = []
     for position, a in enumerate(stream.action_vectors()):
         vector = a.embedding.astype("<f4").tobytes()
@@ -344,7 +344,7 @@ def run(out: Path, *, rounds: int = 400, smoke: bool = False) -> int:
     Args:
         out: The file.
         rounds: Timed rounds of each row.
-        smoke: Tiny sizes, and one of them where many are compared: to show that every row runs.
+        smoke: Tiny sizes, and only one where several are compared: to check that every row runs.
     """
     shrink = 16 if smoke else 1
     rounds = 4 if smoke else rounds
@@ -371,7 +371,7 @@ def run(out: Path, *, rounds: int = 400, smoke: bool = False) -> int:
 
 
 def everything(half: int, rounds: int, recovered: int) -> dict[str, Any]:
-    """Return every figure of one dimension."""
+    """Return all figures for one dimension."""
     found = _row("single", half, ACTIONS, rounds, threads=1)
     found |= _row("naive", half, ACTIONS, max(4, rounds // 10))
     found |= _row("batch", half, ACTIONS, 640 if rounds > 100 else 128, threads=1)
@@ -395,7 +395,7 @@ def recovery(half: int, rows: int) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what it ran on."""
+    """Return a description of the machine."""
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     load, *_ = os.getloadavg()
     return {
@@ -407,7 +407,7 @@ def machine() -> dict[str, Any]:
 
 
 def _row(name: str, half: int, actions: int, rounds: int, threads: int | None = None) -> dict[str, Any]:
-    """Run one row in a process of its own; a row that fails says why instead of its figures."""
+    """Run one row in its own process; a row that fails reports why instead of its figures."""
     wanted = str(threads or os.cpu_count() or 1)
     environment = {**os.environ, "OMP_NUM_THREADS": wanted, "OPENBLAS_NUM_THREADS": wanted}
     asked = json.dumps({"half": half, "actions": actions, "rounds": rounds})

@@ -1,7 +1,7 @@
-"""LiteLLM's proxy with mock answers: what the gateway is measured beside.
+"""LiteLLM's proxy with mock answers, for comparison with the gateway.
 
-It is installed from `requirements/peers.txt`, by hash, into an environment of its own, because its requirements and the
-product's exclude each other.
+It is installed from `requirements/peers.txt`, by hash, into a separate environment, because its requirements conflict
+with the product's.
 """
 
 import contextlib
@@ -29,19 +29,19 @@ model_list:
     litellm_params: {{model: openai/{model}, api_key: none, mock_response: "{answer}"}}
 litellm_settings: {{telemetry: false}}
 """
-# As long as the recorded answer of the gateway's side.
+# As long as the recorded answer on the gateway's side.
 _ANSWER: Final = "Step 1 of the answer: " + "so there are more of them. " * 3
 
 
 class PeerMissing(BenchFailed):
-    """LiteLLM cannot be installed here; the message ends with what pip said."""
+    """LiteLLM cannot be installed here; the message ends with pip's output."""
 
 
 def install(folder: Path) -> Path:
-    """Return the Python of LiteLLM's environment, made or renewed when PINS has changed.
+    """Return the Python of LiteLLM's environment, created or updated when PINS has changed.
 
     Raises:
-        PeerMissing: pip cannot install what is pinned.
+        PeerMissing: pip cannot install the pinned packages.
     """
     python, stamp = folder / "bin" / "python", folder / ".installed"
     digest = hashlib.sha256(PINS.read_bytes()).hexdigest()
@@ -69,11 +69,11 @@ def version(python: Path) -> str:
 
 @contextlib.contextmanager
 def running(python: Path, folder: Path) -> Iterator[tuple[str, int]]:
-    """Run the proxy; yield the base of its endpoint and the process group.
+    """Run the proxy; yield the base URL of its endpoint and the process group.
 
     Args:
-        python: Of its environment.
-        folder: For its configuration and log.
+        python: Python of its environment.
+        folder: Folder for its configuration and log.
 
     Raises:
         BenchFailed: it did not start; the message ends with its log.
@@ -94,9 +94,9 @@ def running(python: Path, folder: Path) -> Iterator[tuple[str, int]]:
         **os.environ,
         "LITELLM_MODE": "PRODUCTION",
         "LITELLM_LOG": "ERROR",
-        # Neither side asks for keys, and both listen on this machine only.
+        # Neither side requires keys, and both listen on this machine only.
         "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is fetched from the internet
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it is fetched from the internet
         "PATH": f"{python.parent.absolute()}:{os.environ.get('PATH', '')}",
     }
     with log.open("wb") as out:

@@ -1,6 +1,6 @@
-"""Closed-loop load on a chat completions endpoint, in a process of its own.
+"""Closed-loop load on a chat completions endpoint, in a separate process.
 
-Each of N connections sends the next request when the answer to the last one has come. The same client measures the
+Each of N connections sends the next request when the previous one is answered. The same client measures the
 gateway and its peers, and prints one line of JSON:
 
     python -m bench.load URL --model NAME --connections 4 --seconds 6
@@ -29,10 +29,10 @@ class ChatLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         url: The endpoint's base, for instance `http://127.0.0.1:8080/v1`.
-        model: The model that requests name.
+        model: Model name in requests.
         connections: How many requests are in flight at any time.
-        seconds: How long is measured.
-        warm_s: How long the same load runs before that, unmeasured.
+        seconds: Duration of the measurement.
+        warm_s: Duration of the same load before that, unmeasured.
     """
 
     url: str
@@ -43,15 +43,15 @@ class ChatLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadFigures(msgspec.Struct, frozen=True):
-    """What one measurement found.
+    """Results of one measurement.
 
     Attributes:
-        requests: Answers that came within the measured time.
+        requests: Answers within the measured time.
         requests_per_s: The same per second.
         p50_ms: Median latency, from the request's first byte to the answer's last; None without any answer.
         p99_ms: 99th percentile.
-        sent: Requests answered in all, the unmeasured ones included.
-        errors: How often each thing other than a completion came back.
+        sent: All requests answered, including unmeasured ones.
+        errors: Counts of responses that were not completions.
     """
 
     requests: int
@@ -65,7 +65,7 @@ class LoadFigures(msgspec.Struct, frozen=True):
 async def measure(load: ChatLoad) -> LoadFigures:
     """Run one measurement."""
     numbers, errors = itertools.count(), Counter[str]()
-    ended: list[tuple[float, float]] = []  # when an answer came, and its latency
+    ended: list[tuple[float, float]] = []  # time of each answer, and its latency
     begin = time.perf_counter() + load.warm_s
     end = begin + load.seconds
     connector = aiohttp.TCPConnector(limit=load.connections)
@@ -86,7 +86,7 @@ async def measure(load: ChatLoad) -> LoadFigures:
         connector=connector, timeout=timeout, headers={"authorization": "Bearer none"}
     ) as session:
         await asyncio.gather(*(connection(session) for _ in range(load.connections)))
-    # Requests in flight at the end are finished, not measured: dropping them would cancel searches.
+    # Requests in flight at the end finish unmeasured: dropping them would cancel searches.
     latencies = [latency for at, latency in ended if begin <= at < end]
     return LoadFigures(
         requests=len(latencies),
@@ -103,7 +103,7 @@ def _percentile(latencies_s: Sequence[float], percent: float) -> float | None:
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> str:
-    """Return what is wrong with the answer to one request, or an empty text."""
+    """Send one request; return what is wrong with the answer, or an empty string."""
     try:
         async with session.post(
             url, data=json.dumps(body), headers={"content-type": "application/json"}

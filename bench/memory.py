@@ -1,8 +1,8 @@
-"""The memory of a whole deployment: broker, services and engines on this machine, while questions are answered.
+"""Memory of a whole deployment: broker, services and engines on this machine, while questions are answered.
 
-Counted is the proportional set size (Linux): a page that several processes share counts once in all. It is read twice
-a second from before the services start until the last Answer; the figure of a process is its highest, that of the whole
-the highest sum at one moment.
+The measure is the proportional set size (Linux): a page shared by several processes counts once in total. It is read
+twice a second from before the services start until the last Answer; the figure of a process is its peak, the total is
+the peak sum at one moment.
 
     python -m bench memory --queries 60
     python -m bench memory --large 10000                    # and so many requests of a megabyte each, over HTTP
@@ -35,7 +35,7 @@ _EVERY_S = 0.5
 
 
 class Heights:
-    """The highest memory of named processes, with their children, and of all at one moment."""
+    """Peak memory of named processes with their children, and of all together at one moment."""
 
     def __init__(self, pids: Callable[[], dict[str, int]]) -> None:
         self._pids = pids
@@ -43,20 +43,20 @@ class Heights:
         self.together = 0.0
 
     def look(self) -> None:
-        """Read once."""
+        """Take one reading."""
         now = {name: pss_mb(_family(pid)) for name, pid in self._pids().items()}
         for name, mb in now.items():
             self.each[name] = max(self.each.get(name, 0.0), mb)
         self.together = max(self.together, sum(now.values()))
 
     def watch(self, ended: threading.Event) -> None:
-        """Read until told to end."""
+        """Take readings until the event is set."""
         while not ended.wait(_EVERY_S):
             self.look()
 
 
 def pss_mb(pids: Iterable[int]) -> float:
-    """Return the proportional set size of processes in MB; one that has ended counts nothing."""
+    """Return the proportional set size of processes in MB; ended ones count 0."""
     kib = 0
     for pid in pids:
         try:
@@ -75,14 +75,14 @@ def _family(pid: int) -> list[int]:
 
 
 def limit(pids: Iterable[int], mb: int) -> None:
-    """Let each process take so many MB of addresses more than it has now."""
+    """Limit each process's address space to its current size plus `mb`."""
     for pid in pids:
         taken = psutil.Process(pid).memory_info().vms
         resource.prlimit(pid, resource.RLIMIT_AS, (taken + mb * 10**6, resource.RLIM_INFINITY))
 
 
 def flood(url: str, requests: int, size: int, in_flight: int) -> dict[str, int]:
-    """Send questions of so many bytes over HTTP; return how many were answered with each status."""
+    """Send questions of `size` bytes over HTTP; return the number of responses by status."""
     counted: Counter[str] = Counter()
     left = iter(range(requests))
     with httpx.Client(base_url=url, timeout=600.0, trust_env=False) as client:
@@ -109,16 +109,16 @@ def measure(
     size: int = 1_000_000,
     ceiling: int | None = None,
 ) -> dict[str, Any]:
-    """Return the megabytes of each process and of all together, while a deployment like the demo's answers.
+    """Return the peak memory in MB of each process and of all together, in a deployment like the demo's.
 
     Args:
         settings: The deployment.
-        queries: How many questions of the demo to ask.
+        queries: How many of the demo's questions to send.
         in_flight: How many at once.
         broker: `embedded`, `kafka` or `auto`.
         large: Requests over HTTP after that.
-        size: Bytes of the question of each.
-        ceiling: MB that each service may take beside what it has when it is ready, until it is restarted.
+        size: Bytes of each question.
+        ceiling: MB that each service may use beyond its size when ready, until it is restarted.
 
     Raises:
         BrokerError, ServiceFailed: the deployment does not start.

@@ -1,8 +1,8 @@
-"""What open rows cost the decider: bytes of memory and of its file for each, and what snapshots write of them.
+"""Cost of open rows in the decider: bytes of memory and file for each, and bytes in snapshots.
 
 Rows are written by the decider's own code (`LearnerLog` on a `Table` with its file, `PendingDecisions`), as they are
-while their reward waits for feedback: one Decision of the deployment's policy, under many ids. What a broker would keep
-is counted and thrown away. Memory is the process's resident set, beyond that with the first thousand rows.
+while their reward waits for feedback: one Decision of the deployment's policy, under many ids. Data for the broker is
+counted and discarded. Memory is the growth of the resident set after the first thousand rows.
 
     python -m bench memory --open 100000
 """
@@ -41,11 +41,11 @@ _BATCH = 64
 
 
 class _Table(Table):
-    reading = 1  # of a log that is empty
+    reading = 1  # of an empty log
 
 
 class _Runtime:
-    """What `LearnerLog` needs of a runtime; of what is written it keeps the sizes."""
+    """Implements what `LearnerLog` needs of a runtime; keeps only the sizes of writes."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.topics, self.service = settings, Topics(settings), "decider"
@@ -83,7 +83,7 @@ class _Runtime:
 
 
 def measure(settings: Settings, rows: int) -> dict[str, Any]:
-    """Return what so many open rows cost."""
+    """Return the cost of this many open rows."""
     with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
         settings = settings.replace(
             encoder="hashed",

@@ -1,4 +1,4 @@
-"""A deployment under steady load for hours: do memory, descriptors or the loop's lag grow, and is the log whole?
+"""A deployment under steady load for hours: do memory, descriptors or loop lag grow, and is the log complete?
 
 A soak runs every service, the gateway too, with a recorded engine and everything else as it ships, asks over HTTP at a
 steady rate, and appends one JSON line for each process every ten seconds to a file. The report pools the soaks of
@@ -15,8 +15,8 @@ their correlation with the block before), so its interval is Student's, at 95 % 
 (Bonferroni). No slope may lie above `MOST_AN_HOUR` beyond what is stated to grow (`GROWS`): the interval's upper end
 is compared.
 
-A loop's lag is what a callback waits beyond its time, less what a thread with nothing to do waited at the same time:
-the machine's other work is not the service's.
+Loop lag is how late a callback runs, minus the lateness of an idle thread at the same time, which is caused by other
+work on the machine.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ BLOCK_MIN: Final = 10.0
 CONFIDENCE: Final = 0.95
 
 MOST_AN_HOUR: Final = {"memory_mb": 1.0, "descriptors": 1.0, "loop_lag_ms": 1.0}
-"""What each measure may grow in an hour beyond what `GROWS` states."""
+"""Allowed growth of each measure per hour, beyond `GROWS`."""
 
 GROWS: Final[Mapping[tuple[str, str], float]] = {
     # The ids of ended queries: a dictionary until there are 65,536, and an array of 16 bytes each from then on.
@@ -62,7 +62,7 @@ GROWS: Final[Mapping[tuple[str, str], float]] = {
     # The hashes of closed queries, until there are 200,000.
     ("aggregator", "memory_mb"): 100e-6,
 }
-"""What a query adds by design; docs/operating.md, "Growth", names the stores."""
+"""Growth per query by design; docs/operating.md, "Growth", names the stores."""
 
 _PATHS: Final = 4
 _RECORDED: Final = 200
@@ -73,16 +73,16 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One process at one moment.
 
     Attributes:
-        run: Which soak.
-        at_s: Seconds since the load began.
+        run: The soak's name.
+        at_s: Seconds since the load started.
         service: The process.
         memory_mb: Its resident memory.
-        pss_mb: The same with each shared page divided among those that share it.
+        pss_mb: Its proportional set size.
         descriptors: Open descriptors.
         loop_lag_ms: Mean lag of its event loop since the last sample, less that of an idle thread; None for the broker.
-        cpu_s: Processor seconds so far.
-        queries: Answered so far.
-        restarts: How often the process has been started again.
+        cpu_s: CPU seconds so far.
+        queries: Queries answered so far.
+        restarts: Number of restarts.
     """
 
     run: str
@@ -108,14 +108,14 @@ def soak(
     out: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run one soak, append its samples to a file as they are taken, and return what became of its queries.
+    """Run one soak, append its samples to a file as they are taken, and return the outcome of its queries.
 
     Args:
-        settings: What the deployment shares with others; bounds and ports are set here.
-        broker: A broker that runs, of which nobody else's topics are touched.
-        minutes: How long queries are asked.
-        rate: Queries a second, whatever becomes of the earlier ones.
-        out: A file of JSON lines; what it holds is kept.
+        settings: Base settings; limits and ports are set here.
+        broker: A running broker, of which no other topics are touched.
+        minutes: Duration of the load.
+        rate: Queries per second, regardless of earlier ones.
+        out: A file of JSON lines, which is appended to.
         say: Called with a line once a minute.
 
     Raises:
@@ -158,13 +158,13 @@ def soak(
 async def _asked(
     url: str, rate: float, minutes: float, sampler: "_Sampler", file: Any, say: Callable[[str], None]
 ) -> Counter[str]:
-    """Ask at a steady rate and sample; return how many requests ended in each way."""
+    """Send queries at a steady rate and take samples; return the number of requests by outcome."""
     ended: Counter[str] = Counter()
     asking: set[asyncio.Task[None]] = set()
     loop = asyncio.get_running_loop()
     begun = loop.time()
     timeout = aiohttp.ClientTimeout(total=_ASK_S)
-    # A connection a request: how many lie open says nothing about the client then.
+    # One connection per request: the number of open ones then does not depend on client pooling.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
@@ -202,7 +202,7 @@ async def _asked(
 
 
 def _request(number: int) -> dict[str, Any]:
-    """Return one request: every other question is one of a few, the rest are asked once each."""
+    """Return one request: every other question is one of a few, the rest are unique."""
     question, right = _question(number // 2 % _RECORDED if number % 2 else _RECORDED + number)
     return {
         "model": "auto",
@@ -216,7 +216,7 @@ def _question(number: int) -> tuple[str, str]:
 
 
 def _recording(models: Sequence[str]) -> list[RecordedPath]:
-    """Return paths of one step, of which the larger models' are right more often."""
+    """Return one-step paths; larger models are right more often."""
     rng, found = random.Random(5), []
     for at, (size, model), path in itertools.product(range(_RECORDED), enumerate(models, 1), range(_PATHS)):
         question, right = _question(at)
@@ -243,7 +243,7 @@ def _settled(settings: Settings) -> Report:
 
 
 class _Idle:
-    """A thread that only sleeps: what it oversleeps is the machine's doing."""
+    """A thread that only sleeps: how much it oversleeps measures other load on the machine."""
 
     def __init__(self) -> None:
         self.lag_s = self.beats = 0.0
@@ -280,7 +280,7 @@ class _Sampler:
         self._client = httpx.Client(trust_env=False, timeout=30.0)
 
     def look(self, at_s: float, queries: int) -> list[Sample]:
-        """Return a sample of every process that runs."""
+        """Return a sample of every running process."""
         idle_ms = self._mean_ms("", self._idle.lag_s, self._idle.beats)
         found = []
         processes = {name: service.process for name, service in self._supervisor.services.items()}
@@ -305,7 +305,7 @@ class _Sampler:
                     )
                 )
             except (psutil.Error, OSError, httpx.HTTPError):
-                continue  # it has just ended: the count of restarts says so
+                continue  # it has just ended, which the restart count shows
         return found
 
     def _lag(self, name: str) -> tuple[float, float]:
@@ -322,7 +322,7 @@ class _Sampler:
         )
 
     def _mean_ms(self, name: str, total_s: float, count: float) -> float | None:
-        """Return the mean since the last call; None the first time, and where nothing was counted."""
+        """Return the mean since the last call; None the first time, and without any beats."""
         before = self._before.get(name)
         self._before[name] = (total_s, count)
         if before is None or count <= before[1]:
@@ -338,7 +338,7 @@ def _append(file: Any, what: Any) -> None:
 
 
 def read(files: Sequence[Path]) -> tuple[list[Sample], list[dict[str, Any]]]:
-    """Return all samples of some files, and what else is said of their soaks, by whoever began and ended them."""
+    """Return all samples of some files, and the start and end records of their soaks."""
     samples, said = [], []
     for file in files:
         for line in file.read_bytes().splitlines():
@@ -350,11 +350,11 @@ def read(files: Sequence[Path]) -> tuple[list[Sample], list[dict[str, Any]]]:
 
 
 def report(samples: Sequence[Sample], said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the slope of each measure of each service, whether it is within its bound, and whether all is well.
+    """Return the slope of each measure of each service, whether it is within its bound, and the overall result.
 
     Args:
-        samples: Of all soaks.
-        said: How they began and ended.
+        samples: Samples of all soaks.
+        said: Their start and end records.
 
     Raises:
         BenchFailed: there are fewer than two blocks of a soak.
@@ -398,7 +398,7 @@ def report(samples: Sequence[Sample], said: Sequence[Mapping[str, Any]]) -> dict
 
 
 def _slope(blocks: Mapping[tuple[str, int], Sequence[tuple[float, float]]], level: float) -> dict[str, float]:
-    """Return the common slope an hour of several soaks with its interval, and how blocks depend on those before."""
+    """Return the common hourly slope of several soaks with its interval, and the autocorrelation of blocks."""
     runs = sorted({run for run, _ in blocks})
     keys = sorted(blocks)
     hours = np.array([np.mean([at for at, _ in blocks[key]]) for key in keys])

@@ -31,11 +31,11 @@ from streams.topics import Topics
 
 
 class BenchFailed(UniscaleError):
-    """A measurement cannot be completed; the message says what is missing."""
+    """A measurement cannot be completed; the message says why."""
 
 
 class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How much to run."""
+    """Extent of a run."""
 
     queries: int = 1000
     steps: int = 5
@@ -68,10 +68,10 @@ def recording(catalogue: Catalogue, questions: Sequence[str], steps: int) -> lis
 
 
 class RunningServices(NamedTuple):
-    """A deployment that runs.
+    """A running deployment.
 
     Attributes:
-        settings: Of its clients.
+        settings: Settings for its clients.
         catalogue: Its models.
         supervisor: Its services, all ready.
     """
@@ -90,14 +90,14 @@ def running(
     optional: Sequence[str] = (),
     ports: Callable[[str], int] = lambda name: 0,
 ) -> Iterator[RunningServices]:
-    """Run a deployment of its own on a broker that runs; its services end with the block.
+    """Run a separate deployment on a running broker; its services end with the block.
 
     Args:
-        settings: What it shares with others.
-        folder: For the recording, the state and the log.
-        recorded: What its engines answer from; None runs the catalogue's engines.
-        optional: Services to run that no deployment needs.
-        ports: Where a service, by its name, serves its metrics; 0 for nowhere.
+        settings: Base settings.
+        folder: Folder for the recording, the state and the log.
+        recorded: Recording to answer from; None runs the catalogue's engines.
+        optional: Optional services to run.
+        ports: Metrics port of each service, by name; 0 for none.
 
     Raises:
         ServiceFailed: a service does not become ready.
@@ -128,12 +128,12 @@ def run_once(
     """Return the figures of one run: start the services, warm them up, send the queries, wait for all Answers.
 
     Args:
-        settings: What all runs share.
-        broker: A broker that runs.
-        plan: How much to run.
+        settings: Settings common to all runs.
+        broker: A running broker.
+        plan: Extent of the run.
         folder: A new folder for the recording, the state and the log.
-        encoder: `minilm`, or `hashed` to leave embedding out of it.
-        rate: Queries per second, open loop; 0 sends everything at once, and admission holds the rest back.
+        encoder: `minilm`, or `hashed` to exclude embedding.
+        rate: Queries per second, open loop; 0 sends everything at once, limited by admission.
 
     Raises:
         ServiceFailed: a service did not become ready.
@@ -145,7 +145,7 @@ def run_once(
     recorded = partial(recording, questions=questions[:50], steps=plan.steps)
     shared = settings_for(settings, broker).replace(encoder=encoder, max_in_flight=plan.in_flight)
     with running(shared, folder, recorded) as (settings, catalogue, supervisor):
-        # One path a search: the figure is of the plumbing, not of wide forests.
+        # One path per search: this measures the infrastructure, not wide searches.
         pin = f"{catalogue.smallest.name}/1/1/1"
         queries = [
             Query(query_id=f"b{n}", text=text, reference="0", pin_action=pin)
@@ -161,7 +161,7 @@ def run_once(
     asked = [timelines.by_id[q.query_id] for q in queries[plan.warm :]]
     steps = [len({s.step for s in timeline.steps}) for timeline in asked]
     return {
-        # To four digits, however slow: others divide by it.
+        # Four significant digits, even if slow: other figures divide by it.
         "queries_per_s": float(f"{plan.queries / wall_s:.4g}"),
         "steps_per_query": sum(steps) / len(steps),
         "bytes_per_query": round(timelines.bytes / len(queries)),
@@ -180,5 +180,5 @@ def _answered(settings: Settings, queries: Sequence[Query], rate: float) -> floa
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor seconds a process and its ended children have used (Linux)."""
+    """Return the CPU seconds used by a process and its ended children (Linux)."""
     return float(sum(psutil.Process(pid).cpu_times()[:4]))

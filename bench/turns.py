@@ -1,7 +1,7 @@
-"""Runs in alternation, and their medians: a machine's speed drifts, so what is compared is measured in turn.
+"""Alternating runs and their medians: a machine's speed drifts, so compared configurations take turns.
 
-A round measures every configuration once, each on a new broker. Another checkout, say of an earlier commit, measures
-its rounds by its own command and writes JSON; rounds of the two take turns on the same machine.
+A round measures every configuration once, each on a new broker. Another checkout, for example of an earlier commit,
+measures its rounds with its own command and writes JSON; rounds of the two alternate on the same machine.
 """
 
 import os
@@ -27,7 +27,7 @@ _PATIENCE_S: Final = 60.0
 
 
 class StreamTurn(msgspec.Struct, frozen=True):
-    """One configuration that is measured: its name, its encoder, and its steps, None for the plan's."""
+    """A configuration to measure: its name, its encoder, and its steps, None for the plan's."""
 
     name: str
     encoder: str
@@ -49,11 +49,11 @@ _SPEEDS: Final = {
 def alternate(
     sides: Mapping[str, Callable[[], dict[str, Any]]], runs: int, say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of each side: medians of so many rounds, and every run behind them.
+    """Return the figures of each side: medians over rounds, and all runs.
 
     Args:
-        sides: Measures one round, by name. They take turns; the one that begins changes from round to round.
-        runs: How many rounds.
+        sides: Functions that measure one round, by name. They alternate, and the first one changes from round to round.
+        runs: Number of rounds.
         say: Called with a line for each round.
     """
     rounds: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
@@ -67,7 +67,7 @@ def alternate(
 
 
 def round_here(kind: Kind, settings: Settings, plan: StreamPlan) -> dict[str, Any]:
-    """Return the figures of one round: each configuration once, then one run in open loop at half of that speed.
+    """Return the figures of one round: each configuration once, then one open-loop run at half that speed.
 
     The latencies are those of the open loop.
 
@@ -102,13 +102,13 @@ def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def round_in(checkout: Path, kind: Kind, settings: Settings, plan: StreamPlan) -> dict[str, Any]:
-    """Return the figures of one round in another checkout, which its own command measures.
+    """Return the figures of one round in another checkout, measured by its own command.
 
     Raises:
         BenchFailed: it ended with an error; the message ends with its output.
     """
     command = ["bench", "streams"] if (checkout / "bench").is_dir() else ["streams", "bench"]
-    # It runs a quarter of the queries on the embedded broker, as this one does.
+    # On the embedded broker it runs a quarter of the queries, as this one does.
     queries = plan.queries if kind == "kafka" else 4 * plan.queries
     home = kafka_home(os.environ)
     environ = {**os.environ, **settings.environ(), **({"KAFKA_HOME": str(home)} if home else {})}
@@ -140,7 +140,7 @@ def round_in(checkout: Path, kind: Kind, settings: Settings, plan: StreamPlan) -
 
 
 def _ended(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
-    """Wait for a process; where this one is stopped, stop that, so that it stops the broker that it has started."""
+    """Wait for a process; if this one is stopped, stop it too, so that it stops its broker."""
     try:
         said, _ = process.communicate()
     except BaseException:
@@ -162,13 +162,13 @@ def _run(
 
 
 def python_of(checkout: Path) -> str:
-    """Return the interpreter of a checkout: that of its own environment where it has one."""
+    """Return the interpreter of a checkout: that of its own environment if it has one."""
     own = checkout / ".venv" / "bin" / "python"
     return str(own) if own.exists() and checkout != Path.cwd() else sys.executable
 
 
 def versions(checkout: Path) -> dict[str, str]:
-    """Return what was measured: the checkout's commit, and the versions of what does the work."""
+    """Return the checkout's commit and the versions of the main dependencies."""
     names = (
         "faust-streaming",
         "aiokafka",

@@ -383,7 +383,7 @@ _COUNTS_BYTES: Final = 9 * 4
 
 
 def _excused(answer: dict[str, Any]) -> bool:
-    """Return whether an Answer blames a model for a refusal though it did not fail the operator's question."""
+    """Return whether an Answer blames a model for a refusal although it did not fail the operator's probe."""
     refused = answer.get("fault") == "model" and answer.get("cause") in ("refused", "filtered")
     return refused and (answer.get("probe") or {"passed": True})["passed"]
 

@@ -35,7 +35,7 @@ R = TypeVar("R", bound=Record)
 
 
 def graded(settings: Settings, topics: Topics) -> Iterator[dict[str, Any]]:
-    """Yield the row of each decision that is on the broker and has a propensity and a reward that graded it."""
+    """Yield the row of each decision on the broker that has a propensity and a graded reward."""
     rewards: dict[str, Reward] = {}
     for reward in _decoded(settings, topics.reward, Reward):
         if reward.correct is not None and reward.log_cost is not None:
@@ -81,11 +81,11 @@ _YES = click.option("--yes", is_flag=True, help="Skip the confirmation.")
 
 
 class _Log:
-    """The learner's log as startup reads it, the newest value of each key in the order of writing.
+    """The learner's log as read at startup: the newest value of each key, in the order of writing.
 
     Attributes:
-        earlier: The value before that, where the topic still has it.
-        offsets: Where the newest value of each key lies.
+        earlier: The previous value of each key, if the topic still has it.
+        offsets: Offset of the newest value of each key.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -115,7 +115,7 @@ class _Log:
         return cls(settings)
 
     def confirm(self, question: str) -> None:
-        """Ask the operator, and refuse to go on if a decider has written while the question stood."""
+        """Ask the operator to confirm, and refuse to continue if a decider has written meanwhile."""
         click.confirm(question, abort=True, err=True)
         if self.of_stopped(self.settings).end != self.end:
             raise click.ClickException("a decider has run meanwhile: stop it, and begin again")
@@ -129,7 +129,7 @@ class _Log:
         return before
 
     def decider(self) -> Decider:
-        """Return a fresh decider of the settings."""
+        """Return a new decider with these settings."""
         encoder = encoder_of(self.settings.encoder)
         return Decider(
             policy_of(self.settings, encoder),
@@ -139,11 +139,11 @@ class _Log:
         )
 
     def refused(self) -> list[Refused]:
-        """Return everything for which the decider of these settings refuses the log."""
+        """Return every reason for which a decider with these settings refuses the log."""
         return refused(self.rows, self.snapshots, self.decider().policy.load, self._decisions)
 
     def shown(self, each: Refused) -> str:
-        """Return what is refused, and where it lies."""
+        """Return a description of a refused record and its position."""
         topic = self.topics.snapshot if each.among_snapshots else self.changelog
         offset = None if each.key is None else self.offsets.get((topic, each.key))
         return f"{topic}: {each.what}" if offset is None else f"{topic}, offset {offset}: {each.what}"
@@ -274,7 +274,7 @@ def reset(settings: Settings, yes: bool) -> None:
         read[log.topics.context] = max(read[log.topics.context], row.context_origin.offset)
         read[log.topics.reward] = max(read[log.topics.reward], row.reward_offset)
     commit(settings, log.group, {topic: last + 1 for topic, last in read.items() if last >= 0})
-    every = latest(settings, [log.changelog])  # also what lies before the start of reading
+    every = latest(settings, [log.changelog])  # including rows before the recovery's start offset
     rewrite(
         settings,
         log.changelog,
@@ -290,7 +290,7 @@ def reset(settings: Settings, yes: bool) -> None:
 
 
 def _ends(settings: Settings, topic: str) -> bytes:
-    """Return where each partition of a topic ends, as a JSON object."""
+    """Return the end offsets of a topic's partitions as a JSON object."""
     with BlockingLog(settings) as log:
         return orjson.dumps({str(partition): end for (_, partition), end in log.ends([topic]).items()})
 
@@ -305,11 +305,11 @@ def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:
             yield row
 
 
-# `verify-decisions`: replay the learner's log and compare every Decision with what it calls for.
+# `verify-decisions`: replay the learner's log and compare every Decision with the recomputed one.
 
 
 _SHOWN = 10
-"""Mismatches that are printed; more are only counted."""
+"""Most mismatches printed; more are only counted."""
 
 
 @click.command("verify-decisions")

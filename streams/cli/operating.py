@@ -34,7 +34,7 @@ def audit(settings: Settings, as_json: bool, settled: bool) -> None:
     Answer, Reward and the learner's row agree, that each cost follows from its trace, and that nothing was skipped.
     Run with the deployment's settings. Exits with 1 and prints the ids if anything disagrees.
     """
-    from streams import audit as package  # with numpy, which `--help` need not wait for
+    from streams import audit as package  # imports numpy, which would slow down `--help`
 
     with contextlib.closing(package.BrokerLog(settings)) as log:
         report = package.audit(log, settings)
@@ -63,7 +63,7 @@ def _table(report: "package.Report") -> str:  # type: ignore[name-defined]  # no
     return "\n".join(lines)
 
 
-# `dead-letters list|retry`: records that could not be handled, and another try for them.
+# `dead-letters list|retry`: list records that could not be handled, or retry them.
 
 
 def read_dead_letters(settings: Settings) -> list[DeadLetter]:
@@ -146,7 +146,7 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
 
 
 def _newest(known: Iterable[DeadLetter]) -> list[str]:
-    """Return the origin of each record's newest letter: one that was sent again and failed has a letter for each try.
+    """Return the origin of each record's newest dead letter: a failed retry adds another one.
 
     A query whose id is taken would fail again.
     """

@@ -1,4 +1,4 @@
-"""What a client of a deployment does: `ask`, `produce`, `answers`, `feedback`, `replay`, `explain`."""
+"""Client commands: `ask`, `produce`, `answers`, `feedback`, `replay`, `explain`."""
 
 import contextlib
 import itertools
@@ -42,7 +42,7 @@ from streams.topics import Topics
 
 
 def send_and_wait(settings: Settings, queries: Sequence[Query], pace: SendSchedule, *, wait: bool) -> int:
-    """Send queries, wait for their Answers on request, print how they ended, and return the exit code.
+    """Send queries, optionally wait for their Answers, print how they ended, and return the exit code.
 
     0 when all were sent and, with `wait`, have an Answer; 1 when one has none in time, or its id was in use.
     """
@@ -85,7 +85,7 @@ def bars(console: Console | None = None) -> Progress:
     )
 
 
-# `ask`, `produce`, `answers`, `feedback`: what a client of the deployment does.
+# `ask`, `produce`, `answers`, `feedback`.
 
 # After this long without an Answer, `ask` prints on stderr that it is still waiting.
 _PATIENCE_S = 15.0
@@ -287,13 +287,13 @@ def feedback(settings: Settings, query_id: str, correct: str, source: str) -> No
     click.echo(f"{query_id}: {grade:g} by {source}", err=True)
 
 
-# `explain QUERY_ID`: why this action, and what every step, score, prune and coin of the price was.
+# `explain QUERY_ID`: why this action was chosen, with every step, score, pruned path and part of the cost.
 
-# More drafts than these are shown when asked for.
+# Drafts shown by default.
 _DRAFTS = 40
-# Prunes of one step that are shown in words.
+# Pruned paths explained per step.
 _PRUNED = 8
-# Wide tables have room for words in a terminal of 80 columns.
+# Compact tables, for terminals of 80 columns.
 _NARROW: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
 
 
@@ -327,7 +327,7 @@ def explain(settings: Settings, query_id: str, drafts: bool, as_json: bool) -> N
         plain = [msgspec.to_builtins(r) for r in records]
         click.echo(orjson.dumps(plain, option=orjson.OPT_INDENT_2).decode())
         return
-    # Texts of models and clients are printed as they are: no markup of theirs is obeyed.
+    # Texts of models and clients are printed verbatim, without interpreting markup.
     console = Console(markup=False, highlight=False)
     console.print(query_id, style="bold", end=": ")
     console.print(timeline.query.question[:500] if timeline.query else "the Query itself is not on record")
@@ -407,7 +407,7 @@ def _search(console: Console, answer: Answer, drafts: bool) -> None:
 
 
 def _steps(steps: Sequence[StepExplained]) -> Table:
-    """Return a row a step: how many drafts met which fate, and what search control knew after it."""
+    """Return one row per step: the fates of its drafts, and the state of search control after it."""
     table = Table(
         "step",
         "drafts",
@@ -440,7 +440,7 @@ def _steps(steps: Sequence[StepExplained]) -> Table:
 
 
 def _early_exit(console: Console, answer: Answer, steps: Sequence[StepExplained]) -> None:
-    """Print the proof of each prune: what the path could still reach, and what it would have had to beat."""
+    """Print why each path was pruned: the score it could still reach, and the score it had to beat."""
     eta = answer.limits.eta if answer.limits is not None else 1.0
     for step in steps:
         pruned = [draft for draft in step.drafts if draft.fate == "early_exit"]
@@ -579,12 +579,12 @@ def replay(
     name = run or f"replay-{uuid.uuid4().hex[:6]}"
     source = settings.replace(prefix=from_prefix) if from_prefix else settings
     if file is not None:
-        for _ in read_recorded(file):  # a file with a mistake sends nothing
+        for _ in read_recorded(file):  # validate the whole file before sending
             pass
         recorded = read_recorded(file)
     else:
         recorded = _recorded(source, _ms(since, 0), _ms(until, 1 << 62))
-    with contextlib.closing(recorded):  # its connections would keep the process from ending
+    with contextlib.closing(recorded):  # open connections would prevent the process from ending
         chosen: Iterator[Recorded] = itertools.islice(recorded, limit)
         if objective:
             goal = {"objective": objective, "weights": None, "mean_cost": None, "accuracy": None}
@@ -621,7 +621,7 @@ def _ms(at: datetime | None, default: int) -> int:
 
 
 def _recorded(settings: Settings, since_ms: int, until_ms: int) -> Generator[Recorded, None, None]:
-    """Yield the queries of the topic in the order of their append times, without what is a replay itself."""
+    """Yield the queries of the topic in order of append time, without replays."""
     seen: OrderedDict[str, None] = OrderedDict()
     with BlockingLog(settings) as log:
         for record in log.read_in_time(Topics(settings).query, since_ms, until_ms):
@@ -638,7 +638,7 @@ def _recorded(settings: Settings, since_ms: int, until_ms: int) -> Generator[Rec
 
 
 _MOST_SEEN = 1_000_000
-"""Ids by which a query that was sent twice is known."""
+"""Ids kept to recognise queries that were sent twice."""
 
 
 COMMANDS = [ask, produce, answers, feedback, explain, replay]

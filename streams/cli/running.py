@@ -1,4 +1,4 @@
-"""Starting processes: `up`, `worker`, `broker`, and the topics they need."""
+"""Commands that start processes (`up`, `worker`, `broker`) or manage topics."""
 
 import contextlib
 import os

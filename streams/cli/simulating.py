@@ -1,4 +1,4 @@
-"""`simulate`: histories drawn from seeds, in memory, with faults; every query must be accounted for in the end."""
+"""`simulate`: random histories in memory with faults; every query must be accounted for in the end."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""How fetches and sends are spaced: under load each then holds more records, and costs less a record."""
+"""Spacing of fetches and sends, so that under load each carries more records and costs less per record."""
 
 import asyncio
 from collections import defaultdict
@@ -8,15 +8,15 @@ from typing import Any, Final
 from streams.log.kafka_clients import EMBEDDED_WAIT_MS
 
 BURST: Final = 4
-"""How many may follow each other at once after a pause. One query alone comes to a service several times within
-milliseconds, and should not wait for the sake of a load that is not there."""
+"""How many may follow each other immediately after a pause. A single query reaches a service several times within
+milliseconds and should not be delayed when there is no load."""
 
 
 class Spacing:
-    """How long to wait before something is done again: an interval on average, and not at all after a pause.
+    """Rate limit: one interval between operations on average, no delay after a pause.
 
     Args:
-        interval_s: Seconds between two of them, for as long as they come without a pause.
+        interval_s: Seconds between operations while they come without a pause.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -24,7 +24,7 @@ class Spacing:
         self._due_s = 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until the next one; 0 or less for at once.
+        """Return the seconds until the next operation; 0 or less for immediately.
 
         >>> spacing = Spacing(1.0)
         >>> for _ in range(5):
@@ -35,32 +35,32 @@ class Spacing:
         return self._due_s - (BURST - 1) * self._interval_s - now_s
 
     def done(self, now_s: float) -> None:
-        """Take note of one."""
+        """Record an operation."""
         self._due_s = max(self._due_s, now_s) + self._interval_s
 
 
 # A fetch returns as soon as there is one record, so under load nearly every record would cost its own fetch. The first
-# fetches after a pause are not delayed. Twice this interval saves 9 % of a record's processor time, four times 14 %
-# (measured at d568124); but a search has a dozen hops, each of which would wait half of it longer.
+# fetches after a pause are not delayed. Twice this interval saves 9 % of the CPU time per record, four times 14 %
+# (measured at d568124); but a search has a dozen hops, each of which would take half the interval longer.
 FETCH_INTERVAL_S = 0.005
 
-# A fetch that finds nothing occupies its node for 1.5 s, as faust sets it. While partitions are assigned and tables
-# recovered, positions move, and what is wanted next must not wait behind a fetch from where they were.
+# An empty fetch occupies its node for 1.5 s, as faust configures it. While partitions are assigned and tables
+# recovered, positions change, and new fetches must not wait for a fetch at an old position.
 MOVING_WAIT_MS = 50
 
 
 def pace_fetches(fetcher: Any, *, embedded: bool = False, moving: Callable[[], bool] = lambda: False) -> None:
     """Space out an aiokafka fetcher's fetches from one node, so that each returns more records.
 
-    The embedded broker wakes no waiting fetch: fetches from it wait briefly instead.
+    The embedded broker does not wake waiting fetches: fetches from it use a short wait instead.
 
-    A delayed fetch already contains its positions. If a position moves in the meantime, aiokafka drops what was fetched
-    for it, as it does when that happens while a request is in flight.
+    A delayed fetch already contains its positions. If a position changes in the meantime, aiokafka drops the records
+    fetched for it, as when that happens while a request is in flight.
 
     Args:
-        fetcher: The fetcher of a consumer that has started.
+        fetcher: The fetcher of a started consumer.
         embedded: Whether the broker is the embedded one.
-        moving: Says whether positions are about to move; a fetch then waits for records only briefly.
+        moving: Returns whether positions are about to change; fetches then use a short wait.
     """
     if embedded:
         fetcher._fetch_max_wait_ms = min(fetcher._fetch_max_wait_ms, EMBEDDED_WAIT_MS)
@@ -72,7 +72,7 @@ def pace_fetches(fetcher: Any, *, embedded: bool = False, moving: Callable[[], b
             if (wait_s := nodes[node_id].wait_s(time())) > 0:
                 await asyncio.sleep(wait_s)
         except asyncio.CancelledError:
-            return False  # as the fetch itself does: the assignment is gone
+            return False  # like the fetch itself: the assignment is gone
         nodes[node_id].done(time())
         if moving():
             request._max_wait_ms = min(request._max_wait_ms, MOVING_WAIT_MS)

@@ -1,12 +1,11 @@
-"""Where a key's records lie: Kafka's default partitioner, for both runtimes."""
+"""Kafka's default partitioner, for both runtimes."""
 
 import functools
 import struct
 
-#
-# The Java client, kafka-python and aiokafka place a key by its 32-bit MurmurHash2. librdkafka's default is CRC-32,
-# and without a key a client picks any partition. Written out here because the memory runtime must place keys as
-# Kafka's clients do and imports none of them; a test compares it with theirs.
+# The Java client, kafka-python and aiokafka partition by the key's 32-bit MurmurHash2. librdkafka's default is CRC-32,
+# and without a key a client picks any partition. Reimplemented here because the in-memory runtime must partition like
+# Kafka's clients without importing them; a test compares it with theirs.
 
 _SEED = 0x9747B28C
 _MIX = 0x5BD1E995
@@ -14,7 +13,7 @@ _WORD = 0xFFFFFFFF
 
 
 def partition_for(key: bytes | None, partitions: int) -> int:
-    """Return the partition of a key, of so many.
+    """Return the partition of a key, given the number of partitions.
 
     >>> partition_for(b"q-1", 8)
     6
@@ -22,7 +21,7 @@ def partition_for(key: bytes | None, partitions: int) -> int:
     return (murmur2(key or b"") & 0x7FFFFFFF) % partitions
 
 
-# A query's records have one key: the hash of the first serves all.
+# A query's records share one key: cache its hash.
 @functools.lru_cache(maxsize=4096)
 def murmur2(key: bytes) -> int:
     """Return the 32-bit MurmurHash2 of a key."""
