@@ -104,10 +104,12 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
         forget: Whether to drop texts that no live or best path needs; recordings keep them.
 
     Raises:
-        SearchError: the step has not been drafted, or a score is missing or outside [0, 1].
+        SearchError: the step has not been drafted, a score is missing or outside [0, 1], or the search has no verifier.
     """
     if step <= forest.scored:
         return forest
+    if not forest.limits.verified:
+        raise SearchError(f"scores of step {step} came to a search without a verifier")
     pending = forest.pending
     if step != forest.step:
         raise SearchError(f"scores of step {step} came at step {forest.step}; tell its drafts first")

@@ -15,6 +15,7 @@ from msgspec import inspect
 
 from schemas.control import CatalogueEntry
 from schemas.forest import Draft, Forest
+from schemas.grader import GRADERS
 from schemas.query import Message, ToolCall
 from schemas.reward import Reward, reward_id
 from schemas.search import Scored, Verification
@@ -47,6 +48,7 @@ NAMED: dict[str, Draw] = {
     "timeout_s": lambda rng: rng.choice((None, None, 0.001, 30.0, 21_600.0)),
     "feedback_wait_s": lambda rng: rng.choice((None, None, 0.0, 5.0)),
     "sha256": lambda rng: f"{rng.getrandbits(256):064x}",
+    "Grader.name": lambda rng: rng.choice(GRADERS),
     "CatalogueEntry.name": lambda rng: rng.choice(("mid", "other")),
     "every_s": lambda rng: rng.choice((1.0, 3.0, 60.0)),
 }

@@ -132,11 +132,11 @@ FIXES = {
     ),
     "a grader that does not say": Fix(
         GradingPool,
-        "_verdict",
+        "_reply",
         {
             "raise GraderFailed(\n"
             '            f"{kind}: no result in {self._timeout_s:g} s" if hung else f"{kind}: its process died"\n'
-            "        )": "return Verdict(correct=False, how=kind)"
+            "        )": "return {'correct': False}"
         },
         (13,),
     ),
@@ -159,7 +159,7 @@ FIXES = {
     "what was estimated of another history is estimated again": Fix(
         operator,  # where it is called from
         "repaired",
-        {"refits = {key for key in log if key.startswith(REFIT_KEY)}": "refits = set()"},
+        {"refits = [key for key in log if key.startswith(REFIT_KEY)]": "refits = []"},
         (47, 128),
         Fix(contextual.Contextual, "_read_refit", {'meta["history"] != history.digest': "False"}, ()),
     ),

@@ -7,7 +7,7 @@ import pytest
 
 from agents.catalogue.models import Sampling
 from agents.search.explain import bounds_in_words, explain
-from agents.search.forest import SearchError, ask, plant, tell_drafts
+from agents.search.forest import SearchError, ask, plant, tell_drafts, tell_scores
 from agents.search.search import Job, SearchRules, begin, draft, resume_unscored
 from agents.search.unscored import tell_unscored
 from agents.serving.engine import Drafted, Prefix
@@ -16,7 +16,7 @@ from schemas.answer import Answer
 from schemas.forest import Finish, Forest, Limits
 from schemas.query import Budget, Query
 from schemas.record import decode, encode
-from schemas.search import SearchStep, Served
+from schemas.search import Scored, SearchStep, Served
 from tests.support.records import decision_for
 
 LIMITS = Limits(depth_limit=3, step_tokens=30, early_exit=False, verified=False)
@@ -124,3 +124,10 @@ def test_budgets_hold_without_a_verifier() -> None:
     spent, _ = searched(2, budget=Budget(eflops=5.0))
     assert (spent.status, spent.text, spent.complete) == ("budget", "hm\n\n", False)
     assert searched(2, budget=Budget(tokens=1))[0].text is None
+
+
+def test_scores_of_a_search_without_a_verifier_are_refused() -> None:
+    planted = plant(Action(model="m", qp=1, cp=1, bs=1), LIMITS)
+    grown = tell_drafts(planted, 1, [Drafted("a", 5, "eos", prompt_tokens=9)], 9)
+    with pytest.raises(SearchError, match="without a verifier"):
+        tell_scores(grown, 1, [Scored(score=0.5)])
