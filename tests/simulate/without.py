@@ -92,7 +92,7 @@ FIXES = {
             "        self.decider = None\n": "",
             '            raise PartialWrite("the learner may be ahead of its log") from error\n': "            raise\n",
         },
-        (221,),
+        (303,),
     ),
     "a query without a vector gets its Answer": Fix(
         EmbedderService,
