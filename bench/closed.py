@@ -119,6 +119,7 @@ class _Writer:
         self.rows: dict[bytes, bytes] = {}
         self.ends = {self.changelog: 0, self.topics.snapshot: 0}
         self.producer = kafka_clients.producer(settings, linger_ms=20, batch_size=1 << 19)
+        self.log = self.clock = self  # of which only offsets and the time are asked
         self.reading = 1  # of an empty log
         self._pending: list[Any] = []
 
