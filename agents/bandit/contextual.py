@@ -192,7 +192,7 @@ LEAST: Final = 0.5
 """Least mean of ln(cost / prediction) that counts: below a factor of 1.65, up or down, it may well be chance."""
 
 SURPRISE: Final = 4.0
-"""Standard deviations by which a model's latest answers must be off until its own accuracy is learned anew."""
+"""Standard deviations by which a model's latest answers must be off until its own accuracy is relearned."""
 
 STEP: Final = 0.3
 """Standard deviation by which a model's accuracy may have moved then."""
@@ -525,7 +525,7 @@ SOME: Final = 5
 #   price in force, becomes w² / (w + e), so that very expensive actions are not explored like the others.
 # - A model of which hardly anything is known is tried: one query in as many as there are models goes to each such
 #   model. Before anything is known, that is every query.
-# - A prior from history (`prior`) is a complete state to start from. Without one, the policy learns anew from its own
+# - A prior from history (`prior`) is a complete state to start from. Without one, the policy is refitted to its own
 #   first outcomes whenever there are twice as many (`RefitSchedule`).
 # - The pacer (`pacing`) determines λ for objectives by mean cost and by accuracy.
 
@@ -545,7 +545,7 @@ class ContextualSettings:
         accuracy_of: Of what an objective by accuracy asks for a share: `reachable`, what the best action for each query
             would reach, less its doubt, or `best`, what the action that is best on average reaches.
         encoder: Identity of the encoder of the queries; a state from another encoder is refused.
-        refits: Numbers of outcomes at which a policy without a prior learns anew.
+        refits: Numbers of outcomes at which a policy without a prior is refitted.
     """
 
     alpha: float = 0.25
@@ -638,7 +638,7 @@ class Contextual(Learner):
         return replace(of, chosen=chosen, probability=probability, reason=reason)
 
     def drifted(self) -> dict[str, Drift]:
-        """Return the models whose costs are corrected, or whose accuracy is learned anew since the last refit."""
+        """Return the models whose costs are corrected, or whose accuracy has been relearned since the last refit."""
         costs, accuracy = self.estimates.costs, self.estimates.accuracy
         found = {
             model: Drift(costs.factor(model), accuracy.changed.get(model)) for model in self.estimates.tried
@@ -703,7 +703,7 @@ class Contextual(Learner):
                     self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
 
     def _kept(self, o: Observation, query: Vector, at: int, log_cost: float | None) -> None:
-        """Count an outcome and keep it for the refits; learn everything anew where one is due."""
+        """Count an outcome and keep it for the refits; refit where one is due."""
         if (history := self.refits.take(o, query, at, log_cost)) is not None:
             rows = len(history.question)
             results = self.refits.results

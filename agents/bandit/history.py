@@ -287,10 +287,10 @@ def _chosen_ridge(sizes: Vector, along: Matrix, wanted: Matrix) -> float:
 # The refit schedule: when a policy that began without a prior learns directions, anchors and variances from its own
 # outcomes.
 #
-# It keeps these outcomes, and whenever there are twice as many it turns all into a `History` and learns anew from it.
+# It keeps these outcomes, and whenever there are twice as many it turns all into a `History` and is refitted to it.
 
 REFITS: Final = (10, 20, 40, 80, 160, 320, 640, 1280, 2560)
-"""Numbers of outcomes at which a policy without a prior learns anew; after the last it keeps them no longer."""
+"""Numbers of outcomes at which a policy without a prior is refitted; after the last it no longer keeps them."""
 
 
 class RefitSchedule(Refits):

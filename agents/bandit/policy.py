@@ -184,8 +184,8 @@ class Drift:
 
     Attributes:
         cost: What its searches cost, as a multiple of what was learned; 1 where that holds.
-        accuracy_seq: Sequence number of the outcome that showed its accuracy to be another; since then it is learned
-            anew. None where it holds.
+        accuracy_seq: Sequence number of the outcome that showed its accuracy to be another; it has been relearned
+            since then. None where it holds.
     """
 
     cost: float = 1.0
@@ -389,7 +389,7 @@ class Traits:
 
 
 class Refits:
-    """When a policy learns everything anew, which takes a while, and what it estimated then. This one: never.
+    """When a policy is refitted, which takes a while, and what each refit estimated. This one: never.
 
     Attributes:
         results: What was estimated, by the number of outcomes. Who keeps the policy's log takes results out and writes
@@ -401,7 +401,7 @@ class Refits:
         self.results: dict[int, bytes] = {}
 
     def due(self, outcomes: int) -> bool:
-        """Return whether it learns everything anew within so many more outcomes."""
+        """Return whether a refit is due within so many more outcomes."""
         return False
 
 
@@ -435,7 +435,7 @@ class Policy(Protocol):
 
     @property
     def refits(self) -> Refits:
-        """Return what it estimated each time it learned everything anew, and when it does so next."""
+        """Return what each refit estimated, and when the next one is due."""
         ...
 
     @property

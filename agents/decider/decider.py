@@ -84,8 +84,8 @@ class Learned:
     """The result for one Reward: rows to write, nothing, or the error for its dead letter.
 
     Attributes:
-        rows: Its query's row as it is now. Where a call has made the policy learn everything anew, the last changed row
-            is followed by what was estimated then.
+        rows: Its query's row as it is now. Where a call has refitted the policy, the last changed row is followed by
+            what the refit estimated.
     """
 
     query_id: str

@@ -126,14 +126,14 @@ class OfferRow(
 
 
 REFIT_KEY: Final = b"\x00refit/"
-"""Prefix of the rows that say what the policy estimated when it learned everything anew."""
+"""Prefix of the rows that hold what a refit of the policy estimated."""
 
 REFIT_BYTES: Final = 1 << 20
 """Most bytes of a result in one of its rows."""
 
 
 class RefitRow(Struct, frozen=True, kw_only=True, tag="decider-refit.v1", tag_field="schema"):
-    """A part of what the policy estimated when it learned everything anew. Key: REFIT_KEY + outcomes + "/" + part.
+    """A part of what a refit of the policy estimated. Key: REFIT_KEY + outcomes + "/" + part.
 
     Attributes:
         outcomes: Of how many outcomes it learned.

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import cache
 from importlib import metadata
 from typing import Any, Final, NoReturn
 
@@ -347,6 +348,7 @@ _GRADERS: dict[str, Callable[[Grader, str, Sequence[Any], Ask], Decided]] = {
 }
 
 
+@cache
 def _version(name: str) -> str:
     return f"{REVISION}+jsonschema-{metadata.version('jsonschema')}" if name == "json" else f"{REVISION}"
 

@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from schemas.query import Origin
@@ -38,17 +38,22 @@ class BlockingLog:
         """Return the result of a coroutine, run in the log's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    def each(self, batches: AsyncIterator[T]) -> Iterator[T]:
+        """Yield what an asynchronous iterator yields, which runs in the log's thread."""
+
+        async def following() -> T | None:
+            return await anext(batches, None)
+
+        while (batch := self.run(following())) is not None:
+            yield batch
+
     def read(
         self, topics: Iterable[str], begin: int = 0, *, partition: int | None = None, since_ms: int = 0
     ) -> Iterator[ConsumerRecord]:
         """Yield every record currently on the topics, in order within a partition; see `KafkaLog.read`."""
         batches = self._log.read(list(topics), begin, partition=partition, since_ms=since_ms)
-
-        async def following() -> Sequence[ConsumerRecord] | None:
-            return await anext(batches, None)
-
         try:
-            while (records := self.run(following())) is not None:
+            for records in self.each(batches):
                 yield from records
         finally:
             self.run(batches.aclose())
@@ -140,14 +145,7 @@ class Follower:
 
     def catch_up(self) -> Iterator[list[ConsumerRecord]]:
         """Yield records up to the current ends of the topics."""
-        ends = self._log.run(self._reader.ends())
-
-        async def following(batches: Any) -> list[ConsumerRecord] | None:
-            return await anext(batches, None)
-
-        batches = self._reader.to(ends)
-        while (records := self._log.run(following(batches))) is not None:
-            yield records
+        yield from self._log.each(self._reader.to(self._log.run(self._reader.ends())))
 
     def skip(self) -> None:
         """Skip to the current ends."""
