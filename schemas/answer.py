@@ -8,7 +8,7 @@ from schemas.action import Action
 from schemas.errors import InvalidField
 from schemas.forest import Count, Draft, Limits, Unit
 from schemas.record import Record, check_id
-from schemas.search import Served
+from schemas.search import Billed, Served
 from schemas.spent import Spent
 
 Fault = Literal["", "infrastructure", "model"]
@@ -104,6 +104,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         shortened: Number of scores given to paths that the verifier's policy had shortened.
         spent: Where its time went; all 0 if it was rejected, or its record was sent to the dead-letter topic.
         engine: What generated.
+        billed: The tokens that it was billed, as the upstream counted them; None where the engine counts them itself.
         verifier: What scored.
         error: Why it failed, expired, was rejected or cancelled, and what to do.
         cut: The step that its deadline cut; None if no engine was working on one.
@@ -137,6 +138,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     shortened: Count = 0
     spent: Spent = field(default_factory=Spent)
     engine: Served | None = None
+    billed: Billed | None = None
     verifier: Served | None = None
     error: str | None = None
     cut: CutStep | None = None

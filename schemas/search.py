@@ -24,6 +24,26 @@ class Served(Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str = ""
 
 
+class Billed(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The tokens of a search as an upstream counted them, over all its requests.
+
+    Attributes:
+        input: Tokens of the prompts, which each request brings again.
+        cached_input: Those of them that its cache held.
+        output: Tokens generated, reasoning included.
+        reasoning: Those of them that are no part of an answer.
+    """
+
+    input: Count = 0
+    cached_input: Count = 0
+    output: Count = 0
+    reasoning: Count = 0
+
+    def plus(self, other: "Billed") -> "Billed":
+        """Return the sum of both."""
+        return Billed(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+
 class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
     """The drafts of one step, for scoring. Key: query_id. Its value is a zstd frame.
 
@@ -39,6 +59,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
         spent: Where its time has gone so far.
         engine: The engine that generates.
         sent_ms: When it was sent, ms since the epoch on the executor's clock.
+        billed: The tokens so far as the upstream counted them; None where the engine counts them itself.
     """
 
     framed: ClassVar[bool] = True
@@ -51,6 +72,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
     forest: Forest
     spent: Spent = field(default_factory=Spent)
     engine: Served | None = None
+    billed: Billed | None = None
     sent_ms: Millis = 0
 
     def __post_init__(self) -> None:

@@ -129,6 +129,11 @@ class Control:
             self.pairs = parse_pairs(asked)
         except ActionError as error:
             raise SettingsError(f"{named_by}: {error}") from None
+        if asked and all(model.endpoint.kind == "chat" for model in self.base.models):
+            raise SettingsError(
+                f"{named_by}: parallelism is {', '.join(asked)}, but all models of the catalogue are chat endpoints, "
+                "which have no steps: leave it out, and give endpoint.n for several answers"
+            )
         self.steering = Steering.of(self.base, settings.queries.own_objectives(), default_objective(settings))
         # Offset of the last record that changed the catalogue, as recorded in Decisions.
         self.catalogue_version = -1

@@ -187,8 +187,11 @@ def uis_space(catalogue: Catalogue, pairs: Sequence[tuple[int, int]] = PAIRS) ->
 def pairs_of(catalogue: Catalogue, model: str, pairs: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
     """Return the (QP, CP) of those on offer that a model can run, one path at least.
 
-    Without a verifier nothing can choose among candidates, so CP is 1.
+    Without a verifier nothing can choose among candidates, so CP is 1. A chat endpoint says itself how many answers.
     """
+    endpoint = catalogue.model(model).endpoint
+    if endpoint.kind == "chat":
+        return tuple((n, 1) for n in endpoint.n)
     if catalogue.verifier_of(model) is not None:
         return pairs
     return tuple(pair for pair in pairs if pair[1] == 1) or ((1, 1),)

@@ -15,6 +15,7 @@ import msgspec
 import yaml
 
 from agents.catalogue.checkpoint import read_family
+from agents.catalogue.endpoints import chat_entry
 from agents.catalogue.models import (
     DTYPE_BYTES,
     Catalogue,
@@ -24,7 +25,7 @@ from agents.catalogue.models import (
     VerifierModel,
 )
 from schemas.control import ObjectiveEntry
-from schemas.errors import closest
+from schemas.errors import InvalidField, closest
 from schemas.record import invalid_field
 
 T = TypeVar("T")
@@ -101,7 +102,7 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
         )
     content = {
         **entry,
-        "models": [decode_model(_over(each, for_models), where) for each in models],
+        "models": [decode_model(_laid(each, for_models), where) for each in models],
         "verifiers": [decode_verifier(_over(each, for_verifiers), where) for each in verifiers],
         "version": version,
     }
@@ -190,7 +191,14 @@ def decode_model(entry: Mapping[str, Any], where: str) -> Model:
     Raises:
         CatalogueError: naming where, the model, the field and the fix.
     """
-    return _convert(_served(entry), Model, f"{where}, model {entry.get('name')!r}")
+    place = f"{where}, model {entry.get('name')!r}"
+    served, endpoint = _served(entry), entry.get("endpoint")
+    if isinstance(endpoint, dict) and endpoint.get("kind") == "chat":
+        try:
+            served = chat_entry(served, endpoint)
+        except InvalidField as error:
+            raise CatalogueError(f"{place}, field {error.field}: {error.why}") from None
+    return _convert(served, Model, place)
 
 
 def entry_of(model: Model) -> str:
@@ -236,6 +244,13 @@ def _entries(value: Any, where: str) -> list[dict[str, Any]]:
             f"{where}: expected a list, got {type(value).__name__}; begin each entry with a dash"
         )
     return [_mapping(each, f"{where}, entry {at}") for at, each in enumerate(value, 1)]
+
+
+def _laid(entry: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Lay an entry over the defaults; a chat endpoint has no use for those of sampling, which are for steps."""
+    endpoint = _over(entry, defaults).get("endpoint")
+    chats = isinstance(endpoint, dict) and endpoint.get("kind") == "chat"
+    return _over(entry, {name: each for name, each in defaults.items() if not (chats and name == "sampling")})
 
 
 def _over(entry: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:

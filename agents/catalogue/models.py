@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from agents.catalogue.endpoints import Endpoint, Positive
 from schemas.decision import Verified
-from schemas.errors import UniscaleError
+from schemas.errors import InvalidField, UniscaleError
 from schemas.grader import Grader, NamedGrader, grader_of
 from schemas.objective import CostRange
 
@@ -38,7 +39,6 @@ class ActionError(UniscaleError):
 # Every struct here is frozen and refuses unknown fields; `file.py` fills them from files. Numbers that the
 # cost needs (App. D.3) are in `Architecture` and nowhere else.
 
-Positive = Annotated[int, Meta(ge=1)]
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.'+-]+$", max_length=60)]
 LabelOrNone = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.'+-]*$", max_length=60)]
@@ -103,30 +103,12 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     block_tokens: Positive | None = None  # None: vLLM's choice
 
 
-class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a model answers: in this product's own process, or at a server of its own."""
-
-    kind: Literal["in-process", "http"] = "in-process"
-    url: str | None = None  # base of an OpenAI-compatible server, up to and without /v1
-    served_name: str | None = None  # its name there, when it is not the checkpoint's
-
-    def __post_init__(self) -> None:
-        """Refuse an HTTP endpoint without an address, and an address nobody would call."""
-        if self.kind == "http" and not (self.url or "").startswith(("http://", "https://")):
-            raise ValueError(f"url is {self.url!r}: an http endpoint needs one such as http://host:8000")
-        if self.kind == "in-process" and self.url is not None:
-            raise ValueError(
-                f"url is {self.url!r} on an in-process endpoint: set kind to http or drop the url"
-            )
-
-
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A candidate model of the space: a generator with all that it takes to choose it, run it and know its cost."""
 
     name: Name
-    checkpoint: Annotated[
-        str, Meta(min_length=1)
-    ]  # Hugging Face id, or a folder relative to the repository root
+    # Hugging Face id, or a folder relative to the repository root; empty for a chat endpoint, which needs none
+    checkpoint: str = ""
     architecture: Architecture
     sampling: Sampling
     params: LabelOrNone = ""  # nominal size as its description prints it; empty: made from the count
@@ -139,12 +121,25 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     verifier: Name | None = None  # what scores its drafts, or none; None: what the catalogue names
 
     def __post_init__(self) -> None:
-        """Refuse a price factor out of range, an unknown grader, and an anchor given twice: both would be printed."""
+        """Refuse a price factor out of range, an unknown grader, an anchor twice, and what the endpoint cannot use."""
         check_price_factor(self.price_factor)
         grader_of(self.grader)
+        if self.endpoint.kind != "chat" and not self.checkpoint:
+            raise InvalidField("Model", "checkpoint", "is missing; give it")
+        if self.endpoint.kind == "chat" and self.sampling != self._whole_answer:
+            raise InvalidField(
+                "Model",
+                "sampling",
+                "is for models with steps: put temperature and the like under endpoint.extra_body, and the longest "
+                "answer under endpoint.max_output_tokens",
+            )
         labels = [anchor.label for anchor in self.anchors]
         if twice := first_repeated(labels):
             raise ValueError(f"anchors holds {twice!r} twice: keep one")
+
+    @property
+    def _whole_answer(self) -> Sampling:
+        return Sampling(temperature=1.0, step_tokens=self.endpoint.max_output_tokens, depth_limit=1)
 
 
 class StepTags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,7 +162,11 @@ class VerifierModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     engine: EngineSettings = EngineSettings(context_tokens=4_096)
 
     def __post_init__(self) -> None:
-        """Refuse a step-tag verifier that does not say its tag."""
+        """Refuse a step-tag verifier that does not say its tag, and one that would have to chat."""
+        if self.endpoint.kind == "chat":
+            raise InvalidField(
+                "VerifierModel", "endpoint.kind", "is chat: a verifier scores; give in-process or http"
+            )
         if (self.family == "step-tags") != (self.step_tags is not None):
             raise ValueError(
                 f"step_tags of verifier {self.name!r} must be given when family is step-tags, and only then"
@@ -298,6 +297,9 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             if model["verifier"] is None:  # recordings were made before an entry could name one
                 del model["verifier"]
         del plain["grader"]
+        for each in (*plain["models"], *plain["verifiers"]):
+            if (endpoint := each["endpoint"])["kind"] != "chat":  # nor had it the fields of that kind
+                each["endpoint"] = {name: endpoint[name] for name in ("kind", "url", "served_name")}
         content = msgspec.json.encode(plain, order="sorted")
         return hashlib.sha256(content).hexdigest()[:16]
 

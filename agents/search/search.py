@@ -1,7 +1,7 @@
 """The executor's logic: Decision to the first step; Verification to the next step, or to the Answer (§3.3)."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -10,7 +10,7 @@ from agents.catalogue.models import Sampling
 from agents.grading.grade import extract_boxed
 from agents.search.forest import Ask, ask, outcome, plant, spent, stop, tell_drafts, tell_scores
 from agents.search.unscored import tell_unscored
-from agents.serving.engine import Engine, Prefix
+from agents.serving.engine import Drafted, Engine, Prefix
 from agents.serving.errors import DeadlinePassedError, ServingError
 from agents.serving.retries import within
 from schemas.action import Action
@@ -18,7 +18,7 @@ from schemas.answer import QUESTIONABLE, Answer, Cause, Completion, CutStep, Fau
 from schemas.decision import Decision
 from schemas.forest import Forest, Limits, Stop
 from schemas.query import Message
-from schemas.search import SearchStep, Served, Verification
+from schemas.search import Billed, SearchStep, Served, Verification
 from schemas.spent import Spent
 
 # The limits of a search: set once when it begins, from catalogue, deployment and query.
@@ -95,6 +95,7 @@ class Job:
     forest: Forest
     ask: Ask
     spent: Spent = field(default_factory=Spent)
+    billed: Billed | None = None
 
     @property
     def step(self) -> int:
@@ -197,6 +198,7 @@ def answer_of(
         shortened=sum(node.shortened for node in forest.drafts),
         spent=source.spent,
         engine=engine,
+        billed=source.billed,
         verifier=verifier,
         error=error,
     )
@@ -395,6 +397,7 @@ def _after(step: SearchStep, forest: Forest, took: Spent) -> Job:
         forest=forest,
         ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
         spent=took,
+        billed=step.billed,
     )
 
 
@@ -446,8 +449,16 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
         forest=tell_drafts(job.forest, request.step, drafts, prompt_tokens),
         spent=job.spent.plus(generate_s=max(0, now_ms - began_ms) / 1000),
         engine=engine.served,
+        billed=_billed(job.billed, drafts),
         sent_ms=now_ms,
     )
+
+
+def _billed(before: Billed | None, drafts: Sequence[Drafted]) -> Billed | None:
+    for draft in drafts:
+        if draft.billed is not None:
+            before = draft.billed if before is None else before.plus(draft.billed)
+    return before
 
 
 def time_left_s(job: Job, now_ms: int) -> float | None:

@@ -10,7 +10,7 @@ from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import CACHED_BYTES, ChatPrompts, RecentTokens, digest
 from schemas.forest import Finish
 from schemas.query import Message
-from schemas.search import Served
+from schemas.search import Billed, Served
 
 # The engine protocol: prefixes in, drafts of one step out.
 #
@@ -30,6 +30,8 @@ class Drafted(Struct, frozen=True):
         prompt_tokens: Length of the prompt before it: template, question and prefix. For a first step, it is L_in of
             the price.
         token_ids: The tokens generated, if the engine returns them.
+        billed: What the request that made it was billed, where an upstream counts; of several drafts of one request the
+            first says it.
     """
 
     text: str
@@ -37,6 +39,7 @@ class Drafted(Struct, frozen=True):
     finish: Finish
     prompt_tokens: int = 0
     token_ids: tuple[int, ...] | None = None
+    billed: Billed | None = None
 
 
 class Prefix(Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from agents.serving.errors import (
     ServingError,
 )
 from agents.serving.prompts import ChatPrompts
-from agents.serving.retries import Retries, retrying
+from agents.serving.retries import Retries, asks_for_long, retrying
 from schemas.errors import UniscaleError
 from schemas.search import Served
 
@@ -51,12 +51,20 @@ class Keys:
 
     Attributes:
         by_host: Keys by `host` or `host:port`; the latter goes first.
+        by_name: Keys that an entry of the catalogue file names itself, by that name and `host:port`.
     """
 
     by_host: Mapping[str, str] = field(default_factory=dict, repr=False)
+    by_name: Mapping[tuple[str, str], str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def read(cls, text: str, shared: str = "", urls: Iterable[str] = ()) -> "Keys":
+    def read(
+        cls,
+        text: str,
+        shared: str = "",
+        urls: Iterable[str] = (),
+        named: Iterable[tuple[str, str, str]] = (),
+    ) -> "Keys":
         """Return the keys that the settings name.
 
         Args:
@@ -64,6 +72,8 @@ class Keys:
             shared: A key for the endpoints at `urls`.
             urls: The endpoints the operator wrote into the catalogue file. A model that a control record adds
                 may carry any address, so the shared key does not go there.
+            named: Name, address and key of the endpoints there that name a key themselves; of no others, for the same
+                reason.
 
         Raises:
             KeysError: a part is not `host=key`.
@@ -78,11 +88,13 @@ class Keys:
             if not (host.strip() and key.strip()):
                 raise KeysError(f"part {number} is not host=key; write host=key or host:port=key")
             found[host.strip().lower()] = key.strip()
-        return cls(found)
+        return cls(found, {(name, _host(url)): key for name, url, key in named if key})
 
-    def of(self, url: str) -> str:
-        """Return the key of an endpoint; empty when it has none."""
+    def of(self, url: str, name: str = "") -> str:
+        """Return the key of an endpoint, by its name where the endpoint gives one; empty when it has none."""
         host = _host(url)
+        if name and (own := self.by_name.get((name, host))):
+            return own
         return self.by_host.get(host) or self.by_host.get(host.partition(":")[0], "")
 
 
@@ -104,6 +116,10 @@ def _host(url: str) -> str:
 # decides. Each pause is twice the one before.
 
 State = Literal["closed", "open", "half-open"]
+
+
+LONGEST_REST_S = 3600.0
+"""Bound on what an endpoint may ask for: it may have meant another unit."""
 
 
 class Breaker:
@@ -158,6 +174,11 @@ class Breaker:
         self._until = None
         self.why = ""
 
+    def rest(self, seconds: float, why: str) -> None:
+        """Let no request pass for so long, an hour at most: the endpoint asked for that."""
+        self.why = why
+        self._until = max(self._until or 0.0, self._clock() + min(seconds, LONGEST_REST_S))
+
     def failed(self, why: str) -> None:
         """Record a failure of the endpoint.
 
@@ -202,6 +223,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             out of time first.
         retries: How often a request is tried.
         connections: Most requests in flight at once.
+        headers: Sent with each request.
     """
 
     url: str
@@ -211,6 +233,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     silent_s: float = 60.0
     retries: Retries = Retries()
     connections: int = 256
+    headers: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"ServerSettings(url={self.url!r})"
@@ -226,6 +249,8 @@ class JsonServer:
 
     Attributes:
         answered: Set once the server has answered at all: before, it may be loading its weights.
+        first: Where set, puts a first question to the server once it is up, and returns what was wrong with the answer:
+            only where nothing was has the server answered. Its breaker bounds how often.
         why: What was wrong when it was last asked in vain.
     """
 
@@ -239,16 +264,19 @@ class JsonServer:
         self.settings = settings
         self.breaker = breaker or Breaker(time.monotonic)
         self.answered, self.why = asyncio.Event(), ""
+        self.first: Callable[[], Coroutine[Any, Any, str]] | None = None
+        self._asking: asyncio.Task[str] | None = None
         self._sleep = sleep
         self._places = asyncio.Semaphore(settings.connections)
         self._silence = _Silence()
         self._callers = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        key = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        self._base = settings.url.rstrip("/").removesuffix("/v1")
         self._client = httpx.AsyncClient(
-            base_url=settings.url.rstrip("/").removesuffix("/v1"),
-            headers=headers,
+            base_url=self._base,
+            headers=key | settings.headers,
             timeout=httpx.Timeout(settings.read_timeout_s, connect=settings.connect_timeout_s, pool=None),
             limits=httpx.Limits(
                 max_connections=settings.connections, max_keepalive_connections=settings.connections
@@ -304,8 +332,24 @@ class JsonServer:
                 if not _has_too_much_to_do(error):
                     self.why = str(error)
                     continue
-            self.answered.set()
+            if await self._is_answering():
+                self.answered.set()
             return
+
+    async def _is_answering(self) -> bool:
+        """Return whether the first question was answered; one that takes long is waited for the next time."""
+        if self.first is None:
+            return True
+        if self._asking is None:
+            if self.breaker.state == "open":
+                return False
+            self._asking = asyncio.create_task(self.first())
+        if not (await asyncio.wait([self._asking], timeout=PROBE_S))[0]:
+            self.why = "has not answered its first question yet"
+            return False
+        asked, self._asking = self._asking, None
+        self.why = asked.result()
+        return not self.why
 
     async def probe(self) -> None:
         """Ask a half-open endpoint which models it has, so that no query has to find out that it is still down."""
@@ -329,10 +373,13 @@ class JsonServer:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
         await self._client.aclose()
 
     def _where(self, path: str) -> str:
-        return f"{self.settings.url.rstrip('/')}{path}"
+        return f"{self._base}{path}"
 
     async def _attempt(self, path: str, content: bytes, read: Callable[[dict[str, Any]], T]) -> T:
         where = self._where(path)
@@ -355,6 +402,8 @@ class JsonServer:
             except ServingError as error:
                 if not error.infrastructure:
                     self.breaker.succeeded()  # it answered: the request was at fault
+                elif asks_for_long(error, self.settings.retries):
+                    self.breaker.rest(error.asked_s, str(error))
                 elif not _has_too_much_to_do(error):
                     self.breaker.failed(str(error))
                 raise
@@ -441,8 +490,19 @@ def _has_too_much_to_do(error: ServingError) -> bool:
     return isinstance(error, EngineBusyError) and error.overloaded
 
 
+_ADVICE: dict[int, str] = {
+    httpx.codes.UNAUTHORIZED: "; check its key: endpoint.key_env of a chat endpoint, UNISCALE_ENGINE_KEYS, or "
+    "UNISCALE_ENGINE_KEY",
+    httpx.codes.PAYMENT_REQUIRED: "; its account is empty",
+    httpx.codes.FORBIDDEN: "; check what its key may do",
+    httpx.codes.NOT_FOUND: "; check endpoint.url, and the model's name there: endpoint.model of a chat endpoint, "
+    "endpoint.served_name of an http one",
+}
+"""What to do about a refusal that meets every request alike, by its status."""
+
+
 def _refusal(where: str, status: int, headers: httpx.Headers, data: bytes) -> ServingError:
-    said = f"{where}: HTTP {status}: {_complaint(data)}"
+    said = f"{where}: HTTP {status}: {_complaint(data)}{_ADVICE.get(status, '')}"
     if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
         busy = EngineBusyError(said)
         busy.asked_s = _retry_after_s(headers)
@@ -511,7 +571,9 @@ class HttpEngine:
         """Return `n` drafts for each prefix, with one request per draft; see `Engine.generate`."""
         check_seeds(prefixes, n, seeds)
         plans = [plan for prefix in prefixes for plan in [self._continuer.plan(prefix, sampling)] * n]
-        return await _all(self._draft(plan, seed, sampling) for plan, seed in zip(plans, seeds, strict=True))
+        return await all_of(
+            self._draft(plan, seed, sampling) for plan, seed in zip(plans, seeds, strict=True)
+        )
 
     async def close(self) -> None:
         """Close the connections."""
@@ -576,7 +638,7 @@ def _choice(reply: dict[str, Any], model: str, most_tokens: int) -> CompletionCh
     return choice
 
 
-async def _all(calls: "Sequence[Coroutine[Any, Any, T]] | Any") -> list[T]:
+async def all_of(calls: "Sequence[Coroutine[Any, Any, T]] | Any") -> list[T]:
     """Await all; at the first failure, cancel the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from agents.catalogue.models import DTYPE_BYTES, Model, Sampling, VerifierModel
+from agents.serving.chat import ChatEngine
 from agents.serving.engine import Continuer, Drafted, Engine, Prefix, check_seeds, finish_of
 from agents.serving.errors import EndpointSuspendedError, EngineDiedError, EngineStartError, ServingError
 from agents.serving.http import Breaker, HttpEngine, JsonServer, Keys, ServerSettings
@@ -329,12 +330,26 @@ def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> Hoste
 
 
 def server_of(entry: Model | VerifierModel, options: HostingOptions) -> JsonServer:
-    """Return the client of the server that an entry's endpoint names."""
-    url = entry.endpoint.url or ""
+    """Return the client of the server that an entry's endpoint names.
+
+    Raises:
+        EngineStartError: the key that the entry names is not there.
+    """
+    endpoint = entry.endpoint
+    url = endpoint.url or ""
+    key = options.keys.of(url, endpoint.key_env)
+    if endpoint.key_env and not key:
+        raise EngineStartError(
+            f"{entry.name}: endpoint.key_env is {endpoint.key_env}: this process has no such environment variable, or "
+            "the entry is not of the catalogue file, for whose endpoints alone it is read; set it for the executor, or "
+            "give UNISCALE_ENGINE_KEYS"
+        )
     return JsonServer(
         ServerSettings(
             url=url,
-            api_key=options.keys.of(url),
+            api_key=key,
+            headers=endpoint.headers,
+            read_timeout_s=endpoint.timeout_s,
             retries=options.retries,
             # A verifier's request holds many prompts, a generator's one draft of a step of 64.
             connections=4 * entry.engine.max_sequences,
@@ -499,10 +514,25 @@ class GroupEngines(ModelRegistry):
                 instruction=options.instruction,
             )
             return Loaded(engine, server)
+        if model.endpoint.kind == "chat":
+            return chat_engine(model, options)
         if self.host is None:
             self.host = await start_host(options)
         await load_into(self.host, model, options)
         return Loaded(await asyncio.to_thread(hosted_engine, model, options, self.host))
+
+
+def chat_engine(model: Model, options: HostingOptions) -> Loaded:
+    """Return the engine of a chat endpoint. It is ready once its server has given one token.
+
+    Raises:
+        EngineStartError: the key that its entry names is not there.
+    """
+    server = server_of(model, options)
+    engine = ChatEngine(server, model.name, model.endpoint, instruction=options.instruction)
+    probes = options.probes
+    server.first = lambda: engine.first_token(probes.question, model.sampling, probes.timeout_s)
+    return Loaded(engine, server)
 
 
 def hosted_engine(model: Model, options: HostingOptions, host: EngineHost) -> VllmEngine:

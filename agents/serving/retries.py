@@ -7,7 +7,7 @@ somebody pays for it. `within` bounds everything, pauses included, by the query'
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
@@ -23,7 +23,7 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         attempts: Tries in all, the first included.
         pause_s: Pause before the second try; doubles with each further one.
-        longest_pause_s: Bound on a pause, and on a server's Retry-After.
+        longest_pause_s: Bound on a pause; a server whose Retry-After is longer is left alone for that time.
     """
 
     attempts: int = 3
@@ -60,14 +60,22 @@ async def retrying(
     async def attempt() -> T:  # tenacity awaits only what it can see to be a coroutine function
         return await call()
 
+    def passes(error: BaseException) -> bool:
+        return isinstance(error, ServingError) and error.retryable and not asks_for_long(error, retries)
+
     policy = AsyncRetrying(
-        retry=retry_if_exception(lambda error: isinstance(error, ServingError) and error.retryable),
+        retry=retry_if_exception(passes),
         stop=stop_after_attempt(retries.attempts),
         wait=pause_s,
         sleep=sleep,
         retry_error_callback=_given_up,
     )
     return await policy(attempt)
+
+
+def asks_for_long(error: BaseException, retries: Retries) -> TypeGuard[EngineBusyError]:
+    """Return whether a server asked to wait for longer than any retry does: another model is to be asked then."""
+    return isinstance(error, EngineBusyError) and error.asked_s > retries.longest_pause_s
 
 
 async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
@@ -94,4 +102,6 @@ def _given_up(state: RetryCallState) -> None:
     assert state.outcome is not None
     error = state.outcome.exception()
     assert isinstance(error, ServingError)
-    raise type(error)(f"{error} (after {state.attempt_number} attempts)") from error
+    last = type(error)(f"{error} (after {state.attempt_number} attempts)")
+    vars(last).update(vars(error))  # what a busy server asked for
+    raise last from error

@@ -1,6 +1,7 @@
 """Engines and verifiers of this process, from catalogue and settings, and the watchdog for vLLM."""
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
@@ -90,5 +91,10 @@ def _options(settings: Settings, base: Catalogue) -> HostingOptions:
 def keys_of(settings: Settings, base: Catalogue) -> Keys:
     """Return the API keys of the endpoints; only those of the catalogue file get the shared key."""
     endpoints = [each.endpoint for each in base.models] + [each.endpoint for each in base.verifiers]
-    urls = [endpoint.url for endpoint in endpoints if endpoint.url]
-    return Keys.read(settings.engine.keys, settings.engine.key, urls)
+    urls = [endpoint.url for endpoint in endpoints if endpoint.url and not endpoint.key_env]
+    named = [
+        (endpoint.key_env, endpoint.url or "", os.environ.get(endpoint.key_env, ""))
+        for endpoint in endpoints
+        if endpoint.key_env
+    ]
+    return Keys.read(settings.engine.keys, settings.engine.key, urls, named)

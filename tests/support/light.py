@@ -128,8 +128,8 @@ def models_at_servers() -> None:
     """Build the executor's engines and the verifier of a catalogue of servers; none is asked anything."""
     from msgspec.structs import replace
 
+    from agents.catalogue.endpoints import Endpoint
     from agents.catalogue.file import load_catalogue
-    from agents.catalogue.models import Endpoint
     from streams.services.hosting import engines_of, verifier_of
     from streams.settings import Settings
 

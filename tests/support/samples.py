@@ -22,7 +22,7 @@ from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Budget, Message, Origin, Query, QueryContext, ToolCall, pack
 from schemas.record import Record
 from schemas.reward import Charge, Cost, Due, Feedback, Reward
-from schemas.search import Scored, SearchStep, Served, Verification
+from schemas.search import Billed, Scored, SearchStep, Served, Verification
 from schemas.spent import Spent
 
 ACTION = Action(model="mini-3", qp=1, cp=2, bs=1)
@@ -410,5 +410,28 @@ SAMPLES: tuple[Record, ...] = (
         objective=OBJECTIVE,
         graded_by="person",
         verified="some",
+    ),
+    Answer(
+        query_id="q-10",
+        status="ok",
+        by="executor",
+        action=Action(model="hosted", qp=2, cp=1, bs=1),
+        group="mini",
+        seq=20,
+        text="3 + 4 = \\boxed{7}",
+        complete=True,
+        extracted="7",
+        path=(0,),
+        trace=(
+            Draft(parent=-1, depth=1, tokens=409, finish="eos", fate="finished"),
+            Draft(parent=-1, depth=1, tokens=96, finish="length", tree=1, fate="cut"),
+        ),
+        limits=Limits(depth_limit=1, step_tokens=4096, early_exit=False, verified=False),
+        prompt_tokens=21,
+        depth=1,
+        steps=1,
+        completed=1,
+        engine=Served(name="chat", model="org/large-2"),
+        billed=Billed(input=42, cached_input=16, output=505, reasoning=380),
     ),
 )

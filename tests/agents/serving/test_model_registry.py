@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from agents.catalogue.models import Architecture, BenchmarkScore, Endpoint, Model, Sampling
+from agents.catalogue.endpoints import Endpoint
+from agents.catalogue.models import Architecture, BenchmarkScore, Model, Sampling
 from agents.serving import http
 from agents.serving.engine import Drafted
 from agents.serving.errors import EngineDiedError, EngineStartError, RequestRefusedError

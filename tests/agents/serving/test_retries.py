@@ -51,7 +51,9 @@ def test_a_fault_is_tried_again_after_growing_pauses() -> None:
 
 
 def test_a_server_s_wish_is_heeded_up_to_a_limit() -> None:
-    assert tried([busy(2.0), busy(900.0)], Retries(attempts=3)) == ("done", 3, [2.0, 8.0])
+    assert tried([busy(2.0), busy(8.0)], Retries(attempts=3)) == ("done", 3, [2.0, 8.0])
+    long = busy(900.0)
+    assert tried([long], Retries(attempts=3)) == (long, 1, []), "another model is to be asked"
 
 
 def test_the_last_error_says_how_often_it_was_tried() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from agents.catalogue.models import Architecture, Endpoint, EngineSettings, StepTags, VerifierModel
+from agents.catalogue.endpoints import Endpoint
+from agents.catalogue.models import Architecture, EngineSettings, StepTags, VerifierModel
 from agents.serving.errors import EngineReplyError, EngineUnreachableError
 from agents.serving.http import JsonServer, ServerSettings
 from agents.serving.prompts import ChatPrompts

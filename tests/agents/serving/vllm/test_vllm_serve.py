@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Sampling
+from agents.serving.chat import ChatEngine
 from agents.serving.engine import Prefix
 from agents.serving.http import HttpEngine, JsonServer, ServerSettings
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import HttpRows, last_score
 from schemas.query import Message
+from schemas.search import Billed
 from tests.support.vllm_servers import vllm_servers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -79,3 +82,45 @@ def test_a_served_reward_model_gives_the_same_scores(servers, micro) -> None:
     for rows, each in zip(asyncio.run(run()), rendered, strict=True):
         plain = micro.rewards("micro-prm", each.token_ids)[each.positions[-1]][1]
         assert last_score(rows, each, 1, "micro-prm") == pytest.approx(float(plain), rel=1.5e-2)
+
+
+def test_a_served_generator_is_a_chat_endpoint(servers, micro) -> None:
+    """The same answer as token by token, counted by the server, several at once, and a wrong name said at once."""
+    url, prompts = servers["micro-a"], ChatPrompts.load(micro.path("micro-a"))
+
+    def chat(name: str = "micro-a", **fields: object) -> tuple[JsonServer, ChatEngine]:
+        endpoint = Endpoint(
+            kind="chat", url=url, model=name, context_tokens=256, max_output_tokens=40, **fields
+        )
+        server = JsonServer(ServerSettings(url=url))
+        engine = ChatEngine(server, "micro", endpoint)
+        whole = Sampling(temperature=1.0, step_tokens=40, depth_limit=1)
+        server.first = lambda: engine.first_token("How many is 2 + 3?", whole, 60.0)
+        return server, engine
+
+    async def run():
+        whole = Sampling(temperature=1.0, step_tokens=40, depth_limit=1)
+        server, greedy = chat(extra_body={"temperature": 0.0})
+        await server.knock()
+        [one] = await greedy.generate("q/1", [ROOT], 1, [0], whole)
+        _, several = chat(native_n=True, seed=True)
+        four = await several.generate("q/1", [ROOT] * 4, 1, [1, 2, 3, 4], whole)
+        again = await several.generate("q/1", [ROOT] * 4, 1, [1, 2, 3, 4], whole)
+        wrong, engine = chat("nobody")
+        await wrong.knock()
+        for each in (greedy, several, engine):
+            await each.close()
+        return server.answered.is_set(), one, four, again, wrong.answered.is_set(), wrong.why
+
+    ready, one, four, again, taken, why = asyncio.run(run())
+    prompt = prompts.prompt([("user", ROOT.messages[0].content)])
+    assert ready
+    assert one.prompt_tokens == len(prompt)
+    assert one.billed == Billed(input=len(prompt), output=one.tokens)
+    assert one.text == prompts.decode(micro.greedy("micro-a", prompt, 40)[: one.tokens])
+    assert [each.text for each in four] == [each.text for each in again]
+    assert four[0].billed is not None
+    assert sum(each.tokens for each in four) == four[0].billed.output
+    assert not taken
+    assert "HTTP 404" in why
+    assert "check endpoint.url, and the model's name there" in why

@@ -1,0 +1,209 @@
+"""The engine of any OpenAI-compatible `/v1/chat/completions`: whole answers, priced by the tokens the server counts."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from agents.catalogue.endpoints import Endpoint
+from agents.catalogue.models import Sampling
+from agents.serving.engine import Drafted, Prefix, check_seeds
+from agents.serving.errors import ContentFilteredError, EngineBusyError, EngineReplyError, ServingError
+from agents.serving.http import JsonServer, all_of
+from schemas.forest import Count, Finish
+from schemas.query import Message
+from schemas.search import Billed, Served
+
+PATH = "/v1/chat/completions"
+
+_ROOM = 16
+"""Tokens that a server's template puts around a message, roughly."""
+
+_TOKEN_BYTES = 3
+"""Bytes of a prompt for each of its tokens, at least for prose and code: the server alone knows its tokenizer."""
+
+
+class ChatEngine:
+    """Answers with a model behind chat completions. Closing the engine closes its connections to the server.
+
+    Args:
+        server: The server.
+        model: The model's name in the catalogue.
+        endpoint: Its entry's endpoint.
+        instruction: A system message for conversations without one.
+    """
+
+    def __init__(self, server: JsonServer, model: str, endpoint: Endpoint, *, instruction: str = "") -> None:
+        self.model = model
+        self.served = Served(name="chat", model=endpoint.model)
+        self._server, self._endpoint, self._instruction = server, endpoint, instruction
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        """Return `n` answers for each prefix, which has no steps; see `Engine.generate`.
+
+        With one request for each, or one for all of a prefix where the server takes that (`native_n`).
+        """
+        check_seeds(prefixes, n, seeds)
+        asked = [prefix for prefix in prefixes for _ in range(n)]
+        if self._endpoint.native_n and len(asked) > 1 and all(each == asked[0] for each in asked):
+            return await self._completions(asked[0], len(asked), seeds[0], sampling)
+        pairs = zip(asked, seeds, strict=True)
+        made: list[list[Drafted]] = await all_of(
+            self._completions(prefix, 1, seed, sampling) for prefix, seed in pairs
+        )
+        return [answer for answers in made for answer in answers]
+
+    async def first_token(self, question: str, sampling: Sampling, timeout_s: float) -> str:
+        """Ask for one token, and return what was wrong with the reply; empty if nothing was."""
+        prefix = Prefix(messages=(Message(role="user", content=question),), max_tokens=1)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.generate("first token", [prefix], 1, [0], sampling)
+        except TimeoutError:
+            return f"{self.model}: no answer to its first question in {timeout_s:g} s"
+        except EngineBusyError as error:
+            return "" if error.overloaded else str(error)
+        except ServingError as error:
+            return str(error)
+        return ""
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._server.close()
+
+    async def _completions(self, prefix: Prefix, n: int, seed: int, sampling: Sampling) -> list[Drafted]:
+        endpoint = self._endpoint
+        messages = self._messages(prefix.messages)
+        body: dict[str, Any] = {
+            **endpoint.extra_body,
+            "model": endpoint.model,
+            "messages": messages,
+            endpoint.max_tokens_field: self._most(messages, prefix, sampling),
+        }
+        if endpoint.seed:
+            body["seed"] = seed
+        if n > 1:
+            body["n"] = n
+        return await self._server.post(PATH, body, lambda reply: _drafts(reply, self.model, n))
+
+    def _messages(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        dialogue = [{"role": message.role, "content": message.text} for message in messages]
+        if self._instruction and all(each["role"] != "system" for each in dialogue):
+            dialogue.insert(0, {"role": "system", "content": self._instruction})
+        return dialogue
+
+    def _most(self, messages: Sequence[dict[str, str]], prefix: Prefix, sampling: Sampling) -> int:
+        """Return the most tokens of an answer: a server refuses what its context may not hold beside the prompt."""
+        prompt = sum(len(each["content"].encode()) // _TOKEN_BYTES + _ROOM for each in messages)
+        bounds = [sampling.step_tokens, self._endpoint.context_tokens - prompt]
+        if prefix.max_tokens is not None:
+            bounds.append(prefix.max_tokens)
+        return max(1, min(bounds))
+
+
+# What is read of a reply; servers send much more.
+
+
+class ContentPart(Struct):
+    """A part of a message that comes in parts."""
+
+    text: str = ""
+
+
+class ChatMessage(Struct):
+    """The message of a choice. What it reasons beside its content is billed, and no part of the answer."""
+
+    content: str | list[ContentPart] | None = None
+    refusal: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Return what it says."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ChatChoice(Struct):
+    """One answer."""
+
+    message: ChatMessage
+    finish_reason: str | None = None
+
+
+class PromptDetails(Struct):
+    """What the prompt's tokens were."""
+
+    cached_tokens: Count | None = None
+
+
+class CompletionDetails(Struct):
+    """What the completion's tokens were."""
+
+    reasoning_tokens: Count | None = None
+
+
+class Usage(Struct):
+    """The tokens that the server counted, over all choices."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+    @property
+    def billed(self) -> Billed:
+        """Return it as a record has it."""
+        prompt, completion = self.prompt_tokens_details, self.completion_tokens_details
+        return Billed(
+            input=self.prompt_tokens,
+            cached_input=(prompt.cached_tokens or 0) if prompt else 0,
+            output=self.completion_tokens,
+            reasoning=(completion.reasoning_tokens or 0) if completion else 0,
+        )
+
+
+class ChatReply(Struct):
+    """A reply of `/v1/chat/completions`."""
+
+    choices: list[ChatChoice]
+    usage: Usage | None = None
+
+
+def _drafts(reply: dict[str, Any], model: str, n: int) -> list[Drafted]:
+    try:
+        read = msgspec.convert(reply, ChatReply)
+    except msgspec.ValidationError as error:
+        raise EngineReplyError(f"{PATH}: {model}: unexpected reply: {error}") from error
+    if len(read.choices) != n:
+        fix = "; set endpoint.native_n to false" if n > 1 else ""
+        raise EngineReplyError(f"{PATH}: {model}: {len(read.choices)} choices for a request of {n}{fix}")
+    if any(c.finish_reason == "content_filter" or c.message.refusal for c in read.choices):
+        raise ContentFilteredError(
+            f"{model}: the server withheld the completion, by a content filter or a refusal"
+        )
+    if read.usage is None or not read.usage.prompt_tokens:
+        raise EngineReplyError(
+            f"{PATH}: {model}: the reply does not say how many tokens it took (usage), and its cost follows from that; "
+            "have the server count them"
+        )
+    # Of several choices the server counts the sum alone.
+    each, more = divmod(read.usage.completion_tokens, n)
+    return [
+        Drafted(
+            text=choice.message.text,
+            tokens=each + (at < more),
+            finish=_finish(choice.finish_reason),
+            prompt_tokens=read.usage.prompt_tokens,
+            billed=read.usage.billed if at == 0 else None,
+        )
+        for at, choice in enumerate(read.choices)
+    ]
+
+
+def _finish(reason: str | None) -> Finish:
+    return "length" if reason == "length" else "eos"

@@ -1,0 +1,241 @@
+"""Chat endpoints in a whole deployment, against scripted upstreams whose logs say what was asked and counted."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agents.catalogue.models import Model
+from agents.serving.recorded import RecordedEngine, Recording
+from agents.serving.registry import GroupEngines, HostingOptions, Loaded
+from agents.serving.retries import Retries
+from schemas.answer import Answer
+from schemas.decision import Decision
+from schemas.reward import Reward
+from schemas.search import Billed, SearchStep
+from streams.control import Control
+from streams.local.broker import free_port
+from streams.services import SERVICES, executor
+from streams.settings import Settings, SettingsError
+from tests.support.house import ASK, House
+from tests.support.recorded import CATALOGUE, question, recorded_in_memory, recorded_paths
+from tests.support.upstream import Upstream
+
+SHAPE = {"parameters": 500_000, "layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 16}
+
+
+def chat(name: str, upstream: Upstream, **endpoint: Any) -> dict[str, Any]:
+    """Return the entry of a chat endpoint."""
+    at = {"kind": "chat", "url": f"{upstream.url}/v1", "model": "hosted", "max_output_tokens": 64, **endpoint}
+    return {"name": name, "verifier": "none", "group": "mini", "architecture": SHAPE, "endpoint": at}
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    made = Upstream()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]:
+    """Start deployments whose catalogue has chat endpoints; all other models are recorded."""
+    paths = recorded_paths(12, samples=3, steps=(1, 3))
+    recording = Recording(paths, unknown="any")
+    made: list[House] = []
+
+    class Engines(GroupEngines):
+        async def _started(self, model: Model) -> Loaded:
+            if model.endpoint.kind == "chat":
+                return await super()._started(model)
+            return Loaded(RecordedEngine(recording, model.name))
+
+    def engines(settings: Settings, base: Any) -> Engines:
+        from streams.services.hosting import keys_of
+
+        options = HostingOptions(
+            keys=keys_of(settings, base), retries=Retries(attempts=settings.engine.attempts)
+        )
+        return Engines(options, None, asyncio.get_running_loop().time)
+
+    def starting(*entries: dict[str, Any], recorded: tuple[str, ...] = (), **fields: Any) -> House:
+        settings = settings_of(tmp_path, paths, *entries, recorded=recorded, **fields)
+        made.append(House(settings, tuple(SERVICES)))
+        return made[-1]
+
+    monkeypatch.setattr(executor, "engines_of", engines)
+    yield starting
+    for each in made:
+        each.close()
+
+
+def settings_of(
+    folder: Path, paths: Any, *entries: dict[str, Any], recorded: tuple[str, ...] = (), **fields: Any
+) -> Settings:
+    content = yaml.safe_load(CATALOGUE)
+    content["models"] = [m for m in content["models"] if m["name"] in recorded] + list(entries)
+    ports = {"gateway_port": free_port(), "decider_port": free_port()}
+    few = {"policy": "contextual", "prior": "none", "heartbeat_s": 0.1}
+    settings = recorded_in_memory(folder, paths, **{**ports, **few, **fields})
+    (folder / "catalogue.yaml").write_text(yaml.safe_dump(content))
+    return settings
+
+
+def asked(house: House, number: int, *, graded: bool = True, **body: Any) -> dict[str, Any]:
+    """Ask a question through the gateway and return the response."""
+    text, answer = question(number)
+    said = {"model": "auto", "messages": [{"role": "user", "content": text}], **body}
+    if graded:
+        said["uniscale"] = {"reference": answer, **said.get("uniscale", {})}
+    with house.http() as client:
+        got = client.post(ASK, json=said)
+    assert got.status_code == 200, got.text
+    return dict(got.json())
+
+
+def served(upstream: Upstream) -> list[tuple[dict[str, Any], dict[str, int]]]:
+    """Return what an upstream answered to clients: not the first question, nor the operator's."""
+    return [(body, usage) for body, usage in upstream.log if "number" in body["messages"][-1]["content"]]
+
+
+def test_a_query_is_answered_and_priced_by_the_tokens_that_the_server_counted(
+    start: Callable[..., House], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream.key = "secret"
+    monkeypatch.setenv("HOSTED_KEY", "secret")
+    house = start(chat("hosted", upstream, n=[1, 4], key_env="HOSTED_KEY"))
+    right = question(3)[1]
+    says = iter([right, "1", right, "2"])
+    upstream.says = lambda body: (
+        f"It is \\boxed{{{next(says)}}}" if "number 3" in str(body) else "So \\boxed{5}"
+    )
+    four = asked(house, 3, model="hosted/4/1/1")
+    one = asked(house, 0, model="hosted/1/1/1")
+    assert four["choices"][0]["message"]["content"] == f"It is \\boxed{{{right}}}", "the most frequent answer"
+    assert one["usage"]["completion_tokens"] == 2
+    rewards = {each.query_id: each for each in house.closing(four["id"], one["id"])}
+    answers = {each.query_id: each for each in house.read(house.topics.answer, Answer)}
+    log = served(upstream)
+    for query_id, number, count in ((four["id"], 3, 4), (one["id"], 0, 1)):
+        usages = [usage for body, usage in log if f"number {number}?" in body["messages"][-1]["content"]]
+        assert len(usages) == count
+        answer, reward = answers[query_id], rewards[query_id]
+        total = {name: sum(usage[name] for usage in usages) for name in usages[0]}
+        assert answer.billed == Billed(input=total["prompt_tokens"], output=total["completion_tokens"])
+        assert (answer.generated_tokens, answer.prompt_tokens) == (
+            total["completion_tokens"],
+            usages[0]["prompt_tokens"],
+        )
+        assert answer.score is None
+        assert reward.correct == 1.0
+        assert reward.price is not None
+        assert reward.price.verifier_eflops == 0.0
+        assert 0 < reward.price.prefill_eflops < reward.price.cost
+    assert not house.read(house.topics.search_step, SearchStep)
+
+
+def test_no_opinion_of_a_verifier_enters_correctness_in_a_mixed_fleet(
+    start: Callable[..., House], upstream: Upstream
+) -> None:
+    """Two models with a verifier, two chat endpoints without; half of the traffic has no reference."""
+    from agents.decider.rows import Row, decode_row
+
+    other = Upstream(says=lambda body: "\\boxed{0}")
+    house = start(chat("first", upstream), chat("second", other), recorded=("small", "large"), warm_up=8)
+    replies = [asked(house, at % 12, graded=bool(at % 2)) for at in range(24)]
+    ids = [reply["id"] for reply in replies]
+    rewards = house.closing(*ids)
+    decisions = {each.query_id: each for each in house.read(house.topics.decision, Decision)}
+    assert {decisions[each].action.model for each in ids} == {"small", "large", "first", "second"}
+    assert {decisions[each].verified for each in ids} == {"some"}
+
+    def rows() -> dict[str, Row]:
+        log = house.call(lambda c: c.broker.changelog(c.topics.changelog("decider", "pending"), 0))
+        found = (decode_row(key, value) for key, value in log.items())
+        return {row.query_id: row for row in found if isinstance(row, Row)}
+
+    house.until(lambda: all(rows()[each].stage in ("closed", "priced") for each in ids), "what is learned")
+    learned = rows()
+    for at, (query_id, reward) in enumerate(zip(ids, rewards, strict=True)):
+        row = learned[query_id]
+        assert (reward.score is None) == (reward.action.model in ("first", "second"))
+        if at % 2:
+            assert (row.stage, row.correct, row.score) == ("closed", reward.correct, reward.correct)
+        else:
+            assert (row.stage, row.correct, row.entered, row.score) == ("priced", None, None, 0.0)
+            assert (reward.graded_by, reward.reward) == ("", None)
+    other.close()
+
+
+def test_a_model_whose_key_is_wrong_is_not_asked_and_says_why(
+    start: Callable[..., House], upstream: Upstream
+) -> None:
+    upstream.key = "secret"
+    well = Upstream()
+    house = start(chat("locked", upstream), chat("open", well))
+    assert asked(house, 0)["model"].startswith("open")
+    state, why = house.call(
+        lambda c: next(iter(w for w in c.workers if w.service == "decider")).control.health()
+    )["locked"]
+    assert state == "loading"
+    assert "HTTP 401: no such key; check its key: endpoint.key_env" in why
+    assert not served(upstream)
+    well.close()
+
+
+def test_failures_of_an_upstream_become_answers_with_their_cause(
+    start: Callable[..., House], upstream: Upstream
+) -> None:
+    house = start(chat("hosted", upstream, timeout_s=0.5), engine_attempts=1)
+    known = {asked(house, 0)["id"]}
+    with house.http() as client:
+        # After a time-out the model is probed, which would take the next reply.
+        for spoil, cause in ((500, ""), ("hang-up", ""), ("hang", "timeout")):
+            upstream.spoilt.append((spoil, b"oops", {}) if isinstance(spoil, int) else spoil)
+            said = {"model": "hosted", "messages": [{"role": "user", "content": f"number {spoil}?"}]}
+            assert client.post(ASK, json=said).status_code in (502, 503, 504)
+            [failed] = [
+                each for each in house.read(house.topics.answer, Answer) if each.query_id not in known
+            ]
+            known.add(failed.query_id)
+            assert (failed.status, failed.cause) == ("failed", cause), failed.error
+            assert failed.fault == ("model" if cause else "infrastructure")
+
+
+def test_beams_are_refused_where_no_model_has_steps(tmp_path: Path, upstream: Upstream) -> None:
+    settings = settings_of(tmp_path, recorded_paths(1), chat("hosted", upstream), parallelism="1/1,4/16")
+    with pytest.raises(SettingsError, match="all models of the catalogue are chat endpoints"):
+        Control(settings)
+
+
+def test_a_key_of_the_environment_goes_to_the_file_s_endpoints_alone(
+    tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from streams.services.hosting import keys_of
+
+    monkeypatch.setenv("HOSTED_KEY", "secret")
+    settings = settings_of(
+        tmp_path, recorded_paths(1), chat("hosted", upstream, key_env="HOSTED_KEY"), engine_key="s"
+    )
+    keys = keys_of(settings, Control(settings).base)
+    assert keys.of(upstream.url, "HOSTED_KEY") == "secret"
+    assert keys.of("https://elsewhere.example", "HOSTED_KEY") == ""
+    assert keys.of(upstream.url) == "", "nor is it sent the key of the deployment's own servers"
+
+
+def test_the_reward_of_a_chat_model_reads_as_any_other(
+    start: Callable[..., House], upstream: Upstream
+) -> None:
+    house = start(chat("hosted", upstream))
+    reply = asked(house, 0, graded=False)
+    [reward] = house.closing(reply["id"])
+    assert isinstance(reward, Reward)
+    assert (reward.kind, reward.verified, reward.unscored, reward.cost_only) == (
+        "default",
+        "none",
+        True,
+        True,
+    )

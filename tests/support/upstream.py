@@ -1,0 +1,94 @@
+"""A scripted upstream: a server of chat completions that says what it is told to, counts tokens and logs requests."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Event, Lock
+from typing import Any
+
+from tests.support.http_servers import JsonHandler, Server
+
+Body = dict[str, Any]
+
+
+@dataclass
+class Upstream:
+    """An upstream on a port of its own.
+
+    Attributes:
+        says: Returns the text for a request.
+        spoilt: Replies for the next requests, in place of a completion: status, content and headers; or `hang`, or
+            `hang-up`.
+        key: The API key that it asks for; empty for none.
+        models: The models that it has.
+        log: What it replied to with a completion: the request, with the usage that it was billed.
+        requests: Bodies of all requests for completions.
+        headers: Their headers.
+    """
+
+    says: Callable[[Body], str] = lambda body: "So \\boxed{5}"
+    spoilt: list[Any] = field(default_factory=list)
+    key: str = ""
+    models: tuple[str, ...] = ("hosted",)
+    log: list[tuple[Body, dict[str, int]]] = field(default_factory=list)
+    requests: list[Body] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        outer, self.lock, self.hung = self, Lock(), Event()
+
+        class Handler(JsonHandler):
+            def do_GET(self) -> None:
+                if not outer.allows(self.headers):
+                    return self.reply({"error": {"message": "no such key"}}, 401)
+                return self.reply({"object": "list", "data": [{"id": name} for name in outer.models]})
+
+            def do_POST(self) -> None:
+                body = self.body()
+                with outer.lock:
+                    outer.requests.append(body)
+                    outer.headers.append({name.lower(): value for name, value in self.headers.items()})
+                    spoil = outer.spoilt.pop(0) if outer.spoilt else None
+                if spoil == "hang-up":
+                    self.close_connection = True
+                    return None
+                if spoil == "hang":
+                    outer.hung.wait(30)
+                    self.close_connection = True
+                    return None
+                if isinstance(spoil, tuple):
+                    status, content, headers = spoil
+                    return self.reply(content, status, headers)
+                if not outer.allows(self.headers):
+                    return self.reply({"error": {"message": "no such key"}}, 401)
+                if body["model"] not in outer.models:
+                    return self.reply({"error": {"message": f"no model {body['model']}"}}, 404)
+                return self.reply(outer.completion(body))
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.url = self.server.url
+        self.server.listen()
+
+    def allows(self, headers: Any) -> bool:
+        """Return whether a request has the key."""
+        return not self.key or headers.get("authorization") == f"Bearer {self.key}"
+
+    def completion(self, body: Body) -> Body:
+        """Return a completion: a word is a token, and one that has more than it may is cut."""
+        most = body.get("max_tokens", body.get("max_completion_tokens", 1 << 20))
+        choices, count = [], 0
+        for index in range(body.get("n", 1)):
+            words = self.says(body).split(" ")
+            count += len(words[:most])
+            finish = "length" if len(words) > most else "stop"
+            message = {"role": "assistant", "content": " ".join(words[:most])}
+            choices.append({"index": index, "message": message, "finish_reason": finish})
+        prompt = sum(len(each["content"].split()) + 4 for each in body["messages"])
+        usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+        with self.lock:
+            self.log.append((body, usage))
+        return {"id": "c", "object": "chat.completion", "choices": choices, "usage": usage}
+
+    def close(self) -> None:
+        """End it."""
+        self.hung.set()
+        self.server.close()
