@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_a_served_generator_is_a_chat_endpoint(servers, micro) -> None:
     """The same answer as token by token, counted by the server, several at once, and a wrong name said at once."""
     url, prompts = servers["micro-a"], ChatPrompts.load(micro.path("micro-a"))
 
-    def chat(name: str = "micro-a", **fields: object) -> tuple[JsonServer, ChatEngine]:
+    def chat(name: str = "micro-a", **fields: Any) -> tuple[JsonServer, ChatEngine]:
         endpoint = Endpoint(
             kind="chat", url=url, model=name, context_tokens=256, max_output_tokens=40, **fields
         )
