@@ -1,24 +1,29 @@
-"""How large this repository is, measured in one way: `python -m tests.size [--json FILE] [--walk]`.
+"""How large this repository is and how much it has grown, measured in one way: `python -m tests.size`.
 
 Code lines are those that are left after ruff's formatter at 100 columns, fmt comments ignored, without blank lines,
-comments and docstrings. So neither packing lines nor dropping docstrings makes a number better.
+comments and docstrings. So neither packing lines nor dropping docstrings makes a number better. `--sample` prints
+docstrings and comments drawn at random instead, for a reader to judge.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import io
 import json
+import random
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
+import textwrap
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 PRODUCT = ("schemas", "agents", "streams")
 AREAS = (*PRODUCT, "experiments", "bench", "examples", "tests")
 PACKAGES = (*PRODUCT, "experiments", "bench")
-JAVASCRIPT = "static JavaScript"
+JAVASCRIPT, SQL = "static JavaScript", "SQL"
 FMT = re.compile(r"#\s*fmt:\s*(?:skip|off|on)\b")
 DIRECTIVE = re.compile(r"#\s*(?:fmt|noqa|type|mypy|pragma|ruff)\b|#!")
 MEASURES = {
@@ -54,6 +59,32 @@ def tracked(root: Path) -> list[Path]:
     return [path for name in listed.decode().split("\0") if name and (root / (path := Path(name))).is_file()]
 
 
+def last_release(root: Path) -> str | None:
+    """Return the newest tag, or else the commit that wrote the changelog's newest version; None before both."""
+    for asked in (
+        "git describe --tags --abbrev=0",
+        r"git log -1 --format=%h -G^##.[0-9]+\.[0-9]+\.[0-9]+ -- CHANGELOG.md",
+    ):
+        found = subprocess.run(asked.split(), cwd=root, capture_output=True, text=True)
+        if found.returncode == 0 and found.stdout.strip():
+            return found.stdout.strip()
+    return None
+
+
+@contextmanager
+def checked_out(root: Path, commit: str) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield a folder that holds the files of a commit, and their relative paths."""
+    with tempfile.TemporaryDirectory() as folder:
+        packed = subprocess.run(["git", "archive", commit], cwd=root, capture_output=True)
+        if packed.returncode:
+            raise SystemExit(
+                f"error: --since {commit}: {packed.stderr.decode().strip()}; give a commit or a tag"
+            )
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+            yield Path(folder), [Path(each.name) for each in archive if each.isfile()]
+
+
 def formatted(root: Path, files: Sequence[Path]) -> dict[Path, str]:
     """Return each Python file as ruff writes it at 100 columns where no comment forbids it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -65,20 +96,42 @@ def formatted(root: Path, files: Sequence[Path]) -> dict[Path, str]:
         return {file: (Path(folder) / file).read_text() for file in files}
 
 
-def python_lines(source: str) -> Lines:
-    """Count the lines of formatted source; a string that stands alone is a docstring."""
-    documented: set[int] = set()
+def docstrings(source: str) -> Iterator[tuple[range, str]]:
+    """Yield the lines and the text of every string that stands alone, in any order."""
     for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            documented.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    code, commented = set[int](), set[int]()
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield range(node.lineno, (node.end_lineno or node.lineno) + 1), inspect.cleandoc(text)
+
+
+def comments(source: str) -> Iterator[tokenize.TokenInfo]:
+    """Yield the comments that no tool reads."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string):
-            commented.add(token.start[0])
+            yield token
+
+
+def passages(source: str) -> list[tuple[int, str]]:
+    """Return the first line and the text of each docstring and each comment; comments on adjacent lines are one."""
+    found = [(lines[0], text) for lines, text in docstrings(source)]
+    above = None
+    for token in comments(source):
+        line, column = token.start
+        alone = not token.line[:column].strip()
+        if alone and above == (line - 1, column):
+            found[-1] = (found[-1][0], f"{found[-1][1]}\n{token.string}")
+        else:
+            found.append((line, token.string))
+        above = token.start if alone else None
+    return sorted(found)
+
+
+def python_lines(source: str) -> Lines:
+    """Count the lines of formatted source; a string that stands alone is a docstring."""
+    documented = {line for lines, _ in docstrings(source) for line in lines}
+    commented = {token.start[0] for token in comments(source)}
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if tokenize.tok_name[token.type] not in SILENT:
             code.update(range(token.start[0], token.end[0] + 1))
     full = {number for number, line in enumerate(source.splitlines(), 1) if line.strip()}
@@ -94,6 +147,12 @@ def javascript_lines(source: str) -> Lines:
     return Lines(code=len(code))
 
 
+def sql_lines(source: str) -> Lines:
+    """Count the lines of an SQL file, as it is written."""
+    code = [line for line in source.splitlines() if line.strip() and not line.strip().startswith("--")]
+    return Lines(code=len(code))
+
+
 def by_area(root: Path, files: Iterable[Path]) -> dict[str, Lines]:
     """Return the lines of every area that has files."""
     known = [file for file in files if file.parts[0] in AREAS]
@@ -102,10 +161,25 @@ def by_area(root: Path, files: Iterable[Path]) -> dict[str, Lines]:
     python = formatted(root, [file for file in known if file.suffix == ".py"])
     counted = [(file, file.parts[0], python_lines(source)) for file, source in python.items()]
     counted += [(file, JAVASCRIPT, javascript_lines((root / file).read_text())) for file in scripts]
-    found = {area: Lines() for area in (*AREAS, JAVASCRIPT)}
+    counted += [(file, SQL, sql_lines((root / file).read_text())) for file in own if file.suffix == ".sql"]
+    found = {area: Lines() for area in (*AREAS, JAVASCRIPT, SQL)}
     for file, area, lines in counted:
         found[area] += lines + Lines(files=1, physical=len((root / file).read_text().splitlines()))
-    return {area: lines for area, lines in found.items() if lines}
+    return {area: lines for area, lines in found.items() if lines} | {
+        "schemas + agents + streams": sum((found[name] for name in PRODUCT), Lines()),
+        "all": sum(found.values(), Lines()),
+    }
+
+
+def sampled(root: Path, files: Iterable[Path], number: int, seed: int) -> list[str]:
+    """Return docstrings and comments of the packages, drawn at random, each below its file and line."""
+    found = [
+        f"{file}:{line}\n{textwrap.indent(text, '    ')}"
+        for file in sorted(files)
+        if file.suffix == ".py" and file.parts[0] in PACKAGES
+        for line, text in passages((root / file).read_text())
+    ]
+    return random.Random(seed).sample(found, min(number, len(found)))
 
 
 def name_of(file: Path) -> str:
@@ -175,7 +249,7 @@ def walked(root: Path) -> list[str]:
     seen: set[str] = set()
 
     def profile(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_flags & CO_OPTIMIZED:
+        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             seen.add(frame.f_code.co_filename)
 
     async def ask(settings: Settings) -> None:
@@ -204,15 +278,16 @@ def walked(root: Path) -> list[str]:
 
 def table(found: Mapping[str, Any]) -> str:
     """Return the measures as Markdown."""
-    lines = [
-        "| area | files | code lines | physical | docstrings per 100 | comments per 100 |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
+    since, before = found.get("since") or ("", {})
+    names = ["area", "files", "code lines", "physical", "docstrings per 100", "comments per 100"]
+    rows = [[*names[:3], *[f"since {since}"] * bool(since), *names[3:]]]
+    rows.append(["---"] + ["--:"] * (len(rows[0]) - 1))
     for area, each in found["areas"].items():
+        growth = [f"{each['code'] - before.get(area, Lines())['code']:+,}"] * bool(since)
         per = [100 * each[kind] / max(1, each["code"]) for kind in ("docstrings", "comments")]
-        lines.append(
-            f"| {area} | {each['files']:,} | {each['code']:,} | {each['physical']:,} | {per[0]:.0f} | {per[1]:.1f} |"
-        )
+        counts = [f"{each[kind]:,}" for kind in ("files", "code", "physical")]
+        rows.append([area, *counts[:2], *growth, counts[2], f"{per[0]:.0f}", f"{per[1]:.1f}"])
+    lines = [f"| {' | '.join(row)} |" for row in rows]
     lines += ["", "| measure | value |", "|---|--:|"]
     for name, what in MEASURES.items():
         if (value := found.get(name)) is not None:
@@ -232,16 +307,22 @@ def main() -> None:
     parser.add_argument(
         "--walk", action="store_true", help="also count the modules that one query runs through"
     )
+    parser.add_argument(
+        "--since", metavar="COMMIT", help="what growth is counted from (default: the last release)"
+    )
+    parser.add_argument("--sample", type=int, metavar="N", help="print N docstrings and comments instead")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which ones to draw (default: 0)")
     chosen = parser.parse_args()
+    files = tracked(ROOT)
+    if chosen.sample is not None:
+        print("\n\n".join(sampled(ROOT, files, chosen.sample, chosen.seed)))
+        return
     from streams.cli import main as commands
 
-    files = tracked(ROOT)
-    areas = by_area(ROOT, files)
-    areas |= {
-        "schemas + agents + streams": sum((areas[name] for name in PRODUCT), Lines()),
-        "all": sum(areas.values(), Lines()),
-    }
-    found = {"areas": areas, **shape(ROOT, files), "commands": leaves(commands)}
+    found = {"areas": by_area(ROOT, files), **shape(ROOT, files), "commands": leaves(commands)}
+    if (commit := chosen.since or last_release(ROOT)) is not None:
+        with checked_out(ROOT, commit) as (root, then):
+            found["since"] = (commit, by_area(root, then))
     if chosen.walk:
         found["walk"] = walked(ROOT)
     if chosen.json is not None:
