@@ -1,14 +1,14 @@
-"""The algorithms: pure, and bound to topics by `streams`.
+"""The algorithms. They are pure; `streams` connects them to topics.
 
-catalogue   what can be chosen: actions, models, objectives, and what a search costs
-grading     is an answer right: extraction, exact rules, mathematics and programs
-embedding   a text becomes a unit vector, by one of `encoders`; `minilm` is the one that ships, and loads onnxruntime
+catalogue   the choices: actions, models, objectives, and the cost of a search
+grading     whether an answer is right: extraction, exact rules, mathematics and programs
+embedding   text to unit vector, with one of `encoders`; `minilm` is the default one and loads onnxruntime
 serving     engines: vLLM in process, servers over HTTP, recordings
-bandit      the policies: which configuration a query gets
-search      Decision and Verification to SearchStep and Answer: the search forest
-verifier    SearchStep to Verification: process reward models
-reward      Answer, Feedback and Due to Reward: cost, grade and the reward join
+bandit      the policies, which choose a configuration for each query
+search      the search forest: Decision and Verification to SearchStep and Answer
+verifier    process reward models: SearchStep to Verification
+reward      cost, grade and the reward join: Answer, Feedback and Due to Reward
 decider     Context to Decision, Reward to learning; the learner's log
 
-Imports go down this list only as `pyproject.toml` allows.
+`pyproject.toml` says which of them may import which.
 """

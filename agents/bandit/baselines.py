@@ -29,18 +29,18 @@ from agents.bandit.registry import Inputs, Options, register_policy
 
 
 class Uniform(Learner):
-    """Draws at random, by the seed alone. Observations are checked and counted, but nothing is learned."""
+    """Draws at random from the seed alone. Observations are validated and counted, but nothing is learned."""
 
     name = "random"
 
     def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
-        """Give every allowed action the same score and probability; each seed draws alike under every policy."""
+        """Give every allowed action the same score and probability; a seed draws the same action under every policy."""
         rows = self.features.choosable(context.query_id, context.allowed)
         ids, zero = [self.features.ids[j] for j in rows], np.zeros(len(rows))
         return uniform(Prediction(context.query_id, ids, zero, zero, zero, 0, None), seed)
 
     def take(self, observations: Sequence[Observation]) -> None:
-        """Check."""
+        """Validate the observations."""
         self.features.queries([(o.observation_id, o.embedding) for o in observations])
         for o in observations:
             self.features.position(o.observation_id, o.action_id)
@@ -61,14 +61,14 @@ def _random(options: Options, on: Inputs) -> Policy:
 # decides among neighbours, the propensity has no simple closed form and is logged as unknown.
 
 EQUAL_DIGITS: Final = 12
-"""Decimals to which two cosines are compared, coarser than the rounding of a sum of 2,048 products."""
+"""Decimals to which cosines are compared, coarser than the rounding error of a sum of 2,048 products."""
 
 
 class KNN(Learner):
-    """k nearest neighbours in the joint space, greedy in their mean reward."""
+    """k-nearest neighbours in the joint space, greedy in their mean reward."""
 
     name = "knn"
-    traits = Traits(order_free=False)  # the draw among tied rows depends on their order
+    traits = Traits(order_free=False)  # the draw between tied rows depends on their order
 
     def __init__(self, features: FeatureMap, k: int = 5) -> None:
         super().__init__(features)
@@ -76,11 +76,11 @@ class KNN(Learner):
         self.history = ReplayBuffer(features.settings.query_dim)
 
     def take(self, observations: Sequence[Observation]) -> None:
-        """Keep the rows."""
+        """Store the rows."""
         self.history.append(self.features, observations)
 
     def amend(self, observations: Sequence[Observation]) -> None:
-        """Replace the rewards of known rows."""
+        """Replace the rewards of stored rows."""
         self.history.correct(self.features, observations)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -89,7 +89,7 @@ class KNN(Learner):
         return {"rows": rows}, arrays
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Take the rows back."""
+        """Restore the rows."""
         self.history.restore(meta["rows"], arrays)
 
     def identity(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class KNN(Learner):
         return replace(made, probability=None) if ambiguous else made
 
     def _means(self, query: Vector, rows: np.ndarray, context: Context, seed: int) -> tuple[Vector, bool]:
-        """Return the neighbours' mean of each action, and whether a draw decided which rows were neighbours."""
+        """Return each action's mean reward among neighbours, and whether a random draw decided which rows those are."""
         history, actions = self.history, self.features.coordinates
         n = len(history)
         if not n:
@@ -134,7 +134,7 @@ class KNNOptions(Options, frozen=True, kw_only=True):
     k: int = 5
 
     def __post_init__(self) -> None:
-        """Refuse numbers it cannot run with."""
+        """Reject invalid values."""
         super().__post_init__()
         self.positive("k")
 
@@ -146,14 +146,14 @@ def _knn(options: KNNOptions, on: Inputs) -> Policy:
 
 # MLP router (App. B.3): greedy in a two-layer network retrained on the whole history after each observation.
 #
-# Training continues from the previous weights and Adam moments. It takes 1,000 full-batch iterations per
-# observation, or two minutes for a run of 210 rounds on one core; fewer `iterations` are a different method. torch
-# is imported only when a network is created, so processes with a linear policy do not need it.
+# Training continues from the previous weights and Adam moments. It takes 1,000 full-batch iterations per observation,
+# which is two minutes for a run of 210 rounds on one core; with fewer `iterations` it is a different method. torch is
+# imported only when a network is created, so processes with a linear policy do not need it.
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """Hyperparameters of App. B.3; `seed` draws the initial weights. Fewer iterations are a different method."""
+    """Hyperparameters of App. B.3; `seed` draws the initial weights. With fewer iterations it is a different method."""
 
     hidden: int = 100
     learning_rate: float = 1e-3
@@ -162,9 +162,9 @@ class NetworkSettings:
 
 
 class MLP(Learner):
-    """Predict the scalar reward from x = [s_q; s_a] and take the best action."""
+    """Predicts the scalar reward from x = [s_q; s_a] and chooses the best action."""
 
-    traits = Traits(order_free=False)  # training follows the history as it grows
+    traits = Traits(order_free=False)  # it retrains on the growing history, observation by observation
 
     def __init__(
         self, features: FeatureMap, settings: NetworkSettings | None = None, *, name: str = "mlp"
@@ -181,7 +181,7 @@ class MLP(Learner):
         self.history = ReplayBuffer(f.query_dim)
 
     def take(self, observations: Sequence[Observation]) -> None:
-        """Append each observation, and train on the whole history after each."""
+        """Append the observations one by one, training on the whole history after each."""
         for observation in observations:
             self.history.append(self.features, [observation])
             x = self.inputs(self.history.queries, self.history.places)
@@ -189,7 +189,7 @@ class MLP(Learner):
             self.network.train(x, self.history.rewards)
 
     def amend(self, observations: Sequence[Observation]) -> None:
-        """Replace the targets of known rows; the next observation trains on them."""
+        """Replace the targets of stored rows; the next observation trains on them."""
         self.history.correct(self.features, observations)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -198,7 +198,7 @@ class MLP(Learner):
         return {"rows": rows}, arrays | self.extra() | self.network.snapshot()
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Take network and rows back."""
+        """Restore network and rows."""
         self.history.restore(meta["rows"], arrays)
         self.network.restore(arrays)
         self.regain(arrays)
@@ -206,7 +206,7 @@ class MLP(Learner):
     def inputs(self, queries: Matrix, places: np.ndarray) -> Matrix:
         """Return x = [s_q; s_a] in the embedding's own axes, shape (m, query_dim + action_dim).
 
-        Adam is not invariant under rotation, so the shorter basis of the linear policies would be a different method.
+        Adam is not invariant under rotation, so using the shorter basis of the linear policies would change the method.
         """
         vectors = self.features.vectors[places]
         width = self.features.settings.action_dim
@@ -218,10 +218,10 @@ class MLP(Learner):
         return np.concatenate([queries, vectors, padding], axis=1)
 
     def entered(self, x: Matrix) -> None:
-        """Do nothing; NeuralUCB takes the gradient of the row before it is trained on."""
+        """Do nothing. NeuralUCB computes the gradient of the row here, before training on it."""
 
     def extra(self) -> dict[str, np.ndarray]:
-        """Return more arrays for the state; none here."""
+        """Return additional arrays for the state; none here."""
         return {}
 
     def regain(self, arrays: dict[str, np.ndarray]) -> None:
@@ -256,7 +256,7 @@ class NetworkOptions(Options, frozen=True, kw_only=True):
     network_seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse numbers they cannot run with."""
+        """Reject invalid values."""
         super().__post_init__()
         self.positive("hidden", "learning_rate", "iterations")
 
@@ -283,7 +283,7 @@ def _mlp(options: NetworkOptions, on: Inputs) -> Policy:
 
 
 class NeuralUCB(MLP):
-    """The MLP with a gradient-feature bonus.
+    """The MLP router with a gradient-feature bonus.
 
     Args:
         features: The feature map.
@@ -335,7 +335,7 @@ class NeuralUCB(MLP):
         self._x, self._u, self._z = (np.concatenate(p) for p in ((self._x, x), (self._u, u), (self._z, z)))
 
     def extra(self) -> dict[str, np.ndarray]:
-        """Return the past gradients' factors and the Cholesky factor."""
+        """Return the factors of past gradients, and the Cholesky factor."""
         return {"grad.x": self._x, "grad.u": self._u, "grad.z": self._z, "grad.low": self._low}
 
     def regain(self, arrays: dict[str, np.ndarray]) -> None:
@@ -349,7 +349,7 @@ class NeuralUCB(MLP):
         return {**super().identity(), "bonus": bonus}
 
     def _products(self, x: Matrix, u: Matrix, z: Matrix) -> Matrix:
-        """Return the inner products of past gradients with those of the rows, shape (past, rows)."""
+        """Return the inner products of past gradients with the rows' gradients, shape (past, rows)."""
         return np.asarray(self._scale((self._u @ u.T) * (self._x @ x.T + 1.0) + self._z @ z.T + 1.0))
 
     def _scale(self, products: Any) -> Any:
@@ -369,7 +369,7 @@ class NeuralUCBOptions(NetworkOptions, frozen=True, kw_only=True):
     per_width: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse numbers it cannot run with."""
+        """Reject invalid values."""
         super().__post_init__()
         self.not_negative("alpha")
         self.positive("ridge")

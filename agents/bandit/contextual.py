@@ -38,31 +38,31 @@ from agents.bandit.ridge import Ridge
 from agents.bandit.variances import Variances, estimated, evidence_of, usual_mean, usual_variance
 
 CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
-"""Columns of what is predicted: the reward's terms (`policy.TERMS`), and the cost itself."""
+"""Columns of a prediction: the reward's terms (`policy.TERMS`), and the cost itself."""
 
-# One regression: coefficients with the prior N(μ, τ²) of their blocks, given outcomes with the noise σ².
+# One regression: coefficients with the prior N(μ, τ²) of their block, observed through outcomes with noise variance σ².
 #
 # In units of the noise, A = diag(σ²/τ²) + Σ x xᵀ, θ - μ = A⁻¹ Σ x·(y - xᵀμ), and xᵀθ has the variance σ² xᵀA⁻¹x.
 
 
 STORED: Final = ("variances", "noise", "outcomes")
-"""Attributes of `Regression` that a snapshot has as plain values."""
+"""Attributes of `Regression` that a snapshot stores as plain values."""
 
 
 class Regression:
-    """Targets that share A.
+    """Bayesian linear regression of several targets that share A.
 
     Args:
-        features: Compute x. They grow with the actions; call `grow` after they have grown.
-        term: Which of the usual means and variances hold: accuracy's (0) or cost's (1). The first target is the one
-            whose variances are estimated.
-        centre: What the targets are before anything is known, shape (T,).
-        noise: Variance of the first target around its prediction, before anything is known.
+        features: They compute x. They grow with the actions; call `grow` after that.
+        term: Which default means and variances apply: those of accuracy (0) or of cost (1). Variances are estimated for
+            the first target.
+        centre: Prior mean of the targets, shape (T,).
+        noise: Prior variance of the first target around its prediction.
 
     Attributes:
         variances: τ² of every block.
         noise: σ².
-        outcomes: Rows entered one by one, and what those of a history count.
+        outcomes: Rows learned one by one, plus the number as which the rows of a history count.
     """
 
     def __init__(self, features: ContextualFeatures, term: int, centre: Vector, noise: float) -> None:
@@ -74,7 +74,7 @@ class Regression:
         self.outcomes = 0.0
 
     def grow(self) -> None:
-        """Append the columns of new features; a block that is new has its usual variance."""
+        """Append the columns of new features; a new block gets its default variance."""
         blocks = self._features.column_blocks[self.ridge.dim :]
         for block in blocks:
             self.variances.setdefault(block, usual_variance(block, self._term))
@@ -97,7 +97,7 @@ class Regression:
         return np.asarray(self.centre + d.sides @ d.project(z, self.theta))
 
     def parts(self, x: Vector) -> list[Contribution]:
-        """Return what each block contributes to the first target's prediction and variance, after its centre."""
+        """Return each block's contribution to the first target's prediction and variance; its centre comes first."""
         blocks = self._features.column_blocks
         means, variances = x * self.theta[:, 0], self.noise * x * self.ridge.solve(x)
         of = {block: [name == block for name in blocks] for block in dict.fromkeys(blocks)}
@@ -117,35 +117,35 @@ class Regression:
         self.outcomes += 1.0
 
     def amend(self, x: Vector, before: float, after: float) -> None:
-        """Replace the first target of an outcome that was learned; A does not change."""
+        """Replace the first target of a learned outcome; A does not change."""
         self.ridge.adjust(x, 0, after - before)
 
     def loosen(self, column: int, variance: float) -> None:
-        """Let one coefficient have moved: its variance grows, and what is predicted stays."""
+        """Allow for a change of one coefficient: increase its variance and keep the predictions."""
         self.ridge.loosen(column, variance / self.noise)
 
     def replace(
         self, history: History, z: Matrix, targets: Matrix, cap: float, known: Variances | None = None
     ) -> Variances:
-        """Forget everything; learn a history with variances that are estimated from it, and return these.
+        """Forget everything and learn a history with variances estimated from it; return the estimate.
 
         Args:
             history: Its rows.
-            z: Of its questions, shape (Q, rank).
-            targets: Of its rows, shape (m, T).
-            cap: Rows as which the history counts at most.
-            known: What was returned for this history before; None to estimate it.
+            z: z of its questions, shape (Q, rank).
+            targets: Targets of its rows, shape (m, T).
+            cap: Upper bound of the number of rows as which the history counts.
+            known: An earlier result for this history; None to estimate it.
         """
-        self._means = self._usual_means()  # of features that have grown, and of another transform
-        # The constant of z is 1, and nothing else has a usual mean.
+        self._means = self._usual_means()  # the features have grown, or their transform is another
+        # The constant of z is 1, and nothing else has a non-zero default mean.
         targets = targets - (self._features.sides @ self._means[:: self._features.rank])[history.action, None]
         self.centre = np.average(targets, axis=0, weights=history.weights)
         levels = evidence_of(self._features, history, z, targets - self.centre)
         blocks = self._features.column_blocks
         self.variances, noises = known or estimated(levels, blocks, self._term)
-        for block in set(blocks) - self.variances.keys():  # of actions that a known estimate had not
+        for block in set(blocks) - self.variances.keys():  # of actions that the known estimate did not have
             self.variances[block] = usual_variance(block, self._term)
-        # A row alone has the noise of a row, and of its share of what its model and its question have of their own.
+        # A row learned alone carries its own noise and its share of the variance of its model and of its question.
         rows = len(history.question)
         self.noise, left = noises[0], float(rows)
         for at in range(1, len(noises)):
@@ -155,7 +155,7 @@ class Regression:
         for each, noise in zip(levels, noises, strict=True):
             a += each.gram * (self.noise / noise)
             b += each.moment * (self.noise / noise)
-        # What is predicted stays as it is without a cap, and how certain it is does not.
+        # The cap reduces certainty and leaves the predictions unchanged.
         weight = min(1.0, cap / rows)
         self.outcomes = weight * rows
         tau = np.array([self.variances[block] for block in blocks])
@@ -163,13 +163,13 @@ class Regression:
         return self.variances, noises
 
     def snapshot(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays under a name) from which `restore` continues to the bit."""
+        """Return (plain values, arrays prefixed with a name) from which `restore` continues bit for bit."""
         meta = {"rows": self.ridge.rows} | {stored: getattr(self, stored) for stored in STORED}
         arrays = self.ridge.snapshot() | {"centre": self.centre}
         return meta, {f"{name}.{key}": array for key, array in arrays.items()}
 
     def restore(self, name: str, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Become what `snapshot` returned under a name."""
+        """Restore what `snapshot` returned for a name."""
         for stored in STORED:
             setattr(self, stored, meta[stored])
         own = {k.removeprefix(f"{name}."): v for k, v in arrays.items() if k.startswith(f"{name}.")}
@@ -178,46 +178,45 @@ class Regression:
         self._means = self._usual_means()
 
 
-# Changes that nobody announces: a model's searches cost something else than was learned, or its answers are wrong
-# more often. After a long history a regression takes hundreds of outcomes to follow. A price needs none of this:
-# the policy is told of it.
+# Drift: a model's searches start to cost more or less than was learned, or its answers are wrong more often. After a
+# long history a regression takes hundreds of outcomes to adapt. Changed prices need none of this, because the policy
+# receives them.
 
 FADING: Final = 0.95
-"""Weight of an outcome relative to the model's next one: the last 20 make up two thirds of the total."""
+"""Weight of an outcome relative to the model's next one. The latest 20 make up two thirds of the total."""
 
 TRUST: Final = 5.0
-"""Weight of the regression of costs, in outcomes."""
+"""Weight of the cost regression, in outcomes."""
 
 LEAST: Final = 0.5
-"""Least mean of ln(cost / prediction) that counts: below a factor of 1.65, up or down, it may well be chance."""
+"""Smallest mean of ln(cost / prediction) that counts as drift. A factor below 1.65, up or down, may well be chance."""
 
 SURPRISE: Final = 4.0
-"""Standard deviations by which a model's latest answers must be off until its own accuracy is relearned."""
+"""Deviation of a model's latest answers, in standard deviations, from which its accuracy is relearned."""
 
 STEP: Final = 0.3
-"""Standard deviation by which a model's accuracy may have moved then."""
+"""Standard deviation of the change of accuracy that is then assumed."""
 
 SETTLED: Final = 1000
-"""Outcomes, a prior's among them, before changes of cost are followed: a regression that knows fewer errs for other
-reasons."""
+"""Outcomes, including a prior's, before cost drift is corrected: with fewer, a regression errs for other reasons."""
 
 
 class CostDrift:
-    """The mean of ln(cost / prediction) of each model's latest outcomes.
+    """The mean of ln(cost / prediction) over each model's latest outcomes.
 
     Attributes:
-        sums: For each model the faded number of its outcomes, and the faded sum.
+        sums: For each model the discounted number of its outcomes, and the discounted sum.
     """
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float, float]] = {}
 
     def learn(self, model: str, surprise: float) -> bool:
-        """Add an outcome; return whether the model's factor is another one now.
+        """Add an outcome; return whether it changed the model's factor.
 
         Args:
             model: Its model.
-            surprise: ln(cost / prediction), without price and without this correction.
+            surprise: ln(cost / prediction), without price factor and without this correction.
         """
         before = self.factor(model)
         count, total = self.sums.get(model, (0.0, 0.0))
@@ -225,7 +224,7 @@ class CostDrift:
         return self.factor(model) != before
 
     def factor(self, model: str) -> float:
-        """Return what to multiply a model's predicted costs by.
+        """Return the factor that corrects a model's predicted costs.
 
         >>> drift = CostDrift()
         >>> drift.factor("mini-1m")
@@ -241,14 +240,14 @@ class CostDrift:
 
 
 class AccuracyDrift:
-    """Whether the latest answers of a model are right as often as predicted, as far as that is known.
+    """Detects models whose latest answers are right more or less often than predicted.
 
-    A score that stands in for Correct says nothing of it: scores that are not calibrated would look like drift.
+    Outcomes with a score in place of Correct do not count: uncalibrated scores would look like drift.
 
     Attributes:
-        sums: For each model the faded sum of (correct - predicted), that of its variance, and that of what scores which
-            stand in may account for.
-        changed: For each model that was not what was learned, the sequence number of the outcome that showed it.
+        sums: For each model three discounted sums: of (correct - predicted), of its variance, and of the error that
+            scores in place of Correct may explain.
+        changed: For each model whose accuracy changed, the sequence number of the outcome that revealed it.
     """
 
     def __init__(self) -> None:
@@ -258,13 +257,13 @@ class AccuracyDrift:
     def learn(
         self, model: str, correct: float, predicted: float, *, share: float = 0.0, seq: int = 0
     ) -> bool:
-        """Add an outcome; return whether the model is not what was learned, and then begin anew.
+        """Add an outcome; return whether the model's accuracy has changed. If so, its sums restart at zero.
 
         Args:
             model: Its model.
-            correct: Its correctness, as somebody has told it.
-            predicted: What is predicted of it.
-            share: Of the model's outcomes, those of which a score stands in for Correct: predictions may be off by it.
+            correct: Its known correctness.
+            predicted: Its predicted accuracy.
+            share: Share of the model's outcomes with a score in place of Correct; predictions may be biased by as much.
             seq: Sequence number of the outcome.
 
         >>> drift = AccuracyDrift()
@@ -283,16 +282,16 @@ class AccuracyDrift:
         return changed
 
     def is_past(self, model: str, seq: int) -> bool:
-        """Return whether an outcome was learned before its model changed: A holds less of it now."""
+        """Return whether an outcome was learned before its model changed; A then weighs it less."""
         return seq < self.changed.get(model, 0)
 
 
 @dataclass(frozen=True)
 class Refit:
-    """What is estimated of a history, besides what the features take from it; all else are sums over its rows.
+    """The estimates from a history, besides those of the features. All else follows as sums over its rows.
 
     Attributes:
-        z: Of its questions, each by directions fitted without it, shape (Q, rank).
+        z: z of its questions, each with directions fitted without it, shape (Q, rank).
         right, paid: The variances of the two regressions.
     """
 
@@ -301,19 +300,19 @@ class Refit:
     paid: Variances
 
 
-# What the contextual policy has learned: the expected terms of every action for a query.
+# The learned model of the contextual policy: the expected terms of every action for a query.
 #
-# Correctness and score are one regression, cost and its logarithm the other: of a search whose answer was cut by its
-# client, only the cost is known. Costs are measured in units of each action's anchor, so that expensive and cheap
-# actions share a scale, and learned in eFLOPs: a price multiplies what is predicted, so a new one takes effect at once
-# and nothing has to be relearned.
+# One regression has correctness and score, the other cost and its logarithm: if a client cut an answer short, only its
+# cost is known. Costs are measured in units of each action's anchor, so that expensive and cheap actions share a scale.
+# They are learned in eFLOPs and multiplied by the price factor in each prediction, so that a new factor takes effect at
+# once and nothing has to be relearned.
 
 BOUNDS: Final = (0.2, 5.0)
-"""Bounds of a predicted cost, in units of the anchor: a question unlike all others must not look like a bargain."""
+"""Bounds of a predicted cost, in units of the anchor. Without them an unusual question could look like a bargain."""
 
 
 class Estimates:
-    """The regressions, and what corrects them.
+    """The two regressions, and their drift corrections.
 
     Args:
         features: Compute x.
@@ -321,10 +320,10 @@ class Estimates:
     Attributes:
         right: The regression of Correct and Score.
         paid: That of ln(cost), in units of the anchor.
-        tried: Outcomes of each model, a prior's among them.
-        standing: Those of them of which a score stands in for Correct.
-        price_factors: Price of an eFLOP on each model; models left out have 1.
-        factors: Price times drift of each action, shape (n,).
+        tried: Number of outcomes of each model, including a prior's.
+        standing: How many of them have a score in place of Correct.
+        price_factors: Price factor of each model: the price of one eFLOP on it; 1 for models not listed.
+        factors: Price factor times drift correction of each action, shape (n,).
     """
 
     def __init__(self, features: ContextualFeatures) -> None:
@@ -348,14 +347,14 @@ class Estimates:
         self.reprice(self.price_factors)
 
     def reprice(self, price_factors: Mapping[str, float]) -> None:
-        """Set the price of an eFLOP on each of these models, and 1 on all others."""
+        """Set the price factors of these models, and 1 for all others."""
         self.price_factors = dict(price_factors)
         self._refactor()
 
     def predicted(self, z: Vector) -> Matrix:
         """Return the predicted terms of every known action, shape (n, 5): Correct, Score, log C, 1, C.
 
-        C is in eFLOPs at the prices in force.
+        C is in eFLOPs, multiplied by the current price factors.
         """
         terms = np.ones((len(self.features.ids), 5))
         terms[:, [CORRECT, SCORE]] = self.right.predicted(z)
@@ -364,7 +363,7 @@ class Estimates:
         return terms
 
     def forecast(self, window: Matrix, actions: np.ndarray) -> Forecast:
-        """Return what is predicted of some actions for many queries.
+        """Return the predictions of some actions for many queries.
 
         Args:
             window: The queries, shape (m, rank).
@@ -376,7 +375,7 @@ class Estimates:
             theta = of.theta[:, 0].reshape(len(d.names), d.rank)  # (J, rank)
             found.append(of.centre[0] + window @ theta.T @ sides.T)  # (m, n)
         accuracy = np.clip(found[0], 0.0, 1.0)
-        # What is spread about its logarithm costs more on average than that says.
+        # By Jensen's inequality the mean cost exceeds exp(mean of the logarithm).
         cost = d.anchors[actions] * self.factors[actions] * np.exp(self._bounded(found[1]) + self._spread())
         best, some = accuracy.argmax(axis=1), slice(None, None, SOME)
         x = d.rows(window[some], actions[best[some]])
@@ -384,7 +383,7 @@ class Estimates:
         return Forecast(accuracy, cost, float(doubt.mean()))
 
     def _paid(self, o: Observation, action: int) -> float:
-        """Return what the regression of costs learns of an outcome."""
+        """Return the targets of the cost regression for an outcome."""
         return _unpriced(o) - math.log(self.features.anchors[action])
 
     def add(self, z: Vector, action: int, o: Observation) -> None:
@@ -402,7 +401,7 @@ class Estimates:
         self.paid.add(x, np.array([paid]))
 
     def fail(self, z: Vector, action: int, o: Observation) -> None:
-        """Learn that a model gave no text: that is wrong, and says nothing of what an answer costs."""
+        """Learn that a model returned no text: it counts as wrong and says nothing about the cost of an answer."""
         x, model = self.features.row(z, action), self.features.models[action]
         self._compare(x, model, o.entered, o.seq)
         self._add_right(x, model, o)
@@ -415,25 +414,25 @@ class Estimates:
         self.tried[model] = self.tried.get(model, 0) + 1
 
     def _compare(self, x: Vector, model: str, correct: float, seq: int) -> None:
-        """Compare what turned out to be right with what is predicted, and let the model have changed if need be."""
+        """Compare known correctness with the prediction; if the model has drifted, allow for the change."""
         told = float(self.right.centre[0] + x @ self.right.theta[:, 0])
         share = min(1.0, self.standing.get(model, 0) / max(self.tried.get(model, 0), 1))
         if self.accuracy.learn(model, correct, told, share=share, seq=seq):
             self.right.loosen(self.features.names.index(f"model {model}") * self.features.rank, STEP**2)
 
     def add_cost(self, z: Vector, action: int, o: Observation) -> None:
-        """Learn the cost of one outcome of which nothing else is known.
+        """Learn the cost of an outcome whose other terms are unknown.
 
-        It says nothing about drift: the client ended the search early, which is no property of the model.
+        It does not count towards drift: the client ended the search early, which is not a property of the model.
         """
         if o.tried:
             self._count_try(self.features.models[action])
         self.paid.add(self.features.row(z, action), np.array([self._paid(o, action)]))
 
     def amend(self, z: Vector, action: int, o: Observation) -> None:
-        """Replace Correct of an outcome that was learned.
+        """Replace Correct of a learned outcome.
 
-        Where its model has changed since, A holds less of the outcome than B would get: it is learned once more then.
+        If its model has changed since, A weighs the outcome less than B would; it is then learned again instead.
         """
         x, model = self.features.row(z, action), self.features.models[action]
         self._compare(x, model, o.entered, o.seq)
@@ -444,12 +443,12 @@ class Estimates:
             self.standing[model] = max(0, self.standing.get(model, 0) - 1)
 
     def replace(self, history: History, cap: float, known: Refit | None) -> Refit:
-        """Forget everything and learn a history; the features have been refitted already where a refit is known."""
+        """Forget everything and learn a history. With known estimates the features are already refitted."""
         d = self.features
         priced = history.priced
         if known is None:
             set_anchors(d, priced)
-        # What a row without a cost would have cost is taken to be usual: of that, it says nothing.
+        # A row without a cost gets the default cost, so that it carries no information about costs.
         paid = np.where(history.failed, 0.0, history.log_cost - np.log(d.anchors[history.action]))[:, None]
         right = np.stack([history.correct, history.score], axis=1)
         firsts = np.stack([right[:, 0], paid[:, 0]], axis=1)
@@ -465,7 +464,7 @@ class Estimates:
         return Refit(z, of_right, of_paid)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays) from which `restore` continues to the bit."""
+        """Return (plain values, arrays) from which `restore` continues bit for bit."""
         (right, of_right), (paid, of_paid) = self.right.snapshot("right"), self.paid.snapshot("paid")
         meta = {
             "right": right,
@@ -480,19 +479,19 @@ class Estimates:
         return meta, of_right | of_paid
 
     def restore(self, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Become what `snapshot` returned."""
+        """Restore what `snapshot` returned."""
         self.right.restore("right", meta["right"], arrays)
         self.paid.restore("paid", meta["paid"], arrays)
         self.tried = dict(meta["tried"])
         self.costs.sums = {model: (first, second) for model, (first, second) in meta["cost_drift"].items()}
-        # Two numbers, and no more of it, in what an earlier release wrote.
+        # An earlier release wrote only two numbers per model.
         self.accuracy.sums = {model: (*sums, 0.0)[:3] for model, sums in meta["accuracy_drift"].items()}
         self.accuracy.changed = dict(meta.get("accuracy_changed", {}))
         self.standing = dict(meta.get("standing", {}))
         self.reprice(meta["price_factors"])
 
     def _spread(self) -> float:
-        """Return by how much the logarithm of the mean cost exceeds the mean of its logarithm, at most a bound."""
+        """Return by how much the logarithm of the mean cost exceeds the mean of its logarithm, up to a bound."""
         return min(self.paid.noise / 2.0, math.log(BOUNDS[1]))
 
     def _bounded(self, log_ratio: Matrix) -> Matrix:
@@ -507,33 +506,33 @@ class Estimates:
 
 
 def _unpriced(o: Observation) -> float:
-    """Return the logarithm of an outcome's cost in eFLOPs at the price of 1."""
+    """Return the logarithm of an outcome's cost in eFLOPs, without the price factor."""
     return o.log_cost - math.log(o.price_factor)
 
 
 SOME: Final = 5
-"""Of the window's queries, one in so many says how much is in doubt."""
+"""The uncertainty is computed on one in this many of the window's queries."""
 
 
 # The contextual policy.
 #
-# LinUCB on the paper's joint vector ranks actions in the same order for every query as far as the mean goes, and with
-# 552 dimensions it learns little in a few hundred rounds. Here x = g_a ⊗ z_q, each query has its own ranking, and how
-# much each kind of difference is worth is estimated. This is not Algorithm 1; the paper's policy is `linucb`.
+# LinUCB on the paper's joint vector ranks the means of the actions in the same order for every query, and with 552
+# dimensions it learns little in a few hundred rounds. Here x = g_a ⊗ z_q, so that each query has its own ranking, and
+# the variance of each kind of difference is estimated. This is not Algorithm 1; the paper's policy is `linucb`.
 #
 # - Optimism is priced: the width w = α·σ√(xᵀA⁻¹x) of an action that costs e more than the best predicted one, at the
-#   price in force, becomes w² / (w + e), so that very expensive actions are not explored like the others.
-# - A model of which hardly anything is known is tried: one query in as many as there are models goes to each such
-#   model. Before anything is known, that is every query.
-# - A prior from history (`prior`) is a complete state to start from. Without one, the policy is refitted to its own
-#   first outcomes whenever there are twice as many (`RefitSchedule`).
+#   current λ, becomes w² / (w + e), so that very expensive actions are explored less.
+# - Models with hardly any outcomes are tried: each gets a share of 1 / (number of models) of the queries. At the start,
+#   that is every query.
+# - A prior from history (`prior`) is a complete initial state. Without one, the policy is refitted to its own first
+#   outcomes each time their number has doubled (`RefitSchedule`).
 # - The pacer (`pacing`) determines λ for objectives by mean cost and by accuracy.
 
 TINY: Final = 1e-12
-"""Least width to divide by."""
+"""Smallest width to divide by."""
 
 FIRST: Final = 2
-"""Outcomes of a model below which it is tried for their sake."""
+"""A model with fewer outcomes than this is tried in order to learn about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -542,10 +541,10 @@ class ContextualSettings:
 
     Attributes:
         alpha: Exploration factor, in standard deviations of the prediction.
-        accuracy_of: Of what an objective by accuracy asks for a share: `reachable`, what the best action for each query
-            would reach, less its doubt, or `best`, what the action that is best on average reaches.
+        accuracy_of: What an objective by accuracy requests a share of: `reachable`, the accuracy of the best action for
+            each query, minus its uncertainty, or `best`, the accuracy of the action that is best on average.
         encoder: Identity of the encoder of the queries; a state from another encoder is refused.
-        refits: Numbers of outcomes at which a policy without a prior is refitted.
+        refits: The numbers of outcomes at which a policy without a prior is refitted.
     """
 
     alpha: float = 0.25
@@ -555,10 +554,10 @@ class ContextualSettings:
 
 
 class Contextual(Learner):
-    """Priced, optimistic choice by a hierarchical linear model on g_a ⊗ z_q."""
+    """Chooses by priced optimism from a hierarchical linear model on g_a ⊗ z_q."""
 
     name = "contextual"
-    traits = Traits(order_free=False, surface=True)  # the pacer is a fold in strict order
+    traits = Traits(order_free=False, surface=True)  # the pacer is a fold over events in strict order
 
     features: ContextualFeatures
 
@@ -574,7 +573,7 @@ class Contextual(Learner):
         self.estimates.grow()
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
-        """Choose from exactly these actions, at these prices from the next decision on."""
+        """Choose from exactly these actions, with these price factors from the next decision on."""
         super().offer(actions, price_factors)
         self.estimates.reprice(price_factors)
         self.pacer.factors = self.estimates.price_factors
@@ -582,7 +581,7 @@ class Contextual(Learner):
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:
-        """Predict the reward of every allowed action of every context, its width priced."""
+        """Predict the reward, with priced width, of every allowed action for every context."""
         queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
         return [self._predicted(*each, seed) for each in zip(queries, contexts, objectives, strict=True)]
 
@@ -593,11 +592,11 @@ class Contextual(Learner):
         terms = self.estimates.predicted(z)[keep]
         width = self.settings.alpha * self.estimates.right.widths(z, d.sides[keep])
         mean = terms[:, :COST] @ objective.coefficients - objective.shadow_price * terms[:, COST]
-        # What more an action costs than the best predicted one is what it takes to find out: it counts against hope.
+        # An action's extra cost over the best predicted one is the price of exploring it, and reduces its width.
         extra = objective.shadow_price * np.maximum(terms[:, COST] - terms[int(mean.argmax()), COST], 0.0)
         width = width * width / np.maximum(width + extra, TINY)
         made = ranked(context.query_id, [d.ids[j] for j in keep], mean, width, seed)
-        # No answer is better than right: what is too dear even then need not be tried again.
+        # No answer is better than a correct one: an action too expensive even then need not be tried again.
         right = terms.copy()
         right[:, [CORRECT, SCORE]] = 1.0
         most = right[:, :COST] @ objective.coefficients - objective.shadow_price * terms[:, COST]
@@ -606,20 +605,20 @@ class Contextual(Learner):
         return replace(made, predicted=(correct, score, log_cost), terms=lambda: terms[:, :ONE])
 
     def _tried(self, of: Prediction, keep: np.ndarray, worth: np.ndarray, seed: int) -> Prediction:
-        """Return a prediction in which one model is drawn among all where some are to be tried.
+        """Return the prediction; while some models are still to be tried, one model is drawn at random.
 
         Args:
-            of: What is chosen without tries.
+            of: The prediction without trials.
             keep: Indices of its actions.
-            worth: Which of them could be worth their cost.
-            seed: Of the deployment.
+            worth: Which of them can be worth their cost.
+            seed: Seed of the deployment.
         """
         cheapest: dict[str, int] = {}
         cost = self.features.anchors[keep] * self.estimates.factors[keep]
         for place in np.argsort(-cost, kind="stable").tolist():
             cheapest[self.features.models[keep[place]]] = place
         tried = self.estimates.tried
-        # Of a model without any outcome it is not known what it costs.
+        # The costs of a model without outcomes are unknown.
         new = [
             name
             for name, place in cheapest.items()
@@ -638,7 +637,7 @@ class Contextual(Learner):
         return replace(of, chosen=chosen, probability=probability, reason=reason)
 
     def drifted(self) -> dict[str, Drift]:
-        """Return the models whose costs are corrected, or whose accuracy has been relearned since the last refit."""
+        """Return the models whose cost is corrected for drift, or whose accuracy was relearned since the last refit."""
         costs, accuracy = self.estimates.costs, self.estimates.accuracy
         found = {
             model: Drift(costs.factor(model), accuracy.changed.get(model)) for model in self.estimates.tried
@@ -646,13 +645,13 @@ class Contextual(Learner):
         return {model: each for model, each in found.items() if each != Drift()}
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
-        """Return what each block of columns contributes, and first what is predicted before any of them."""
+        """Return the contribution of each block of columns, preceded by the prediction without any of them."""
         (query,) = self.features.queries([(context.query_id, context.embedding)])
         at = self.features.position(context.query_id, action_id)
         return self.estimates.right.parts(self.features.row(self.features.short(query), at))
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Add decisions to the window and to the account of their targets; close the account of those abandoned."""
+        """Add decisions to the window and to the accounts of their targets; settle those of abandoned decisions."""
         made = [d for d in decisions if not d.abandoned]
         queries = self.features.queries([(d.observation_id, d.embedding) for d in made])
         for decision, query in zip(made, queries, strict=True):
@@ -669,15 +668,15 @@ class Contextual(Learner):
     def learn(self, outcomes: Sequence[Observation]) -> None:
         """Learn outcomes in order, all checked first.
 
-        With a cost alone the accounts pay, and their calibration stays as it is. With a failure they pay what it cost,
-        and only that of accuracy changes.
+        An outcome with only a cost is charged to its account and leaves the calibration unchanged. A failure is charged
+        its cost and changes only the calibration of accuracy.
         """
         for o in outcomes:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
             self._place(o)
         queries = self.features.queries([(o.observation_id, o.embedding) for o in outcomes])
         for o, query in zip(outcomes, queries, strict=True):
-            # z is of now: what is learned of the outcome before may have changed the directions.
+            # z is computed here because the previous outcome may have changed the directions.
             z, at = self.features.short(query), self._place(o)
             match o.kind:
                 case "reward":
@@ -690,7 +689,7 @@ class Contextual(Learner):
                     self._kept(o, query, at, None)
                 case "correction":
                     if o.target is not None:
-                        # Of a draw by the floor nothing was said.
+                        # Nothing was predicted for an action drawn by the floor.
                         told = (
                             self.estimates.predicted(z)[at, CORRECT] if o.predicted is None else o.predicted
                         )
@@ -703,7 +702,7 @@ class Contextual(Learner):
                     self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
 
     def _kept(self, o: Observation, query: Vector, at: int, log_cost: float | None) -> None:
-        """Count an outcome and keep it for the refits; refit where one is due."""
+        """Count an outcome and keep it for the refits; refit if one is due."""
         if (history := self.refits.take(o, query, at, log_cost)) is not None:
             rows = len(history.question)
             results = self.refits.results
@@ -711,21 +710,21 @@ class Contextual(Learner):
         self._updates += 1
 
     def relearn(self, history: History, cap: float = math.inf, known: bytes = b"") -> bytes:
-        """Take anchors, directions and variances from a history, then learn it with them; return what was taken.
+        """Estimate anchors, directions and variances from a history, then learn it with them; return the estimates.
 
-        A policy without a prior does this with its own outcomes; `prior.teach` does it with a table.
+        A policy without a prior does this with its own outcomes, `prior.teach` with a table.
 
         Args:
-            history: The outcomes. They replace what has been learned, and the recent contexts.
-            cap: Rows as which the history counts at most.
-            known: What was returned for this history before. What cannot be read, or belongs to another history, other
-                settings or other actions, is estimated again.
+            history: The outcomes. They replace everything learned and the recent contexts.
+            cap: Upper bound of the number of rows as which the history counts.
+            known: An earlier result for this history. If it is unreadable or belongs to another history, other settings
+                or other actions, everything is estimated again.
         """
         read = self._read_refit(known, history)
         made = self.estimates.replace(history, cap, read)
         z = made.z
-        # In the order of a tenant's traffic: a question stands once for its rows in a run, as a table has them, and
-        # again where it was asked again later.
+        # In the order of a tenant's traffic. A run of rows with the same question, as in a table, counts once; a
+        # question that was asked again later counts again.
         tenants: Sequence[str | None] = history.tenants or [None] * len(history.question)
         asked: list[tuple[str | None, Vector]] = []
         last: dict[str | None, int] = {}
@@ -741,12 +740,12 @@ class Contextual(Learner):
         return pack(self.name, self.identity(), meta, arrays | {"z": made.z})
 
     def _read_refit(self, known: bytes, history: History) -> Refit | None:
-        """Return what `relearn` returned for a history, its features in force; None for anything else."""
+        """Return an earlier result of `relearn` for this history, its features restored; None for anything else."""
         try:
             meta, arrays = unpack(known, self.name, self.identity())
         except CorruptState:
             return None
-        # Those of earlier releases have no digest; `refits_of` leaves out those from before a repair.
+        # Results of earlier releases have no digest; `refits_of` omits those from before a repair.
         if "history" in meta and meta["history"] != history.digest:
             return None
         if len(arrays["z"]) != len(history.queries) or not self.features.refit(meta, arrays):
@@ -755,7 +754,7 @@ class Contextual(Learner):
         return Refit(arrays["z"], right, paid)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return regressions, window, accounts and refit schedule, all bit for bit."""
+        """Return regressions, window, accounts and refit schedule, exact to the bit."""
         learned, arrays = self.estimates.snapshot()
         ahead, outcomes = self.refits.snapshot()
         accounts, windows = self.pacer.snapshot()
@@ -782,7 +781,7 @@ class Contextual(Learner):
         return self.features.position(item.observation_id, item.action_id)
 
 
-# What a user sets of the contextual policy, and how it is built from that.
+# The contextual policy's options, and how it is built from them.
 
 
 class ContextualOptions(Options, frozen=True, kw_only=True):
@@ -790,7 +789,7 @@ class ContextualOptions(Options, frozen=True, kw_only=True):
 
     Attributes:
         alpha, accuracy_of: see ContextualSettings.
-        query_rank: Most that z_q has without its constant: the nine surface counts, and directions.
+        query_rank: Maximum length of z_q without its constant: the nine surface counts, and directions.
     """
 
     alpha: float = 0.25
@@ -798,7 +797,7 @@ class ContextualOptions(Options, frozen=True, kw_only=True):
     query_rank: int = 48
 
     def __post_init__(self) -> None:
-        """Refuse numbers it cannot run with."""
+        """Reject invalid values."""
         super().__post_init__()
         self.not_negative("alpha")
         for name in ("action_features", "interactions", "interaction_scale", "basis_seed"):
