@@ -27,8 +27,7 @@ from agents.embedding import encoder_id
 from agents.encoders import encoder_of
 from schemas.query import Origin, Query, QueryContext
 from streams.metrics import Metrics
-from streams.runtime.file_rows import FileRows
-from streams.runtime.table import PlacedRow, Table
+from streams.runtime.table import FileRows, PlacedRow, Table
 from streams.services.decider import PendingDecisions, action_vectors, policy_of
 from streams.services.learner_log import LearnerLog
 from streams.settings import Settings

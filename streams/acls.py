@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 from streams.client.events import KINDS, topic_names
-from streams.runtime.spec import ServiceSpec
+from streams.runtime.runtime import ServiceSpec
 from streams.services import SERVICES
 from streams.topics import Topics, writer_of
 

@@ -18,7 +18,7 @@ from streams.log.base import ConsumerRecord
 from streams.log.memory import MemoryBroker
 from streams.runtime.memory import MemoryRuntime, run
 from streams.runtime.memory_cluster import Cluster
-from streams.runtime.spec import ServiceSpec
+from streams.runtime.runtime import ServiceSpec
 from streams.settings import Settings
 
 __all__ = ["run_service", "run", "Cluster", "MemoryBroker", "MemoryRuntime", "Settings"]

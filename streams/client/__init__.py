@@ -8,7 +8,7 @@
         print(client.explain(answer.query_id).decision)
 
 `client` holds the Client, sets of queries in flight and send schedules; `events` the iterator over live records, their
-decoding, and the log of a finished run; `where` conditions on records; `questions` question files.
+decoding, and the log of a finished run; `questions` question files.
 """
 
 from streams.client.client import Client, IdTaken, NoAnswer, SendSchedule, SentQueries

@@ -31,8 +31,7 @@ from streams.gateway.index import Index
 from streams.gateway.routes import Page, routes
 from streams.http.server import Server, server_of
 from streams.log.base import ConsumerRecord, Since
-from streams.runtime.runtime import Runtime
-from streams.runtime.spec import ServiceSpec
+from streams.runtime.runtime import Runtime, ServiceSpec
 
 # All routes of the gateway as one ASGI application.
 

@@ -38,8 +38,7 @@ from streams.gateway.request import listing, parse
 from streams.gateway.responses import picked
 from streams.gateway.waiting import QueryRecord
 from streams.log.base import NotAllowed, Outgoing, Unavailable
-from streams.runtime.runtime import Runtime
-from streams.runtime.spec import ServiceSpec
+from streams.runtime.runtime import Runtime, ServiceSpec
 
 # `/v1/decide`: which configuration a request would run, and why. Runs nothing and learns nothing.
 

@@ -36,8 +36,7 @@ from schemas.record import Record, decode
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable, key_of
 from streams.runtime.errors import Crash, PartialWrite
 from streams.runtime.handler_guard import Refusal, send_refused
-from streams.runtime.runtime import Runtime
-from streams.runtime.spec import Input, ServiceSpec
+from streams.runtime.runtime import Input, Runtime, ServiceSpec
 from streams.runtime.table import PlacedRow, Table
 
 R = TypeVar("R")

@@ -19,8 +19,7 @@ from streams.log import kafka_admin, kafka_clients
 from streams.log.base import Log, fold
 from streams.log.kafka import stop
 from streams.runtime.errors import Crash
-from streams.runtime.file_rows import FileRows
-from streams.runtime.table import PlacedRow, Table
+from streams.runtime.table import FileRows, PlacedRow, Table
 from streams.settings import Settings
 from streams.topics import writer_of
 

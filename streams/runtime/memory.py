@@ -23,12 +23,10 @@ from streams.log.base import ConsumerRecord, Outgoing, SendFailed
 from streams.log.memory import Appended, Effect, MemoryBroker, MemoryLog
 from streams.metrics import Metrics
 from streams.runtime.errors import Crash, PartitionLost
-from streams.runtime.file_rows import FileRows
 from streams.runtime.handler_guard import Crashes, HandlerGuard, handling
 from streams.runtime.queues import Offsets, Queues
-from streams.runtime.runtime import Binding, Runtime
-from streams.runtime.spec import ServiceSpec
-from streams.runtime.table import DeclaredTable, PlacedRow, Table
+from streams.runtime.runtime import Binding, Runtime, ServiceSpec
+from streams.runtime.table import DeclaredTable, FileRows, PlacedRow, Table
 from streams.settings import Settings
 
 log = logging.getLogger("streams.runtime.memory")

@@ -17,8 +17,7 @@ from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import Crashes
 from streams.runtime.memory import Died, MemoryRuntime, Subscription
 from streams.runtime.queues import WINDOW, Offsets
-from streams.runtime.runtime import BatchHandler
-from streams.runtime.spec import ServiceSpec
+from streams.runtime.runtime import BatchHandler, ServiceSpec
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -26,8 +26,7 @@ from schemas.reward import Due, Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.log.base import ConsumerRecord, Outgoing
 from streams.runtime.effects import BatchEffects, Effects, Keyed, Ordered, Rows
-from streams.runtime.runtime import Runtime
-from streams.runtime.spec import Input, ServiceSpec
+from streams.runtime.runtime import Input, Runtime, ServiceSpec
 
 __all__ = [
     "SERVICES",
@@ -66,9 +65,8 @@ EMBEDDER = ServiceSpec(
 
 
 async def _build_decider(runtime: Runtime) -> Ordered:
-    from streams.http.previews import PreviewEndpoint
     from streams.services.decider import DeciderService
-    from streams.services.previews import Previews
+    from streams.services.previews import PreviewEndpoint, Previews
 
     service = await DeciderService.build(runtime)
     if runtime.settings.previews.port:

@@ -15,8 +15,7 @@ from streams.log.base import ConsumerRecord, Outgoing, Unavailable
 from streams.runtime.effects import Effects, Keyed
 from streams.runtime.queues import WINDOW
 from streams.runtime.runtime import Runtime
-from streams.services.admission import Admission
-from streams.services.grader_checks import GraderChecks
+from streams.services.admission import Admission, GraderChecks
 from streams.services.turns import Turns
 from streams.topics import SHARD
 

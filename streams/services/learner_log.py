@@ -22,8 +22,8 @@ from agents.decider.rows import decode_row
 from agents.decider.snapshot import BEGINNING, START_KEY, Manifest, manifests, start_of
 from streams.log.base import Unavailable
 from streams.runtime.errors import PartitionLost
-from streams.runtime.file_rows import FileRows
 from streams.runtime.runtime import Runtime
+from streams.runtime.table import FileRows
 
 log = logging.getLogger("streams.decider")
 

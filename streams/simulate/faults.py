@@ -14,7 +14,10 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agents.bandit import contextual, pacing
 from agents.catalogue.models import Model, Sampling
+from agents.decider import decider as learner
+from agents.decider import fold, snapshot
 from agents.embedding import Vectors
 from agents.encoders import EncoderChoice, HashedEncoder, HttpEncoder
 from agents.grading.pool import GradingPool, GradingPoolError
@@ -37,8 +40,7 @@ from streams.log.memory import Appended, Effect
 from streams.runtime.handler_guard import LIMIT, handling
 from streams.runtime.memory import Died, MemoryRuntime, Subscription
 from streams.runtime.runtime import Binding
-from streams.services import aggregator, decider, embedder, executor, verifier
-from streams.simulate.limits import small
+from streams.services import aggregator, decider, embedder, executor, learner_log, verifier
 from streams.simulate.world import SLOW_S, Bad, State, World, same
 
 T = TypeVar("T")
@@ -636,3 +638,14 @@ def stand_ins(faults: Faults, world: World) -> Iterator[None]:
     finally:
         for (module, name, _), old in zip(others, before, strict=True):
             setattr(module, name, old)
+
+
+def small() -> Iterator[tuple[Any, str, Any]]:
+    """Yield modules, the names of limits in them, and their lower values."""
+    yield learner, "REFIT_BYTES", 1500
+    yield snapshot, "CHUNK_BYTES", 6000
+    yield learner_log, "_DROPPED_AT_ONCE", 2
+    yield fold, "BATCH", 3
+    yield contextual, "SETTLED", 5
+    yield pacing, "KEPT", 12
+    yield pacing, "KEYS", 2

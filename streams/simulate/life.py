@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextvars import Context
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from agents.decider.snapshot import start_of
-from agents.embedding import EncoderUnavailable
+from agents.decider.decider import Decider
+from agents.decider.repair import repaired
+from agents.decider.rows import REFIT_KEY, Row, decode_row
+from agents.decider.snapshot import RESET_KEY, EndedIds, manifests, start_of
+from agents.embedding import EncoderUnavailable, encoder_id
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry, ObjectiveEntry, PriceFactorEntry
 from schemas.dead_letter import DeadLetter
@@ -21,14 +25,14 @@ from schemas.query import Query
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
 from streams.log.base import ConsumerRecord
+from streams.log.memory import MemoryBroker
 from streams.runtime.errors import Crash
 from streams.runtime.memory import Died, MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
 from streams.runtime.queues import WINDOW
-from streams.runtime.runtime import Runtime
-from streams.runtime.spec import ServiceSpec
+from streams.runtime.runtime import Runtime, ServiceSpec
 from streams.services import SERVICES
-from streams.services.decider import DeciderService
+from streams.services.decider import DeciderService, policy_of
 from streams.simulate.faults import (
     SEGMENT_S,
     TIMES,
@@ -40,9 +44,9 @@ from streams.simulate.faults import (
     marked,
 )
 from streams.simulate.faults import SERVICES as SIMULATED
-from streams.simulate.fold import compared
-from streams.simulate.operator import repair, reset
+from streams.simulate.fold import compared, differences
 from streams.simulate.world import SLOW_S, World, entry
+from streams.topics import Topics
 
 CALM_S: Final = 30.0
 """Seconds after the last client and the last fault until everything is restarted."""
@@ -396,3 +400,63 @@ def said(error: BaseException) -> str:
     """Return a description of an error and its causes."""
     cause = error.__cause__ or error.__context__
     return f"{type(error).__name__}: {error}" + (f" <- {said(cause)}" if cause is not None else "")
+
+
+def repair(
+    service: DeciderService, broker: MemoryBroker, topics: Topics, rng: random.Random
+) -> Iterator[str]:
+    """Drop an early row from the log; yield any state of the learner that the remaining rows do not imply."""
+    changelog = topics.changelog("decider", "pending")
+    snapshots = broker.changelog(topics.snapshot, 0)
+    rows = broker.changelog(changelog, 0, start_of(snapshots))
+    learned = sorted(
+        (row.learned_seq, key)
+        for key, value in rows.items()
+        if isinstance(row := decode_row(key, value), Row) and row.learned_seq >= 0
+    )
+    if not learned:
+        return
+    _, lost = rng.choice(learned[:8])  # every refit includes the early rows
+    without, end = [lost], broker.end(changelog, 0)
+    decider, anew = _fresh(service), _fresh(service)
+    records, gone = repaired(decider, rows, snapshots, without, end)
+    unestimated = {key: value for key, value in rows.items() if not key.startswith(REFIT_KEY)}
+    repaired(anew, unestimated, snapshots, without, end)
+    yield from (f"repaired is not what the rows say: {each}" for each in differences(decider, anew))
+    for key, value in records:
+        broker.append(topics.snapshot, key, value)
+    for key in gone:
+        broker.append(changelog, key, None)
+
+
+def reset(broker: MemoryBroker, topics: Topics) -> None:
+    """Delete the log and the snapshots; records that the decider has read are not read again."""
+    changelog = topics.changelog("decider", "pending")
+    snapshots, rows = broker.changelog(topics.snapshot, 0), broker.changelog(changelog, 0)
+    known = manifests(snapshots).values()
+    decided = [row for key, value in rows.items() if isinstance(row := decode_row(key, value), Row)]
+    read = {
+        topics.context: [each.context_offset for each in known]
+        + [row.context_origin.offset for row in decided],
+        topics.reward: [each.reward_offset for each in known] + [row.reward_offset for row in decided],
+    }
+    for topic, offsets in read.items():
+        if (last := max(offsets, default=-1)) >= 0:
+            broker.committed[topics.app_id("decider"), topic, 0] = last + 1
+    ends = {str(at): broker.end(topics.decision, at) for at in range(broker.partitions(topics.decision))}
+    broker.append(topics.snapshot, RESET_KEY, json.dumps(ends).encode())
+    for key in rows:
+        broker.append(changelog, key, None)
+    for key in snapshots:
+        if key != RESET_KEY:
+            broker.append(topics.snapshot, key, None)
+
+
+def _fresh(service: DeciderService) -> Decider:
+    settings = service.runtime.settings
+    return Decider(
+        policy_of(settings, service.encoder),
+        seed=settings.policy.seed,
+        encoder=encoder_id(service.encoder),
+        ended=EndedIds(settings.policy.remembered_ids),
+    )

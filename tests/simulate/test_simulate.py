@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from streams.cli import main
 from streams.log.memory import MemoryBroker
 from streams.simulate.faults import KINDS, Fault
-from streams.simulate.history import Lived, lived
-from streams.simulate.run import SeedJournal, SeedsError, coverage, seeds_of, shrunk, simulate
+from streams.simulate.run import Lived, SeedJournal, SeedsError, coverage, lived, seeds_of, shrunk, simulate
 from tests.simulate.without import FIXES
 
 

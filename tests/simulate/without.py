@@ -29,9 +29,8 @@ from streams.services.admission import Admission
 from streams.services.decider import ShardLearner
 from streams.services.embedder import EmbedderService
 from streams.services.learner_log import LearnerLog
-from streams.simulate import operator
-from streams.simulate.history import lived
-from streams.simulate.run import seeds_of
+from streams.simulate import life
+from streams.simulate.run import lived, seeds_of
 
 
 class Fix(NamedTuple):
@@ -157,7 +156,7 @@ FIXES = {
         aggregator.AggregatorService, "_crowd", {"in rewards.beyond():": "in ():"}, (15, 35)
     ),
     "what was estimated of another history is estimated again": Fix(
-        operator,  # where it is called from
+        life,  # where it is called from
         "repaired",
         {"refits = [key for key in log if key.startswith(REFIT_KEY)]": "refits = []"},
         (47, 128),

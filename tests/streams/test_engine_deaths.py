@@ -20,8 +20,7 @@ from schemas.search import Scored
 from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import LIMIT
 from streams.runtime.memory_cluster import Cluster
-from streams.runtime.runtime import Runtime
-from streams.runtime.spec import ServiceSpec
+from streams.runtime.runtime import Runtime, ServiceSpec
 from streams.services import SERVICES, executor, verifier
 from tests.support.cluster import Ask, Audit, InMemory, read, running, send
 from tests.support.recorded import recorded_paths

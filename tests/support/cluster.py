@@ -19,8 +19,7 @@ from streams.audit.run import Report
 from streams.gateway.app import GatewayService
 from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
-from streams.runtime.runtime import Runtime
-from streams.runtime.spec import ServiceSpec
+from streams.runtime.runtime import Runtime, ServiceSpec
 from streams.services import SERVICES
 from streams.services.decider import DeciderService, policy_of
 from streams.settings import Settings

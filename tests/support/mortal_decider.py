@@ -24,7 +24,7 @@ from schemas.query import QueryContext
 from streams.log.base import ConsumerRecord, Outgoing
 from streams.runtime import effects
 from streams.runtime.kafka import KafkaRuntime
-from streams.runtime.spec import Input
+from streams.runtime.runtime import Input
 from streams.runtime.table import Table
 from streams.services.decider import DeciderService
 from streams.settings import Settings

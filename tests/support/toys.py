@@ -35,8 +35,7 @@ from schemas.record import Record, encode
 from streams.log.base import ConsumerRecord, Outgoing, key_of
 from streams.runtime.effects import BatchEffects, Effects, Keyed, Ordered, Rows
 from streams.runtime.errors import Death, PartialWrite
-from streams.runtime.runtime import Runtime
-from streams.runtime.spec import Input, ServiceSpec
+from streams.runtime.runtime import Input, Runtime, ServiceSpec
 from streams.runtime.table import Table
 
 HOUR_MS = 3_600_000

@@ -17,9 +17,8 @@ import pytest
 
 from schemas.query import Query
 from schemas.record import Record, encode
-from streams.cli.following import SHOWN, SinceTime, line_of
+from streams.cli.following import SHOWN, Condition, SinceTime, WrongCondition, check_field, line_of
 from streams.client.events import RECORDS, Kind, QueryEvent
-from streams.client.where import Condition, WrongCondition, check_field
 from streams.local.broker import LocalBroker
 from streams.local.deployment import settings_for
 from streams.log import kafka_admin, kafka_clients

@@ -16,8 +16,7 @@ from streams.runtime.errors import Crash
 from streams.runtime.handler_guard import Refusal
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.runtime.runtime import Runtime
-from streams.runtime.spec import Input, ServiceSpec
+from streams.runtime.runtime import Input, Runtime, ServiceSpec
 from streams.settings import Settings
 from tests.support.toys import TOYS, Asked, Keeper, asked
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streams.runtime.errors import Crash
-from streams.runtime.file_rows import FileRows
+from streams.runtime.table import FileRows
 
 KEYS = st.sampled_from([b"", b"a", b"b", b"c", b"\x00action/x"])
 STEPS = st.lists(

@@ -20,8 +20,7 @@ from streams.runtime.errors import PartitionLost, RowTooLarge
 from streams.runtime.kafka import KafkaRuntime
 from streams.runtime.kafka_transactions import Fence, FencedTable
 from streams.runtime.queues import WINDOW
-from streams.runtime.runtime import Runtime
-from streams.runtime.spec import Input, ServiceSpec
+from streams.runtime.runtime import Input, Runtime, ServiceSpec
 from tests.support.cluster import InMemory, running
 
 ROWS = [(b"small", b"x", 0), (b"large", b"x" * 70_000, 0)]

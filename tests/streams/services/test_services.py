@@ -18,8 +18,7 @@ from streams.runtime.effects import Effects, Keyed
 from streams.runtime.errors import Crash
 from streams.runtime.kafka import create_app
 from streams.runtime.memory_cluster import Cluster
-from streams.runtime.runtime import Runtime
-from streams.runtime.spec import Input, ServiceSpec
+from streams.runtime.runtime import Input, Runtime, ServiceSpec
 from streams.services import SERVICES
 from streams.settings import SettingsError
 from streams.topics import Topics
