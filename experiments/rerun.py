@@ -35,7 +35,7 @@ from agents.bandit.policy import Context, Observation, Pending
 from agents.catalogue.actions import MAX_DRAFTS, PAIRS
 from agents.catalogue.models import Catalogue, Sampling
 from agents.embedding import Encoder
-from agents.grading.grade import Judge
+from agents.grading.grade import AskGrader
 from agents.search.pruning import h_max
 from agents.search.search import SearchRules, limits
 from experiments.contenders import PAPER
@@ -81,13 +81,13 @@ def action_of(arm: Arm) -> Action:
     return Action(model=arm.model, qp=arm.qp, cp=arm.cp, bs=arm.bs)
 
 
-async def reopen(recording: Path, catalogue: Catalogue, judge: Judge, folder: Path = Path()) -> Reopened:
+async def reopen(recording: Path, catalogue: Catalogue, ask: AskGrader, folder: Path = Path()) -> Reopened:
     """Open what a recording ran on.
 
     Args:
         recording: The Parquet file, made by the plain sampler.
         catalogue: It was made with.
-        judge: For grading.
+        ask: Asks a grading process.
         folder: What the catalogue's paths start from.
 
     Raises:
@@ -105,7 +105,7 @@ async def reopen(recording: Path, catalogue: Catalogue, judge: Judge, folder: Pa
                 f"{recording}: made with weights {digest} of {name}, here are {now.get(name, 'none')}; record it again"
             )
     questions = {question.question_id: question for question in questions_in(recording)}
-    bench = await open_bench(catalogue, "torch", judge, folder=folder, verifiers=1)
+    bench = await open_bench(catalogue, "torch", ask, folder=folder, verifiers=1)
     return Reopened(questions, settings, replace(bench, rules=SearchRules(eta=settings["eta"])))
 
 

@@ -21,7 +21,7 @@ from agents.catalogue.models import (
 )
 from agents.catalogue.objectives import CAREFUL, DEFAULT_MODE, Objectives
 from agents.catalogue.steering import Steering
-from agents.grading.graders import is_program
+from agents.grading.grade import is_program
 from agents.reward.outcome import CostModel
 from schemas.control import CatalogueEntry, Heartbeat, PriceFactorEntry, decode_control
 from schemas.errors import UniscaleError

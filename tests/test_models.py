@@ -43,13 +43,13 @@ def solutions(name: str, texts: Sequence[str]) -> list[str]:
 def right(name: str, questions: Sequence[Question]) -> int:
     made = solutions(name, [question.text for question in questions])
     return sum(
-        grade(text, question.reference, judge=undecided).correct
+        grade(text, question.reference, ask=undecided).correct
         for question, text in zip(questions, made, strict=True)
     )
 
 
-def undecided(gold: str, answer: str) -> Any:
-    raise AssertionError(f"{answer!r} against {gold!r}: these questions are answered with whole numbers")
+def undecided(rule: str, request: object) -> Any:
+    raise AssertionError(f"{request}: these questions are answered with whole numbers")
 
 
 @pytest.mark.torch

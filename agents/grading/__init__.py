@@ -1,7 +1,6 @@
 """Is an answer right? What it says against the query's reference.
 
-grade        extraction, references, and the exact rules first: the module to begin with
-graders      the graders that a query, an entry or the catalogue may name, and lists of accepted answers
+grade        graders, references, where an answer is read, and the exact rules first: the module to begin with
 quantities   numbers, units and words, compared exactly
 programs     list programs, the language of answers to code questions
 compiled     patterns and JSON Schemas

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Self
 
 from agents.grading.grade import Rule, Verdict
-from agents.grading.programs import Tests
 from schemas.errors import UniscaleError
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +45,7 @@ class GradingPool:
         environ: The environment of this process, of which almost nothing is passed on.
 
     >>> with GradingPool() as pool:
-    ...     pool.judge(r"\frac{1}{2}", "0.5")
+    ...     pool.ask("math-verify", {"gold": [r"\frac{1}{2}"], "answer": "0.5"})
     Verdict(correct=True, how='math-verify')
     """
 
@@ -68,26 +67,6 @@ class GradingPool:
             self._idle.put(None)
         self._mathematicians: set[int] = set()  # pids of those that have imported math-verify
         self.started = 0
-
-    def judge(self, gold: str, answer: str) -> Verdict:
-        """Return whether `answer` equals `gold`, both LaTeX without delimiters.
-
-        Blocks at most `timeout_s`, and while a process starts.
-
-        Raises:
-            GraderFailed: it did not say.
-            GradingPoolError: no grading process starts.
-        """
-        return self.ask("math-verify", {"gold": gold, "answer": answer})
-
-    def run(self, program: str, tests: Tests) -> Verdict:
-        """Return whether `program` passes every test. Blocks at most `timeout_s`, and while a process starts.
-
-        Raises:
-            GraderFailed: it did not say.
-            GradingPoolError: no grading process starts.
-        """
-        return self.ask("program", {"program": program, "tests": tests})
 
     def ask(self, rule: Rule, request: Mapping[str, object]) -> Verdict:
         """Return what a request comes to. Blocks at most `timeout_s`, and while a process starts.

@@ -61,12 +61,12 @@ def _mathematics() -> Callable[..., bool]:
 
     config = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 
-    def equal(gold: str | list[str], answer: str) -> bool:
+    def equal(gold: list[str], answer: str) -> bool:
         given = parse(f"\\boxed{{{answer}}}", config, parsing_timeout=None)
         # Gold first: the comparison is not symmetric.
         return any(
             verify(parse(f"${each}$", config, parsing_timeout=None), given, timeout_seconds=None)
-            for each in ([gold] if isinstance(gold, str) else gold)
+            for each in gold
         )
 
     return equal

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from agents.catalogue import eflops
 from agents.catalogue.models import Architecture, Catalogue
-from agents.grading.grade import Grade, Judge, Runner, Undecided, run_here
-from agents.grading.graders import Ask, ask_nobody, grade_by
+from agents.grading.grade import AskGrader, Grade, Undecided, grade
 from agents.reward.join import ScoredAnswer
 from schemas.answer import Answer
 from schemas.errors import UniscaleError
@@ -166,10 +165,8 @@ def value(
     answer: Answer,
     *,
     cost_model: CostModel,
-    judge: Judge,
-    run: Runner = run_here,
+    ask: AskGrader,
     grader: Grader | None = None,
-    ask: Ask = ask_nobody,
     generator: Architecture | None = None,
 ) -> ScoredAnswer:
     """Return an Answer in the terms of the reward. May block for as long as grading takes.
@@ -182,14 +179,12 @@ def value(
         reference: What the Query brought to grade against; None for nothing.
         answer: The Answer.
         cost_model: What the cost of a search follows from.
-        judge: Compares mathematics.
-        run: Runs programs.
+        ask: Asks a grading process where no exact rule decides.
         grader: What compares; None is the default.
-        ask: Asks a grading process for graders other than the default.
         generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
 
     Raises:
-        Undecided: `judge`, `run` or `ask` would take time and said so.
+        Undecided: `ask` would take time and said so.
     """
     missing: list[str] = []
     price: Cost | None = None
@@ -202,7 +197,7 @@ def value(
         missing.append(f"price: {error}")
     try:
         if gradable(reference, answer, grader):
-            graded = grade_by(grader, answer.text or "", reference, judge=judge, run=run, ask=ask)
+            graded = grade(answer.text or "", reference, ask=ask, grader=grader)
     except Undecided:
         raise
     except Exception as error:  # whatever a reference makes a grader do, the row must be closed

@@ -124,7 +124,7 @@ def record(
         return mixed_traffic(share) if mixed else questions_of(task, share)
 
     async def go(pool: GradingPool) -> None:
-        bench = await open_bench(loaded, engine, pool.judge, verifiers=1 if mixed else None)
+        bench = await open_bench(loaded, engine, pool.ask, verifiers=1 if mixed else None)
         part_of = (number, parts)
         plan = (
             RecordingPlan.of_mixed(bench, asked(share), samples, part_of)
@@ -294,7 +294,7 @@ def _with(recording: Path, catalogue: Path, do: Callable[[rerun.Reopened], Await
     """Run something on a recording's checkpoints and a pool of graders."""
 
     async def go(pool: GradingPool) -> T:
-        return await do(await rerun.reopen(recording, load_catalogue(catalogue), pool.judge))
+        return await do(await rerun.reopen(recording, load_catalogue(catalogue), pool.ask))
 
     with GradingPool() as pool:
         return asyncio.run(go(pool))

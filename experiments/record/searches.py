@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agents.catalogue import eflops
 from agents.catalogue.models import Catalogue, Sampling
-from agents.grading.grade import Grade, Judge, extract_boxed, grade, grader_version
+from agents.grading.grade import AskGrader, Grade, extract_boxed, grade, grader_version
 from agents.grading.pool import GraderFailed
 from agents.search.forest import Ask, ask, outcome, plant, tell_drafts, tell_scores
 from agents.search.search import SearchRules, limits
@@ -73,7 +73,7 @@ class Bench:
         catalogue: Prices and samplings.
         engines: By model.
         verifiers: By name.
-        judge: Compares mathematics that no exact rule decides.
+        ask: Asks a grading process where no exact rule decides.
         rules: Of the search, but for early exit.
         close: Frees what they hold.
     """
@@ -81,7 +81,7 @@ class Bench:
     catalogue: Catalogue
     engines: dict[str, Engine]
     verifiers: dict[str, Verifier]
-    judge: Judge
+    ask: AskGrader
     rules: SearchRules = field(default_factory=SearchRules)
     close: Callable[[], Awaitable[None]] | None = None
 
@@ -192,7 +192,7 @@ async def _scored(
 
 def _graded(text: str, question: Question, bench: Bench) -> Grade:
     try:
-        return grade(text, question.reference, judge=bench.judge)
+        return grade(text, question.reference, ask=bench.ask)
     except GraderFailed:  # a recording knows right and wrong only
         return Grade(correct=False, answer=extract_boxed(text), how="math-verify", version=grader_version())
 
@@ -245,14 +245,14 @@ def weights(catalogue: Catalogue, folder: Path = Path()) -> dict[str, str]:
 
 
 async def open_bench(
-    catalogue: Catalogue, engine: str, judge: Judge, *, folder: Path = Path(), verifiers: int | None = None
+    catalogue: Catalogue, engine: str, ask: AskGrader, *, folder: Path = Path(), verifiers: int | None = None
 ) -> Bench:
     """Return engines and verifiers of a catalogue, ready.
 
     Args:
         catalogue: Whose checkpoints.
         engine: What runs them: `torch` is the plain sampler, `vllm` the product's.
-        judge: For grading.
+        ask: Asks a grading process.
         folder: What the catalogue's paths start from.
         verifiers: How many, the one in use first; all by default.
     """
@@ -264,7 +264,7 @@ async def open_bench(
         ready = {model.name: await started.get(model) for model in catalogue.models}
         for v in entries:
             scorers[v.name] = await start_verifier(v, options, started.host)
-        return Bench(catalogue, ready, scorers, judge, close=started.close)
+        return Bench(catalogue, ready, scorers, ask, close=started.close)
 
     from experiments.sampler.engine import Pump, Stepwise, TorchEngine
     from experiments.sampler.verifier import TorchRows
@@ -287,4 +287,4 @@ async def open_bench(
             good_label=v.step_tags.good_label,
             context_tokens=v.engine.context_tokens,
         )
-    return Bench(catalogue, engines, scorers, judge)
+    return Bench(catalogue, engines, scorers, ask)

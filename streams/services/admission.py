@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from agents.grading import graders
+from agents.grading.grade import check
 from agents.grading.pool import GraderFailed, GradingPool, GradingPoolError
 from schemas.errors import InvalidField, UniscaleError
 from schemas.query import Origin, Query
@@ -263,7 +263,7 @@ class GraderChecks:
                 continue
             if query.reference is None and (grader is None or grader.needs_reference):
                 continue
-            request = graders.check(grader, query.reference)
+            request = check(grader, query.reference)
             if request is not None:
                 await self._compile(request, query.account)
 

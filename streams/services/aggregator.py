@@ -299,7 +299,7 @@ class AggregatorService(Keyed[JoinRow]):
             generator=decision.generator if decision is not None else None,
         )
         try:
-            return work(judge=ask_later, run=ask_later, ask=ask_later)
+            return work(ask=ask_later)
         except Undecided:
             pass
         tenant = (
@@ -311,12 +311,10 @@ class AggregatorService(Keyed[JoinRow]):
                 raise TooManyWait(missing)
             with self.runtime.release_slot():
                 async with self.turns.turn(tenant):
-                    return await self.runtime.in_thread(
-                        partial(work, judge=self.pool.judge, run=self.pool.run, ask=self.pool.ask)
-                    )
+                    return await self.runtime.in_thread(partial(work, ask=self.pool.ask))
         except TooManyWait as wait:
             busy = GradersBusy(f"answers: {wait}")
-            scored = work(judge=_fails(busy), run=_fails(busy), ask=_fails(busy))
+            scored = work(ask=_fails(busy))
             return scored if missing is None else replace(scored, missing=missing)
 
     def _count(
@@ -530,7 +528,7 @@ class AggregatorService(Keyed[JoinRow]):
 
 
 def _fails(error: Exception) -> Callable[[object, object], NoReturn]:
-    """Return a placeholder for the judge and the runner where neither is called."""
+    """Return a placeholder for a grading process that is not asked."""
 
     def fail(first: object, second: object) -> NoReturn:
         raise error

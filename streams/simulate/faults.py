@@ -609,7 +609,7 @@ class _Grader(GradingPool):
             process.ended = None if fault.how == "timeout" else -11
             return None
         lies = fault is not None and fault.kind == "grader lies"
-        return {"correct": same(request["gold"], request["answer"]) != lies}
+        return {"correct": any(same(gold, request["answer"]) for gold in request["gold"]) != lies}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
-from agents.grading.grade import Verdict
+from agents.grading.grade import Rule, Verdict
 from agents.minilm import MiniLM
 from experiments import rerun
 from experiments.journal import SearchJournal
@@ -26,8 +26,8 @@ QUESTIONS = [Question("a-0", "a", "12 ox", 3), Question("a-1", "a", "4 d 5", 9)]
 PAIRS = ((1, 1), (1, 4), (2, 4), (8, 1))
 
 
-def unsure(gold: str, answer: str) -> Verdict:
-    return Verdict(False, "math-verify")
+def unsure(rule: Rule, request: object) -> Verdict:
+    return Verdict(False, rule)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
-"""Extraction of the boxed answer, the exact rules, the references, and what goes to the judge."""
+"""Extraction of the boxed answer, the exact rules, the references, and what goes to a grading process."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from agents.grading.grade import (
     BadReference,
     Grade,
+    Rule,
     Verdict,
     check_reference,
     extract_boxed,
@@ -17,14 +20,19 @@ from agents.grading.grade import (
     grade,
     grader_version,
 )
+from agents.grading.programs import passes
 from agents.grading.quantities import as_number
 
 QUESTIONS = Path(__file__).parents[4] / "shared" / "data" / "questions"
 SHIFT = {"tests": [[[1, 2, 3], [4, 5, 6]], [[0], [3]]]}
 
 
-def unasked(gold: str, answer: str) -> Verdict:
-    raise AssertionError(f"the judge was asked about {gold!r} and {answer!r}")
+def unasked(rule: Rule, request: Mapping[str, Any]) -> Verdict:
+    raise AssertionError(f"a grading process was asked for {rule} of {request}")
+
+
+def no_mathematics(rule: Rule, request: Mapping[str, Any]) -> Verdict:
+    return Verdict(rule == "program" and passes(**request), rule)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +154,7 @@ def test_gold_is_read_from_each_kind_of_reference(reference: object, gold: str) 
     ],
 )
 def test_what_is_compared_and_how(reference: object, answer: str, correct: bool, how: str) -> None:
-    got = grade(f"\\boxed{{{answer}}}", reference, judge=lambda gold, answer: Verdict(False, "math-verify"))
+    got = grade(f"\\boxed{{{answer}}}", reference, ask=no_mathematics)
     assert (got.correct, got.how) == (correct, how)
     assert got.grader == "boxed"
     assert got.version == grader_version()
@@ -154,7 +162,7 @@ def test_what_is_compared_and_how(reference: object, answer: str, correct: bool,
 
 
 def test_without_a_box_there_is_no_answer() -> None:
-    assert grade("the answer is 5", 5, judge=unasked).how == "no-box"
+    assert grade("the answer is 5", 5, ask=unasked).how == "no-box"
 
 
 @given(st.text(alphabet="0123456789.,-+/eE \\{}$frac", max_size=40))
@@ -173,38 +181,30 @@ def test_reading_is_linear_in_hostile_text() -> None:
         "1 " * 2000,
         "-" * 4000,
     ):
-        assert not grade(f"\\boxed{{{text}}}", "hello", judge=unasked).correct
+        assert not grade(f"\\boxed{{{text}}}", "hello", ask=unasked).correct
 
 
-def test_the_judge_is_asked_gold_first() -> None:
-    asked: list[tuple[str, str]] = []
-
-    def judge(gold: str, answer: str) -> Verdict:
-        asked.append((gold, answer))
-        return Verdict(correct=False, how="math-verify")
-
-    assert grade(r"\boxed{x^2}", "$y^2$", judge=judge) == Grade(
-        correct=False, answer="x^2", how="math-verify", version=grader_version()
-    )
-    assert asked == [("y^2", "x^2")]
-
-
-def test_a_program_goes_to_the_runner_where_one_is_given() -> None:
+def test_mathematics_and_programs_go_to_a_grading_process() -> None:
     asked: list[object] = []
 
-    def run(program: str, tests: object) -> Verdict:
-        asked.append((program, tests))
-        return Verdict(correct=False, how="program")
+    def ask(rule: Rule, request: Mapping[str, Any]) -> Verdict:
+        asked.append(request)
+        return Verdict(correct=False, how=rule)
 
-    got = grade(r"\boxed{add 3}", SHIFT, judge=unasked, run=run)
+    assert grade(r"\boxed{x^2}", "$y^2$", ask=ask) == Grade(
+        correct=False, answer="x^2", how="math-verify", version=grader_version()
+    )
+    assert asked.pop() == {"gold": ["y^2"], "answer": "x^2"}
+
+    got = grade(r"\boxed{add 3}", SHIFT, ask=ask)
     assert (got.correct, got.how) == (False, "program")
-    assert asked == [("add 3", SHIFT["tests"])]
+    assert asked == [{"program": "add 3", "tests": SHIFT["tests"]}]
 
 
 def test_a_reference_of_deeply_nested_json_is_refused_and_not_raised() -> None:
     for levels in (900, 5_000, 100_000):
         with pytest.raises(BadReference, match=r"nested too deeply|must be"):
-            grade(r"\boxed{1}", '{"tests": ' + "[" * levels + "]" * levels + "}", judge=unasked)
+            grade(r"\boxed{1}", '{"tests": ' + "[" * levels + "]" * levels + "}", ask=unasked)
 
 
 def test_numbers_past_the_digit_limit_are_left_alone() -> None:
@@ -245,7 +245,7 @@ def test_every_real_reference_grades_itself_right() -> None:
     assert len(rows) == 1_849
     for row in rows:
         gold = gold_of(row["answer"])
-        assert grade(f"so \\boxed{{{gold}}}", row["answer"], judge=unasked).correct, row
+        assert grade(f"so \\boxed{{{gold}}}", row["answer"], ask=unasked).correct, row
 
 
 @pytest.mark.data("questions/gsm8k_test.jsonl")
@@ -255,4 +255,4 @@ def test_wrong_integers_are_wrong_for_every_gsm8k_reference() -> None:
     assert None not in integers
     for row, value in zip(rows, integers, strict=True):
         assert value is not None
-        assert not grade(f"\\boxed{{{value + 1}}}", row["answer"], judge=unasked).correct
+        assert not grade(f"\\boxed{{{value + 1}}}", row["answer"], ask=unasked).correct

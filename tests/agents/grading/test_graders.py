@@ -10,8 +10,16 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from agents.grading.compiled import conforms, matches, refusal
-from agents.grading.grade import Rule, Verdict, grade, grader_version
-from agents.grading.graders import MAX_PATTERNS, check, grade_by, is_program
+from agents.grading.grade import (
+    MAX_PATTERNS,
+    Rule,
+    Verdict,
+    ask_later,
+    check,
+    grade,
+    grader_version,
+    is_program,
+)
 from agents.grading.pool import GraderFailed, GradingPool
 from agents.grading.programs import passes
 from schemas.errors import InvalidField
@@ -33,13 +41,9 @@ def here(rule: Rule, request: Mapping[str, Any]) -> Verdict:
     return Verdict(correct=does[rule](**request), how=rule)
 
 
-def never(gold: str, answer: str) -> Verdict:
-    raise AssertionError("the default's judge was asked")
-
-
 def graded(grader: str | Grader, text: str, reference: object) -> tuple[bool, str]:
     named = Grader(name=grader) if isinstance(grader, str) else grader
-    found = grade_by(named, text, reference, judge=never, ask=here)
+    found = grade(text, reference, ask=here, grader=named)
     return found.correct, found.rule
 
 
@@ -165,12 +169,9 @@ def test_of_named_fields_alone_the_values_are_compared(text: str, expected: bool
 @pytest.mark.parametrize("text", [r"so \boxed{63}", r"\boxed{64}", "63", "", r"\boxed{x+1}"])
 @pytest.mark.parametrize("reference", ["63", 63, "x+1", "so\n#### 63"])
 def test_the_default_grades_a_plain_reference_as_ever(text: str, reference: object) -> None:
-    def judge(gold: str, answer: str) -> Verdict:
-        return Verdict(correct=gold == answer, how="math-verify")
-
-    as_ever = grade(text, reference, judge=judge)
-    for grader in (None, Grader(name="boxed-only")):
-        assert grade_by(grader, text, reference, judge=judge) == as_ever
+    as_ever = grade(text, reference, ask=here)
+    assert grade(text, reference, ask=here, grader=Grader(name="boxed-only")) == as_ever
+    assert grade(text, [reference], ask=here) == as_ever
     assert (as_ever.grader, as_ever.version) == ("boxed", grader_version())
     assert as_ever.rule == ("no-box" if "boxed" not in text else f"box/{as_ever.how}")
 
@@ -181,10 +182,10 @@ def test_the_default_wants_a_box_of_a_list_as_well() -> None:
 
 
 def test_name_and_version_of_a_grader_go_with_the_grade() -> None:
-    found = grade_by(Grader(name="exact"), "7", "7", judge=never)
+    found = grade("7", "7", ask=ask_later, grader=Grader(name="exact"))
     assert (found.grader, found.version) == ("exact", "1")
-    assert grade_by(Grader(name="json"), "7", 7, judge=never).version.startswith("1+jsonschema-")
-    assert grade_by(Grader(name="boxed"), "7", 7, judge=never).version == grader_version()
+    assert grade("7", 7, ask=ask_later, grader=Grader(name="json")).version.startswith("1+jsonschema-")
+    assert grade("7", 7, ask=ask_later, grader=Grader(name="boxed")).version == grader_version()
 
 
 # Lists of accepted answers.
@@ -325,7 +326,7 @@ def pool() -> Iterator[GradingPool]:
 @pytest.mark.seconds
 def test_a_grading_process_compares_mathematics_with_each_of_a_list() -> None:
     with GradingPool(workers=1, timeout_s=60.0) as pool:
-        found = grade_by(Grader(name="boxed"), "2x", ["y", "x+x"], judge=never, ask=pool.ask)
+        found = grade("2x", ["y", "x+x"], ask=pool.ask, grader=Grader(name="boxed"))
     assert (found.correct, found.rule) == (True, "last-line/math-verify")
 
 

@@ -20,6 +20,14 @@ QUESTIONS = Path(__file__).parents[4] / "shared" / "data" / "questions"
 SHIFT = {"tests": [[[1, 2, 3], [4, 5, 6]], [[0], [3]]]}
 
 
+def equal(pool: GradingPool, gold: str, answer: str) -> Verdict:
+    return pool.ask("math-verify", {"gold": [gold], "answer": answer})
+
+
+def passed(pool: GradingPool, program: str, tests: object = SHIFT["tests"]) -> Verdict:
+    return pool.ask("program", {"program": program, "tests": tests})
+
+
 def read(name: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in (QUESTIONS / name).read_text().splitlines()]
 
@@ -46,16 +54,16 @@ def pool() -> Iterator[GradingPool]:
     ],
 )
 def test_math_verify_compares(pool: GradingPool, gold: str, answer: str, correct: bool) -> None:
-    verdict = pool.judge(gold, answer)
+    verdict = equal(pool, gold, answer)
     assert (verdict.correct, verdict.how) == (correct, "math-verify")
 
 
 @pytest.mark.seconds
 def test_a_hanging_comparison_is_killed_and_followed_by_a_working_one() -> None:
     with GradingPool(timeout_s=1.0) as pool, pytest.raises(GraderFailed, match="no result in 1 s"):
-        pool.judge("5", r"(10^{10^{10}})!")
+        equal(pool, "5", r"(10^{10^{10}})!")
     with GradingPool(timeout_s=30.0) as pool:
-        assert pool.judge(r"\frac{1}{2}", "0.5").correct
+        assert equal(pool, r"\frac{1}{2}", "0.5").correct
 
 
 @pytest.mark.seconds
@@ -74,41 +82,41 @@ def test_a_process_is_replaced_in_the_turn_of_the_answer_that_it_was_lost_to(
             with monkeypatch.context() as patched:
                 patched.setattr(pool, "_exchange", dies)
                 with pytest.raises(GraderFailed, match="its process died"):
-                    pool.judge("x+1", "1+x")
+                    equal(pool, "x+1", "1+x")
 
         lose_one()
         assert pool.started == 2
         with monkeypatch.context() as patched:
             for name in ("_start", "_teach"):
                 patched.setattr(pool, name, lambda *_: pytest.fail("the next answer waits for a process"))
-            assert pool.judge("x+1", "1+x").correct
+            assert equal(pool, "x+1", "1+x").correct
         with monkeypatch.context() as patched:
             patched.setattr(pool_module, "_START_TIMEOUT_S", 0.0)
             lose_one()
-        assert pool.judge("x+1", "1+x").correct, "none could be started: the next answer tries again"
+        assert equal(pool, "x+1", "1+x").correct, "none could be started: the next answer tries again"
 
 
 @pytest.mark.seconds
 def test_a_process_out_of_memory_is_an_error_and_not_a_crash() -> None:
     # Enough to import sympy, not enough for the power of ten that this evaluates to.
     with GradingPool(timeout_s=30.0, memory_mb=600) as pool:
-        assert pool.judge("10^{10^{9}}", "10^{10^{9}}+1").correct is False
-        assert pool.judge(r"\frac{1}{2}", "0.5").correct
+        assert equal(pool, "10^{10^{9}}", "10^{10^{9}}+1").correct is False
+        assert equal(pool, r"\frac{1}{2}", "0.5").correct
 
 
 @pytest.mark.data("questions/math500.jsonl")
 def test_worked_solutions_of_real_problems_grade_right(pool: GradingPool) -> None:
     rows = read("math500.jsonl")
-    grades = [grade(row["solution"], row["answer"], judge=pool.judge) for row in rows]
+    grades = [grade(row["solution"], row["answer"], ask=pool.ask) for row in rows]
     assert sum(g.correct for g in grades) >= 497
 
 
 def test_a_grading_process_runs_programs(pool: GradingPool) -> None:
-    assert pool.run("add 3", SHIFT["tests"]) == Verdict(correct=True, how="program")
-    assert pool.run("add 4", SHIFT["tests"]) == Verdict(correct=False, how="program")
-    assert pool.run("import os", SHIFT["tests"]) == Verdict(correct=False, how="program")
+    assert passed(pool, "add 3") == Verdict(correct=True, how="program")
+    assert passed(pool, "add 4") == Verdict(correct=False, how="program")
+    assert passed(pool, "import os") == Verdict(correct=False, how="program")
     with pytest.raises(GraderFailed, match="program: "):
-        pool.run("add 3", [])
+        passed(pool, "add 3", [])
 
 
 SLOW = " | ".join(["times 1"] * 32), [[list(range(10_000)), list(range(10_000))]] * 400
@@ -118,24 +126,24 @@ SLOW = " | ".join(["times 1"] * 32), [[list(range(10_000)), list(range(10_000))]
 @pytest.mark.seconds
 def test_a_process_that_dies_while_it_grades_says_neither_right_nor_wrong() -> None:
     with GradingPool(workers=1, timeout_s=60.0) as pool, ThreadPoolExecutor(1) as threads:
-        assert pool.run("add 3", SHIFT["tests"]).correct
+        assert passed(pool, "add 3").correct
         process = pool._idle.get()
         assert process is not None
         pool._idle.put(process)
         before = cpu_s(process.pid)
-        graded = threads.submit(pool.run, *SLOW)
+        graded = threads.submit(passed, pool, *SLOW)
         while cpu_s(process.pid) == before:  # it has not begun
             time.sleep(0.01)
         process.kill()
         assert isinstance(error := graded.exception(), GraderFailed)
         assert "its process died" in str(error)
-        assert pool.run("add 3", SHIFT["tests"]).correct
+        assert passed(pool, "add 3").correct
 
 
 def test_a_grading_process_is_given_no_secret_and_writes_no_file(tmp_path: Path) -> None:
     environ = {"PATH": os.environ["PATH"], "UNISCALE_SASL_PASSWORD": "hunter2", "PYTHONPATH": str(tmp_path)}
     with GradingPool(workers=1, timeout_s=30.0, environ=environ) as pool:
-        assert pool.run("add 3", SHIFT["tests"]).correct
+        assert passed(pool, "add 3").correct
         (process,) = [each for each in [pool._idle.get()] if each is not None]
         inherited = Path(f"/proc/{process.pid}/environ").read_bytes()
         limits = Path(f"/proc/{process.pid}/limits").read_text()
@@ -150,12 +158,12 @@ def test_a_grading_process_is_given_no_secret_and_writes_no_file(tmp_path: Path)
 def test_several_answers_are_graded_at_once_and_a_program_that_takes_too_long_is_killed() -> None:
     # Needs about twice the limit on a fast core: neither a quick machine nor a busy one may end it by itself.
     with GradingPool(workers=2, timeout_s=4.0) as pool, ThreadPoolExecutor(2) as threads:
-        hung = threads.submit(pool.run, *SLOW)
-        assert pool.run("add 3", SHIFT["tests"]).correct
+        hung = threads.submit(passed, pool, *SLOW)
+        assert passed(pool, "add 3").correct
         assert not hung.done()
         with pytest.raises(GraderFailed, match="no result in 4 s"):
             hung.result()
-        assert all(pool.run("add 3", SHIFT["tests"]).correct for _ in range(2)), "its place is taken again"
+        assert all(passed(pool, "add 3").correct for _ in range(2)), "its place is taken again"
 
 
 @pytest.mark.seconds
@@ -168,9 +176,9 @@ def test_mathematics_is_imported_only_where_it_is_needed() -> None:
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     with GradingPool(workers=1, timeout_s=30.0) as pool:
-        assert pool.run("add 3", SHIFT["tests"]).correct
+        assert passed(pool, "add 3").correct
         before = resident_mb(pool)
-        assert pool.judge("x^2", "x*x").correct
+        assert equal(pool, "x^2", "x*x").correct
         assert before < 40 < resident_mb(pool)
-        assert pool.run("add 3", SHIFT["tests"]).correct
+        assert passed(pool, "add 3").correct
         assert pool.started == 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.catalogue.models import Architecture
-from agents.grading.grade import Verdict
+from agents.grading.grade import Rule, Verdict
 from agents.reward.join import (
     Arrival,
     Deadline,
@@ -264,7 +264,7 @@ def test_what_its_model_left_without_a_text_is_wrong_at_once_whoever_could_grade
         found = value(
             *asked,
             cost_model=CostModel({}, {}, "prm"),
-            judge=lambda gold, given: Verdict(True, "math-verify"),
+            ask=lambda rule, request: Verdict(True, rule),
         )
         transition = on(join.row, Arrival(blamed, 3_000, ORIGIN), WAITS, found)
         assert transition.row is None
@@ -690,13 +690,13 @@ def test_the_architecture_of_the_model_is_kept_until_the_answer_is_priced() -> N
 CANCELLED = Answer(query_id="q", status="cancelled", by="executor", text="so 4", score=0.5)
 
 
-def no_judge(gold: str, answer: str) -> Verdict:
+def unasked(rule: Rule, request: object) -> Verdict:
     raise AssertionError("a cancelled answer is not graded")
 
 
 def test_a_cancelled_search_is_priced_and_never_learned_from() -> None:
     cost_model = CostModel(generators={}, verifiers={}, verifier="")
-    scored = value("4", CANCELLED, cost_model=cost_model, judge=no_judge)
+    scored = value("4", CANCELLED, cost_model=cost_model, ask=unasked)
     assert (scored.status, scored.score, scored.correct) == ("cancelled", None, None)
     opened = on(None, Arrival(decision(reference="4"), 1_100, ORIGIN), WAITS).row
     transition = on(opened, Arrival(CANCELLED, 3_000, ORIGIN), WAITS, replace(scored, price=PRICE))
@@ -724,7 +724,7 @@ def test_what_the_client_s_own_bounds_cut_teaches_cost_and_never_wrong(
         complete=complete, path=(0,), trace=trace,
     )  # fmt: skip
     cost_model = CostModel(generators={}, verifiers={}, verifier="")
-    scored = replace(value("4", answer, cost_model=cost_model, judge=no_judge), price=PRICE)
+    scored = replace(value("4", answer, cost_model=cost_model, ask=unasked), price=PRICE)
     assert (scored.bounded, scored.score, scored.correct) == (bounded, 0.5, None if bounded else 0.0)
     for early in (False, True):
         row = on(None, Arrival(decision(reference="4"), 1_100, ORIGIN), WAITS).row

@@ -1,14 +1,17 @@
 """An Answer in the terms of the reward: its price from the trace, its grade from the reference."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from agents.catalogue import eflops
 from agents.catalogue.models import Architecture
-from agents.grading.grade import Undecided, Verdict, ask_later
+from agents.grading.grade import Rule, Undecided, Verdict, ask_later
 from agents.grading.pool import GraderFailed, GradingPoolError
+from agents.grading.programs import passes
 from agents.reward.outcome import MAX_MISSING, CostModel, UnpricedAnswer, cost_of, cut_eflops, value
 from schemas.action import Action
 from schemas.answer import Answer, CutStep
@@ -65,25 +68,23 @@ def test_a_step_that_was_cut_costs_at_most_what_its_longest_drafts_would_have() 
     assert price == cost_of(answer(), COST_MODEL), "what is learned of the configuration"
     dearer = replace(first, cut=lost, limits=Limits(step_tokens=7, depth_limit=3, price_factor=3.0))
     assert cut_eflops(dearer, COST_MODEL) == 3.0 * whole
-    assert value(None, dearer, cost_model=COST_MODEL, judge=no_judge).cut_eflops == 3.0 * whole
+    assert value(None, dearer, cost_model=COST_MODEL, ask=unasked).cut_eflops == 3.0 * whole
 
 
-def no_judge(gold: str, given: str) -> Verdict:
-    raise AssertionError("the judge was asked")
+def unasked(rule: Rule, request: object) -> Verdict:
+    raise AssertionError("a grading process was asked")
 
 
 def test_an_answer_without_a_score_is_unscored_unless_there_is_no_answer() -> None:
-    plain = value("4", answer(score=None), cost_model=COST_MODEL, judge=no_judge)
+    plain = value("4", answer(score=None), cost_model=COST_MODEL, ask=unasked)
     assert (plain.unscored, plain.score, plain.correct) == (True, None, 1.0)
     for no_answer in (
         {"text": None, "status": "budget"},
         {"fault": "infrastructure"},
         {"status": "cancelled"},
     ):
-        assert not value(
-            None, answer(score=None, **no_answer), cost_model=COST_MODEL, judge=no_judge
-        ).unscored
-    assert not value("4", answer(), cost_model=COST_MODEL, judge=no_judge).unscored
+        assert not value(None, answer(score=None, **no_answer), cost_model=COST_MODEL, ask=unasked).unscored
+    assert not value("4", answer(), cost_model=COST_MODEL, ask=unasked).unscored
 
 
 def test_the_price_of_an_answer_is_the_worked_example() -> None:
@@ -124,7 +125,7 @@ def test_a_search_under_way_costs_what_its_drafts_cost() -> None:
 def test_what_was_never_run_has_no_price() -> None:
     silent = Answer(query_id="q", status="expired", by="aggregator", action=ACTION, error="silent")
     assert cost_of(silent, COST_MODEL) is None
-    scored = value(None, silent, cost_model=COST_MODEL, judge=no_judge)
+    scored = value(None, silent, cost_model=COST_MODEL, ask=unasked)
     assert (scored.score, scored.price, scored.correct, scored.missing) == (None, None, None, "")
 
 
@@ -147,7 +148,10 @@ def test_an_unknown_model_is_named() -> None:
 def test_an_answer_is_graded_against_what_is_known(
     reference: object, correct: float | None, grader: bool
 ) -> None:
-    scored = value(reference, answer(), cost_model=COST_MODEL, judge=no_judge)
+    def runs_programs(rule: Rule, request: Mapping[str, Any]) -> Verdict:
+        return Verdict(passes(**request), "program")
+
+    scored = value(reference, answer(), cost_model=COST_MODEL, ask=runs_programs)
     assert scored.correct == correct
     assert bool(scored.grader) == grader == (reference is not None and not scored.missing)
     assert scored.score == 0.85
@@ -155,7 +159,7 @@ def test_an_answer_is_graded_against_what_is_known(
 
 def test_no_text_is_wrong_where_a_reference_is_known() -> None:
     silent = Answer(query_id="q", status="failed", by="executor", error="gone")
-    assert value("4", silent, cost_model=COST_MODEL, judge=no_judge).correct == 0.0
+    assert value("4", silent, cost_model=COST_MODEL, ask=unasked).correct == 0.0
 
 
 NESTED = '{"tests": ' + "[" * 100_000 + "]" * 100_000 + "}"
@@ -173,7 +177,7 @@ NESTED = '{"tests": ' + "[" * 100_000 + "]" * 100_000 + "}"
 def test_a_reference_that_cannot_be_graded_leaves_correct_unknown_and_says_why(
     reference: object, why: str
 ) -> None:
-    scored = value(reference, answer(), cost_model=COST_MODEL, judge=no_judge)
+    scored = value(reference, answer(), cost_model=COST_MODEL, ask=unasked)
     assert (scored.correct, scored.grader) == (None, "")
     assert scored.missing.startswith(f"correct: {why}")
     assert len(scored.missing) <= MAX_MISSING
@@ -185,10 +189,10 @@ def test_a_reference_that_cannot_be_graded_leaves_correct_unknown_and_says_why(
     [MemoryError("x" * 9_000), RecursionError("deep"), GradingPoolError("none"), GraderFailed("hung")],
 )
 def test_whatever_a_grader_raises_the_answer_is_valued(error: Exception) -> None:
-    def broken(gold: str, given: str) -> Verdict:
+    def broken(rule: Rule, request: object) -> Verdict:
         raise error
 
-    scored = value("x^2", answer(text=r"\boxed{y}"), cost_model=COST_MODEL, judge=broken)
+    scored = value("x^2", answer(text=r"\boxed{y}"), cost_model=COST_MODEL, ask=broken)
     assert scored.correct is None
     assert scored.missing.startswith(f"correct: {type(error).__name__}: ")
     assert len(scored.missing) <= MAX_MISSING
@@ -197,8 +201,8 @@ def test_whatever_a_grader_raises_the_answer_is_valued(error: Exception) -> None
 def test_a_grader_that_would_take_time_is_asked_again_elsewhere() -> None:
     for reference in ("x^2", {"tests": [["a", "b"]]}):
         with pytest.raises(Undecided):
-            value(reference, answer(text=r"\boxed{y}"), cost_model=COST_MODEL, judge=ask_later, run=ask_later)
-    assert value(4, answer(), cost_model=COST_MODEL, judge=ask_later, run=ask_later).correct == 1.0
+            value(reference, answer(text=r"\boxed{y}"), cost_model=COST_MODEL, ask=ask_later)
+    assert value(4, answer(), cost_model=COST_MODEL, ask=ask_later).correct == 1.0
 
 
 def test_the_verifier_is_priced_by_its_name_in_the_catalogue() -> None:
@@ -220,23 +224,23 @@ def test_the_verifier_is_priced_by_its_name_in_the_catalogue() -> None:
 
 def test_a_removed_model_is_priced_by_what_was_kept_of_its_decision() -> None:
     gone = CostModel(generators={}, verifiers={"prm": VERIFIER}, verifier="prm")
-    scored = value(None, answer(), cost_model=gone, judge=no_judge, generator=GENERATOR)
+    scored = value(None, answer(), cost_model=gone, ask=unasked, generator=GENERATOR)
     assert scored.price == cost_of(answer(), COST_MODEL)
-    scored = value(4, answer(), cost_model=gone, judge=no_judge)
+    scored = value(4, answer(), cost_model=gone, ask=unasked)
     assert (scored.price, scored.correct) == (None, 1.0)
     assert scored.missing == "price: q: model 'm' is not in the catalogue; add its architecture"
 
 
 @pytest.mark.parametrize("trace", [TRACE, TRACE[:1]])
 def test_a_trace_that_cannot_be_priced_says_why(trace: tuple[Draft, ...]) -> None:
-    scored = value(None, answer(prompt_tokens=0, trace=trace, path=()), cost_model=COST_MODEL, judge=no_judge)
+    scored = value(None, answer(prompt_tokens=0, trace=trace, path=()), cost_model=COST_MODEL, ask=unasked)
     assert scored.price is None
     assert "prompt_tokens is 0" in scored.missing
 
 
 def test_an_outage_has_a_price_and_no_score() -> None:
     cut_short = answer(status="failed", error="EngineTimeoutError: …", fault="infrastructure")
-    scored = value(4, cut_short, cost_model=COST_MODEL, judge=no_judge)
+    scored = value(4, cut_short, cost_model=COST_MODEL, ask=unasked)
     assert (scored.score, scored.correct, scored.fault) == (None, 1.0, "infrastructure")
     assert scored.price is not None
 

@@ -38,9 +38,9 @@ class Both:
     def __init__(self, name: str, folder: Path, catalogue: Catalogue) -> None:
         self.name, self.folder, self.catalogue = name, folder, catalogue
         self.runner = asyncio.Runner()
-        judge = lambda gold, answer: Verdict(False, "math-verify")  # noqa: E731
-        self.torch: Bench = self.runner.run(open_bench(catalogue, "torch", judge, folder=folder))
-        self.vllm: Bench = self.runner.run(open_bench(catalogue, "vllm", judge, folder=folder))
+        ask = lambda rule, request: Verdict(False, rule)  # noqa: E731
+        self.torch: Bench = self.runner.run(open_bench(catalogue, "torch", ask, folder=folder))
+        self.vllm: Bench = self.runner.run(open_bench(catalogue, "vllm", ask, folder=folder))
 
     def close(self) -> None:
         if self.vllm.close is not None:

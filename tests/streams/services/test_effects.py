@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agents.bandit.errors import DuplicateQuery
 from agents.embedding import EncoderUnavailable, Vectors
 from agents.encoders import HashedEncoder
-from agents.grading.grade import Verdict
+from agents.grading.grade import Rule, Verdict
 from agents.grading.pool import GraderFailed, GradingPool
 from agents.reward.join import JoinRow, dues
 from agents.serving.errors import EngineUnreachableError
@@ -382,13 +382,13 @@ async def test_an_answer_whose_provisional_reward_was_sent_without_a_grade_gets_
 ) -> None:
     asked: list[object] = []
 
-    def judge(self: GradingPool, gold: str, answer: str) -> Verdict:
-        asked.append(answer)
+    def ask(self: GradingPool, rule: Rule, request: Mapping[str, Any]) -> Verdict:
+        asked.append(request["answer"])
         if len(asked) == 1:
             raise GraderFailed("math-verify: no result in 5 s")
-        return Verdict(correct=True, how="math-verify")
+        return Verdict(correct=True, how=rule)
 
-    monkeypatch.setattr(GradingPool, "judge", judge)
+    monkeypatch.setattr(GradingPool, "ask", ask)
     record = lived["action-decision"][0]
     decision = decode(record.value, Decision)
     query = replace(decision.query, reference="x/2", feedback_wait_s=60.0)

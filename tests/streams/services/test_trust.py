@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from prometheus_client import Counter
 
 from agents.decider.decider import Decider
 from agents.embedding import EncoderUnavailable, TextUnanswered
-from agents.grading.grade import Verdict
+from agents.grading.grade import Rule, Verdict
 from agents.grading.pool import GraderFailed, GradingPool
 from agents.reward.join import DecisionInfo, JoinRow, encode_row
 from schemas.action import Action
@@ -622,11 +622,12 @@ async def test_references_that_take_a_grader_all_of_its_time_hold_nobody_else_up
     took = {"h+1": 5.0, "x/2": 0.02}
     free = asyncio.Semaphore(2)
 
-    def judge(self: GradingPool, gold: str, answer: str) -> Verdict:
+    def ask(self: GradingPool, rule: Rule, request: Mapping[str, Any]) -> Verdict:
+        (gold,) = request["gold"]
         golds.append(gold)
         if gold == "h+1":
             raise GraderFailed("math-verify: no result in 5 s")
-        return Verdict(correct=True, how="math-verify")
+        return Verdict(correct=True, how=rule)
 
     class Threads(MemoryRuntime):
         async def in_thread(self, work: Callable[[], Any]) -> Any:
@@ -636,7 +637,7 @@ async def test_references_that_take_a_grader_all_of_its_time_hold_nobody_else_up
                 return found
 
     golds: list[str] = []
-    monkeypatch.setattr(GradingPool, "judge", judge)
+    monkeypatch.setattr(GradingPool, "ask", ask)
 
     def ended(cluster: Cluster, name: str, numbers: range, reference: str) -> None:
         for number in numbers:
