@@ -91,11 +91,11 @@ class GradingPool:
         return str(self._reply("check", {"check": request})["why"])
 
     def close(self) -> None:
-        """End the processes; a later call starts new ones."""
+        """End the processes; a later call starts new ones. One that is grading ends with this process."""
         for _ in range(self.workers):
-            _kill(self._idle.get())
-        for _ in range(self.workers):
-            self._idle.put(None)
+            with contextlib.suppress(queue.Empty):
+                _kill(self._idle.get_nowait())
+                self._idle.put(None)
 
     def __enter__(self) -> Self:
         """Return the pool."""

@@ -293,9 +293,10 @@ class Gate:
         self._requests: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._completions: defaultdict[str, dict[object, Gone]] = defaultdict(dict)
-        # Times in the last minute by key; for previews, with their bytes.
-        self._reads: dict[str, deque[int]] = {}
-        self._previews: dict[str, deque[tuple[int, int]]] = {}
+        # Reads, feedback and previews of the last minute by key: when, and the bytes of previews.
+        self._reads: defaultdict[str, deque[tuple[int, int]]] = defaultdict(deque)
+        self._feedback: defaultdict[str, deque[tuple[int, int]]] = defaultdict(deque)
+        self._previews: defaultdict[str, deque[tuple[int, int]]] = defaultdict(deque)
         self._targets: dict[str, dict[tuple[float | None, float | None], int]] = {}  # when each was last set
         self._lookups: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._looking_up: Counter[str] = Counter()
@@ -500,15 +501,14 @@ class Gate:
 
     def read(self, who: Credential, now_ms: int) -> None:
         """Count a read of a key. Raises ApiError 429 if it has reached its reads per minute."""
-        if who.entry is None:
-            return
-        recent = self._reads.setdefault(who.key, deque())
-        while recent and recent[0] <= now_ms - MINUTE_MS:
-            recent.popleft()
-        if len(recent) >= self._most_reads:
-            wait_s = 1 + (recent[0] + MINUTE_MS - now_ms) // 1000
-            raise _rate(f"{self._most_reads} reads a minute", wait_s, {})
-        recent.append(now_ms)
+        if who.entry is not None:
+            _count(_lately(self._reads[who.key], now_ms), self._most_reads, "reads", now_ms)
+
+    def feedback(self, who: Credential, now_ms: int) -> None:
+        """Count feedback of a key. Raises ApiError 429 above its limit of requests, or else of reads."""
+        if who.entry is not None:
+            most = who.entry.per_minute or self._most_reads
+            _count(_lately(self._feedback[who.key], now_ms), most, "feedbacks", now_ms)
 
     def preview(self, who: Credential, size: int, used: Used, now_ms: int) -> None:
         """Count or refuse a preview, which costs the decider as much as a decision.
@@ -524,9 +524,7 @@ class Gate:
         """
         if who.entry is None:
             return
-        recent = self._previews.setdefault(who.key, deque())
-        while recent and recent[0][0] <= now_ms - MINUTE_MS:
-            recent.popleft()
+        recent = _lately(self._previews[who.key], now_ms)
         if used.minute + len(recent) >= (most := who.entry.per_minute or PREVIEWS):
             what = f"{most} requests a minute, previews among them"
             raise _rate(what, max(1, used.reset_s), self.headers(who, used))
@@ -635,6 +633,20 @@ def _counted(held: Counter[str], who: Credential, most: int, what: str) -> Itera
         held[who.key] -= 1
         if not held[who.key]:
             del held[who.key]
+
+
+def _lately(counted: deque[tuple[int, int]], now_ms: int) -> deque[tuple[int, int]]:
+    """Drop what is more than a minute old."""
+    while counted and counted[0][0] <= now_ms - MINUTE_MS:
+        counted.popleft()
+    return counted
+
+
+def _count(recent: deque[tuple[int, int]], most: int, what: str, now_ms: int) -> None:
+    """Count one more of the last minute. Raises ApiError 429 if there are `most`."""
+    if len(recent) >= most:
+        raise _rate(f"{most} {what} a minute", 1 + (recent[0][0] + MINUTE_MS - now_ms) // 1000, {})
+    recent.append((now_ms, 0))
 
 
 def _rate(what: str, wait_s: int, headers: dict[str, str]) -> ApiError:

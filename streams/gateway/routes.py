@@ -445,6 +445,7 @@ _BEAT: Final = b":\n\n"
 async def feedback(call: Call) -> Response:
     """POST /v1/feedback: {id, value: true | false | 0..1, comment?}."""
     call.who.require("feedback")
+    call.coordinator.gate.feedback(call.who, call.coordinator.runtime.clock.now_ms())
     given = await object_of(call.request, "id", "value", "comment")
     query_id, value, comment = given.get("id"), given.get("value"), given.get("comment", "")
     if not isinstance(query_id, str):

@@ -21,6 +21,14 @@ from streams.gateway.auth import Gate
 from tests.support.house import ASK, PLAIN, WITHOUT_EXECUTOR, House, refused
 
 
+def test_feedback_is_limited_by_the_minute(house: Callable[..., House]) -> None:
+    guarded = house()
+    with guarded.http(guarded.key("shop", per_minute=2)) as client:
+        told = {"id": client.post(ASK, json=PLAIN).json()["id"], "value": True}
+        assert [client.post("/v1/feedback", json=told).json()["duplicate"] for _ in range(2)] == [False, True]
+        assert "2 feedbacks a minute" in refused(client.post("/v1/feedback", json=told), 429)["message"]
+
+
 def test_keys_scopes_and_tenants(house: Callable[..., House]) -> None:
     guarded = house()
     shop, bank, eye = guarded.key("shop"), guarded.key("bank"), guarded.key("eye", scopes=("read",))

@@ -423,6 +423,23 @@ def test_a_key_may_read_so_often_a_minute() -> None:
         gate.read(Credential(), 0)
 
 
+def test_feedback_has_the_limit_of_requests_or_else_of_reads() -> None:
+    gate = Gate(reads=1)
+    gate.change(key("other", "two"))
+    who, other = shop(gate, per_minute=2), gate.credential("two")
+    gate.read(who, 0)
+    for at_ms in (0, 1000):
+        gate.feedback(who, at_ms)
+    with pytest.raises(ApiError) as found:
+        gate.feedback(who, 2000)
+    assert (found.value.status, found.value.headers["retry-after"]) == (429, "59")
+    gate.feedback(other, 2000)
+    assert status(lambda: gate.feedback(other, 2000)) == 429
+    gate.feedback(who, 60_000)
+    for _ in range(3):
+        gate.feedback(Credential(), 0)
+
+
 def test_previews_count_against_the_requests_a_minute() -> None:
     gate = Gate()
     who = shop(gate, per_minute=3)

@@ -1,5 +1,6 @@
 """Graders through a deployment in memory: each by name, from the catalogue, and what is refused before a choice."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,24 @@ async def test_what_could_never_grade_an_answer_is_rejected_by_name_before_a_cho
     for n, why in enumerate(wrong):
         assert answers[f"w{n}"].status == "rejected"
         assert why in str(answers[f"w{n}"].error)
+
+
+def _graders() -> set[str]:
+    """Return the grading processes of this one."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return {pid for pid in children if b"agents.grading.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+@pytest.mark.seconds
+async def test_services_that_stop_end_their_grading_processes(in_memory: InMemory, ask: Ask) -> None:
+    before = _graders()
+    async with running(in_memory()) as cluster:
+        send(cluster, ask(0, grader="regex", reference="[0-9]"))
+        await rewards(cluster, 1)
+        assert len(_graders() - before) == 2, "the embedder compiles the pattern, the aggregator looks for it"
+        for service in ("embedder", "aggregator"):
+            await cluster.stop(worker_of(cluster, service))
+        assert _graders() <= before
 
 
 @pytest.mark.seconds
