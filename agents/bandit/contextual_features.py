@@ -16,57 +16,56 @@ from schemas.action import Action
 from schemas.errors import InvalidField
 
 MOST_COLUMNS: Final = 500
-"""Most columns of x for the actions of the first catalogue: a decision with an update then takes a millisecond, and a
-snapshot four megabytes. With more models, z is shorter."""
+"""Maximum number of columns of x for the actions of the first catalogue. With it, a decision and its update take a millisecond, and a snapshot four megabytes. With more models, z is shorter."""
 
 FEWEST_DIRECTIONS: Final = 8
-"""Directions that z has however many models there are: without any, all queries of a large fleet would look alike."""
+"""Minimum number of directions in z, whatever the number of models: without any, all queries would look alike."""
 
 GROWTH: Final = (0.75, 0.5)
-"""Exponents with which cost usually grows with parameters and with paths, which share the question and end early."""
+"""Exponents with which cost typically grows with parameters and with paths. Paths share the question and end early."""
 
 LONGEST: Final = 3.0
-"""Bound of the length of z's directions, 1 on average: a question unlike all others must not weigh like twenty."""
+"""Bound of the length of z's directions, which is 1 on average: an unusual question must not weigh as much as twenty."""
 
 STORED: Final = ("ids", "models", "active", "sizes", "names", "size_range", "first_shape", "scale", "scales")
-"""Attributes of `ContextualFeatures` that a snapshot has as plain values."""
+"""Attributes of `ContextualFeatures` that a snapshot stores as plain values."""
 
 FITTED: Final = ("ids", "names", "size_range", "scale", "scales")
-"""Those that what is learned from a history has."""
+"""Those of them that are learned from a history."""
 
-# Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed, so that a
-# learner without history has a scale. In order: numbers, digits, words, letters, sentences, lines, symbols, capitals,
+# Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed, to give a
+# learner without history a scale. In order: numbers, digits, words, letters, sentences, lines, symbols, capitals,
 # longest number.
 _USUAL: Final = np.array([1.38, 1.81, 3.77, 5.1, 1.46, 0.69, 0.53, 1.72, 1.18])
 _SPREAD: Final = np.array([0.41, 0.52, 0.36, 0.4, 0.27, 0.3, 0.61, 0.4, 0.33])
 
 
 class ContextualFeatures(FeatureMap):
-    """The known actions with their features, and the projection of queries.
+    """The known actions with their features, and the transform of queries.
 
-    z_q = [1, the surface counts, directions (`QueryTransform`)]. g_a = [1, plain coordinates of the action
-    where they are known and differ (size of the model, width of the search, drafts a step), an indicator for each
-    model, an indicator for each shape of search]. Every feature of the action meets every one of the query, and what
-    a product is worth is not decided here: its column belongs to a block, and each block has a variance of its own,
-    which is estimated (`agents.bandit.variances`).
+    z_q = [1, the surface counts, directions (`QueryTransform`)]. g_a = [1, plain coordinates of the action where they
+    are known and differ (size of the model, width of the search, drafts a step), an indicator for each model, an
+    indicator for each shape of search]. Every feature of the action is multiplied with every one of the query. How much
+    a product matters is not decided here: each column belongs to a block, and the variance of each block is estimated
+    (`agents.bandit.variances`).
 
     New actions may bring new features, which append columns. Existing columns keep their position and meaning.
 
     Args:
-        settings: `query_dim` counts embedding and surface counts; `query_rank` is the most that z has without its
+        settings: `query_dim` counts embedding and surface counts; `query_rank` is the maximum length of z without its
             constant.
 
     Attributes:
         sides: G, shape (n, J): every action's features.
-        names: Of the features, J of them: `one`, a coordinate, `model …`, `shape …`.
-        anchors: A cost for each action, shape (n,): what costs are measured in, so that dear and cheap actions share
-            a scale.
-        scale, scales: What a guess of a cost is multiplied by, for any model and for those of which a cost is known. An
-            action has the same anchor whether it came before its model's costs were known or after.
+        names: Names of the J features: `one`, a coordinate, `model …`, `shape …`.
+        anchors: A cost for each action, shape (n,). Costs are measured in this unit, so that expensive and cheap
+            actions share a scale.
+        scale, scales: Correction factors of guessed costs, one for any model and one for each model with known costs.
+            An action has the same anchor whether it was added before its model's costs were known or after.
         sizes: Number of parameters of each action's model; 0 if it is not known.
         size_range: Least and largest of their logarithms.
-        first_shape: The shape of all first actions, if they had only one.
-        transform: From a query to z; only a policy that forgets all it has learned may replace it.
+        first_shape: The shape of all initial actions, if they had only one.
+        transform: Maps a query to z. Only a policy that forgets everything learned may replace it.
     """
 
     def __init__(self, settings: FeatureSettings) -> None:
@@ -94,14 +93,14 @@ class ContextualFeatures(FeatureMap):
         return [f"{name.split(' ')[0]} × {part}" for name in self.names for part in self.transform.parts]
 
     def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
-        """Return the checked vectors of (id, vector) pairs as rows; an empty embedding is refused even with counts."""
+        """Return the validated vectors of (id, vector) pairs as rows; an empty embedding is rejected even with counts."""
         out = super().queries(pairs)
         for (subject, _), row in zip(pairs, out, strict=True):
             checked(subject, row[: -len(COUNTS)], len(row) - len(COUNTS), "embedding")
         return out
 
     def short(self, query: Vector) -> Vector:
-        """Return z of one checked query, shape (rank,): the same bits alone and in a batch."""
+        """Return z of one validated query, shape (rank,), bit-identical alone and in a batch."""
         return self.transform.of(query)
 
     def project(self, z: Vector, theta: Matrix) -> Matrix:
@@ -124,7 +123,8 @@ class ContextualFeatures(FeatureMap):
             half: The lower triangle of A⁻¹, zeros above, shape (D, D).
         """
         j, rank = len(self.names), self.rank
-        # (J, rank, J, rank) met by z from both sides; its mirror adds the upper triangle, and the diagonal again.
+        # (J, rank, J, rank) multiplied by z from both sides; its transpose adds the upper triangle, and the diagonal
+        # again.
         met = z @ (half.reshape(-1, rank) @ z).reshape(j, rank, j)
         return np.asarray(met + met.T - np.diag(np.diagonal(half).reshape(j, rank) @ z**2))
 
@@ -137,9 +137,9 @@ class ContextualFeatures(FeatureMap):
         return np.asarray((self.sides[actions][:, :, None] * z[:, None, :]).reshape(len(z), -1))
 
     def room(self) -> tuple[int, int]:
-        """Return how many counts and how many directions z may have, so that x has few enough columns.
+        """Return how many counts and how many directions z may have within the limit on x's columns.
 
-        The counts give way first: directions are fitted to how models differ, along the counts too.
+        Counts are dropped first: directions are fitted to how models differ, along the counts too.
         """
         most = max(MOST_COLUMNS // max(len(self.names), 1) - 1, FEWEST_DIRECTIONS)
         most = min(self.settings.query_rank, most)
@@ -152,18 +152,18 @@ class ContextualFeatures(FeatureMap):
         return meta, {"sides": self.sides, "anchors": self.anchors} | self.transform.snapshot()
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Become the map that `snapshot` saved."""
+        """Restore the map that `snapshot` saved."""
         self._take_back(meta, STORED)
         self.sides, self.anchors = arrays["sides"], arrays["anchors"]
         self.transform = QueryTransform.restored(arrays)
 
     def fitted(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays) of what is learned from a history, for `refit`."""
+        """Return (plain values, arrays) of everything learned from a history, for `refit`."""
         meta = {name: getattr(self, name) for name in FITTED}
         return meta, {"anchors": self.anchors} | self.transform.snapshot()
 
     def refit(self, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
-        """Take back what `fitted` returned when these actions, or the first of them, were known; else return False."""
+        """Restore a result of `fitted` from when these actions, or the first of them, were known; else return False."""
         ids, names = meta["ids"], meta["names"]
         if (self.ids[: len(ids)], self.names[: len(names)]) != (ids, names):
             return False
@@ -183,22 +183,22 @@ class ContextualFeatures(FeatureMap):
             shapes = set(map(_shape, self.ids))
             self.first_shape = shapes.pop() if len(shapes) == 1 else ""
         found = [f"model {model}" for model in dict.fromkeys(self.models)]
-        # Where there was one shape at first, it is what others differ from: rows from then have no column of theirs.
+        # A single initial shape is the reference for all others: rows from that time have no column for theirs.
         found += [f"shape {s}" for s in dict.fromkeys(map(_shape, self.ids)) if s != self.first_shape]
         self.names += [name for name in found if name not in self.names]
         self.sides = self._sides()
         self.anchors = np.concatenate([self.anchors, self._guesses(len(self.anchors))])
 
     def _guesses(self, first: int) -> list[float]:
-        """Return the anchors of actions, from one on, of which nothing else is known."""
+        """Return guessed anchors of the actions from one index on."""
         scales = [self.scales.get(model, self.scale) for model in self.models]
         return [self.guess(at) * scales[at] for at in range(first, len(self.ids))]
 
     def _varying(self) -> list[str]:
-        """Return the plain coordinates that differ among the first actions; a constant one would be redundant."""
+        """Return the plain coordinates that differ among the initial actions; a constant one would be redundant."""
         widths = [_widths(action_id) for action_id in self.ids]
         found = []
-        # A size that is not known yet is read from costs later (`measure`).
+        # An unknown size is inferred from costs later (`measure`).
         if sized := self.size_range[0] < self.size_range[1] or sum(size <= 0 for size in self.sizes) > 1:
             found.append("size")
         if wide := len({qp * cp for qp, cp in widths}) > 1:
@@ -214,7 +214,7 @@ class ContextualFeatures(FeatureMap):
 
     def _features(self, at: int, log_size: float | None) -> list[float]:
         low, high = self.size_range
-        # Where neither size nor cost is known, a model's indicator alone says how it differs from the middle.
+        # If neither size nor cost is known, only the model's indicator can express how it differs from the average.
         size = 0.0 if log_size is None or low == high else 2.0 * (log_size - low) / (high - low) - 1.0
         qp, cp = _widths(self.ids[at])
         width, drafts = math.log2(qp * cp) / 3.0 - 1.0, math.log2(cp) / 3.0 - 1.0
@@ -230,9 +230,9 @@ class ContextualFeatures(FeatureMap):
         return [plain.get(name, 0.0) for name in self.names]
 
     def measure(self) -> None:
-        """Read the sizes that nobody told from what the models' searches cost (`scales`): only before a relearning.
+        """Infer unknown sizes from the costs of the models' searches (`scales`). Call it only before relearning.
 
-        A hosted model's price says how large it is among its kind, as well as anything does that is published.
+        For a hosted model the price is as good an indication of its size as any published figure.
         """
         self._set_size_range()
         self.sides = self._sides()
@@ -242,7 +242,7 @@ class ContextualFeatures(FeatureMap):
         self.size_range = (min(known, default=0.0), max(known, default=0.0))
 
     def _log_sizes(self) -> list[float | None]:
-        """Return of each action's model ln(parameters), or of the size at which one of known size would cost as much.
+        """Return ln(parameters) of each action's model, inferred from its costs if the size is unknown.
 
         None where neither is known.
         """
@@ -254,7 +254,7 @@ class ContextualFeatures(FeatureMap):
         return [math.log(size) if size > 0 else read.get(model) for model, size in pairs]
 
     def guess(self, at: int) -> float:
-        """Return what an action may cost, by parameters and paths, up to a factor that all share."""
+        """Return a guess of an action's cost from parameters and paths, up to a common factor."""
         qp, cp = _widths(self.ids[at])
         of_size, of_paths = GROWTH
         return float(max(self.sizes[at], 1.0) ** of_size * (qp * cp) ** of_paths)
@@ -262,18 +262,18 @@ class ContextualFeatures(FeatureMap):
 
 @dataclass(frozen=True)
 class QueryTransform:
-    """From a query, its embedding followed by its surface counts, to z = [1, counts, directions].
+    """Maps a query, its embedding followed by its surface counts, to z = [1, counts, directions].
 
-    A direction is an axis of the query itself, or a sum of its similarities to the landmarks, questions of history:
-    k(q, l) = exp(-κ |q - l|²) of their embeddings (Nyström's approximation of a Gaussian kernel). A question unlike all
-    of them is at zero in these, and so has what is usual.
+    A direction is an axis of the query itself, or a weighted sum of its similarities to the landmarks, which are past
+    questions: k(q, l) = exp(-κ |q - l|²) of their embeddings (Nyström approximation of a Gaussian kernel). A question
+    unlike all of them has zeros there and gets the average prediction.
 
     Attributes:
         offset: Subtracted from a query, shape (query_dim,).
-        axes: A, shape (rank - 1, query_dim): the counts', then the directions'.
-        landmarks: Embeddings, whose values are those of float32, shape (m, d).
+        axes: A, shape (rank - 1, query_dim): those of the counts, then those of the directions.
+        landmarks: Embeddings with float32 values, shape (m, d).
         kappa: κ.
-        weights: Of the similarities in each direction, shape (directions, m).
+        weights: Weights of the similarities in each direction, shape (directions, m).
         learned: How many of the directions were fitted to outcomes; they come first.
     """
 
@@ -286,7 +286,7 @@ class QueryTransform:
 
     @classmethod
     def usual(cls, dim: int, most: int) -> QueryTransform:
-        """Return the transform of a learner without history: the counts, as many as `most` allows."""
+        """Return the transform of a learner without history: the first counts, at most `most`."""
         embedded = dim - len(COUNTS)
         offset = np.concatenate([np.zeros(embedded), _USUAL])
         return cls(offset, count_axes(_SPREAD, dim, most), np.zeros((0, embedded)), 1.0, np.zeros((0, 0)))
@@ -298,7 +298,7 @@ class QueryTransform:
 
     @property
     def parts(self) -> list[str]:
-        """Return what each coordinate of z is: `constant`, `counts`, `directions` (learned) or `kernel`, (rank,)."""
+        """Return the kind of each coordinate of z: `constant`, `counts`, `directions` (learned) or `kernel`, (rank,)."""
         counts = len(self.axes) - len(self.weights)
         rest = len(self.weights) - self.learned
         return ["constant", *["counts"] * counts, *["directions"] * self.learned, *["kernel"] * rest]
@@ -338,7 +338,7 @@ class QueryTransform:
 
 
 def bounded(z: Matrix, counts: int) -> Matrix:
-    """Return z with its constant and within its bounds, for one query or for many in rows.
+    """Return z with its constant and clipped to its bounds, for one query or for many as rows.
 
     Args:
         z: Without the constant, shape (…, rank - 1).
@@ -352,7 +352,7 @@ def bounded(z: Matrix, counts: int) -> Matrix:
 
 
 def count_axes(spread: Vector, dim: int, most: int) -> Matrix:
-    """Return the axes of the counts, a third of their spread each, shape (k, dim); they stand last in a query."""
+    """Return the axes of the counts, each scaled to a third of its spread, shape (k, dim). Counts come last in a query."""
     own = min(len(COUNTS), most)
     found = np.zeros((own, dim))
     found[np.arange(own), dim - len(COUNTS) + np.arange(own)] = 1.0 / (3.0 * spread[:own])

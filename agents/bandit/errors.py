@@ -1,4 +1,4 @@
-"""What can go wrong in the policies and the decider."""
+"""Errors of the policies and the decider."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from schemas.errors import UniscaleError
 
 
 class DeciderError(UniscaleError):
-    """Anything the decider refuses."""
+    """Base class of everything the decider rejects."""
 
 
 class InvalidObjective(DeciderError):
-    """An objective has unusable weights, cost bounds or price. Correct the field that the message names."""
+    """An objective has invalid weights, cost bounds or price. Correct the field that the message names."""
 
     def __init__(self, name: str, value: object, fix: str) -> None:
         super().__init__(f"objective: {name} is {value!r}; {fix}")
@@ -36,7 +36,7 @@ class PriorRefused(DeciderError):
 
 
 class UnservedObjective(DeciderError):
-    """An objective states a mean cost or an accuracy, and the policy cannot aim at either."""
+    """An objective sets a target for mean cost or accuracy, which this policy does not support."""
 
     def __init__(self, query_id: str, kind: str, policy: str) -> None:
         super().__init__(
@@ -47,7 +47,7 @@ class UnservedObjective(DeciderError):
 
 
 class InvalidObservation(DeciderError):
-    """A value would poison A or B: not finite, out of range, or of the wrong dimension."""
+    """A value would corrupt A or B: it is not finite, out of range, or of the wrong dimension."""
 
     def __init__(self, observation_id: str, name: str, value: object, fix: str) -> None:
         super().__init__(f"{observation_id}: {name} is {value!r}; {fix}")
@@ -91,7 +91,7 @@ class CorruptState(DeciderError):
         self.what, self.found, self.wanted, self.fix = what, found, wanted, fix
 
     def within(self, whole: str) -> CorruptState:
-        """Return the same error with the name of the whole that the faulty part belongs to."""
+        """Return the same error with the name of the object that contains the faulty part."""
         return CorruptState(f"{whole} {self.what}", self.found, self.wanted, self.fix)
 
 

@@ -1,9 +1,8 @@
 """Recorded randomisation of any policy's predictions: an exploration floor, a uniform warm-up, a control group.
 
-Off-policy evaluation needs the probability with which the served action was drawn. A deterministic policy gives other
-actions a probability of zero; the floor gives each at least ε/n, known exactly. The warm-up is the paper's 50 uniform
-rounds.
-The control group always gets one fixed action, so that the policy's gain over it can be measured continuously.
+Off-policy evaluation needs the probability with which the served action was drawn. A deterministic policy gives all
+other actions probability zero; the floor gives each at least ε/n, known exactly. The warm-up is the paper's 50 uniform
+rounds. The control group always gets one fixed action, so that the policy's gain over it can be measured continuously.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ CONTROL_DRAW: Final = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """A share of the queries that get one action, whatever the policy prefers.
+    """A share of the queries that get one fixed action, whatever the policy prefers.
 
-    Membership depends only on the query's id and a secret salt. So a redelivery keeps its cohort, and a client that
-    does not know the salt cannot choose an id to be in or out.
+    Membership depends only on the query's id and a secret salt, so a redelivered query stays in its group, and a client
+    without the salt cannot pick an id to get in or out.
 
     Attributes:
         share: Probability that a query belongs to it.
@@ -55,7 +54,7 @@ class ControlGroup:
     salt: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse a share outside 0 to 1, and an action that cannot be parsed."""
+        """Reject a share outside 0 to 1, and an action that cannot be parsed."""
         if not 0.0 <= self.share <= 1.0:
             raise ValueError(f"control_share is {self.share!r}; give a number between 0 and 1")
         Action.parse(self.action_id)
@@ -67,7 +66,7 @@ class ControlGroup:
 
 
 def uniform(of: Prediction, seed: int, reason: Reason = "policy") -> Prediction:
-    """Draw every action with equal probability; a seed draws the same action whatever the policy."""
+    """Draw every action with equal probability; a seed draws the same action under every policy."""
     n = len(of.action_ids)
     chosen = int(generator(seed, of.query_id, "uniform").integers(n))
     return replace(_redrawn(of, chosen, np.full(n, 1.0 / n), 0.0, reason), draws=0)
@@ -106,7 +105,7 @@ def controlled(of: Prediction, control: ControlGroup) -> Prediction:
 def _redrawn(
     of: Prediction, chosen: int, probability: Vector | None, error: float, reason: Reason
 ) -> Prediction:
-    """Return a prediction with another draw; what was predicted of the policy's choice holds for no other action."""
+    """Return a prediction with another draw; the terms predicted for the policy's choice do not apply to another action."""
     predicted = of.predicted if chosen == of.chosen else None
     return replace(
         of, chosen=chosen, probability=probability, error=error, reason=reason, predicted=predicted
@@ -114,7 +113,7 @@ def _redrawn(
 
 
 class Explored:
-    """A policy whose predictions are explored: uniformly in the first `warm_up` rounds, then with floor and control.
+    """A policy with added exploration: uniform in the first `warm_up` rounds, then with floor and control group.
 
     A round is a decision passed to `decided`; the i-th context of a batch is i rounds later.
 
@@ -122,8 +121,8 @@ class Explored:
         inner: The policy.
         floor: ε in [0, 1].
         warm_up: Rounds of uniform choice at the start (50 in the paper's experiments).
-        control: The control group. Queries of the warm-up, queries for which its action is not allowed, and queries
-            with a single allowed action belong to the policy.
+        control: The control group. Queries during the warm-up, queries for which its action is not allowed, and queries
+            with a single allowed action are left to the policy.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class Explored:
             raise ValueError(f"warm_up is {warm_up!r}; give a number of rounds, zero or more")
         self.inner = inner
         self.name = f"explored-{inner.name}"
-        # The warm-up counts rounds, but `predict` counts those within its batch, so batches need not be split.
+        # The warm-up counts rounds. `predict` counts those within its batch itself, so batches need not be split.
         self.traits, self.refits, self.pacer = inner.traits, inner.refits, inner.pacer
         self.floor, self.warm_up, self.control = floor, warm_up, control
         self.decisions = 0
@@ -146,7 +145,7 @@ class Explored:
         return self.inner.version
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
-        """Pass on."""
+        """Forward to the inner policy."""
         self.inner.offer(actions, price_factors)
 
     def predict(
@@ -164,7 +163,7 @@ class Explored:
         return controlled(of, self.control) if self.control else of
 
     def drifted(self) -> Mapping[str, Drift]:
-        """Return what the inner policy notices."""
+        """Return the changes that the inner policy has detected."""
         return self.inner.drifted()
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
@@ -172,7 +171,7 @@ class Explored:
         return self.inner.explain(context, action_id)
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Count rounds, those of abandoned decisions too."""
+        """Count rounds, including those of abandoned decisions."""
         self.decisions += sum(not decision.abandoned for decision in decisions)
         self.inner.decided(decisions)
 
@@ -186,7 +185,7 @@ class Explored:
         return pack(self.name, self._identity(), {"decisions": self.decisions}, {"inner": inner})
 
     def load(self, data: bytes) -> None:
-        """Become a serialised state. From one of the inner policy alone, exploration begins without a warm-up."""
+        """Restore a serialised state. From a state of the inner policy alone, exploration starts without a warm-up."""
         if header(data)[0] == self.inner.name:
             self.inner.load(data)
             self.decisions = self.warm_up

@@ -1,4 +1,4 @@
-"""The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2), and what a vector must be."""
+"""The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2), and validation of vectors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import numpy as np
 from agents.bandit.errors import InvalidObservation, NoAction, UnknownAction
 from agents.bandit.policy import ActionVector, Matrix, Vector
 
-# What a vector must be, and the short projection of a query that interactions use.
+# Validation of vectors, and the short projection of a query that interactions use.
 
 SPANNED: Final = 1e-12
-"""Norm of a unit vector's part outside the basis below which the vector counts as inside: float64 rounding."""
+"""A unit vector whose component outside the basis is shorter than this counts as inside: float64 rounding."""
 
 LONG: Final = 1e6
-"""Squared length above which a vector cannot be an embedding. Encoders return unit vectors; one of length 1,000 would
-weigh as much as a million observations in A."""
+"""Squared length above which a vector is rejected as an embedding. Encoders return unit vectors; in A, one of length 1,000 would weigh as much as a million observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class QueryBasis:
 
 
 def checked(subject: str, vector: Vector, dim: int, name: str) -> Vector:
-    """Return a vector as float64, after checking it.
+    """Return a validated vector as float64.
 
     Raises:
         InvalidObservation: It has the wrong length or zero norm, or is not finite; the message names the field.
@@ -63,10 +62,10 @@ def checked(subject: str, vector: Vector, dim: int, name: str) -> Vector:
     return out
 
 
-# Surface counts of a question, which a sentence embedding loses although they show how hard a question is.
+# Surface counts of a question. They indicate how hard it is, and a sentence embedding loses them.
 #
-# The number of figures in a word problem, and its length, say more about its level than all 384 dimensions of
-# MiniLM. For policies that read them (`Traits.surface`), the counts follow the embedding in one vector.
+# The number of figures in a word problem, and its length, predict its level better than all 384 dimensions of MiniLM.
+# For policies that use them (`Traits.surface`), the counts follow the embedding in one vector.
 
 COUNTS: Final = (
     "numbers",
@@ -81,12 +80,12 @@ COUNTS: Final = (
 )
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_SENTENCE = re.compile(r"[.!?](?:\s|$)")  # the last mark of a run: linear in the text, as all of these
+_SENTENCE = re.compile(r"[.!?](?:\s|$)")  # the last mark of a run; like all of these, linear in the length of the text
 _SYMBOLS = r"-+*/=^<>%$\{}()[]"
 
 
 def counts(text: str) -> Vector:
-    """Return ln(1 + n) of each of `COUNTS`, shape (9,); logarithms, because long questions differ by factors.
+    """Return ln(1 + n) of each of `COUNTS`, shape (9,). Logarithms, because long questions differ by factors.
 
     >>> np.expm1(counts("Tom has 5 pens. He buys 16 more.")).round().astype(int).tolist()
     [2, 3, 8, 20, 2, 1, 0, 2, 2]
@@ -109,7 +108,7 @@ def counts(text: str) -> Vector:
 
 
 def _often(text: str) -> Counter[str]:
-    """Return how often each character stands in a text."""
+    """Return how often each character occurs in a text."""
     if not text.isascii():
         return Counter(text)
     times = np.bincount(np.frombuffer(text.encode(), np.uint8))  # a twentieth of the time
@@ -119,13 +118,13 @@ def _often(text: str) -> Counter[str]:
 # The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2).
 #
 # As in the paper, f_a is the embedding of the action's description at unit length (`raw`), or a one-hot vector (its
-# "without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS: a small
-# encoder gives the descriptions cosines of 0.96 and more, so that what they share hides their differences. The
-# centre stays that of the first catalogue; otherwise every x already in A would change its meaning.
+# "without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS: with a small
+# encoder the descriptions have cosines of 0.96 and more, and their common part hides their differences. The centre
+# remains that of the first catalogue; otherwise every x already in A would change its meaning.
 #
-# The action vectors span at most |A| dimensions, and ridge regression is invariant under rotation. So f_a is given
-# in the coordinates of an orthonormal basis of that span, which are shorter and give the same scores. A description
-# outside the span adds one basis vector.
+# The action vectors span at most |A| dimensions, and ridge regression is invariant under rotation. So f_a consists of
+# coordinates in an orthonormal basis of that span, which are shorter and give the same scores. A description outside
+# the span adds one basis vector.
 #
 # An optional departure: with x = [s_q; s_a] and a single θ, the ranking of actions by predicted mean is the same
 # for every query. Interactions append z_q ⊗ v_a, where z_q is a short projection of the query and v_a the action's
@@ -159,7 +158,7 @@ class FeatureSettings:
 
 @dataclass(slots=True)
 class Anchor:
-    """What the first catalogue fixes: centre, scale and principal directions of the action vectors."""
+    """Centre, scale and principal directions of the action vectors, fixed by the first catalogue."""
 
     centre: Vector
     scale: float
@@ -203,9 +202,9 @@ class FeatureMap:
         return int(self.coordinates.shape[1] + rank * self.sides.shape[1])
 
     def offer(self, actions: Sequence[ActionVector]) -> list[int]:
-        """Make exactly these actions choosable; return the new position of each old column of f_a.
+        """Make exactly these actions available; return the new position of each old column of f_a.
 
-        The vectors of others are kept for outstanding rewards.
+        The vectors of removed ones are kept for outstanding rewards.
 
         Raises:
             InvalidObservation: An embedding has the wrong length, is not finite, or is zero.
@@ -225,7 +224,7 @@ class FeatureMap:
         return [*range(old_rank), *range(old_rank + shift, old_rank + shift + old_rest)]
 
     def position(self, subject: str, action_id: str) -> int:
-        """Return the row of an action, or raise UnknownAction naming the subject."""
+        """Return the row of an action, or raise UnknownAction with the name of the subject."""
         try:
             return self.index[action_id]
         except KeyError:
@@ -243,7 +242,7 @@ class FeatureMap:
                 on and (allowed is None or i in allowed) for i, on in zip(self.ids, self.active, strict=True)
             ]
             rows = np.flatnonzero(keep)
-            if len(self._choosable) > 256:  # there are usually few such sets; this bounds an unusual client
+            if len(self._choosable) > 256:  # there are usually few such sets; the bound protects against an unusual client
                 self._choosable.clear()
             self._choosable[allowed] = rows
         if not len(rows):
@@ -270,7 +269,7 @@ class FeatureMap:
         return np.concatenate(parts, axis=1)
 
     def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
-        """Return the checked embeddings of (id, s_q) pairs as rows, shape (m, query_dim)."""
+        """Return the validated embeddings of (id, s_q) pairs as rows, shape (m, query_dim)."""
         out = np.empty((len(pairs), self.settings.query_dim))
         for row, (subject, vector) in zip(out, pairs, strict=True):
             row[:] = checked(subject, vector, self.settings.query_dim, "embedding")
@@ -298,7 +297,7 @@ class FeatureMap:
         return meta, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Become the map that `snapshot` saved."""
+        """Restore the map that `snapshot` saved."""
         self._take_back(meta, ("ids", "models", "active"))
         self.vectors, self.coordinates = arrays["vectors"], arrays["coordinates"]
         self.basis, self.sides = arrays["basis"], arrays["sides"]
@@ -308,7 +307,7 @@ class FeatureMap:
             self.query_basis = QueryBasis(arrays["offset"], arrays["query_directions"])
 
     def _take_back(self, meta: dict[str, Any], names: Sequence[str]) -> None:
-        """Take attributes, the ids among them, from the plain values of a snapshot."""
+        """Restore attributes, including the ids, from the plain values of a snapshot."""
         for name in names:
             setattr(self, name, meta[name])
         self.index = {action_id: i for i, action_id in enumerate(self.ids)}
@@ -360,7 +359,8 @@ class FeatureMap:
                 rest -= self.basis.T @ (self.basis @ rest)
             size = np.linalg.norm(rest)
             if size > SPANNED:
-                # The part of a vector that is nearly inside the span is mostly rounding: clean it once more.
+                # The remainder of a vector that is nearly inside the span is mostly rounding error: orthogonalise it
+                # once more.
                 unit = rest / size
                 unit -= self.basis.T @ (self.basis @ unit)
                 self.basis = np.concatenate([self.basis, unit[None] / np.linalg.norm(unit)])
