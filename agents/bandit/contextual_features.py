@@ -16,7 +16,8 @@ from schemas.action import Action
 from schemas.errors import InvalidField
 
 MOST_COLUMNS: Final = 500
-"""Maximum number of columns of x for the actions of the first catalogue. With it, a decision and its update take a millisecond, and a snapshot four megabytes. With more models, z is shorter."""
+"""Most columns of x for the actions of the first catalogue. With it, a decision and its update take a millisecond, and
+a snapshot four megabytes. With more models, z is shorter."""
 
 FEWEST_DIRECTIONS: Final = 8
 """Minimum number of directions in z, whatever the number of models: without any, all queries would look alike."""
@@ -25,7 +26,7 @@ GROWTH: Final = (0.75, 0.5)
 """Exponents with which cost typically grows with parameters and with paths. Paths share the question and end early."""
 
 LONGEST: Final = 3.0
-"""Bound of the length of z's directions, which is 1 on average: an unusual question must not weigh as much as twenty."""
+"""Bound of the length of z's directions, which is 1 on average: no question may weigh as much as twenty."""
 
 STORED: Final = ("ids", "models", "active", "sizes", "names", "size_range", "first_shape", "scale", "scales")
 """Attributes of `ContextualFeatures` that a snapshot stores as plain values."""
@@ -93,7 +94,7 @@ class ContextualFeatures(FeatureMap):
         return [f"{name.split(' ')[0]} × {part}" for name in self.names for part in self.transform.parts]
 
     def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
-        """Return the validated vectors of (id, vector) pairs as rows; an empty embedding is rejected even with counts."""
+        """Return the validated vectors of (id, vector) pairs as rows; an embedding must not be empty."""
         out = super().queries(pairs)
         for (subject, _), row in zip(pairs, out, strict=True):
             checked(subject, row[: -len(COUNTS)], len(row) - len(COUNTS), "embedding")
@@ -298,7 +299,7 @@ class QueryTransform:
 
     @property
     def parts(self) -> list[str]:
-        """Return the kind of each coordinate of z: `constant`, `counts`, `directions` (learned) or `kernel`, (rank,)."""
+        """Return the kind of each coordinate of z: `constant`, `counts`, `directions` (learned) or `kernel`."""
         counts = len(self.axes) - len(self.weights)
         rest = len(self.weights) - self.learned
         return ["constant", *["counts"] * counts, *["directions"] * self.learned, *["kernel"] * rest]
@@ -352,7 +353,7 @@ def bounded(z: Matrix, counts: int) -> Matrix:
 
 
 def count_axes(spread: Vector, dim: int, most: int) -> Matrix:
-    """Return the axes of the counts, each scaled to a third of its spread, shape (k, dim). Counts come last in a query."""
+    """Return the axes of the counts, each a third of its spread, shape (k, dim). Counts come last in a query."""
     own = min(len(COUNTS), most)
     found = np.zeros((own, dim))
     found[np.arange(own), dim - len(COUNTS) + np.arange(own)] = 1.0 / (3.0 * spread[:own])

@@ -105,7 +105,7 @@ def controlled(of: Prediction, control: ControlGroup) -> Prediction:
 def _redrawn(
     of: Prediction, chosen: int, probability: Vector | None, error: float, reason: Reason
 ) -> Prediction:
-    """Return a prediction with another draw; the terms predicted for the policy's choice do not apply to another action."""
+    """Return a prediction with another draw; terms predicted for the policy's choice do not apply to it."""
     predicted = of.predicted if chosen == of.chosen else None
     return replace(
         of, chosen=chosen, probability=probability, error=error, reason=reason, predicted=predicted

@@ -19,7 +19,8 @@ SPANNED: Final = 1e-12
 """A unit vector whose component outside the basis is shorter than this counts as inside: float64 rounding."""
 
 LONG: Final = 1e6
-"""Squared length above which a vector is rejected as an embedding. Encoders return unit vectors; in A, one of length 1,000 would weigh as much as a million observations."""
+"""Squared length above which an embedding is rejected. Encoders return unit vectors; in A, one of length 1,000 would
+weigh as much as a million observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ COUNTS: Final = (
 )
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_SENTENCE = re.compile(r"[.!?](?:\s|$)")  # the last mark of a run; like all of these, linear in the length of the text
+_SENTENCE = re.compile(r"[.!?](?:\s|$)")  # the last mark of a run, in linear time like all of these
 _SYMBOLS = r"-+*/=^<>%$\{}()[]"
 
 
@@ -242,7 +243,7 @@ class FeatureMap:
                 on and (allowed is None or i in allowed) for i, on in zip(self.ids, self.active, strict=True)
             ]
             rows = np.flatnonzero(keep)
-            if len(self._choosable) > 256:  # there are usually few such sets; the bound protects against an unusual client
+            if len(self._choosable) > 256:  # usually there are few; this bounds an unusual client
                 self._choosable.clear()
             self._choosable[allowed] = rows
         if not len(rows):

@@ -1,4 +1,4 @@
-"""What features and variances of the contextual policy take from a history of outcomes, and when."""
+"""What the contextual policy estimates from a history of outcomes, and when it does so."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agents.bandit.errors import InvalidObservation
 from agents.bandit.features import COUNTS
 from agents.bandit.policy import Matrix, Observation, Refits, Vector
 
-# History as a table of outcomes of configurations, one per row.
+# A history is a table of outcomes, one configuration's outcome per row.
 #
-# Either every configuration answered every question, or the rows are logged decisions with one configuration each
-# and its propensity. Every outcome is an observation, except that a rare action's may count for several.
+# Either every configuration answered every question, or the rows are logged decisions, each with one configuration and
+# its propensity. Each outcome is one observation, but those of rare actions may be weighted as several.
 
 MOST_WEIGHT: Final = 10.0
 """Bound of 1/propensity, so that the rows of a rare action do not dominate."""
@@ -27,7 +27,7 @@ MOST_WEIGHT: Final = 10.0
 
 @dataclass(frozen=True)
 class History:
-    """Rows of history, each with one outcome.
+    """A history: one outcome per row.
 
     Attributes:
         queries: Embedding and surface counts of every question, shape (Q, d).
@@ -35,8 +35,8 @@ class History:
         action: Index of the action among the policy's, shape (m,).
         correct, score, log_cost: The terms, shape (m,).
         propensity: Probability with which the action was drawn; ones for a full table.
-        tenants: Who asked, of each row; empty for a table, which is nobody's.
-        failed: Whether the model gave no text, so that `log_cost` says nothing, shape (m,); of a table, nowhere.
+        tenants: The tenant of each row; empty for a table, which belongs to no tenant.
+        failed: Whether the model returned no text, so that `log_cost` is meaningless, shape (m,); never in a table.
     """
 
     queries: Matrix
@@ -50,7 +50,7 @@ class History:
     failed: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
 
     def __post_init__(self) -> None:
-        """Refuse values that would poison A or B; the message names the field."""
+        """Reject values that would corrupt A or B; the message names the field."""
         for name in ("correct", "score", "propensity"):
             values = getattr(self, name)
             if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
@@ -64,7 +64,7 @@ class History:
 
     @property
     def priced(self) -> History:
-        """Return the rows whose cost says something, of the same questions; they have no tenants."""
+        """Return the rows with a meaningful cost, without tenants; the questions stay the same."""
         if not self.failed.any():
             return self
         rows = {
@@ -75,15 +75,15 @@ class History:
 
     @property
     def weights(self) -> Vector:
-        """Return the weight of each row, corrected for its propensity: 1 on average."""
+        """Return the inverse-propensity weight of each row: 1 on average."""
         inverse = np.minimum(1.0 / self.propensity, MOST_WEIGHT)
         return np.asarray(inverse / inverse.mean())
 
     @property
     def digest(self) -> str:
-        """Return what tells from other histories what is estimated of this one, the same wherever it is worked out.
+        """Return a digest that identifies the history of an estimate, the same on every machine.
 
-        In single precision: the log of a price may come out otherwise elsewhere in its last bit.
+        Computed in single precision, because elsewhere the logarithm of a price may differ in its last bit.
         """
         told = hashlib.blake2b(digest_size=16)
         for places in (self.question, self.action):
@@ -93,32 +93,33 @@ class History:
         return told.hexdigest()
 
 
-# What the features take from history: the anchor of each action, and the directions of queries.
+# Features estimated from history: the anchor of each action, and the directions of queries.
 #
-# An action's anchor is its mean cost. The directions are principal ones of a Gaussian kernel of the embeddings: that
-# like questions have like outcomes is all that can be said of queries as long as little is known. Where there are more
-# questions than a query has coordinates, a ridge regression from embedding, counts and kernel to how each feature of
-# the actions departs on a question from its usual accuracy and cost, reduced to its leading directions (reduced-rank
-# regression), knows better, and the kernel's fill what is left. The directions used for a question of history are
-# fitted without it; otherwise memorising the question would look like skill.
+# An action's anchor is its mean cost. With little history, the directions are principal components of a Gaussian kernel
+# of the embeddings, which assumes only that similar questions have similar outcomes. Once there are more questions than
+# a query has coordinates, a reduced-rank ridge regression does better: from embedding, counts and kernel it predicts,
+# for each feature of the actions, how a question departs from the usual accuracy and cost. Kernel components fill the
+# remaining directions. The directions used for a question of the history are fitted without it; otherwise memorising
+# the question would look like skill.
 
 LANDMARKS: Final = 256
-"""Most questions to which a query is compared."""
+"""Maximum number of questions to which a query is compared."""
 
 FEW: Final = 10
-"""Different questions below which nothing is said of how questions differ."""
+"""With fewer distinct questions than this, no directions are fitted."""
 
 RIDGES: Final = tuple(10.0 ** (k / 2) for k in range(-4, 9))
-"""Candidates for λ of the directions; generalised cross-validation chooses one for accuracy and one for cost."""
+"""Candidates for the λ of the directions. Generalised cross-validation chooses one for accuracy and one for cost."""
 
 DOUBT: Final = (1.0, 10.0)
-"""Rows at which the cost of a model, and of an action beside its model, weighs as much as its guess."""
+"""Number of rows at which the mean cost of a model, or of an action relative to its model, weighs as much as its
+guess."""
 
 
 def set_anchors(features: ContextualFeatures, history: History) -> None:
-    """Set each action's anchor to its mean cost, shrunk towards that of its model, and that towards a guess.
+    """Set each action's anchor to its mean cost, shrunk towards its model's, which is in turn shrunk towards a guess.
 
-    Sizes that are not known are read from these costs.
+    Unknown model sizes are inferred from these costs.
     """
     n = len(features.ids)
     guess = np.array([features.guess(action) for action in range(n)])
@@ -146,14 +147,14 @@ def set_anchors(features: ContextualFeatures, history: History) -> None:
 
 
 def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:
-    """Fit the directions; return z of every question, fitted without it, shape (Q, rank).
+    """Fit the directions; return z of every question with directions fitted without it, shape (Q, rank).
 
-    A few questions say nothing of how questions differ: what they do not vary in would be scaled up without bound, and
-    every later question would lie at the edge. The transform then stays as it is.
+    With only a few questions the transform stays as it is: coordinates in which they do not vary would be scaled up
+    without bound, and every later question would be clipped.
 
     Args:
-        features: Their transform is replaced.
-        history: Its questions.
+        features: The features whose transform is replaced.
+        history: The history with the questions.
         targets: Accuracy, and cost in units of the anchors, of each row, shape (m, 2).
     """
     queries = history.queries
@@ -182,17 +183,17 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
 
 
 def _kernel(embedded: Matrix, scale: float) -> tuple[Matrix, float, Matrix, Matrix]:
-    """Return landmarks, κ, the questions' coordinates in the kernel's principal directions, and these, shape (k, m).
+    """Return landmarks, κ, the questions' kernel principal components, and the weights of these, shape (k, m).
 
-    κ is such that similarity falls to 1/e at the usual distance of a question from the middle.
+    κ is such that similarity falls to 1/e at the typical distance of a question from the mean.
 
     Args:
         embedded: Embeddings of the questions, shape (Q, d).
-        scale: Their spread in one coordinate.
+        scale: Their spread along one coordinate.
     """
     kappa = 1.0 / (scale**2 * embedded.shape[1])
     kept = np.linspace(0, len(embedded) - 1, min(len(embedded), LANDMARKS)).round().astype(int)
-    landmarks = embedded[kept].astype(np.float32).astype(np.float64)  # as a snapshot holds them
+    landmarks = embedded[kept].astype(np.float32).astype(np.float64)  # as a snapshot stores them
     apart = np.maximum(
         np.sum(embedded**2, axis=1)[:, None] + np.sum(landmarks**2, axis=1) - 2.0 * embedded @ landmarks.T,
         0.0,
@@ -200,23 +201,23 @@ def _kernel(embedded: Matrix, scale: float) -> tuple[Matrix, float, Matrix, Matr
     similarity = np.exp(-kappa * apart)  # (Q, m)
     sizes, vectors = np.linalg.eigh(similarity[kept])
     firm = sizes > SMALL * sizes[-1]
-    whiten = (vectors[:, firm] / np.sqrt(sizes[firm])).T[::-1]  # the largest first
+    whiten = (vectors[:, firm] / np.sqrt(sizes[firm])).T[::-1]  # in descending order
     return landmarks, kappa, similarity @ whiten.T, whiten
 
 
 SMALL: Final = 1e-6
-"""Least spread to divide by."""
+"""Smallest spread to divide by."""
 
 
 def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Matrix, Matrix]:
-    """Return the leading directions of the fitted values, shape (k, d), and each question's own held-out coordinates.
+    """Return the leading directions of the fitted values, shape (k, d), and each question's held-out coordinates.
 
-    Together the coordinates have a length of 1 on average.
+    The vector of coordinates has a length of 1 on average.
 
     Args:
         inputs: Standardised queries, shape (Q, d).
-        wanted: What to predict for each question, a matrix of shape (Q, ·) for each λ.
-        most: Most directions.
+        wanted: The values to predict for each question, one matrix of shape (Q, ·) for each λ.
+        most: Maximum number of directions.
     """
     left, sizes, axes = np.linalg.svd(inputs, full_matrices=False)
     fitted, held_out, coefficients = [], [], []
@@ -225,7 +226,7 @@ def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Ma
         ridge = _chosen_ridge(sizes, along, observed)
         kept = sizes**2 / (sizes**2 + ridge)
         fit = (left * kept) @ along
-        own = (left**2) @ kept  # what a question's own value counts in its fit
+        own = (left**2) @ kept  # leverage of each question
         fitted.append(fit)
         held_out.append(observed - (observed - fit) / (1.0 - own)[:, None])
         coefficients.append((axes.T * (sizes / (sizes**2 + ridge))) @ along)
@@ -238,14 +239,14 @@ def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Ma
 
 
 def _departures(features: ContextualFeatures, history: History, targets: Matrix) -> list[Matrix]:
-    """Return how each question's accuracies, and costs, depart from what is usual, along every feature of the actions.
+    """Return how each question's accuracies and costs depart from the average, along every feature of the actions.
 
-    One matrix of shape (Q, ·) for each term and kind of feature, in units of the term's spread. A question says nothing
-    of a model that did not answer it.
+    One matrix of shape (Q, ·) for each term and kind of feature, in units of the term's spread. A model that did not
+    answer a question contributes nothing to its row.
     """
     n, questions = len(features.ids), len(history.queries)
     sides = features.sides[history.action]  # (m, J)
-    # What no row has, an action that nobody tried yet, must change nothing of what the others say.
+    # An action without any rows must not affect the others.
     seen = np.flatnonzero(sides.any(axis=0))
     sides, kinds = sides[:, seen], [features.names[j].split(" ")[0] for j in seen]
     lengths = np.zeros((questions, len(seen)))
@@ -271,8 +272,8 @@ def _chosen_ridge(sizes: Vector, along: Matrix, wanted: Matrix) -> float:
 
     Args:
         sizes: Singular values of the inputs.
-        along: What is wanted along their left singular vectors.
-        wanted: What is wanted, shape (Q, ·).
+        along: The targets along their left singular vectors.
+        wanted: The targets, shape (Q, ·).
     """
     rest = float(np.sum(wanted**2) - np.sum(along**2))
     n = len(wanted)
@@ -284,20 +285,19 @@ def _chosen_ridge(sizes: Vector, along: Matrix, wanted: Matrix) -> float:
     return float(RIDGES[int(np.argmin(errors))])
 
 
-# The refit schedule: when a policy that began without a prior learns directions, anchors and variances from its own
-# outcomes.
+# The refit schedule: when a policy without a prior estimates directions, anchors and variances from its own outcomes.
 #
-# It keeps these outcomes, and whenever there are twice as many it turns all into a `History` and is refitted to it.
+# It keeps these outcomes, and each time their number has doubled it is refitted to all of them as one `History`.
 
 REFITS: Final = (10, 20, 40, 80, 160, 320, 640, 1280, 2560)
-"""Numbers of outcomes at which a policy without a prior is refitted; after the last it no longer keeps them."""
+"""Numbers of outcomes at which a policy without a prior is refitted. After the last refit, outcomes are dropped."""
 
 
 class RefitSchedule(Refits):
     """The refits still to come, and the outcomes kept for them.
 
     Args:
-        at: Numbers of outcomes, rising; empty for a policy with a prior, which keeps nothing.
+        at: Numbers of outcomes, ascending; empty for a policy with a prior, which keeps none.
     """
 
     def __init__(self, at: Sequence[int] = REFITS) -> None:
@@ -307,19 +307,19 @@ class RefitSchedule(Refits):
         self._kept: dict[str, tuple[Vector, int, float, float, float, str]] = {}
 
     def due(self, outcomes: int) -> bool:
-        """Return whether a refit comes within so many more outcomes."""
+        """Return whether a refit is due within this many more outcomes."""
         return bool(self.at) and len(self._kept) + outcomes >= self.at[0]
 
     def take(self, o: Observation, query: Vector, at: int, log_cost: float | None) -> History | None:
-        """Keep an outcome; return all that were kept if a refit is due.
+        """Keep an outcome; if a refit is due, return all that were kept.
 
-        One is left out where fewer than `FEW` outcomes have a cost.
+        A refit is skipped if fewer than `FEW` outcomes have a cost.
 
         Args:
             o: The outcome.
             query: Its embedding and surface counts.
             at: Index of its action.
-            log_cost: ln(eFLOPs), without a price; None of a failure.
+            log_cost: ln(eFLOPs), without the price factor; None for a failure.
         """
         if not self.at:
             return None
@@ -335,7 +335,7 @@ class RefitSchedule(Refits):
             self._kept = {}
         if failed.any() and np.sum(~failed) < FEW:
             return None
-        # What is asked again is the same question: fitted without it, the transform must not know its other answers.
+        # Repetitions are one question: a transform fitted without it must not see its other answers either.
         places: dict[bytes, int] = {}
         question = np.array([places.setdefault(query.tobytes(), len(places)) for query in queries])
         _, first = np.unique(question, return_index=True)
@@ -344,7 +344,7 @@ class RefitSchedule(Refits):
         return History(queries[first], question, actions, correct, score, costs, ones, tenants, failed)
 
     def correct(self, o: Observation) -> None:
-        """Replace the Correct of an outcome that was kept."""
+        """Replace Correct of a kept outcome."""
         if (kept := self._kept.get(o.observation_id)) is not None:
             self._kept[o.observation_id] = (kept[0], kept[1], o.entered, *kept[3:])
 
@@ -360,7 +360,7 @@ class RefitSchedule(Refits):
         return {"refits": list(self.at), "memory": asked}, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Become what `snapshot` returned."""
+        """Restore what `snapshot` returned."""
         self.at = tuple(meta["refits"])
         rows = zip(
             meta["memory"].items(),

@@ -1,4 +1,4 @@
-"""What all policies share besides their mathematics: from a prediction to a choice, history, state as bytes."""
+"""Code that all policies share: from prediction to choice, history of observations, serialised state."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from agents.bandit.policy import (
     generator,
 )
 
-# From a prediction to a choice: seeded ties, exact propensities, runners-up.
+# From a prediction to a choice: seeded tie-breaking, exact propensities, runners-up.
 
 TIE: Final = 1e-12
-"""Scores closer than this, relative to the largest, count as equal: two equal float64 sums of a few thousand terms
-differ by no more. A larger value would randomise real preferences; with a smaller one, the order of summation would
-decide."""
+"""Scores that differ by less than this, relative to the largest, count as equal: float64 rounding of a sum of a few
+thousand terms is no larger. A larger value would randomise real preferences; with a smaller one, the order of summation
+would decide."""
 
 RUNNERS_UP: Final = 3
 
@@ -59,7 +59,7 @@ def tied(score: Vector) -> np.ndarray:
 
 
 def pick(score: Vector, seed: int, query_id: str, purpose: str = "tie") -> tuple[int, Vector]:
-    """Return the index of the maximum, with ties broken at random by the seed, and the probability of each index."""
+    """Return the index of the maximum, ties broken at random by the seed, and the probability of each index."""
     best = tied(score)
     probability = np.zeros(len(score))
     probability[best] = 1.0 / len(best)
@@ -84,7 +84,7 @@ def standard_error(probability: float, draws: int) -> float:
 
 
 def ranked(query_id: str, action_ids: Sequence[str], mean: Vector, width: Vector, seed: int) -> Prediction:
-    """Return the prediction of a policy that prefers the highest mean + width."""
+    """Return the prediction of a policy that chooses the highest mean + width."""
     score = mean + width
     chosen, probability = pick(score, seed, query_id)
     return Prediction(query_id, action_ids, mean, width, score, chosen, probability)
@@ -93,12 +93,12 @@ def ranked(query_id: str, action_ids: Sequence[str], mean: Vector, width: Vector
 def choose(
     policy: Policy, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
 ) -> list[Choice]:
-    """Choose one action per context, all from one state of the policy. Changes no state."""
+    """Choose one action per context, all from the same state, which does not change."""
     return [choice(each, policy.version) for each in policy.predict(contexts, objectives, seed)]
 
 
 def choice(of: Prediction, version: int) -> Choice:
-    """Return the choice of one context with every term that explains it."""
+    """Return the choice for one context with every term that explains it."""
     i = of.chosen
     order = np.argsort(of.score)[::-1] if len(of.score) <= RUNNERS_UP + 1 else _leaders(of.score)
     others = [
@@ -132,9 +132,9 @@ def _leaders(score: Vector) -> np.ndarray:
 
 # A policy's state as bytes: magic, SHA-256, header, arrays.
 #
-# The digest covers everything after it, so a truncated or altered state is refused before any number in it is used.
-# The header names the format version, the kind of policy and its settings, so a state never loads into a policy
-# that was set up differently.
+# The digest covers everything after it, so a truncated or altered state is rejected before any number in it is used.
+# The header has the format version, the kind of policy and its settings, so a state never loads into a policy with
+# other settings.
 
 MAGIC: Final = b"USPOLICY"
 FORMAT: Final = 2
@@ -174,7 +174,7 @@ def unpack(data: bytes, kind: str, settings: dict[str, Any]) -> tuple[dict[str, 
     """Return (meta, arrays) of a complete, unaltered state of this kind and these settings.
 
     Raises:
-        CorruptState: The message names what differs.
+        CorruptState: It is not. The message names the difference.
     """
     head, payload = _opened(data)
     for what, has, needs in (
@@ -197,7 +197,7 @@ def header(data: bytes) -> tuple[str, dict[str, Any]]:
     """Return the kind and the settings of a complete, unaltered state of any policy.
 
     Raises:
-        CorruptState: It is not one.
+        CorruptState: The bytes are something else.
     """
     head, _ = _opened(data)
     return head["kind"], head["settings"]
@@ -207,13 +207,13 @@ def values(data: bytes) -> dict[str, Any]:
     """Return the plain values of a complete, unaltered state of any policy.
 
     Raises:
-        CorruptState: It is not one.
+        CorruptState: The bytes are something else.
     """
     return dict(_opened(data)[0]["meta"])
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as JSON returns them, so that a tuple equals the list it becomes."""
+    """Return settings after a round trip through JSON, so that a tuple equals the list it becomes."""
     return dict(msgspec.json.decode(msgspec.json.encode(settings)))
 
 
@@ -228,7 +228,7 @@ def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
     return msgspec.json.decode(body[4 : 4 + length]), body[4 + length :]
 
 
-# All observations, for the policies that need each of them again: k-NN, MLP, NeuralUCB.
+# All observations, for policies that use each of them again: k-NN, MLP, NeuralUCB.
 #
 # They learn the paper's scalar reward: r of Eq. 4 under the objective in force when the decision was made.
 
@@ -263,7 +263,7 @@ class ReplayBuffer:
         return self._rewards[: len(self)]
 
     def append(self, features: FeatureMap, observations: Sequence[Observation]) -> None:
-        """Add checked rows."""
+        """Add validated rows."""
         for o in observations:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
         queries = features.queries([(o.observation_id, o.embedding) for o in observations])
@@ -280,7 +280,7 @@ class ReplayBuffer:
             self.ids.append(o.observation_id)
 
     def correct(self, features: FeatureMap, observations: Sequence[Observation]) -> None:
-        """Replace the reward of known rows with the one that uses the true Correct."""
+        """Replace the reward of stored rows by the one computed with the true Correct."""
         features.queries([(o.observation_id, o.embedding) for o in observations])
         for o in observations:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
@@ -293,7 +293,7 @@ class ReplayBuffer:
         return {"ids": self.ids}, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Become the rows that `snapshot` saved."""
+        """Restore the rows that `snapshot` saved."""
         self.ids = list(meta["ids"])
         self.index = {observation_id: i for i, observation_id in enumerate(self.ids)}
         capacity = max(64, len(self.ids))
@@ -304,14 +304,14 @@ class ReplayBuffer:
         self._rewards[:n] = arrays["rewards"]
 
 
-# What all policies share besides their mathematics: features, counters, save and load.
+# Base class of the policies: features, counters, save and load.
 #
-# A subclass defines what the policy predicts (`predict_one`, or `predict` for a whole batch), how it learns from
-# observations (`take`, `amend`), and which state is saved (`saved`, `restored`).
+# A subclass defines how to predict (`predict_one`, or `predict` for a whole batch), how to learn from observations
+# (`take`, `amend`), and which state to save (`saved`, `restored`).
 
 
 class Learner:
-    """Base class of all policies on joint features x = [s_q; f_a]; implements the `Policy` protocol.
+    """Base class of policies on joint features x = [s_q; f_a]; implements the `Policy` protocol.
 
     Attributes:
         name: Name of the policy, in Decisions and in saved states.
@@ -334,9 +334,9 @@ class Learner:
         return self._updates + self._corrections
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
-        """Choose from exactly these actions; costs are learned with their price included.
+        """Choose from exactly these actions; costs are learned with their price factor included.
 
-        What was learned from others stays, and their outstanding rewards are still learned.
+        What was learned from removed ones stays, and their outstanding rewards are still learned.
         """
         before = self.features.active.copy()
         kept = self.features.offer(actions)
@@ -353,18 +353,18 @@ class Learner:
         ]
 
     def drifted(self) -> Mapping[str, Drift]:
-        """Return nothing: it does not compare outcomes with what it predicted."""
+        """Return nothing: the policy does not compare outcomes with its predictions."""
         return {}
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
-        """Return nothing: one x for query and action has no parts to tell apart."""
+        """Return nothing: the joint x has no separate parts."""
         return ()
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Do nothing: a decision does not change the next one before its reward."""
+        """Do nothing: a decision affects later ones only through its reward."""
 
     def learn(self, outcomes: Sequence[Observation]) -> None:
-        """Learn outcomes in order, runs of one kind together."""
+        """Learn outcomes in order; runs of one kind are learned together."""
         for kind, group in groupby(outcomes, key=attrgetter("kind")):
             alike = list(group)
             match kind:
@@ -385,10 +385,10 @@ class Learner:
         return pack(self.name, self.identity(), {"features": features} | counters | meta, arrays | more)
 
     def load(self, data: bytes) -> None:
-        """Become a state that a policy with the same settings serialised.
+        """Restore a state that a policy with the same settings serialised.
 
         Raises:
-            CorruptState: The state is truncated or altered, or of another version, policy, dimension or setting.
+            CorruptState: The state is truncated or altered, or from another version, policy, dimension or setting.
         """
         meta, arrays = unpack(data, self.name, self.identity())
         self.features.restore(meta["features"], arrays)
@@ -400,39 +400,39 @@ class Learner:
         return {"features": asdict(self.features.settings)}
 
     def grown(self, kept: Sequence[int]) -> None:
-        """Adapt to a feature map to which actions were added, or came back.
+        """Adapt to a feature map to which actions were added, or returned.
 
         Args:
             kept: The new position of each old column of f_a.
         """
 
     def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
-        """Predict for one context; policies that override `predict` do not need it.
+        """Predict for one context; policies that override `predict` need not implement it.
 
         Args:
-            query: The checked s_q, shape (query_dim,).
+            query: The validated s_q, shape (query_dim,).
             context: The context.
             seed: Seed of random choices.
         """
         raise NotImplementedError
 
     def take(self, observations: Sequence[Observation]) -> None:
-        """Check observations and learn from them."""
+        """Validate observations and learn from them."""
         raise NotImplementedError
 
     def amend(self, observations: Sequence[Observation]) -> None:
-        """Check corrections and apply them."""
+        """Validate corrections and apply them."""
         raise NotImplementedError
 
     def take_costs(self, observations: Sequence[Observation]) -> None:
-        """Take back the decisions: all terms share what is learned of an outcome, so cost alone cannot be."""
+        """Abandon the decisions: all terms of an outcome share one update, so a cost alone cannot be learned."""
         self.decided(
             [Pending(o.observation_id, o.embedding, o.action_id, abandoned=True) for o in observations]
         )
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the plain values and arrays of the state, without the features' and the counters."""
+        """Return the plain values and arrays of the state, without features and counters."""
         return {}, {}
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Take back what `saved` returned; features and counters are restored already."""
+        """Restore what `saved` returned; features and counters are already restored."""

@@ -53,7 +53,7 @@ class LinUCBSettings:
 
 
 class LinUCB(Learner):
-    """Exact LinUCB over joint features; see the comment above."""
+    """Exact LinUCB over joint features x = [s_q; f_a], with one θ shared by all actions."""
 
     def __init__(
         self, features: FeatureMap, settings: LinUCBSettings | None = None, *, name: str = "linucb"
@@ -105,7 +105,7 @@ class LinUCB(Learner):
         return out
 
     def _terms(self, query: Vector, block: Matrix, keep: np.ndarray) -> Matrix:
-        """Return the predicted terms of some actions, shape (n, 3), of whose f_a the block has the rows."""
+        """Return the predicted terms of some actions, shape (n, 3); the rows of the block are their f_a."""
         q = self.features.settings.query_dim
         return np.asarray((query @ self.gram.theta[:q] + block[keep] @ self.gram.theta[q:])[:, :3])
 
@@ -142,7 +142,7 @@ class LinUCB(Learner):
         self.gram.adjust(x, 0, self.corrections(observations))
 
     def rows(self, observations: Sequence[Observation]) -> tuple[Matrix, Matrix]:
-        """Return x, shape (m, q + e), and the rows for B, shape (m, columns), of checked observations."""
+        """Return x, shape (m, q + e), and the rows for B, shape (m, columns), of validated observations."""
         for o in observations:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
         x = self._joint(observations)
@@ -160,7 +160,7 @@ class LinUCB(Learner):
         return late
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return A (one triangle), B and the pending decisions; go on from them, as who restores them does."""
+        """Return A (one triangle), B and the pending decisions, and continue from these, as if restored."""
         arrays: dict[str, np.ndarray] = {}
         for name, gram in self._grams():
             gram.settle()
@@ -243,12 +243,12 @@ def _greedy(options: LinearOptions, on: Inputs) -> Policy:
 #
 # A draw of θ̃ in d dimensions is not needed: xᵀθ̃ = s_qᵀθ̃_q + f_aᵀθ̃_a, and (s_qᵀθ̃_q, θ̃_a) is Gaussian in 1 + e
 # dimensions, with covariance ((s_qᵀP s_q, s_qᵀQ), (Qᵀs_q, R)). Sampling that has exactly the same distribution at a
-# thousandth of the cost. The propensity has no closed form; it is estimated by further draws and marked as an
+# thousandth of the cost. The propensity has no closed form; it is estimated from further draws and marked as an
 # estimate.
 
 
 class Thompson(LinUCB):
-    """LinUCB's state with a posterior draw instead of the width.
+    """Thompson sampling: LinUCB's state, with a posterior draw instead of the width.
 
     Args:
         features: The feature map.
@@ -264,13 +264,13 @@ class Thompson(LinUCB):
 
     @property
     def alpha(self) -> float:
-        """Return 0: the draw takes the place of the width."""
+        """Return 0: the draw replaces the width."""
         return 0.0
 
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:
-        """Draw one θ̃ per context and score by xᵀθ̃; `width` is the draw's departure from the mean."""
+        """Draw one θ̃ per context and score by xᵀθ̃; `width` is the deviation of the draw from the mean."""
         plain = super().predict(contexts, objectives, seed)
         return [self._drawn(*each, seed) for each in zip(contexts, plain, strict=True)]
 
@@ -334,11 +334,11 @@ def _thompson(options: ThompsonOptions, on: Inputs) -> Policy:
     return Thompson(on.features(options), options.linear, propensity_draws=options.propensity_draws)
 
 
-# LinUCB that forgets, for traffic that drifts; off by default, since the paper keeps every observation.
+# LinUCB that forgets, for drifting traffic. Off by default, since the paper keeps every observation.
 #
 # `SlidingWindow` removes the oldest row exactly: A - x xᵀ by a downdate of A⁻¹. `Discounted` weighs a row by
-# γ^(age in decisions). Age counts decisions, not rewards, so that a burst of late rewards ages nothing (as in
-# ParetoBandit). The width stays α√(xᵀA⁻¹x); the second matrix of D-LinUCB is not kept.
+# γ^(age in decisions). Age counts decisions, not rewards, so that a burst of late rewards does not age earlier rows (as
+# in ParetoBandit). The width stays α√(xᵀA⁻¹x); the second matrix of D-LinUCB is not kept.
 
 RIDGE_FLOOR: Final = 0.9
 """When the discount has left this share of λ, A is factorised again with the full λ. Decay also shrinks the
@@ -396,7 +396,7 @@ class SlidingWindow(LinUCB):
         return pack("window", {"window": self.window}, {"rows": rows}, {"inner": inner, "queries": queries})
 
     def load(self, data: bytes) -> None:
-        """Become a serialised state."""
+        """Restore a serialised state."""
         meta, arrays = unpack(data, "window", {"window": self.window})
         super().load(arrays["inner"].tobytes())
         self._kept = deque(
@@ -440,26 +440,26 @@ class Discounted(LinUCB):
 
     @property
     def alpha(self) -> float:
-        """Return the factor of the widths in today's units."""
+        """Return the factor of the widths in units of the current time."""
         return float(self.settings.alpha * self.gamma ** (-(self.clock - self._epoch) / 2.0))
 
     def decided(self, decisions: Sequence[Pending]) -> None:
         """Advance the decision clock; restore λ when the discount has eaten a tenth of it."""
         self.clock += sum(not d.abandoned for d in decisions)
-        # Epochs are multiples of the period, so that decisions lead to the same state alone or in a batch.
+        # Epochs are multiples of the period, so that the state does not depend on batch boundaries.
         epoch = self.clock // self._period * self._period
         if epoch > self._epoch:
             self.gram.rescale(self.gamma ** (epoch - self._epoch))
             self._epoch = epoch
 
     def rows(self, observations: Sequence[Observation]) -> tuple[Matrix, Matrix]:
-        """Return rows scaled by the root of their weight."""
+        """Return rows scaled by the square root of their weight."""
         x, targets = super().rows(observations)
         root = np.array([self.gamma ** ((self._epoch - o.clock) / 2.0) for o in observations])[:, None]
         return x * root, targets * root
 
     def corrections(self, observations: Sequence[Observation]) -> Any:
-        """Return corrections scaled like their rows."""
+        """Return corrections with the weights of their rows."""
         root = np.array([self.gamma ** ((self._epoch - o.clock) / 2.0) for o in observations])
         return super().corrections(observations) * root
 
@@ -471,7 +471,7 @@ class Discounted(LinUCB):
         )
 
     def load(self, data: bytes) -> None:
-        """Become a serialised state."""
+        """Restore a serialised state."""
         meta, arrays = unpack(data, "discount", {"gamma": self.gamma})
         super().load(arrays["inner"].tobytes())
         self.clock, self._epoch = meta["clock"], meta["epoch"]

@@ -4,9 +4,9 @@ The paper states the hidden width (100), the loss, the learning rate and 1,000 i
 activation and the optimiser. Gradients are written out: that takes two products instead of an autograd graph, and
 NeuralUCB needs their closed form anyway.
 
-A hidden unit that no row activates gets no gradient, and its Adam moments shrink until they are subnormal numbers,
-which the processor handles many times slower: after some thousand iterations most of them are. Training treats
-subnormal numbers as zero, which takes a third of the time.
+A hidden unit that no row activates gets no gradient, and its Adam moments shrink to subnormal numbers, which processors
+handle many times slower. After a few thousand iterations most moments are subnormal. Training flushes them to zero,
+which takes a third of the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARTS: Final = ("w1", "b1", "w2", "b2")
 
 
 class Network:
-    """f(x) = w₂ᵀ relu(W₁x + b₁) + b₂ with its Adam state; training continues from the present state."""
+    """f(x) = w₂ᵀ relu(W₁x + b₁) + b₂ with its Adam state; training continues from the current state."""
 
     def __init__(
         self, dim: int, *, hidden: int, learning_rate: float = 1e-3, iterations: int = 1000, seed: int = 0
@@ -90,7 +90,7 @@ class Network:
         return arrays
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Become the network that `snapshot` saved."""
+        """Restore the network that `snapshot` saved."""
         self.parts = [torch.from_numpy(arrays[name].copy()) for name in PARTS]
         self._optimiser = torch.optim.Adam(self.parts, lr=self._learning_rate, fused=True)
         for name, part in zip(PARTS, self.parts, strict=True):

@@ -12,20 +12,20 @@ import numpy as np
 
 from agents.bandit.policy import BudgetStatus, Matrix, Target, Vector
 
-# What the policy, as it predicts now, would choose for recent queries at any λ, and which λ meets a target.
+# The choices that the current predictions imply for recent queries at any λ, and the λ that meets a target.
 
 STEPS: Final = 30
-"""Halvings of the interval of ln λ, e^±10 around the scale of the predictions: λ to eight digits."""
+"""Bisection steps on ln λ, within e^±10 of the scale of the predictions: they give λ to eight digits."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predictions of every action on offer for each of m contexts.
+    """Predictions of every available action for each of m contexts.
 
     Attributes:
         accuracy: Predicted accuracy, shape (m, n).
-        cost: Predicted cost, alike.
-        doubt: Standard deviation of the predicted accuracy of the best action, mean over contexts.
+        cost: Predicted cost, shape (m, n).
+        doubt: Standard deviation of the predicted accuracy of the best action, averaged over contexts.
     """
 
     accuracy: Matrix
@@ -37,26 +37,26 @@ class Forecast:
         return np.asarray((self.accuracy - shadow_price * self.cost).argmax(axis=1))
 
     def mean_cost(self, shadow_price: float) -> float:
-        """Return the mean cost of what is chosen at a shadow price."""
+        """Return the mean cost of the choices at a shadow price."""
         return _mean(self.cost, self.choices(shadow_price))
 
     def mean_accuracy(self, shadow_price: float) -> float:
-        """Return the mean accuracy of what is chosen at a shadow price."""
+        """Return the mean accuracy of the choices at a shadow price."""
         return _mean(self.accuracy, self.choices(shadow_price))
 
     def best_accuracy(self, *, reachable: bool) -> float:
-        """Return the mean accuracy of the single action that is best on average, or of the best for each context.
+        """Return the mean accuracy of the action that is best on average, or of the best action for each context.
 
         Args:
-            reachable: Whether each context has its own. The best of many predictions is often the luckiest, so it is
-                taken less its doubt; what a single action reaches can be reached in any case.
+            reachable: Take the best action for each context. Because the best of many predictions is often just the
+                luckiest, its uncertainty is subtracted; the result is at least that of the best single action.
         """
         single = float(self.accuracy.mean(axis=0).max())
         return max(single, float(self.accuracy.max(axis=1).mean()) - self.doubt) if reachable else single
 
 
 def shadow_price_for_cost(forecast: Forecast, target: float) -> float:
-    """Return the least λ at which the mean cost of the choices stays within a target.
+    """Return the smallest λ at which the mean cost of the choices stays within a target.
 
     >>> two = Forecast(np.array([[0.5, 0.9]] * 2), np.array([[1.0, 3.0], [1.0, 9.0]]))
     >>> shadow_price_for_cost(two, 2.0).__round__(3)
@@ -72,9 +72,9 @@ def shadow_price_for_cost(forecast: Forecast, target: float) -> float:
 def shadow_price_for_accuracy(forecast: Forecast, share: float, *, reachable: bool = False) -> float:
     """Return the largest λ at which the mean accuracy of the choices is a share of the best (`best_accuracy`).
 
-    Where nothing is predicted to be right ever, λ is 0. Any λ keeps a share of nothing, so the target says nothing of
-    it; but λ is accuracy per eFLOP, and falls to 0 with the accuracies. The largest λ would be wrong: it would choose
-    the cheapest action for good, and never find out that a dearer one is right at times.
+    If every predicted accuracy is 0, so is λ. Any λ would meet the target then, but λ is accuracy per eFLOP and tends
+    to 0 with the accuracies. The largest λ would be wrong: it would choose the cheapest action forever, and never
+    discover that a more expensive one is sometimes right.
 
     >>> cost = np.array([[1.0, 3.0], [1.0, 9.0]])
     >>> right = np.array([[0.5, 0.9]] * 2)
@@ -87,7 +87,7 @@ def shadow_price_for_accuracy(forecast: Forecast, share: float, *, reachable: bo
     best = forecast.best_accuracy(reachable=reachable)
     if best <= 0.0:
         return 0.0
-    # Where the target is what the best action reaches, the last bits of a mean must not decide.
+    # If the target is the accuracy of the best action, rounding must not decide whether it is met.
     target = share * best * (1.0 - 1e-9)
 
     def below(shadow_price: float) -> bool:
@@ -106,7 +106,7 @@ def _scale(forecast: Forecast) -> float:
 
 
 def _least(holds: Callable[[float], bool], scale: float) -> float:
-    """Return the least λ, within e^±10 of a scale, at which a condition that stays true holds."""
+    """Return the smallest λ, within e^±10 of a scale, at which a monotone condition holds."""
     low, high = -10.0, 10.0
     if not holds(scale * float(np.exp(high))):
         return scale * float(np.exp(high))
@@ -119,30 +119,31 @@ def _least(holds: Callable[[float], bool], scale: float) -> float:
     return scale * float(np.exp(high))
 
 
-# Which recent queries stand for those of a tenant: what is predicted of them determines λ, and which targets cannot be
-# met.
+# The window of recent queries that represents a tenant. Predictions for it determine λ, and which targets are
+# infeasible.
 #
-# A target is met on the queries of its own tenant: what others ask changes neither its λ nor what it is charged. The
-# questions of a prior are nobody's, so they stand for everybody until a tenant has enough queries of its own. Without
-# a prior, a tenant who has asked little borrows: of every other tenant equally many queries, so that none of them alone
-# sets λ for a newcomer.
+# A target is met on the queries of its own tenant, so other tenants' queries change neither its λ nor its charges. The
+# questions of a prior belong to no tenant and represent every tenant until it has enough queries of its own. Without a
+# prior, a tenant with few queries borrows equally many from every other tenant, so that none of them alone sets λ for a
+# newcomer.
 
 WINDOW: Final = 500
-"""Most recent contexts of a tenant, and of a prior, on which λ is solved."""
+"""Maximum number of contexts of a tenant, and of a prior, for which λ is solved."""
 
 FEW: Final = 10
-"""Contexts, a prior's among them, below which a tenant borrows those of others."""
+"""With fewer contexts than this, including a prior's, a tenant borrows those of others."""
 
 KEPT: Final = 10_000
-"""Contexts of all tenants together, 8 bytes a coordinate: 2 MB. Beyond them, who has the most loses the oldest."""
+"""Maximum number of contexts of all tenants, at 8 bytes a coordinate: 2 MB. Beyond it, the tenant with the most loses
+its oldest."""
 
 
 class RecentContexts:
-    """The last contexts of every tenant, as rows of shape (rank,).
+    """The latest contexts of every tenant, as rows of shape (rank,).
 
     Attributes:
         prior: Contexts of a prior.
-        of: Those of each tenant.
+        of: Contexts of each tenant.
     """
 
     def __init__(self) -> None:
@@ -159,11 +160,11 @@ class RecentContexts:
             fullest = max(self.of, key=lambda each: len(self.of[each]))
             self.of[fullest].popleft()
             self._count -= 1
-            if not self.of[fullest]:  # a name without contexts would stay for good, and not in a snapshot
+            if not self.of[fullest]:  # a name without contexts would stay forever, but not in a snapshot
                 del self.of[fullest]
 
     def replace(self, contexts: Iterable[tuple[str | None, Vector]]) -> None:
-        """Replace everything by contexts, each with its tenant, or None in a prior's; the last stay if too many."""
+        """Replace all contexts by these, each with its tenant, or None for a prior's; the latest ones if too many."""
         self.prior.clear()
         self.of, self._count = {}, 0
         for tenant, context in contexts:
@@ -173,7 +174,7 @@ class RecentContexts:
                 self.add(tenant, context)
 
     def window(self, tenant: str) -> list[Vector]:
-        """Return the contexts on which a tenant's targets are met, the newest last."""
+        """Return a tenant's window, the contexts on which its targets are met, newest last."""
         own = [*self.prior, *self.of.get(tenant, ())][-WINDOW:]
         if not self.borrows(tenant):
             return own
@@ -182,18 +183,18 @@ class RecentContexts:
         return [*[context for each in others for context in each[-share:]][len(own) - FEW :], *own]
 
     def borrows(self, tenant: str) -> bool:
-        """Return whether some of the contexts on which a tenant's targets are met are those of others."""
+        """Return whether a tenant's window contains contexts of other tenants."""
         own = len(self.of.get(tenant, ()))
         return len(self.prior) + own < FEW and self._count > own
 
     def snapshot(self) -> tuple[dict[str, int], dict[str, Matrix]]:
-        """Return how many contexts each tenant has, and all of them in that order."""
+        """Return the number of contexts of each tenant, and all contexts in that order."""
         counts = {tenant: len(own) for tenant, own in self.of.items()}
         windows = [context for own in self.of.values() for context in own]
         return counts, {"window": np.array(self.prior), "windows": np.array(windows)}
 
     def restore(self, counts: dict[str, int], arrays: dict[str, Matrix]) -> None:
-        """Become what `snapshot` returned."""
+        """Restore what `snapshot` returned."""
         names = [tenant for tenant, count in counts.items() for _ in range(count)]
         self.replace(
             [
@@ -205,35 +206,33 @@ class RecentContexts:
 
 # The pacer: the shadow price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met.
 #
-# Both look back on the last contexts and ask what the policy, as it predicts now, would have chosen for them at
-# some λ:
+# Both evaluate what the current predictions would choose for the latest contexts at a given λ:
 #
-# - mean cost: the least λ at which the mean predicted cost stays within the target, corrected by what was spent
-#   since the target was set, so that a bias of the predictions cannot accumulate;
-# - accuracy: the largest λ at which the mean predicted accuracy is the wanted share of what can be reached.
+# - mean cost: the smallest λ at which the mean predicted cost stays within the target, corrected by the spending since
+#   the target was set, so that a bias of the predictions cannot accumulate;
+# - accuracy: the largest λ at which the mean predicted accuracy is the requested share of the best possible.
 #
-# Its state is a fold over events in the one order of decisions and updates. λ in force is read once per
-# batch.
+# Its state is a fold over decisions and updates in log order. The current λ is read once per batch.
 
 EVERY: Final = 20
-"""Decisions between two solutions for λ; one solution takes about 5 ms with 168 actions."""
+"""λ is solved once in this many decisions, which takes about 5 ms with 168 actions."""
 
 CATCH_UP: Final = 50.0
-"""Decisions over which earlier overspending or underspending is compensated. Where λ jumps between two mixes, spend
-swings about the target by as much as it takes to reach the next: with 100, by up to 14 % after 1,000 queries, with 50
-by 3."""
+"""Decisions over which earlier overspending or underspending is compensated. If λ jumps between two mixes of actions,
+spending oscillates about the target: after 1,000 queries by up to 14 % with a value of 100, by 3 % with 50."""
 
 TRUST: Final = 20.0
-"""Weight of the predictions, in outcomes, against the account's correction of them."""
+"""Weight, in outcomes, of the uncorrected predictions in the account's correction."""
 
 FADING: Final = 0.95
-"""Weight of an outcome's cost relative to the next one's: the last 20 make up two thirds of the total."""
+"""Weight of an outcome's cost relative to the next one's. The latest 20 make up two thirds of the total."""
 
 MARGIN: Final = (0.3, 2.0)
-"""Bounds of the momentary target, as shares of the target: a debt is paid off slowly, not by giving up all quality."""
+"""Bounds of the adjusted target, as shares of the target: overspending is compensated slowly, not at the cost of all
+quality."""
 
 KEYS: Final = 1024
-"""Most accounts, of 300 bytes each; of the tenant who has the most, the least recently used one is dropped."""
+"""Maximum number of accounts, 300 bytes each. Beyond it, the tenant with the most loses its least recently used one."""
 
 
 @dataclass(slots=True)
@@ -242,13 +241,13 @@ class BudgetAccount:
 
     Attributes:
         price: λ in force.
-        decisions: Made since the target was set, without the control group's.
-        spent: What they cost: realised where it is known, predicted where it is not yet.
-        known: Decisions whose correctness is known, and the sums
-        predicted: of their predicted accuracy and
-        correct: of their true one: the calibration.
-        told, paid: Predicted and realised cost, recent outcomes weighing most: where searches come to cost more than
-            they did, their ratio says so long before the regression does.
+        decisions: Number of decisions since the target was set, without the control group's.
+        spent: Their total cost: realised where known, otherwise predicted.
+        known: Number of decisions with known correctness.
+        predicted: Sum of their predicted accuracies.
+        correct: Sum of their true accuracies; with `predicted` it gives the calibration.
+        told, paid: Discounted sums of predicted and realised cost. When searches become more expensive, their ratio
+            shows it long before the regression does.
         factors: The models' price factors for which λ was solved.
     """
 
@@ -264,12 +263,12 @@ class BudgetAccount:
 
     @property
     def dearer(self) -> float:
-        """Return true divided by predicted cost of the choices; 1 before there is any."""
+        """Return the ratio of true to predicted cost of the choices; 1 before the first outcome."""
         return self.paid / self.told if self.paid > 0 and self.told > 0 else 1.0
 
     @property
     def optimism(self) -> float:
-        """Return true divided by predicted accuracy of the choices: the best of many predictions is often too high."""
+        """Return the ratio of true to predicted accuracy of the choices: the best of many is often too high."""
         return min(1.0, (self.correct + TRUST) / (self.predicted + TRUST))
 
     def judged(self, predicted: float, correct: float) -> None:
@@ -279,7 +278,7 @@ class BudgetAccount:
         self.correct += correct
 
     def momentary(self, target: float) -> float:
-        """Return the predicted mean cost to aim at now, given what was spent and how costs compare with predictions."""
+        """Return the target for the predicted mean cost, adjusted for past spending and the bias of predictions."""
         saved = target * self.decisions - self.spent
         low, high = (share * target for share in MARGIN)
         wanted = min(max(target + saved / CATCH_UP, low), high)
@@ -288,7 +287,7 @@ class BudgetAccount:
 
 @lru_cache(maxsize=4096)
 def _account(tenant: str, key: str) -> tuple[str, str]:
-    """Return the account of a tenant and a key, the same object for all its open decisions: they may be many."""
+    """Return the account of a tenant and a key. Its open decisions share one object, because there may be many."""
     return tenant, key
 
 
@@ -296,15 +295,15 @@ class Pacer:
     """The accounts of all tenants under all objectives with a target, and their shadow prices.
 
     Args:
-        predict: From contexts as rows, shape (m, rank), to what is predicted of everything on offer; None as long as
-            nothing is known.
-        reachable: What a share of the accuracy is a share of (`Forecast.best_accuracy`).
+        predict: Maps contexts as rows, shape (m, rank), to the predictions for every available action; None before the
+            first outcome.
+        reachable: The accuracy that targets are a share of (`Forecast.best_accuracy`).
 
     Attributes:
-        factors: The models' price factors in force.
-        recent: The contexts on which targets are met.
+        factors: The current price factors of the models.
+        recent: The windows on which targets are met.
         accounts: The accounts, by tenant and key.
-        open: For each decision whose outcome is not known its account, and its predicted cost and accuracy.
+        open: For each decision without an outcome: its account, and its predicted cost and accuracy.
     """
 
     def __init__(self, predict: Callable[[Matrix], Forecast | None], *, reachable: bool) -> None:
@@ -315,15 +314,15 @@ class Pacer:
         self.open: dict[str, tuple[tuple[str, str], float, float]] = {}
 
     def shadow_price(self, target: Target) -> float:
-        """Return λ, the shadow price of one eFLOP at which a target is met by now. Changes no state.
+        """Return λ, the shadow price of one eFLOP at which a target is currently met, without changing state.
 
-        That is the last solution, or a new one if the target is new or models' price factors have changed since.
+        This is the last solution, or a new one if the target is new or price factors have changed since.
         """
         account = self.accounts.get(target.account_id)
         return self._solved(target) if account is None or account.factors != self.factors else account.price
 
     def _solved(self, target: Target) -> float:
-        """Return λ at which a target is met on its tenant's window; 0 as long as nothing is known."""
+        """Return the λ at which a target is met on its tenant's window; 0 before the first outcome."""
         forecast = self.forecast(target.tenant)
         if forecast is None:
             return 0.0
@@ -334,9 +333,9 @@ class Pacer:
         return shadow_price_for_accuracy(forecast, share, reachable=self._reachable)
 
     def shortfall(self, target: Target) -> float | None:
-        """Return what can be had at best of a target that cannot be met; None if it can be, or nothing is known yet.
+        """Return the closest feasible value for an infeasible target; None for a feasible one or without outcomes.
 
-        The least mean cost, or the largest share of the accuracy within reach, on its tenant's window.
+        It is the smallest mean cost, or the largest share of the best possible accuracy, on its tenant's window.
         """
         forecast = self.forecast(target.tenant)
         if forecast is None:
@@ -347,17 +346,17 @@ class Pacer:
         assert target.accuracy is not None
         best = forecast.best_accuracy(reachable=self._reachable)
         if best <= 0.0:
-            return None  # nothing was right yet: what share can be had is not known
+            return None  # no answer was right yet: the feasible share is unknown
         most = forecast.mean_accuracy(0.0) / best * self._account_of(target).optimism
         return most if most < target.accuracy else None
 
     def forecast(self, tenant: str = "") -> Forecast | None:
-        """Return what is predicted of everything on offer, for every context of a window; None without any."""
+        """Return the predictions of every available action for every context of a window; None for an empty window."""
         window = self.recent.window(tenant)
         return self._predict(np.array(window)) if window else None
 
     def decided(self, target: Target, query_id: str, cost: float, accuracy: float) -> None:
-        """Record a decision; solve for λ again if that is due.
+        """Record a decision; solve for λ if a new solution is due.
 
         Args:
             target: The target of its objective.
@@ -369,7 +368,7 @@ class Pacer:
         account_id = _account(*target.account_id)
         account = self.accounts.pop(account_id, None) or BudgetAccount()
         account.price, account.factors = shadow_price, self.factors
-        self.accounts[account_id] = account  # the newest stands last
+        self.accounts[account_id] = account  # the newest comes last
         if len(self.accounts) > KEYS:
             oldest = spare(self.accounts)
             del self.accounts[oldest]
@@ -388,8 +387,8 @@ class Pacer:
         Args:
             query_id: Its query; a query that was not paced changes nothing.
             cost: Its cost; None if nothing was run.
-            correct: Its correctness; None where it is not known, or not yet (`judged`).
-            usual: Whether its cost says how costs compare with predictions; that of a failure does not.
+            correct: Its correctness; None if unknown, or not known yet (`judged`).
+            usual: Whether its cost counts towards the bias of predictions; that of a failure does not.
         """
         entry = self.open.pop(query_id, None)
         if entry is None:
@@ -415,7 +414,7 @@ class Pacer:
             account.judged(accuracy, correct)
 
     def status(self, target: Target) -> BudgetStatus | None:
-        """Return what all tenants' decisions under an objective came to, in means; None before the tenant's first."""
+        """Return the mean results of all tenants' decisions under an objective; None before this tenant's first."""
         own = self.accounts.get(target.account_id)
         if own is None or not own.decisions:
             return None
@@ -441,7 +440,7 @@ class Pacer:
         return {"pacer": accounts, "windows": counts}, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, Matrix]) -> None:
-        """Become what `snapshot` returned."""
+        """Restore what `snapshot` returned."""
         self.recent.restore(meta["windows"], arrays)
         accounts = meta["pacer"]
         self.accounts = {(tenant, key): _account_from(account) for tenant, key, account in accounts["paces"]}
@@ -452,7 +451,7 @@ class Pacer:
 
 
 def spare(accounts: Mapping[tuple[str, str], object]) -> tuple[str, str]:
-    """Return which of several accounts, the least recently used first, makes room: the first of who has the most.
+    """Return which account to evict, given all in LRU order: the first of the tenant with the most.
 
     >>> spare({("shop", "careful"): 1, ("evil", "1"): 2, ("evil", "2"): 3})
     ('evil', '1')
@@ -467,7 +466,7 @@ def _plain(account: BudgetAccount) -> dict[str, Any]:
 
 
 def _account_from(plain: dict[str, Any]) -> BudgetAccount:
-    """Return an account from plain values: from those of earlier releases without what was true, or stood in for it."""
+    """Return an account from plain values; from those of earlier releases, without its calibration."""
     if "rewarded" in plain:
         plain = {
             name: value for name, value in plain.items() if name not in ("rewarded", "predicted", "correct")

@@ -1,4 +1,4 @@
-"""The protocol of all policies (UniScale §3.2, Alg. 1): what they are asked and told, and what they answer."""
+"""The protocol of all policies (UniScale §3.2, Alg. 1), and the types of their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from agents.bandit.errors import InvalidObjective, InvalidObservation
 from schemas.objective import ObjectiveInForce, scalar
 
-# What policies are asked and told, and what they answer (UniScale §3.2, Alg. 1); their protocol is `Policy`.
+# The inputs and outputs of policies (UniScale §3.2, Alg. 1); their protocol is `Policy`.
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
@@ -32,8 +32,8 @@ OutcomeKind = Literal["reward", "correction", "cost", "failure"]
 class Objective:
     """Weights of the reward's terms: w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4, and a shadow price λ).
 
-    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min) is never clipped, because an exact change of objective
-    needs it linear in log C. Weights are normalised to sum 1; otherwise α would change its meaning.
+    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min) is never clipped: it must be linear in log C for an
+    objective to change exactly. Weights are normalised to sum to 1; otherwise they would change the meaning of α.
 
     >>> Objective(correct=1, score=1, cost=2, log_cost_min=0.0, log_cost_max=2.0).coefficients.tolist()
     [0.25, 0.25, -0.25, 0.5]
@@ -51,8 +51,8 @@ class Objective:
         """Validate and normalise.
 
         Raises:
-            InvalidObjective: A weight or the shadow price is negative or not finite, all weights are zero, or bounds
-                are not in order.
+            InvalidObjective: A weight or the shadow price is negative or not finite, all weights are zero, or the
+                bounds are in the wrong order.
         """
         weights = {"correct": self.correct, "score": self.score, "cost": self.cost}
         for name, weight in weights.items():
@@ -68,7 +68,7 @@ class Objective:
             )
         if not 0.0 <= self.shadow_price < np.inf:
             raise InvalidObjective("shadow_price", self.shadow_price, "give zero or more, finite")
-        # Weights that sum to 1 already stay as they are, bit by bit, when they are read back from a state.
+        # Weights that already sum to 1 stay bit-identical when they are read back from a state.
         if abs(total - 1.0) > 1e-12:
             for name, weight in weights.items():
                 object.__setattr__(self, name, weight / total)
@@ -80,7 +80,7 @@ class Objective:
     @classmethod
     @lru_cache(maxsize=1024)
     def of(cls, in_force: ObjectiveInForce) -> Objective:
-        """Return an objective in force as coefficients."""
+        """Return a current objective as coefficients."""
         w, bounds = in_force.weights, in_force.cost_range
         low, high = float(np.log(bounds.low)), float(np.log(bounds.high))
         return cls(w.correct, w.score, w.cost, low, high, in_force.price)
@@ -93,13 +93,13 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of an objective by mean cost or by accuracy; exactly one of the two is given.
+    """The target of an objective by mean cost or by accuracy; exactly one of the two is set.
 
     Attributes:
         key: Identity of the objective.
         mean_cost: Mean eFLOPs per query.
-        accuracy: Share of the accuracy that is predicted to be within reach.
-        tenant: On whose queries it is to be met.
+        accuracy: Share of the accuracy that is predicted to be achievable.
+        tenant: The tenant on whose queries it is to be met.
     """
 
     key: str
@@ -109,9 +109,9 @@ class Target:
 
     @classmethod
     def of(cls, in_force: ObjectiveInForce, tenant: str) -> Target | None:
-        """Return a tenant's target under an objective in force; None if it states weights.
+        """Return a tenant's target under a current objective; None if that consists of weights.
 
-        The key includes the target, so a new target is paced from the start and a repeated one is not.
+        The key includes the target, so that pacing restarts for a new target but not for a repeated one.
         """
         named, mean_cost, accuracy = in_force.name or "", in_force.mean_cost, in_force.accuracy
         if mean_cost is not None:
@@ -122,18 +122,19 @@ class Target:
 
     @property
     def account_id(self) -> tuple[str, str]:
-        """Return tenant and key: each tenant has an account of its own under each objective."""
+        """Return tenant and key, which identify an account."""
         return self.tenant, self.key
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetStatus:
-    """What the decisions of a paced objective came to since its target was set, those of all tenants together.
+    """Results of the decisions under a paced objective since its target was set, over all tenants.
 
     Attributes:
-        shadow_price: λ in force, per eFLOP, of the tenant who asks.
-        mean_cost: Mean eFLOPs per query: realised where it is known, predicted where it is not yet.
-        predicted, correct: Mean predicted and mean true accuracy of the queries whose outcome is known; None before.
+        shadow_price: The current λ, per eFLOP, of the requesting tenant.
+        mean_cost: Mean eFLOPs per query: realised where known, otherwise predicted.
+        predicted, correct: Mean predicted and mean true accuracy of the queries with a known outcome; None before the
+            first.
     """
 
     shadow_price: float
@@ -144,13 +145,13 @@ class BudgetStatus:
 
 @dataclass(frozen=True, slots=True)
 class ActionVector:
-    """One known configuration: its identity, its model, and the embedding s_a of its description.
+    """One configuration: its identity, its model, and the embedding s_a of its description.
 
     Args:
         action_id: Identity of the configuration; it never changes.
         model: Name of its model, which per-model corrections use.
         embedding: s_a, shape (d_a,), float64, unit length.
-        size: Number of parameters of its model; 0 if it is not known.
+        size: Number of parameters of its model; 0 if unknown.
     """
 
     action_id: str
@@ -170,7 +171,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One scored action: predicted mean, width α·√(xᵀA⁻¹x), and the score by which it was ranked."""
+    """One scored action: predicted mean, width α·√(xᵀA⁻¹x), and the score that ranked it."""
 
     action_id: str
     mean: float
@@ -180,12 +181,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How a model differs from what was learned of it, as its latest outcomes show.
+    """A model's detected drift: how its latest outcomes differ from what was learned.
 
     Attributes:
-        cost: What its searches cost, as a multiple of what was learned; 1 where that holds.
-        accuracy_seq: Sequence number of the outcome that showed its accuracy to be another; it has been relearned
-            since then. None where it holds.
+        cost: Cost of its searches, as a multiple of the learned cost; 1 without drift.
+        accuracy_seq: Sequence number of the outcome that revealed a change of accuracy, which has been relearned since;
+            None without drift.
     """
 
     cost: float = 1.0
@@ -194,13 +195,13 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one part of the model contributes to a predicted accuracy.
+    """Contribution of one part of the regression to a predicted accuracy.
 
     Attributes:
-        part: Its name, such as `model × directions`: what is the model's own, as far as it depends on the query.
+        part: Its name, such as `model × directions`, the model-specific part that depends on the query.
         mean: Its summand of the prediction.
-        variance: Its summand of the prediction's variance, half of what it shares with other parts included; below 0
-            where these outweigh its own.
+        variance: Its summand of the prediction's variance, including half of its covariances with other parts; negative
+            if these outweigh its own variance.
     """
 
     part: str
@@ -213,12 +214,12 @@ class Choice:
     """The chosen action with every term that explains it.
 
     Attributes:
-        candidates: Number of actions that could be chosen.
+        candidates: Number of actions that were available.
         propensity: Probability of this action given state and context. Exact if propensity_draws is 0, otherwise a
-            Monte Carlo estimate; None if it is not known.
+            Monte Carlo estimate; None if unknown.
         propensity_error: Standard error of that estimate; 0.0 when exact.
         predicted: Predicted (Correct, Score, log C) of the chosen action, if the policy models the terms.
-        version: Rewards and corrections applied to the state that chose.
+        version: Number of rewards and corrections applied to the state before the choice.
         reason: Whether the policy, the warm-up, the exploration floor or the control group chose the action.
         cohort: Whether the query belongs to the policy or to the control group.
         randomised: Whether a random draw decided the cohort.
@@ -243,13 +244,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A decision whose reward is outstanding: x is known, r is not.
+    """A decision whose reward is outstanding: x is known, r is not yet.
 
     Attributes:
-        target: That of its objective; None for plain weights, and in the control group, which is not paced.
-        tenant: Who asks.
-        abandoned: Whether it is taken back, as nothing will be learned of it.
-        paid, correct: What its account then takes from its outcome; None where that is unknown.
+        target: Target of its objective; None for plain weights, and in the control group, which is not paced.
+        tenant: The requesting tenant.
+        abandoned: Whether it is withdrawn because nothing will be learned from it.
+        paid, correct: Cost and correctness to enter in its account in that case; None if unknown.
     """
 
     observation_id: str
@@ -267,23 +268,23 @@ class Observation:
     """One decision with the raw terms of its reward.
 
     Attributes:
-        correct: 1.0, 0.0 or a grade in between; None while it is not known.
-        imputed: Value used for `correct` in B until it is known (docs/readings.md, "Two-stage reward").
+        correct: 1.0, 0.0 or a grade in between; None while unknown.
+        imputed: Value used in place of `correct` in B until that is known (docs/readings.md, "Two-stage reward").
         objective: The objective in force when the decision was made. Policies that learn a scalar reward use
             it; policies that learn one column per term ignore it.
-        clock: Decisions made before this one; forgetting by discount counts in it.
-        price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
-        tenant: Who asked.
-        kind: What is learned: the first reward; in a correction the true Correct, which replaces the imputed one; the
-            cost alone, because the client's own bounds cut the answer; or a failure of the model, which is a wrong
-            answer without a score. What that cost says nothing of what an answer costs: `log_cost` is then the
+        clock: Number of decisions before this one, the time scale of discounting.
+        price_factor: Price of an eFLOP at the time: `log_cost` is ln(eFLOPs) plus its logarithm.
+        tenant: The requesting tenant.
+        kind: What to learn: a first reward; a correction, whose true Correct replaces the imputed one; a cost alone,
+            because the client's own limits cut the answer; or a failure of the model, which counts as a wrong answer
+            without a score. The cost of a failure says nothing about the cost of an answer, so its `log_cost` is the
             upper bound of the objective's costs, at which a wrong answer earns nothing.
-        seq, learned_seq: Sequence numbers of this outcome, and of the first of its decision that was learned.
-        target, predicted: With a correction, that which the decision counts against, None where it counts against
-            none, and the accuracy that was predicted of it.
-        paid: With a failure, what it cost; None where nobody knows.
-        tried: With a cost alone, whether its model counts as tried: where no score stands in for Correct, there may
-            never be more to learn.
+        seq, learned_seq: Sequence numbers of this outcome, and of the first learned outcome of its decision.
+        target, predicted: For a correction, the target that the decision counts towards, or None, and its predicted
+            accuracy.
+        paid: For a failure, its actual cost; None if unknown.
+        tried: For a cost alone, whether its model counts as tried: without a score in place of Correct, there may never
+            be more to learn.
     """
 
     observation_id: str
@@ -307,7 +308,7 @@ class Observation:
 
     @property
     def entered(self) -> float:
-        """Return the value of Correct that enters B: the true one if known, otherwise the imputed one."""
+        """Return the value of Correct to add to B: the true one if known, otherwise the imputed one."""
         return self.imputed if self.correct is None else self.correct
 
     def terms(self) -> Vector:
@@ -317,22 +318,22 @@ class Observation:
 
 @dataclass(slots=True)
 class Prediction:
-    """What a policy predicts of one context's allowed actions, and how likely it is to choose each.
+    """A policy's predictions for the allowed actions of one context, and the probability of choosing each.
 
-    Recorded randomisation (`agents.bandit.exploration`) is functions from one prediction to another.
+    Recorded randomisation (`agents.bandit.exploration`) consists of functions from one prediction to another.
 
     Attributes:
-        query_id: The context's.
+        query_id: The query of the context.
         action_ids: The n actions.
-        mean, width: Of the reward under the objective, shape (n,).
-        score: By which the actions are ranked, shape (n,).
-        chosen: Index of the action that was drawn; where nothing is random, that of the best score.
-        probability: Probability of each action, shape (n,); None if not known.
+        mean, width: Predicted mean and width of the reward under the objective, shape (n,).
+        score: The scores that rank the actions, shape (n,).
+        chosen: Index of the drawn action; without randomness, that of the best score.
+        probability: Probability of each action, shape (n,); None if unknown.
         draws: Monte Carlo draws behind `probability`; 0 when exact.
         error: Standard error of the chosen action's probability; 0.0 when exact.
         predicted: Predicted (Correct, Score, log C) of the chosen action.
-        terms: Returns those of every action, shape (n, 3), as long as nothing more is learned; None where the policy
-            models the reward alone.
+        terms: Returns the terms of every action, shape (n, 3), valid until more is learned; None if the policy models
+            the reward alone.
         reason: Whether the policy, the warm-up, the exploration floor or the control group chose the action.
         cohort: Whether the query belongs to the policy or to the control group.
         randomised: Whether a random draw decided the cohort.
@@ -355,32 +356,32 @@ class Prediction:
 
 
 def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
-    """Return the random stream of one query and purpose; it is the same on every machine and in any batch."""
+    """Return the random stream of one query and purpose, the same on every machine and in any batch."""
     digest = hashlib.blake2b(f"{seed}\x1f{purpose}\x1f{query_id}".encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "little"))
 
 
 # The protocol of all policies (UniScale §3.2, Alg. 1).
 #
-# A policy is asked (`predict`) and told (`offer`, `decided`, `learn`). It is pure: no clock, no global randomness,
-# no I/O. The same state, contexts and seed give the same choices for any batch size, because every context has its
-# own random generator, derived from the seed and the query_id.
+# A policy predicts (`predict`) and is updated (`offer`, `decided`, `learn`). It is pure: no clock, no global
+# randomness, no I/O. The same state, contexts and seed give the same choices for any batch size, because every context
+# has its own random generator, derived from the seed and the query_id.
 #
-# Policies do not detect repeated rewards: `agents.decider.rewards.applied` makes each happen once.
+# Policies do not detect repeated rewards: `agents.decider.rewards.applied` ensures that each is learned once.
 
 UNPRICED: Final[Mapping[str, float]] = {}
-"""The price factors where every model charges just its eFLOPs."""
+"""Price factors under which every model costs just its eFLOPs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a caller cannot see from anything else: how a policy must be driven.
+    """Properties of a policy that its caller must respect.
 
     Attributes:
         order_free: Whether the state depends only on the set of observations, so that a fold may reorder and batch.
-        counts_decisions: Whether a decision changes the next one before any reward, so that decisions are made one at
-            a time.
-        surface: Whether it reads the surface counts of the question behind the embedding (`agents.bandit.features`).
+        counts_decisions: Whether a decision changes the next one even before any reward, so that decisions must be made
+            one at a time.
+        surface: Whether it uses the surface counts that follow the embedding (`agents.bandit.features`).
     """
 
     order_free: bool = True
@@ -389,35 +390,36 @@ class Traits:
 
 
 class Refits:
-    """When a policy is refitted, which takes a while, and what each refit estimated. This one: never.
+    """When a policy is refitted, which takes a while, and the estimates of each refit. This default never refits.
 
     Attributes:
-        results: What was estimated, by the number of outcomes. Who keeps the policy's log takes results out and writes
-            them; before the log is folded they are put in, and read instead of estimated: on another processor an
-            estimate may come out otherwise. Each says of which history it is; one of another is estimated again.
+        results: The estimates, by number of outcomes. The owner of the policy's log removes them from here and writes
+            them to the log. Before it folds the log it puts them back, and refits use them instead of estimating,
+            because estimates may differ between processors. Each identifies its history; for any other history, the
+            policy estimates again.
     """
 
     def __init__(self) -> None:
         self.results: dict[int, bytes] = {}
 
     def due(self, outcomes: int) -> bool:
-        """Return whether a refit is due within so many more outcomes."""
+        """Return whether a refit is due within this many more outcomes."""
         return False
 
 
 class TargetSolver(Protocol):
-    """What a policy answers of targets (`agents.bandit.pacing`)."""
+    """A policy's answers about targets (`agents.bandit.pacing`)."""
 
     def shadow_price(self, target: Target) -> float:
-        """Return λ, the shadow price of one eFLOP at which a target is met by now. Changes no state."""
+        """Return λ, the shadow price of one eFLOP at which a target is met by now. No state changes."""
         ...
 
     def shortfall(self, target: Target) -> float | None:
-        """Return the best that is possible where a target cannot be met; None where it can, or nothing is known."""
+        """Return the closest feasible value for an infeasible target; None for a feasible one or without outcomes."""
         ...
 
     def status(self, target: Target) -> BudgetStatus | None:
-        """Return what all tenants' decisions under an objective came to; None before the tenant's first."""
+        """Return the results of all tenants' decisions under an objective; None before this tenant's first."""
         ...
 
 
@@ -426,8 +428,8 @@ class Policy(Protocol):
     """The protocol of all policies. One contract suite tests every implementation.
 
     Attributes:
-        name: As Decisions and saved states name it.
-        traits: How it must be driven.
+        name: Its name in Decisions and saved states.
+        traits: Properties that its caller must respect.
     """
 
     name: str
@@ -435,12 +437,12 @@ class Policy(Protocol):
 
     @property
     def refits(self) -> Refits:
-        """Return what each refit estimated, and when the next one is due."""
+        """Return the estimates of each refit, and when the next one is due."""
         ...
 
     @property
     def pacer(self) -> TargetSolver | None:
-        """Return what solves for λ under objectives by mean cost and by accuracy; None if it serves neither."""
+        """Return the solver for λ under objectives by mean cost and accuracy; None if the policy supports neither."""
         ...
 
     @property
@@ -449,69 +451,70 @@ class Policy(Protocol):
         ...
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
-        """Choose from exactly these actions from now on. Outstanding rewards of others are still learned.
+        """Choose from exactly these actions from now on. Outstanding rewards of removed ones are still learned.
 
         Args:
-            actions: What is on offer.
-            price_factors: What an eFLOP costs on each model; 1 on those left out. A policy that learns what queries
-                cost without price factors multiplies when it decides; any other has to learn new ones from rewards.
+            actions: The available actions.
+            price_factors: Price of an eFLOP on each model; 1 for those not listed. A policy that learns costs without
+                price factors applies them when it decides; any other has to learn new ones from rewards.
         """
         ...
 
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:
-        """Predict the reward of every allowed action of every context, and draw one. Changes no state.
+        """Predict the reward of every allowed action for every context, and draw one action each; no state changes.
 
-        The objective is asked for because a policy sums with its weights in an order of its own, down to the last bit.
-        The seed is, because some sample what they predict: Thompson's θ, and which of equally near neighbours count.
+        It takes the objective because each policy sums the weighted terms in its own order, which affects the last bit.
+        It takes the seed because some policies sample their predictions: Thompson's θ, and which of equally near
+        neighbours count.
         """
         ...
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
         """Return the parts whose means add up to the predicted accuracy of an action; none if the policy has none.
 
-        Changes no state.
+        No state changes.
         """
         ...
 
     def drifted(self) -> Mapping[str, Drift]:
-        """Return the models that its outcomes show to be other than was learned; none if it does not look."""
+        """Return the models for which drift was detected; none if the policy does not detect drift."""
         ...
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Record decisions: they advance the decision clock and may count in widths, and in the accounts of targets.
+        """Record decisions. They advance the decision clock and may count in widths and in the accounts of targets.
 
-        One that is abandoned stops counting in widths, and its account settles; the clock does not go back.
+        An abandoned decision stops counting in widths and its account is settled; the clock is not reset.
         """
         ...
 
     def learn(self, outcomes: Sequence[Observation]) -> None:
-        """Learn outcomes in order, each as its kind says.
+        """Learn outcomes in order, each according to its kind.
 
-        With the first reward, x enters A once. A correction adds (correct − imputed)·x to the column of Correct only.
-        A policy that cannot learn a cost alone takes the decision back. A failure is a first reward of an answer that
-        is wrong; a policy that learns costs apart leaves its cost out, any other enters the one that it brings.
+        A first reward adds x to A once. A correction adds (correct − imputed)·x to the column of Correct only. A policy
+        that cannot learn a cost alone abandons the decision. A failure is a first reward for a wrong answer; a policy
+        that learns costs separately ignores its cost, any other learns the `log_cost` given.
         """
         ...
 
     def state(self) -> bytes:
         """Serialise everything learned, with a format version and a checksum.
 
-        From then on the policy has the same bits as one that loads it.
+        Afterwards the policy is bit-identical to one that loads the result.
         """
         ...
 
     def load(self, data: bytes) -> None:
-        """Become a state that a policy with the same settings serialised.
+        """Restore a state that a policy with the same settings serialised.
 
         Raises:
-            CorruptState: The state is truncated or altered, or of another version, policy, dimension or setting.
+            CorruptState: The state is truncated or altered, or from another version, policy, dimension or setting.
         """
         ...
 
 
-# Checks on an outcome before it enters A or B.
+# Validation of an outcome before it is added to A and B.
 
 LOG_COST_LIMIT: Final = 200.0
 """Largest plausible |log C|: a search of 64 paths on a 32 B model costs e^38 eFLOPs. One row beyond it would outweigh
@@ -533,7 +536,7 @@ def check_log_cost(subject: str, value: float) -> float:
 
 
 def check_outcome(subject: str, correct: float | None, score: float, cost: float, imputed: float) -> None:
-    """Refuse an outcome with a term that is not finite or out of range."""
+    """Reject an outcome with a term that is not finite or out of range."""
     if correct is not None:
         check_share(subject, "correct", correct)
     check_share(subject, "score", score)

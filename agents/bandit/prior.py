@@ -1,8 +1,8 @@
-"""A prior from history: a complete state of the contextual policy, from which it can start.
+"""A prior from history: a complete initial state for the contextual policy.
 
 `Contextual.relearn` makes it: first the anchors and the directions, then the variances, then A₀ and B₀ from history's
-rows. All outcomes together weigh as much as `cap` observations at most, because traffic may differ from history: what
-is predicted stays as it is, and how certain it is does not.
+rows. Because traffic may differ from history, all outcomes together weigh at most as much as `cap` observations: the
+predictions stay the same, only their certainty is reduced.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def teach(
     cap: float = CAP,
     cost_basis: Mapping[str, float | str] | None = None,
 ) -> bytes:
-    """Let a fresh policy learn a history; return its state, the prior.
+    """Let a new policy learn a history; return its state, the prior.
 
     Args:
         policy: A policy with its actions added and nothing learned.
         history: The outcomes.
         cap: Weight of the history: it counts as at most this many observations.
-        cost_basis: What history's costs follow from (`Catalogue.cost_basis`), which the prior then names; None leaves
-            it out.
+        cost_basis: The basis of the history's costs (`Catalogue.cost_basis`), to be recorded in the prior; None omits
+            it.
 
     Raises:
         CorruptState: The policy has learned already.
@@ -43,7 +43,7 @@ def teach(
     if policy.version or policy.estimates.any():
         raise CorruptState("the policy", "rewards learned", "a fresh policy")
     policy.relearn(history, cap)
-    # The policy must not discard what history taught for its first few outcomes.
+    # The policy must not replace what it learned from history by its own first outcomes.
     policy.refits.at = ()
     state = policy.state()
     if cost_basis is None:
@@ -53,33 +53,33 @@ def teach(
 
 
 def begin(policy: Policy, prior: bytes, actions: Sequence[ActionVector]) -> None:
-    """Let a policy that has learned nothing start from a prior, or raise and change nothing.
+    """Start a policy that has learned nothing from a prior, or raise without changing it.
 
     Args:
-        policy: The policy; a warm-up around it is over.
+        policy: The policy; a warm-up around it ends.
         prior: A state made by `teach`.
-        actions: What will be on offer; the prior must come from the same models.
+        actions: The actions that will be available; the prior must come from the same models.
 
     Raises:
         PriorRefused: It was made for another policy, with another encoder, other features, or from another catalogue.
-        CorruptState: The bytes are not whole.
+        CorruptState: The bytes are truncated or altered.
     """
     inner = policy.inner if isinstance(policy, Explored) else policy
     _require_fit(prior, *header(inner.state()), actions)
     inner.load(prior)
-    inner.offer([])  # the first offer comes next
+    inner.offer([])  # the first `offer` comes next
     if isinstance(policy, Explored):
         policy.decisions = policy.warm_up
 
 
 def _require_fit(prior: bytes, name: str, mine: dict[str, Any], actions: Sequence[ActionVector]) -> None:
-    """Refuse a prior that was made for another policy or from another catalogue.
+    """Reject a prior that was made for another policy or from another catalogue.
 
     Args:
         prior: A state made by `teach`.
-        name: Name of the policy that is to begin from it.
+        name: Name of the policy that will start from it.
         mine: Settings of that policy.
-        actions: What will be on offer.
+        actions: The actions that will be available.
     """
     kind, settings = header(prior)
     if kind != name:
@@ -97,26 +97,26 @@ def _require_fit(prior: bytes, name: str, mine: dict[str, Any], actions: Sequenc
 
 
 def outcomes_of(prior: bytes) -> int:
-    """Return as how many outcomes a prior counts; 0 where it does not say.
+    """Return the number of outcomes as which a prior counts; 0 if it does not say.
 
     Raises:
-        CorruptState: The bytes are not whole.
+        CorruptState: The bytes are truncated or altered.
     """
     return int(values(prior).get("estimates", {}).get("right", {}).get("outcomes", 0))
 
 
 def require_cost_basis(prior: bytes, cost_basis: Mapping[str, float | str]) -> None:
-    """Refuse a prior whose costs follow from another verifier, precision or hardware.
+    """Reject a prior whose costs are based on another verifier, precision or hardware.
 
-    Models that only one of the two has are `require_fit`'s; so is all else of a prior that names no cost basis.
+    `require_fit` checks models that only one of the two has, and priors without a cost basis.
 
     Args:
         prior: A state made by `teach`.
-        cost_basis: What this deployment's costs follow from.
+        cost_basis: The cost basis of this deployment.
 
     Raises:
-        PriorRefused: It names what differs.
-        CorruptState: The bytes are not whole.
+        PriorRefused: They differ; the message says in what.
+        CorruptState: The bytes are truncated or altered.
     """
     named = values(prior).get("pricing", {})
     for part, wanted in cost_basis.items():
@@ -125,7 +125,7 @@ def require_cost_basis(prior: bytes, cost_basis: Mapping[str, float | str]) -> N
 
 
 def digest(prior: bytes) -> str:
-    """Return the SHA-256 of a prior, by which a log names the prior it started from."""
+    """Return the SHA-256 of a prior, with which a log identifies the prior that it started from."""
     return hashlib.sha256(prior).hexdigest()
 
 

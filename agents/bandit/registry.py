@@ -1,12 +1,12 @@
-"""Policies by name: each policy's file registers it with its options, and everything else is derived from that.
+"""Policies by name. Each policy's file registers it with its options; everything else is derived from that.
 
     @register_policy("knn", KNNOptions)
     def _knn(options: KNNOptions, on: Inputs) -> Policy:
         return KNN(on.features(options), options.k)
 
 The service and `experiments` build policies by these names, settings are validated against these options, and a test
-compares the table in the documentation with them. A new policy needs one file here, named in `_import_all`, and one row
-in docs/policies.md.
+compares them with the table in the documentation. A new policy needs one file here, listed in `_import_all`, and one
+row in docs/policies.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         warm_up: Uniform rounds at the start; 50 in the paper's experiments.
         control_share: Share of the queries that get `control_action`, whatever the policy prefers.
         control_action: The action of the control group, `model/qp/cp/bs`.
-        control_salt: Secret that decides who is in the control group, so that nobody can choose an id to be in it.
+        control_salt: Secret that determines membership in the control group, so that nobody can pick an id to get in.
         action_features, interactions, query_rank, action_rank, interaction_scale, basis_seed: see FeatureSettings.
     """
 
@@ -51,7 +51,7 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     basis_seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no policy can run with, naming the field."""
+        """Reject values that are invalid for every policy, naming the field."""
         self.positive("query_rank", "action_rank")
         self.not_negative("interaction_scale", "warm_up")
         self.share("floor", "control_share")
@@ -62,19 +62,19 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
     def positive(self, *names: str) -> None:
-        """Refuse values that are not above zero."""
+        """Reject values that are not above zero."""
         for name in names:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; give a number above zero")
 
     def not_negative(self, *names: str) -> None:
-        """Refuse values below zero."""
+        """Reject values below zero."""
         for name in names:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; give zero or more")
 
     def share(self, *names: str) -> None:
-        """Refuse values outside 0 to 1."""
+        """Reject values outside 0 to 1."""
         for name in names:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; give a number between 0 and 1")
@@ -82,11 +82,11 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a policy is built on.
+    """Inputs of a policy besides its options.
 
     Attributes:
         query_dim: Length of s_q.
-        action_dim: Length of s_a; with one-hot features, the most actions that can ever be added.
+        action_dim: Length of s_a; with one-hot features, the maximum number of actions that can ever be added.
         encoder: Identity of the encoder of both; a prior from another encoder is refused.
     """
 
@@ -95,7 +95,7 @@ class Inputs:
     encoder: str = ""
 
     def features(self, options: Options) -> FeatureMap:
-        """Return the feature map of the paper's joint vector, with no action yet."""
+        """Return the feature map of the paper's joint vector, without actions."""
         settings = FeatureSettings(
             query_dim=self.query_dim,
             action_dim=self.action_dim,
@@ -115,7 +115,7 @@ Make = Callable[[Any, Inputs], Policy]
 
 @dataclass(frozen=True)
 class Kind:
-    """A registered policy: its name, the type of its options, what makes it."""
+    """A registered policy: its name, the type of its options, and its factory."""
 
     name: str
     options: type[Options]
@@ -126,7 +126,7 @@ _KINDS: Final[dict[str, Kind]] = {}
 
 
 def register_policy(name: str, options: type[O]) -> Callable[[Callable[[O, Inputs], Policy]], Make]:
-    """Register what the decorated function makes under a name."""
+    """Register the decorated function as the factory of a policy."""
 
     def register(make: Callable[[O, Inputs], Policy]) -> Make:
         if name in _KINDS:
@@ -149,7 +149,7 @@ def _import_all() -> None:
         importlib.import_module(f"agents.bandit.{name}")
 
 
-# A policy from its name and options: the only factory, used by the service and by `experiments`.
+# Building a policy from its name and options. The service and `experiments` both use this function.
 #
 # The defaults are the paper's, except for `reward`: one column of b per reward term lets objectives change without
 # relearning.
@@ -188,13 +188,13 @@ def build_policy(
     action_dim: int,
     encoder: str = "",
 ) -> Policy:
-    """Return a policy with no action added yet.
+    """Return a policy without actions.
 
     Args:
         name: The policy's name.
         given: Its options.
         query_dim: Length of s_q.
-        action_dim: Length of s_a; with one-hot features, the most actions that can ever be added.
+        action_dim: Length of s_a; with one-hot features, the maximum number of actions that can ever be added.
         encoder: Identity of the encoder; a prior must come from the same one.
 
     Raises:
