@@ -300,7 +300,7 @@ def _stored(settings: Settings, topics: Topics) -> dict[str, int]:
     """Return how many queries, decisions and answers the broker has."""
     kinds = {"query": topics.query, "decision": topics.decision, "answer": topics.answer}
     with BlockingLog(settings) as log:
-        return {kind: sum(log.ends([topic]).values()) for kind, topic in kinds.items()}
+        return {kind: sum(log.end_offsets([topic]).values()) for kind, topic in kinds.items()}
 
 
 def _hops(settings: Settings, groups: Iterable[str]) -> dict[str, dict[str, float]]:

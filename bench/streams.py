@@ -20,8 +20,9 @@ from agents.catalogue.models import Catalogue
 from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from streams.client.client import Client, SendSchedule
+from streams.client.client import Client
 from streams.client.events import read_timelines
+from streams.client.replay import SendSchedule
 from streams.demo.report import latencies
 from streams.local.broker import LocalBroker
 from streams.local.deployment import Supervisor, service_commands, settings_for

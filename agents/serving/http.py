@@ -319,22 +319,11 @@ class JsonServer:
         if self.answered.is_set():
             return
         for path in ("/v1/models", "/health"):
-            where = self._where(path)
-            try:
-                async with asyncio.timeout(PROBE_S):
-                    await self._once(where, "GET", path, None)
-            except TimeoutError:
-                self.why = f"{where}: no reply in {PROBE_S:g} s"
-                continue
-            except (EndpointRefusedError, RequestRefusedError, EngineReplyError):
-                pass  # not every server has this path, and vLLM's health has no content
-            except ServingError as error:
-                if not _has_too_much_to_do(error):
-                    self.why = str(error)
-                    continue
-            if await self._is_answering():
-                self.answered.set()
-            return
+            if not (why := await self._fault(path)):
+                if await self._is_answering():
+                    self.answered.set()
+                return
+            self.why = why
 
     async def _is_answering(self) -> bool:
         """Return whether the first question was answered; one that takes long is waited for the next time."""
@@ -355,17 +344,22 @@ class JsonServer:
         """Ask a half-open endpoint which models it has, so that no query has to find out that it is still down."""
         if self.breaker.state != "half-open":
             return
-        where = self._where("/v1/models")
+        if why := await self._fault("/v1/models"):
+            self.breaker.failed(why)
+
+    async def _fault(self, path: str) -> str:
+        """Return why a path has no answer; empty if it has one, of whatever kind."""
+        where = self._where(path)
         try:
             async with asyncio.timeout(PROBE_S):
-                await self._once(where, "GET", "/v1/models", None)
+                await self._once(where, "GET", path, None)
         except TimeoutError:
-            self.breaker.failed(f"{where}: no reply in {PROBE_S:g} s")
-        except (EndpointRefusedError, RequestRefusedError):
-            pass  # not every server lists its models: a refusal of this path is an answer
+            return f"{where}: no reply in {PROBE_S:g} s"
+        except (EndpointRefusedError, RequestRefusedError, EngineReplyError):
+            pass  # not every server has this path, and vLLM's health has no content
         except ServingError as error:
-            if not _has_too_much_to_do(error):
-                self.breaker.failed(str(error))
+            return "" if _has_too_much_to_do(error) else str(error)
+        return ""
 
     async def idle(self) -> None:
         """Wait until no request is under way."""

@@ -292,7 +292,7 @@ def reset(settings: Settings, yes: bool) -> None:
 def _ends(settings: Settings, topic: str) -> bytes:
     """Return the end offsets of a topic's partitions as a JSON object."""
     with BlockingLog(settings) as log:
-        return orjson.dumps({str(partition): end for (_, partition), end in log.ends([topic]).items()})
+        return orjson.dumps({str(partition): end for (_, partition), end in log.end_offsets([topic]).items()})
 
 
 def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:

@@ -29,10 +29,10 @@ from schemas.query import Query
 from schemas.record import decode
 from schemas.reward import Reward
 from schemas.spent import Spent
-from streams.client.client import Client, SendSchedule, SentQueries
+from streams.client.client import Client, SentQueries
 from streams.client.questions import QuestionError, grader_from, query_from, read_questions, renamed
 from streams.client.recorded import Recorded, read_recorded
-from streams.client.replay import Pace, Replay
+from streams.client.replay import Replay, SendSchedule
 from streams.log.blocking import BlockingLog
 from streams.settings import Settings
 from streams.timeline import Timeline
@@ -589,7 +589,7 @@ def replay(
         if objective:
             goal = {"objective": objective, "weights": None, "mean_cost": None, "accuracy": None}
             chosen = (each._replace(query=msgspec.structs.replace(each.query, **goal)) for each in chosen)
-        sending = Replay(chosen, name, Pace(speed=speed or 1.0, per_s=rate), learn=teach)
+        sending = Replay(chosen, name, SendSchedule(rate, speed or 1.0), learn=teach)
         if sending.all_sent:
             click.echo(f"error: {Topics(source).query} holds no queries to replay", err=True)
             sys.exit(1)

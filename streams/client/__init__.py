@@ -7,13 +7,14 @@
         client.feedback(answer.query_id, correct=True)
         print(client.explain(answer.query_id).decision)
 
-`client` holds the Client, sets of queries in flight and send schedules; `events` the iterator over live records, their
-decoding, and the log of a finished run; `questions` question files.
+`client` holds the Client, and sets of queries in flight; `replay` send schedules and recorded traffic; `events` the
+iterator over live records, their decoding, and the log of a finished run; `questions` question files.
 """
 
-from streams.client.client import Client, IdTaken, NoAnswer, SendSchedule, SentQueries
+from streams.client.client import Client, IdTaken, NoAnswer, SentQueries
 from streams.client.events import EventFollower, Kind, QueryEvent, Timelines, read_timelines
 from streams.client.questions import QuestionError, query_from, query_of, read_questions, renamed
+from streams.client.replay import SendSchedule
 from streams.settings import KafkaSettings, Settings
 from streams.timeline import Timeline
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-import msgspec
-
 from schemas.answer import Answer
 from schemas.control import ControlRecord
 from schemas.dead_letter import DeadLetter
@@ -18,33 +16,13 @@ from schemas.record import decode, encode
 from schemas.reward import Feedback, GradeSource, Reward
 from streams.client.events import EventFollower, Kind, event_of, executor_groups, kind_of, read_timelines
 from streams.client.questions import query_from
-from streams.client.replay import Replay
+from streams.client.replay import Replay, SendSchedule
 from streams.log import kafka_clients
 from streams.log.base import ConsumerRecord
 from streams.log.blocking import BlockingLog, Follower, require_topics
 from streams.settings import Settings
 from streams.timeline import Timeline
 from streams.topics import Topics
-
-# How fast queries are sent.
-
-
-class SendSchedule(msgspec.Struct, frozen=True):
-    """When each query is due, at a steady rate.
-
-    Attributes:
-        per_s: Queries per second; 0 sends as fast as the broker accepts them.
-
-    >>> SendSchedule(20.0).due_s(10)
-    0.5
-    """
-
-    per_s: float = 0.0
-
-    def due_s(self, index: int) -> float:
-        """Return when query `index` is due, in seconds after the first."""
-        return index / self.per_s if self.per_s > 0 else 0.0
-
 
 # A set of queries: which were sent, answered and rewarded, and how each ended.
 

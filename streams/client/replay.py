@@ -22,21 +22,21 @@ _EXACT_S = 1e-6
 """Larger than the rounding error of a sum of floats."""
 
 
-class Pace(Struct, frozen=True, kw_only=True):
-    """How fast recorded queries are sent.
+class SendSchedule(Struct, frozen=True):
+    """When each query is due: at a steady rate, or as recorded.
 
     Attributes:
+        per_s: Queries per second; 0 sends as fast as they are taken. None keeps the recorded times, if there are any.
         speed: Speed-up over the recorded times.
-        per_s: Queries per second instead; 0 for as fast as they are answered.
 
-    >>> Pace(speed=10.0).due_s(3, 20.0), Pace(per_s=2.0).due_s(3, 20.0)
-    (2.0, 1.5)
+    >>> SendSchedule(2.0).due_s(3), SendSchedule(speed=10.0).due_s(3, 20.0)
+    (1.5, 2.0)
     """
 
-    speed: float = 1.0
     per_s: float | None = None
+    speed: float = 1.0
 
-    def due_s(self, index: int, after_s: float) -> float:
+    def due_s(self, index: int, after_s: float = 0.0) -> float:
         """Return when query `index`, recorded `after_s` seconds after the first, is due, in seconds from the start."""
         if self.per_s is None:
             return after_s / self.speed
@@ -62,7 +62,9 @@ class Replay:
         correct: The sum of the grades.
     """
 
-    def __init__(self, recorded: Iterable[Recorded], run: str, pace: Pace, *, learn: bool = True) -> None:
+    def __init__(
+        self, recorded: Iterable[Recorded], run: str, pace: SendSchedule, *, learn: bool = True
+    ) -> None:
         self.sent = self.priced = self.graded = 0
         self.ends: Counter[str] = Counter()
         self.costs: defaultdict[str, float] = defaultdict(float)

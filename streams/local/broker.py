@@ -144,7 +144,6 @@ class LocalBroker:
         self._started_s = 0.0
         self._ends = 0
         self._waits_for_room = False
-        self._script_logs: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
     def choose(
@@ -297,8 +296,6 @@ class LocalBroker:
         finally:
             if self._own_directory:
                 shutil.rmtree(self.directory, ignore_errors=True)
-            if self._script_logs is not None:
-                self._script_logs.cleanup()
 
     def _end(self, number: signal.Signals) -> None:
         if self.process is None:
@@ -332,14 +329,7 @@ class LocalBroker:
         if self.kind == "embedded":
             return environment(os.environ, SYSTEM)
         given = environment(os.environ, KAFKA)
-        if not str(self.directory).isascii():
-            given["LC_ALL"] = "C.UTF-8"  # Java's encoding of file names
-        # Kafka's scripts put it into Java options, where whitespace and colons are separators.
-        logs = str(self.directory)
-        if not re.fullmatch(r"[\w/.@+-]+", logs, re.ASCII):
-            self._script_logs = self._script_logs or tempfile.TemporaryDirectory(prefix="uniscale-kafka-")
-            logs = self._script_logs.name
-        return {"KAFKA_HEAP_OPTS": "-Xmx256m -Xms128m", **given, "LOG_DIR": logs}
+        return {"KAFKA_HEAP_OPTS": "-Xmx256m -Xms128m", **given, "LOG_DIR": str(self.directory)}
 
     def _command(self) -> list[str]:
         if self.kind == "embedded":
@@ -361,10 +351,11 @@ class LocalBroker:
         return script
 
     def _format(self) -> Path:
-        if "," in str(self.directory):
+        # Its scripts put the name into Java options, its properties are in Latin-1 with separators of their own.
+        if not re.fullmatch(r"[\w/.@+-]+", str(self.directory), re.ASCII):
             raise BrokerError(
-                f"{self.directory}: Apache Kafka takes a comma for the end of a folder's name; "
-                "name another folder with --data"
+                f"{self.directory}: Apache Kafka's scripts do not take every folder name; name one of ASCII letters, "
+                "digits and ./_-+@ with --data"
             )
         self._refuse_held_log()
         properties = self.directory / "server.properties"
@@ -434,7 +425,7 @@ class LocalBroker:
             # Static members may ask for a short session timeout.
             "group.min.session.timeout.ms": 3000,
         }
-        return "".join(f"{name}={_property(str(value))}\n" for name, value in written.items())
+        return "".join(f"{name}={value}\n" for name, value in written.items())
 
     def _moved(self, properties: str) -> str:
         """Return the properties with the current ports, otherwise unchanged."""
@@ -444,7 +435,7 @@ class LocalBroker:
             return properties  # the user has rewritten them
         if (self.directory / "log" / "meta.properties").exists():
             # The folder was moved or copied together with its log.
-            own = f"log.dirs={_property(str(self.directory / 'log'))}"
+            own = f"log.dirs={self.directory / 'log'}"
             properties = re.sub(r"^log\.dirs\s*=[^,\n]*$", lambda _: own, properties, flags=re.MULTILINE)
         moved = {broker: str(self.port)}
         if int(controller) == self.port or listening(int(controller)):
@@ -490,12 +481,6 @@ class LocalBroker:
 def _port(properties: str, name: str) -> str | None:
     found = re.search(rf"^{re.escape(name)}\s*=.*?127\.0\.0\.1:(\d+)", properties, re.MULTILINE)
     return found and found[1]
-
-
-def _property(value: str) -> str:
-    """Return a value escaped for a Java properties file: ASCII, with other characters as UTF-16 units."""
-    units = memoryview(value.replace("\\", "\\\\").encode("utf-16-le")).cast("H")
-    return "".join(chr(unit) if 32 <= unit < 127 else f"\\u{unit:04x}" for unit in units)
 
 
 def _tail(log: Path, size: int = 800) -> str:

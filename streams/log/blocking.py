@@ -68,7 +68,7 @@ class BlockingLog:
             since_ms: First append time, ms since the epoch.
             until_ms: End of the span, exclusive, ms since the epoch.
         """
-        parts = sorted(at for _, at in self.ends([topic]))
+        parts = sorted(at for _, at in self.end_offsets([topic]))
         merged = heapq.merge(
             *(self.read([topic], partition=at, since_ms=since_ms) for at in parts),
             key=lambda record: record.timestamp_ms,
@@ -82,14 +82,9 @@ class BlockingLog:
             self.run(self._log.latest(topic, into=found))
         return found
 
-    def ends(self, topics: Sequence[str]) -> Mapping[Part, int]:
-        """Return the end offset of each partition."""
-
-        async def asked() -> dict[Part, int]:
-            async with await self._log.open(topics) as reader:
-                return {(tp.topic, tp.partition): end for tp, end in (await reader.ends()).items()}
-
-        return self.run(asked())
+    def end_offsets(self, topics: Sequence[str]) -> Mapping[Part, int]:
+        """Return the end offset of each partition; see `Log.end_offsets`."""
+        return self.run(self._log.end_offsets(topics))
 
     def topics(self) -> set[str]:
         """Return the names of all topics."""

@@ -16,8 +16,9 @@ from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from schemas.answer import Answer
 from schemas.control import Heartbeat
 from schemas.query import Query
-from streams.client.client import Client, SendSchedule
+from streams.client.client import Client
 from streams.client.events import read_timelines
+from streams.client.replay import SendSchedule
 from streams.demo.report import latencies
 from streams.local.broker import free_port, kafka_home
 from streams.local.deployment import python

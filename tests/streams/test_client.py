@@ -15,7 +15,7 @@ from schemas.errors import InvalidField, RecordTooLarge
 from schemas.query import Origin, Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback
-from streams.client.client import Client, IdTaken, NoAnswer, SendSchedule, SentQueries
+from streams.client import Client, IdTaken, NoAnswer, SendSchedule, SentQueries
 from streams.client.events import EventFollower, Kind, Timelines
 from streams.client.questions import query_from
 from streams.local.broker import LocalBroker

@@ -18,7 +18,7 @@ from schemas.record import encode
 from schemas.reward import Reward
 from streams.client.questions import QuestionError
 from streams.client.recorded import Recorded, read_recorded
-from streams.client.replay import OPEN, Pace, Replay
+from streams.client.replay import OPEN, Replay, SendSchedule
 from tests.support.cluster import Audit, InMemory, read, running
 from tests.support.recorded import question
 
@@ -145,10 +145,11 @@ def asked(count: int, apart_s: float) -> list[Recorded]:
 
 @pytest.mark.parametrize("learn", [True, False])
 @pytest.mark.parametrize(
-    ("pace", "apart_s"), [(Pace(), 2.0), (Pace(speed=10.0), 0.2), (Pace(per_s=4.0), 0.25)]
+    ("pace", "apart_s"),
+    [(SendSchedule(), 2.0), (SendSchedule(speed=10.0), 0.2), (SendSchedule(per_s=4.0), 0.25)],
 )
 async def test_a_replay_keeps_its_pace_and_teaches_only_if_it_shall(
-    in_memory: InMemory, audited: Audit, learn: bool, pace: Pace, apart_s: float
+    in_memory: InMemory, audited: Audit, learn: bool, pace: SendSchedule, apart_s: float
 ) -> None:
     loop = asyncio.get_running_loop()
     sending = Replay(asked(20, 2.0), "again", pace, learn=learn)
@@ -176,7 +177,7 @@ async def test_a_replay_keeps_its_pace_and_teaches_only_if_it_shall(
 
 
 def test_no_more_queries_are_open_than_the_replay_remembers_and_an_id_that_is_taken_is_counted() -> None:
-    sending = Replay(asked(OPEN + 2, 0.0), "again", Pace(per_s=0.0))
+    sending = Replay(asked(OPEN + 2, 0.0), "again", SendSchedule(per_s=0.0))
     assert sum(1 for _ in sending.due(1.0)) == sending.unanswered == OPEN
     origin = Origin(topic="query", partition=0, offset=0)
     letter = DeadLetter(

@@ -28,9 +28,8 @@ from schemas.objective import Weights
 from schemas.query import Origin, Query
 from streams.cli import control, learner, main, operating, queries
 from streams.cli.queries import show
-from streams.client.client import SendSchedule
 from streams.client.recorded import Recorded
-from streams.client.replay import Replay
+from streams.client.replay import Replay, SendSchedule
 from streams.local.deployment import service_commands
 from streams.log import kafka_clients
 from streams.runtime.kafka_transactions import StillRunning
@@ -391,7 +390,7 @@ def test_reset_first_leaves_where_the_decisions_ended_and_then_deletes_the_rest(
         def __enter__(self) -> Any:
             return self
 
-        def ends(self, read: Sequence[str]) -> dict[tuple[str, int], int]:
+        def end_offsets(self, read: Sequence[str]) -> dict[tuple[str, int], int]:
             return {(topic, at): 10 + at for topic in read for at in (0, 1)}
 
     def read_all(settings: Settings, read: Sequence[str], **_: Any) -> list[Any]:

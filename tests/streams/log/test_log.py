@@ -170,7 +170,7 @@ def test_a_program_that_waits_reads_follows_and_appends(settings: Settings) -> N
         assert times == sorted(each.timestamp for each in sent if each.timestamp >= since_ms)
         assert log.latest([topic]) == {b"%d" % n: b"%d" % n for n in range(6)}
         assert log.append_again(found[0].origin)
-        assert sum(log.ends([topic]).values()) == 7
+        assert sum(log.end_offsets([topic]).values()) == 7
         follower.skip()
         assert follower.poll(0.2) == []
         first = next(iter(log.read([topic])))  # a reader that is left before its end closes its connection
