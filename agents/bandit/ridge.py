@@ -16,20 +16,20 @@ from agents.bandit.policy import Matrix, Vector
 # span at most |A| dimensions (`features`). Then xᵀA⁻¹x = s_qᵀP s_q + 2 f_aᵀQᵀs_q + f_aᵀR f_a costs one product
 # with P for *all* actions.
 #
-# Sherman-Morrison is exact but memory-bound if applied row by row, so the last few rank-one terms wait:
-# A⁻¹ = base - Σ σ g gᵀ with g = A⁻¹x / √(1 + σ xᵀA⁻¹x), and `flush` folds them into the base in one rank-k product.
-# Symmetric blocks use one triangle (`dsymv`, `dsyrk`). A itself is kept as well: for the residual that monitors the
-# inverse, for the factorisation that corrects it, and for the saved state.
+# Sherman-Morrison is exact but memory-bound if applied row by row, so the last few rank-one terms are buffered: A⁻¹ =
+# base - Σ σ g gᵀ with g = A⁻¹x / √(1 + σ xᵀA⁻¹x), and `flush` folds them into the base in one rank-k product. Symmetric
+# blocks use one triangle (`dsymv`, `dsyrk`). A itself is kept as well: for the residual that monitors the inverse, for
+# the factorisation that corrects it, and for the saved state.
 
 BLOCK: Final = 32
-"""Most rank-one terms that wait. At d = 1,192, one rank-32 product takes 0.8 ms and 32 rank-one products take 4 ms.
+"""Maximum number of buffered rank-one terms. At d = 1,192, one rank-32 product takes 0.8 ms, 32 rank-one products 4 ms.
 With more terms, a flush takes longer without being cheaper per row."""
 
 BATCH: Final = 64
-"""Most rows added in one rank-k step; more would need larger buffers and gain nothing."""
+"""Maximum number of rows added in one rank-k step; more would need larger buffers for no gain."""
 
 DRIFT: Final = 1e-10
-"""Residual |A·A⁻¹x - x| / |x| above which A is factorised again; scores are promised to 1e-9."""
+"""Residual |A·A⁻¹x - x| / |x| above which A is factorised again; scores are accurate to 1e-9."""
 
 THIN: Final = 1e-6
 """Smallest 1 - xᵀA⁻¹x at which removing a row by Sherman-Morrison keeps ten digits; below it, factorise."""
@@ -69,7 +69,7 @@ class Gram:
         return self.q + self.e
 
     def attach(self, actions: Matrix) -> None:
-        """Set the action rows f_a, shape (n, e), whose quadratic forms are precomputed."""
+        """Set the action rows f_a, shape (n, e), and precompute their quadratic forms."""
         self.actions = np.ascontiguousarray(actions)
         self._ready()
 
@@ -129,8 +129,8 @@ class Gram:
         """Add x xᵀ to A and x·target to B for each row; with sign -1, subtract them again.
 
         Args:
-            x: Rows [s_q; f_a], shape (m, q + e), already scaled by the root of their weight.
-            targets: Rows of reward terms, shape (m, columns), scaled alike.
+            x: Rows [s_q; f_a], shape (m, q + e), already scaled by the square root of their weight.
+            targets: Rows of reward terms, shape (m, columns), with the same scaling.
             sign: 1.0 adds, -1.0 removes rows that were added.
         """
         if not len(x):
@@ -146,7 +146,7 @@ class Gram:
             self._enter(x[start : start + BATCH], targets[start : start + BATCH], sign)
 
     def adjust(self, x: Matrix, column: int, amounts: Vector) -> None:
-        """Add amounts·x to one column of B. A does not change, because the rows are in it already."""
+        """Add amounts·x to one column of B. A does not change, because it already contains the rows."""
         if len(x):
             self.b[:, column] += amounts @ x
             self.theta[:, column] = self.solve(self.b[None, :, column])[0]
@@ -160,7 +160,7 @@ class Gram:
         self.factorise()
 
     def widen(self, action_dim: int, kept: Sequence[int]) -> None:
-        """Change the action block: its old columns move to `kept`, every other new column starts at λ."""
+        """Resize the action block: old columns move to positions `kept`, every other new column starts at λ."""
         self.flush()
         old, places = self.a, np.concatenate([np.arange(self.q), self.q + np.asarray(kept, dtype=np.intp)])
         self.e = action_dim
@@ -174,7 +174,7 @@ class Gram:
         self.factorise()
 
     def restore(self, action_dim: int, triangle: Vector, b: Matrix) -> None:
-        """Become the A (lower triangle, row by row) and B that were saved."""
+        """Restore the saved A (lower triangle, row by row) and B."""
         self.e = action_dim
         low = np.zeros((self.dim, self.dim))
         low[np.tril_indices(self.dim)] = triangle
@@ -183,12 +183,12 @@ class Gram:
         self.factorise()
 
     def settle(self) -> None:
-        """Become what `restore` makes of A and B: by rank-one steps A⁻¹ has the same digits, but not the same bits."""
+        """Recompute everything as `restore` would: rank-one steps give A⁻¹ the same digits, but not the same bits."""
         self.flush()
         self.factorise()
 
     def flush(self) -> None:
-        """Fold the waiting rank-one terms into the base and check the residual."""
+        """Fold the buffered rank-one terms into the base and check the residual."""
         k = self._k
         if not k:
             return
@@ -209,7 +209,7 @@ class Gram:
             self.factorise()
 
     def residual(self, x: Vector) -> float:
-        """Return max |A·A⁻¹x - x| / max |x|: how far the kept inverse has drifted."""
+        """Return max |A·A⁻¹x - x| / max |x|: how far the stored inverse has drifted."""
         self.flush()
         u = self.solve(x[None])[0]
         return float(np.abs(blas.dsymv(1.0, self.a, u, lower=1) - x).max() / np.abs(x).max())
@@ -279,7 +279,7 @@ class Gram:
 
     @staticmethod
     def _healthy(gains: Vector, sign: float) -> bool:
-        """Return whether Sherman-Morrison is safe: A⁻¹ is positive, and what remains of A is well conditioned."""
+        """Return whether Sherman-Morrison is safe: A⁻¹ is positive, and the remaining A is well conditioned."""
         if sign > 0:
             return bool(gains.min() > -DRIFT)
         return bool(1.0 + gains.sum() > THIN)
@@ -293,29 +293,30 @@ class Gram:
 
 # Ridge regression with few dimensions, row by row: A = Λ + Σ w x xᵀ, B = Σ w x tᵀ, Θ = A⁻¹B, Λ diagonal.
 #
-# `Gram` is fast at a thousand dimensions and exact up to rounding. This is exact to the bit: a row is added by the
-# same operations whether it comes alone or in a batch, live or from the log, and the inverse is saved with the
-# state. So everything computed from it, such as a price λ, is the same after a recovery as without one.
+# `Gram` is fast at a thousand dimensions and exact up to rounding. This class is exact to the bit: a row is added by
+# the same operations whether alone or in a batch, live or from the log, and the inverse is saved with the state. So
+# everything computed from it, such as λ, is the same after a recovery as without one.
 #
-# Of A and of A⁻¹ one triangle is updated, read and saved. Two would not stay each other's mirror: BLAS may fuse the
-# multiplication and the subtraction of a - x·y for some entries and not for others (OpenBLAS's `dger` on Haswell does).
+# Only one triangle of A and of A⁻¹ is updated, read and saved. Two would not stay symmetric: BLAS may use a fused
+# multiply-add for a - x·y in some entries and not in others (OpenBLAS's `dger` on Haswell does).
 
 REFRESH: Final = 1000
-"""Rows between two factorisations of A; at 150 dimensions, the inverse drifts by 1e-12 over as many rank-one steps."""
+"""Rows between two factorisations of A. At 150 dimensions, the inverse drifts by 1e-12 over this many rank-one
+steps."""
 
 
 class Ridge:
-    """A, B, A⁻¹ and Θ; dimensions can be added at any time.
+    """Ridge regression as A, B, A⁻¹ and Θ; dimensions can be added at any time.
 
     Args:
-        penalties: The diagonal of Λ, above zero, shape (D,): how strongly each coefficient is held at zero.
+        penalties: The diagonal of Λ, positive, shape (D,): how strongly each coefficient is shrunk to zero.
         columns: Columns of B.
 
     Attributes:
-        a: A, shape (D, D). Its lower triangle counts; what stands above is not kept up.
+        a: A, shape (D, D). Only its lower triangle is valid.
         half: The lower triangle of A⁻¹, zeros above, shape (D, D).
         b, theta: B and Θ, shape (D, columns).
-        rows: Rows added.
+        rows: Number of rows added.
     """
 
     def __init__(self, penalties: Vector, columns: int) -> None:
@@ -332,7 +333,7 @@ class Ridge:
         return len(self.a)
 
     def grow(self, penalties: Vector) -> None:
-        """Append dimensions, in which no row has a value yet, with these penalties."""
+        """Append dimensions with these penalties; all earlier rows are zero there."""
         if not len(penalties):
             return
         self.a = _padded(self.a, penalties)
@@ -365,21 +366,21 @@ class Ridge:
             self.factorise()
 
     def enter(self, a: Matrix, penalties: Vector, b: Matrix) -> None:
-        """Forget all rows, and take Σ x xᵀ with these penalties, and Σ x·targetᵀ."""
+        """Forget all rows, and set Σ x xᵀ, these penalties, and Σ x·targetᵀ."""
         self.a = a.copy()
         self.a[np.diag_indices(len(a))] += penalties
         self.b = b.copy()
         self.factorise()
 
     def loosen(self, column: int, variance: float) -> None:
-        """Add to the variance of one coefficient: A⁻¹ + v·eeᵀ, Θ as before."""
+        """Add to the variance of one coefficient: A⁻¹ + v·eeᵀ, with Θ unchanged."""
         own = np.concatenate([self.a[column, :column], self.a[column:, column]])
         self.a = _plus(self.a, -variance / (1.0 + variance * float(own[column])), own)
         self.half[column, column] += variance
         self.b = _times(self.a, self.theta)
 
     def adjust(self, x: Vector, column: int, amount: float) -> None:
-        """Add amount·x to one column of B; the row itself is in A already."""
+        """Add amount·x to one column of B; A already contains the row."""
         self.b[:, column] += amount * x
         self.theta[:, column] += amount * self.solve(x)
 
@@ -393,7 +394,7 @@ class Ridge:
         self.theta = _times(self.half, self.b)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return every array, from which `restore` continues with the same bits."""
+        """Return all arrays, from which `restore` continues bit for bit."""
         return {
             "ridge.a": _lower(self.a),
             "ridge.inverse": _lower(self.half),
@@ -402,7 +403,7 @@ class Ridge:
         }
 
     def restore(self, arrays: dict[str, np.ndarray], rows: int) -> None:
-        """Become what `snapshot` returned after this many rows."""
+        """Restore what `snapshot` returned after this many rows."""
         dim = len(arrays["ridge.b"])
         self.a, self.half = _whole(arrays["ridge.a"], dim), _whole(arrays["ridge.inverse"], dim)
         self.b, self.theta = arrays["ridge.b"], arrays["ridge.theta"]
@@ -410,12 +411,12 @@ class Ridge:
 
 
 def _plus(lower: Matrix, factor: float, x: Vector) -> Matrix:
-    """Add factor·x xᵀ to a lower triangle, in its own memory."""
+    """Add factor·x xᵀ to a lower triangle in place."""
     return np.asarray(blas.dsyr(factor, x, a=lower.T, overwrite_a=1).T)
 
 
 def _times(lower: Matrix, columns: Matrix) -> Matrix:
-    """Return the product of a symmetric matrix, of which the lower triangle counts, with some columns."""
+    """Return the product of a symmetric matrix, given as its lower triangle, with some columns."""
     return np.ascontiguousarray(blas.dsymm(1.0, lower.T, columns))
 
 
@@ -439,7 +440,7 @@ def _whole(lower: Vector, dim: int) -> Matrix:
 
 
 def inverted(a: Matrix) -> Matrix:
-    """Return the inverse of a positive definite matrix, of which the lower triangle counts.
+    """Return the inverse of a positive definite matrix, given as its lower triangle.
 
     Raises:
         LinAlgError: A is no longer positive definite; fold the log again.
@@ -448,6 +449,6 @@ def inverted(a: Matrix) -> Matrix:
     if info:
         raise np.linalg.LinAlgError(f"A is not positive definite at pivot {info}; fold the log again")
     half, _ = lapack.dpotri(low, lower=1, overwrite_c=1)
-    half += 0.0  # for -0.0, so that equal states have equal bytes
+    half += 0.0  # turns -0.0 into 0.0, so that equal states have equal bytes
     np.copyto(half.T, half, where=np.tri(len(half), k=-1, dtype=bool))
-    return np.asarray(half.T)  # row by row in memory, as every other matrix
+    return np.asarray(half.T)  # row-major, as every other matrix

@@ -1,4 +1,4 @@
-"""The variances of the contextual policy's coefficients: how much each block of columns is worth, estimated."""
+"""Estimates of the variances of the contextual policy's coefficients, one for each block of columns."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from agents.bandit.history import History
 from agents.bandit.policy import Matrix
 from agents.bandit.ridge import inverted
 
-# Every coefficient has the prior N(0, τ²) with τ² of its block, so what does not help is held at zero and what does is
-# not. The variances are those under which the outcomes are most likely (marginal likelihood, by MacKay's fixed point),
-# held towards the usual ones of other fleets by as much as three coefficients would.
+# Every coefficient has the prior N(0, τ²) with the τ² of its block, so coefficients that do not help shrink to zero and
+# others do not. The variances maximise the marginal likelihood of the outcomes (MacKay's fixed point), with defaults
+# from other fleets weighing as much as three coefficients.
 #
-# The outcomes of one question share what it has of its own, and those of one model on it, what the model makes of it:
-# they say more of how actions differ than single outcomes do, and less of how good any is. So each of these levels has
-# a noise of its own.
+# Outcomes of one question share an effect of the question, and those of one model on it share an effect of the pair.
+# They say more about differences between actions than independent outcomes would, and less about the level of each. So
+# each of these levels has a noise variance of its own.
 
 BELIEF: Final = 3.0
-"""Weight of a block's usual variance, in coefficients."""
+"""Weight of a block's default variance, in coefficients."""
 
 BELIEF_NOISE: Final = 20.0
-"""Weight of the noise before, in outcomes."""
+"""Weight of the prior noise, in outcomes."""
 
 ROUNDS: Final = 20
-"""Rounds of the fixed point for a history; each inverts A once."""
+"""Iterations of the fixed point for a history; each inverts A once."""
 
 FLAT: Final = 1e-7
-"""Least variance of a block, and least noise."""
+"""Smallest variance of a block, and smallest noise."""
 
 USUAL: Final[Mapping[str, tuple[float, float]]] = {
     "one × constant": (0.1, 0.1),
@@ -51,26 +51,26 @@ USUAL: Final[Mapping[str, tuple[float, float]]] = {
     "shape × directions": (0.00001, 0.0001),
     "shape × kernel": (0.00001, 0.0001),
 }
-"""Variances of accuracy, and of cost in units of the anchors, as they usually are: the generic prior."""
+"""Default variances of accuracy, and of cost in units of the anchors: the generic prior."""
 
 
 MEANS: Final[Mapping[str, tuple[float, float]]] = {"size": (0.12, 0.0)}
-"""Means of the coefficients of plain coordinates where the query does not count: how accuracy, and cost in units of
-the anchors, usually grow along them."""
+"""Default means of the query-independent coefficients of plain coordinates: how accuracy, and cost in units of the
+anchors, typically grow along them."""
 
 
 def usual_mean(feature: str, block: str, term: int) -> float:
-    """Return the usual mean of a feature's coefficients in a block, of accuracy (0) or of cost (1)."""
+    """Return the default mean of a feature's coefficients in a block, for accuracy (0) or cost (1)."""
     return MEANS[feature][term] if feature in MEANS and block.endswith("constant") else 0.0
 
 
 def usual_variance(block: str, term: int) -> float:
-    """Return the usual variance of a block of `ContextualFeatures.column_blocks`, of accuracy (0) or of cost (1)."""
+    """Return the default variance of a block of `ContextualFeatures.column_blocks`, for accuracy (0) or cost (1)."""
     return USUAL[usual_block(block)][term]
 
 
 def usual_block(block: str) -> str:
-    """Return the kind of a block: all plain coordinates have one."""
+    """Return the kind of a block; all plain coordinates have the same kind."""
     kind, part = block.split(" × ")
     return block if kind in ("one", "model", "shape") else f"coordinate × {part}"
 
@@ -83,7 +83,7 @@ class Evidence:
         gram, moment: Σ x xᵀ, shape (D, D), and Σ x·yᵀ of all targets, shape (D, T).
         square: Σ y² of the first target, whose variances are estimated.
         count: Rows.
-        noise: Its variance, as it is known by now.
+        noise: The current estimate of its variance.
     """
 
     gram: Matrix
@@ -94,16 +94,16 @@ class Evidence:
 
 
 Variances: TypeAlias = tuple[dict[str, float], list[float]]
-"""Those of a regression: the variance of every block, and the noise of every kind of evidence."""
+"""The variance of every block of a regression, and the noise of every kind of evidence."""
 
 
 def estimated(evidence: Sequence[Evidence], blocks: Sequence[str], term: int) -> Variances:
-    """Return the variance of every block, and the noise of every kind of evidence.
+    """Estimate the variance of every block, and the noise of every kind of evidence.
 
     Args:
-        evidence: What there is.
+        evidence: The sums of each kind of evidence.
         blocks: The block of each column.
-        term: Whose usual variances hold, accuracy's (0) or cost's (1).
+        term: Which defaults apply: those of accuracy (0) or of cost (1).
     """
     names = list(dict.fromkeys(blocks))
     place = {name: i for i, name in enumerate(names)}
@@ -112,7 +112,7 @@ def estimated(evidence: Sequence[Evidence], blocks: Sequence[str], term: int) ->
     usual = np.array([usual_variance(name, term) for name in names])
     tau = usual
     noises = [each.noise for each in evidence]
-    # Used again in every round: fresh memory takes longer than the division.
+    # Reused in every iteration: allocating memory takes longer than the division.
     scaled = np.empty_like(evidence[0].gram)
     for _ in range(ROUNDS):
         a = np.diag(1.0 / tau[of])
@@ -133,17 +133,17 @@ def estimated(evidence: Sequence[Evidence], blocks: Sequence[str], term: int) ->
 
 
 def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targets: Matrix) -> list[Evidence]:
-    """Return the sums over what rows, models and questions have of their own, each level that there is.
+    """Return the sums over the separate effects of rows, models and questions.
 
     Args:
-        features: Compute x.
+        features: They compute x.
         history: Its rows.
-        z: Of its questions, shape (Q, rank).
-        targets: Of its rows, centred, shape (m, T); the first is the one whose variances are estimated.
+        z: z of its questions, shape (Q, rank).
+        targets: Targets of its rows, centred, shape (m, T); the first is the one whose variances are estimated.
 
     Returns:
-        The departures of rows from the mean of their question and model, those of such means from the mean of their
-        question, and the means of questions; a level without any is left out.
+        Deviations of rows from the mean of their question and model, deviations of these means from the mean of their
+        question, and the means of questions. Empty levels are omitted.
     """
     models = list(dict.fromkeys(features.models))
     model = np.array([models.index(name) for name in features.models])[history.action]
@@ -172,7 +172,7 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
     for level in range(3):
         gram, moment, square = sums[level]
         count = counts[level]
-        if level < 2:  # what lies within the means of the next level
+        if level < 2:  # deviations from the means of the next level
             gram, moment, square = (a - b for a, b in zip(sums[level], sums[level + 1], strict=True))
             count -= counts[level + 1]
         if count:
@@ -182,10 +182,10 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
 
 
 def _means(x: Matrix, y: Matrix, starts: np.ndarray) -> tuple[Matrix, Matrix]:
-    """Return the means of consecutive rows, times the root of their number."""
+    """Return the means of consecutive rows, times the square root of their number."""
     share = np.sqrt(np.diff(np.append(starts, len(x))))[:, None]
     return np.add.reduceat(x, starts) / share, np.add.reduceat(y, starts) / share
 
 
 CHUNK: Final = 64
-"""Questions whose rows are held at a time."""
+"""Number of questions whose rows are in memory at a time."""

@@ -1,4 +1,4 @@
-"""What can be chosen: actions, the model catalogue, and the texts that describe an action (App. B.2)."""
+"""The choices: actions, the model catalogue, and the texts that describe an action (App. B.2)."""
 
 from agents.catalogue.eflops import search_cost
 from agents.catalogue.file import load_catalogue

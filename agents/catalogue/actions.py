@@ -1,4 +1,4 @@
-"""The unified inference scaling space (Table 1): every joint configuration a = (M, QP, CP, BS) on offer.
+"""The unified inference scaling space (Table 1): every available joint configuration a = (M, QP, CP, BS).
 
 28 pairs (QP, CP), powers of two with QP·CP ≤ 64, times the models of the catalogue; BS follows from CP. With
 six models that is 168. The order is stable: model by model as the catalogue lists them, QP before CP, so that
@@ -31,13 +31,13 @@ PAIRS = tuple((qp, cp) for qp in WIDTHS for cp in WIDTHS if qp * cp <= MAX_DRAFT
 
 
 def parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Return the pairs that texts such as `4/16` name, in the order of Table 1; all for no text, and for `all`.
+    """Parse pairs such as `4/16`; return them in the order of Table 1. No text, or `all`, means all pairs.
 
     >>> parse_pairs(["4/16", "1/1"])
     ((1, 1), (4, 16))
 
     Raises:
-        ActionError: a text names none.
+        ActionError: a text is not one of the pairs.
     """
     if list(texts) == ["all"]:
         return PAIRS
@@ -52,13 +52,13 @@ def parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """Actions in a stable order, each known by its index."""
+    """Actions in a stable order, each identified by its index."""
 
     actions: tuple[Action, ...]
     _index: dict[Action, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a space without actions, or with one twice."""
+        """Reject an empty space, or one with duplicates."""
         if not self.actions:
             raise ActionError("the space is empty: allow at least one model of the catalogue")
         index = {action: at for at, action in enumerate(self.actions)}
@@ -68,11 +68,11 @@ class ActionSpace:
         object.__setattr__(self, "_index", index)
 
     def __len__(self) -> int:
-        """Return how many actions there are."""
+        """Return the number of actions."""
         return len(self.actions)
 
     def __iter__(self) -> Iterator[Action]:
-        """Walk the actions in order."""
+        """Iterate over the actions in order."""
         return iter(self.actions)
 
     def __getitem__(self, index: int) -> Action:
@@ -85,14 +85,14 @@ class ActionSpace:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Return the models that occur, in order."""
+        """Return the distinct models, in order."""
         return tuple(dict.fromkeys(action.model for action in self.actions))
 
     def index(self, action: Action) -> int:
         """Return the index of an action.
 
         Raises:
-            ActionError: when the space does not hold it.
+            ActionError: when the space does not contain it.
         """
         try:
             return self._index[action]
@@ -122,13 +122,13 @@ class ActionSpace:
         """Return the indices a query may choose from.
 
         Args:
-            pinned: The one action the query insists on, if any.
+            pinned: The one action that the query requests, if any.
             allowed_models: Models the query accepts; None accepts all.
-            available_models: Models with a live executor; None trusts all.
+            available_models: Models with a live executor; None means all.
             answers: How many completed paths the query wants: QP·CP must be at least as large.
 
         Raises:
-            ActionError: naming the field that leaves nothing to choose.
+            ActionError: naming the field that leaves no action.
         """
         if allowed_models is not None and (unknown := sorted(set(allowed_models) - set(self.models))):
             raise ActionError(f"allowed_models holds {unknown[0]!r}; choose one of {', '.join(self.models)}")
@@ -173,7 +173,7 @@ def uis_space(catalogue: Catalogue, pairs: Sequence[tuple[int, int]] = PAIRS) ->
 
     Args:
         catalogue: The models.
-        pairs: The (QP, CP) on offer.
+        pairs: The available (QP, CP).
     """
     return ActionSpace(
         tuple(
@@ -185,9 +185,9 @@ def uis_space(catalogue: Catalogue, pairs: Sequence[tuple[int, int]] = PAIRS) ->
 
 
 def pairs_of(catalogue: Catalogue, model: str, pairs: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
-    """Return the (QP, CP) of those on offer that a model can run, one path at least.
+    """Return the (QP, CP) of the available ones that a model can run, at least (1, 1).
 
-    Without a verifier nothing can choose among candidates, so CP is 1. A chat endpoint says itself how many answers.
+    Without a verifier, candidates cannot be ranked, so CP is 1. A chat endpoint says itself how many answers.
     """
     endpoint = catalogue.model(model).endpoint
     if endpoint.kind == "chat":

@@ -1,11 +1,11 @@
-"""A family of checkpoints as catalogue entries: nothing that a checkpoint says is typed twice.
+"""A family of checkpoints as catalogue entries, read from the checkpoints' own files.
 
 `family.json` names the models and says what cannot be read from a checkpoint (sampling, step tag, anchors);
 the architecture comes from each folder's `config.json` and the parameter count from the header of its
 safetensors.
 
-Convention for P, one for all: every tensor that is stored counts once. Embeddings tied to the output head are
-stored once and count once. (Table 11 counts them twice for the two smallest Qwen3.)
+Convention for P: every stored tensor counts once. Embeddings tied to the output head are stored once and count once.
+(Table 11 counts them twice for the two smallest Qwen3.)
 """
 
 import json
@@ -20,7 +20,7 @@ from schemas.record import invalid_field
 
 T = TypeVar("T")
 
-# The names safetensors gives the dtypes that one stored number is one parameter in (packed int4 is not).
+# safetensors' names of the dtypes in which one stored number is one parameter (unlike packed int4).
 STORED_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -31,7 +31,7 @@ class _Member(msgspec.Struct):
 
 
 class _Family(msgspec.Struct):
-    """What is read of family.json."""
+    """The fields read from family.json."""
 
     context_tokens: int
     sampling: dict[str, Any]
@@ -44,7 +44,7 @@ class _Family(msgspec.Struct):
 
 
 class _Config(msgspec.Struct):
-    """What is read of a checkpoint's config.json."""
+    """The fields read from a checkpoint's config.json."""
 
     num_attention_heads: int
     num_hidden_layers: int
@@ -58,8 +58,7 @@ def read_family(path: Path, folder: str) -> tuple[list[dict[str, Any]], list[dic
 
     Args:
         path: The family.json; each model's checkpoint is a folder beside it, named like the model.
-        folder: What to write before a model's name as its checkpoint: the family's folder as the catalogue
-            spells it.
+        folder: Prefix of the checkpoints' names: the family's folder as written in the catalogue.
 
     Raises:
         CatalogueError: naming the file, the model, the field and the fix.
@@ -82,16 +81,15 @@ def read_family(path: Path, folder: str) -> tuple[list[dict[str, Any]], list[dic
 
 
 def read_architecture(checkpoint: Path) -> dict[str, int]:
-    """Return the numbers of `Architecture` that a checkpoint's own files hold.
+    """Return the fields of `Architecture` that a checkpoint's own files contain.
 
-    The bytes a number takes are not among them: they follow the dtype it is served in, not the one it is
-    stored in.
+    Bytes per number are not among them: they depend on the dtype it is served in, not the one it is stored in.
 
     Args:
         checkpoint: A Hugging Face folder with config.json and safetensors.
 
     Raises:
-        CatalogueError: when a file or a field is missing or no use.
+        CatalogueError: when a file or a field is missing or invalid.
     """
     config = _read_json(checkpoint / "config.json", _Config)
     heads = config.num_attention_heads
@@ -114,7 +112,7 @@ def _checkpoint(path: Path, name: str, folder: str, context_tokens: int) -> dict
 
 
 def _stored(checkpoint: Path) -> int:
-    """Return how many parameters are stored, by the headers alone: no weight is read."""
+    """Return the number of stored parameters from the file headers alone, without reading weights."""
     files = sorted(checkpoint.glob("*.safetensors"))
     if not files:
         raise CatalogueError(

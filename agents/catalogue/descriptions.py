@@ -1,7 +1,7 @@
 """An action as text, for its embedding (App. B.2).
 
-Strings, key order and separators follow the paper's two examples; a golden file pins all 168. Readings, where
-the paper is silent or contradicts itself:
+Strings, key order and separators follow the paper's two examples; a golden file pins all 168. Our readings where the
+paper is silent or contradicts itself:
 
 - `Resource_Impact` prints min(QP·CP, 64), the formula. The example (4, 16, 4) prints 16x, which is QP·CP/BS.
 - `Strategy_Mode` goes by QP·CP/BS, so that the example stays Balanced-Search and the largest become
@@ -29,7 +29,7 @@ PRIORITIES = {
 def describe_model(model: Model) -> str:
     """Return the capability-oriented half: name, size, then each anchor the model has.
 
-    A model without a benchmark score simply lacks that key: nothing stands in for it.
+    A model without a score for a benchmark lacks that key; no default replaces it.
     """
     parts = [f"Model: {model.name}", f"Params: {model.params or size_label(model.architecture.parameters)}"]
     parts += [f"{anchor.label}: {anchor.score:.2f}" for anchor in model.anchors]
@@ -37,7 +37,7 @@ def describe_model(model: Model) -> str:
 
 
 def describe_strategy(qp: int, cp: int, bs: int) -> str:
-    """Return the functional half: the parameters of the search and what follows from them.
+    """Return the functional half: the parameters of the search, and descriptions derived from them.
 
     >>> describe_strategy(1, 1, 1).split(" | ", 5)[-1]
     'Strategy_Mode: Fast-Inference | Optimization_Priority: Latency-First'
@@ -57,7 +57,7 @@ def describe_strategy(qp: int, cp: int, bs: int) -> str:
 
 
 def strategy_mode(qp: int, cp: int, bs: int) -> str:
-    """Return the name of a search's width, by QP·CP/BS: the drafts of a step after the first."""
+    """Return the name of a search's width, determined by QP·CP/BS, the drafts of a step after the first."""
     drafts = qp * cp / bs
     if drafts <= FAST_UP_TO:
         return "Fast-Inference"
@@ -68,7 +68,7 @@ def describe_action(action: Action, catalogue: Catalogue) -> str:
     """Return the text of an action, ready to be embedded.
 
     Raises:
-        CatalogueError: when the catalogue does not hold its model.
+        CatalogueError: when the catalogue does not contain its model.
     """
     model = describe_model(catalogue.model(action.model))
     return SEPARATOR.join((model, describe_strategy(action.qp, action.cp, action.bs)))

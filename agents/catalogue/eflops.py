@@ -1,12 +1,12 @@
-"""What a search costs in equivalent FLOPs (UniScale App. D.3): prefill + Σ_j (decoding + verification).
+"""Cost of a search in equivalent FLOPs (UniScale App. D.3): prefill + Σ_j (decoding + verification).
 
-eFLOPs = floating-point operations + intensity × bytes moved. Closed form over the trace of a search;
-nothing here looks at text. Readings where the appendix leaves room:
+eFLOPs = floating-point operations + intensity × bytes moved. Closed form over the trace of a search, independent of its
+text. Our readings where the appendix is ambiguous:
 
-- the verifier's cost follows from its own architecture and the *generator's* token counts;
+- the verifier's cost is computed from its own architecture and the *generator's* token counts;
 - weights are loaded once per decoding position for the generator, once per step for the verifier;
 - cached keys and values are read once per branch and position (prefix sharing saves memory, not reads);
-- a single chain of thought is verified too: the reward needs its score.
+- a single chain of thought is verified too, because the reward needs its score.
 """
 
 import math
@@ -21,7 +21,7 @@ INTENSITY = 156.0
 
 
 class DraftNumbers(Protocol):
-    """What the cost needs of a draft: one row of a trace, or a node of a forest."""
+    """The fields of a draft that determine its cost: one row of a trace, or a node of a forest."""
 
     @property
     def parent(self) -> int:
@@ -33,12 +33,12 @@ class DraftNumbers(Protocol):
 
     @property
     def score(self) -> float | None:
-        """The verifier's score; None when the draft was never verified, and so costs no verification."""
+        """The verifier's score; None if the draft was never verified, which then costs nothing."""
 
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """What one phase of a search takes, and one term of its cost: operations, and bytes moved."""
+    """Operations and bytes moved of one phase of a search: one term of its cost."""
 
     flops: float = 0.0
     bytes: float = 0.0

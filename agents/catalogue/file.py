@@ -1,7 +1,7 @@
-"""Catalogues and their entries read from YAML, every error naming file, model, field and fix.
+"""Catalogues and their entries, read from YAML. Every error names file, model, field and fix.
 
-A file may point at a family of checkpoints (`family: models/family.json`) instead of typing their numbers again: see
-`checkpoint.py`. A catalogue may also be written out under `catalogue` in a deployment's configuration file.
+A file may refer to a family of checkpoints (`family: models/family.json`) instead of repeating their numbers: see
+`checkpoint.py`. A catalogue may also be written inline under `catalogue` in a deployment's configuration file.
 """
 
 import functools
@@ -33,10 +33,10 @@ _MADE = {"family": "train the family", "prior": "make it with `python -m experim
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's: ten times as fast
-    """YAML that says no key twice; YAML itself lets the last one win."""
+    """YAML without duplicate keys; in YAML itself the last one wins."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Return a mapping; refuse one that says a key twice."""
+        """Return a mapping; reject duplicate keys."""
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         keys = Counter(key.value for key, _ in pairs if isinstance(key, yaml.ScalarNode))
         if twice := [key for key, times in keys.items() if times > 1]:
@@ -47,11 +47,11 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 class CatalogueExtras(NamedTuple):
-    """What a catalogue file says beside its models.
+    """The settings of a catalogue file besides its models.
 
     Attributes:
-        prior: The file with what a learner of these models knows before its first decision; None: there is none.
-        parallelism: Question and candidate parallelism on offer, as QP/CP; empty: all.
+        prior: File of the prior from which a learner of these models starts; None if there is none.
+        parallelism: Available question and candidate parallelism, as QP/CP; empty means all.
     """
 
     prior: Path | None
@@ -110,7 +110,7 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
 
 
 def beside_catalogue(path: Path) -> CatalogueExtras:
-    """Return what a catalogue file says beside its models.
+    """Return the settings of a catalogue file besides its models.
 
     Args:
         path: The YAML file.
@@ -130,7 +130,7 @@ def beside_catalogue(path: Path) -> CatalogueExtras:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
-    """Return what a catalogue says and where it stands: in a file of its own, or in a configuration file."""
+    """Return a catalogue's content and location: a file of its own, or a configuration file."""
     content, where = read_yaml(path, "a catalogue file"), f"{path}"
     if "catalogue" in content:
         where = f"{path}, catalogue"
@@ -142,14 +142,14 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds; empty where the file is.
+    """Return the mapping in a YAML file; empty for an empty file.
 
     Args:
         path: The file.
         what: What the file should be, for the message.
 
     Raises:
-        CatalogueError: it cannot be read, is not YAML, or is no mapping of names to values.
+        CatalogueError: it cannot be read, is not YAML, or is not a mapping of names to values.
     """
     try:
         content = deepcopy(_parsed(path.read_text(encoding="utf-8")))
@@ -164,19 +164,19 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _parsed(text: str) -> Any:
-    """Return what a YAML text says: a process reads its catalogue file several times, and parsing takes the time."""
+    """Return parsed YAML, cached: a process reads its catalogue file several times, and parsing is slow."""
     return yaml.load(text, Loader=_Loader)
 
 
 def decode_objective(name: str, asked: Any) -> ObjectiveEntry:
-    """Return an objective that a deployment's settings describe.
+    """Return an objective described in a deployment's settings.
 
     Raises:
         CatalogueError: naming the objective, the field and the fix.
     """
     fields = ("weights", "mean_cost", "accuracy")
     for field in _mapping(asked, name):
-        if field not in fields:  # a record ignores what a later release may add, a file of today does not
+        if field not in fields:  # records ignore fields of later releases, files must not have any
             raise CatalogueError(f"{name}.{field}: is unknown; {closest(field, fields)}")
     return _convert({"name": name, "op": "set", **asked}, ObjectiveEntry, name)
 
