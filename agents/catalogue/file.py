@@ -202,17 +202,17 @@ def decode_model(entry: Mapping[str, Any], where: str) -> Model:
 
 
 def entry_of(model: Model) -> str:
-    """Return a model as the YAML entry that `decode_model` makes it of, whole: nothing is left to defaults."""
+    """Return a model as a complete YAML entry, from which `decode_model` restores it without defaults."""
     return str(yaml.safe_dump(msgspec.to_builtins(model), sort_keys=False, allow_unicode=True))
 
 
 def decode_verifier(entry: Mapping[str, Any], where: str) -> VerifierModel:
-    """Return the verifier that an entry describes, as `decode_model` does a model."""
+    """Return the verifier that an entry describes; see `decode_model`."""
     return _convert(_served(entry), VerifierModel, f"{where}, verifier {entry.get('name')!r}")
 
 
 def _served(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in the bytes of weights and cache from the dtype served, where an entry does not type them."""
+    """Fill in the bytes of weights and cache from the served dtype if an entry does not state them."""
     served, engine = dict(entry), entry.get("engine", {})
     dtype = engine.get("dtype", EngineSettings().dtype) if isinstance(engine, dict) else None
     if isinstance(served.get("architecture"), dict) and isinstance(dtype, str) and dtype in DTYPE_BYTES:
@@ -254,7 +254,7 @@ def _laid(entry: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def _over(entry: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry laid over a base: its values win, and mappings are laid one level deep."""
+    """Return an entry merged over a base: its values win, and mappings are merged one level deep."""
     merged = {**base, **entry}
     for key, below in base.items():
         own = entry.get(key)
@@ -264,7 +264,7 @@ def _over(entry: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(family: list[dict[str, Any]], typed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lay what a catalogue says of a family's model over what its checkpoint says; others follow."""
+    """Merge a catalogue's entries for a family's models over their checkpoints' entries; append its other models."""
     said = {each.get("name"): each for each in typed}
     known = {each["name"] for each in family}
     laid = [_over(said.get(each["name"], {}), each) for each in family]

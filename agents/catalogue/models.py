@@ -1,4 +1,4 @@
-"""The catalogue: which models can be chosen, what is known of each (Table 11, App. B.2), their verifier."""
+"""The catalogue: the available models, the facts about each (Table 11, App. B.2), and their verifiers."""
 
 import hashlib
 import math
@@ -14,47 +14,48 @@ from schemas.errors import InvalidField, UniscaleError
 from schemas.grader import Grader, NamedGrader, grader_of
 from schemas.objective import CostRange
 
-# What can be wrong with a catalogue, an objective or an action.
+# Errors of a catalogue, an objective or an action.
 #
 # UniscaleError
 # ├── CatalogueError      a catalogue file, family or change that cannot be used
-# ├── ObjectiveError      an objective that is unknown, or that cannot go
+# ├── ObjectiveError      an objective that is unknown, or cannot be removed
 # └── ActionError         a configuration outside the rules or outside the space
 
 
 class CatalogueError(UniscaleError):
-    """A catalogue cannot be used as it stands. The message names file, model, field and fix."""
+    """A catalogue is invalid. The message names file, model, field and fix."""
 
 
 class ObjectiveError(UniscaleError):
-    """An objective that a query names is not there, or cannot be changed so."""
+    """An objective named by a query does not exist, or cannot be changed this way."""
 
 
 class ActionError(UniscaleError):
-    """A configuration breaks Table 1's rules, or is not in the space it was looked up in."""
+    """A configuration violates the rules of Table 1, or is not in the space it was looked up in."""
 
 
-# What is known of a model: its architecture (Table 11), anchors (App. B.2), sampling and where it is served.
+# Facts about a model: architecture (Table 11), anchors (App. B.2), sampling and endpoint.
 #
-# Every struct here is frozen and refuses unknown fields; `file.py` fills them from files. Numbers that the
-# cost needs (App. D.3) are in `Architecture` and nowhere else.
+# Every struct here is frozen and rejects unknown fields; `file.py` fills them from files. All numbers that determine
+# cost (App. D.3) are in `Architecture`.
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.'+-]+$", max_length=60)]
 LabelOrNone = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.'+-]*$", max_length=60)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
-# Costs are priced eFLOPs; within these bounds every logarithm of one stays far from what a regression could not take.
+# Costs are eFLOPs times a price factor. Within these bounds their logarithms stay in a range that a regression can
+# handle.
 PRICE_FACTORS = (1e-12, 1e12)
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 NO_VERIFIER = "none"
-"""Stands where a verifier is named, and says that nothing scores."""
+"""Written in place of a verifier's name where there is none."""
 
 
 class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The numbers of one row of Table 11, in the words of Assumption D.5."""
+    """One row of Table 11, named as in Assumption D.5."""
 
     parameters: Positive  # P, a count and not billions
     layers: Positive
@@ -65,7 +66,7 @@ class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kv_bytes: Positive = 2  # prec_kv, bytes a cached number
 
     def __post_init__(self) -> None:
-        """Refuse heads that grouped-query attention cannot share out."""
+        """Reject head counts that are invalid for grouped-query attention."""
         if self.query_heads % self.kv_heads:
             raise ValueError(
                 f"query_heads ({self.query_heads}) must be a multiple of kv_heads ({self.kv_heads})"
@@ -81,7 +82,7 @@ class BenchmarkScore(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a model is sampled; the paper leaves all of it unstated, so it is recorded with every result."""
+    """Sampling parameters. The paper does not state them, so they are recorded with every result."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)]
     step_tokens: Positive  # at most this many new tokens a draft
@@ -104,21 +105,21 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A candidate model of the space: a generator with all that it takes to choose it, run it and know its cost."""
+    """A candidate model: a generator with everything needed to choose it, run it and compute its cost."""
 
     name: Name
     # Hugging Face id, or a folder relative to the repository root; empty for a chat endpoint, which needs none
     checkpoint: str = ""
     architecture: Architecture
     sampling: Sampling
-    params: LabelOrNone = ""  # nominal size as its description prints it; empty: made from the count
+    params: LabelOrNone = ""  # nominal size as its description prints it; empty: derived from the count
     group: Name = "default"  # the executor group that hosts it
     endpoint: Endpoint = Endpoint()
     engine: EngineSettings = EngineSettings()
     anchors: tuple[BenchmarkScore, ...] = ()
-    price_factor: float = 1.0  # what an eFLOP costs on it: a query's cost is its eFLOPs times this
-    grader: NamedGrader | None = None  # of its answers, where the query names none; None: the catalogue's
-    verifier: Name | None = None  # what scores its drafts, or none; None: what the catalogue names
+    price_factor: float = 1.0  # price of an eFLOP on it: a query's cost is its eFLOPs times this
+    grader: NamedGrader | None = None  # default grader of its answers; None: the catalogue's
+    verifier: Name | None = None  # verifier of its drafts, or none; None: the catalogue's
 
     def __post_init__(self) -> None:
         """Refuse a price factor out of range, an unknown grader, an anchor twice, and what the endpoint cannot use."""
@@ -143,7 +144,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class StepTags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a process reward model that classifies step tags is asked (`Qwen2ForProcessRewardModel`)."""
+    """Input format of a process reward model that classifies step tags (`Qwen2ForProcessRewardModel`)."""
 
     tag: Annotated[str, Meta(min_length=1)]
     tag_id: Annotated[int, Meta(ge=0)]
@@ -151,7 +152,7 @@ class StepTags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class VerifierModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process reward model: what verification runs on and its cost follows from."""
+    """A process reward model, which runs verification and determines its cost."""
 
     name: Name
     checkpoint: Annotated[str, Meta(min_length=1)]
@@ -174,19 +175,19 @@ class VerifierModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What costs are calibrated to."""
+    """The hardware for which costs are computed."""
 
     name: Annotated[str, Meta(min_length=1)]
     intensity: Annotated[float, Meta(gt=0)]  # I: peak FLOP/s over bytes/s of memory, FLOPs per byte
 
     def __post_init__(self) -> None:
-        """Refuse an intensity that is not a number."""
+        """Reject an intensity that is not a number."""
         if not math.isfinite(self.intensity):
             raise ValueError(f"intensity is {self.intensity}: give FLOPs per byte, 156 for an A800")
 
 
 def check_price_factor(factor: float) -> None:
-    """Refuse a price factor that no cost can be multiplied by.
+    """Reject an invalid price factor.
 
     Raises:
         ValueError: It is not a number within PRICE_FACTORS.
@@ -212,7 +213,7 @@ def size_label(parameters: int) -> str:
 
 
 def first_repeated(names: Iterable[str]) -> str | None:
-    """Return the first name that comes a second time, or None."""
+    """Return the first repeated name, or None."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -221,26 +222,26 @@ def first_repeated(names: Iterable[str]) -> str | None:
     return None
 
 
-# The catalogue: which models can be chosen, which verifier scores them, and what one FLOP is worth a byte.
+# The catalogue: the available models, the verifier of each, and the hardware's FLOPs per byte.
 #
-# A file under `infra/catalogue/` becomes one frozen `Catalogue` (`file.py`). Adding or removing a model
-# gives a new one with a higher version, so a decision can say which catalogue it chose from.
+# A file under `infra/catalogue/` becomes one frozen `Catalogue` (`file.py`). Adding or removing a model gives a new one
+# with a higher version, and each decision records the version it used.
 
 
 class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The models of the space, in the stable order that actions are enumerated in."""
+    """The models of the space, in the stable order in which actions are enumerated."""
 
     name: Name
     hardware: Hardware
-    verifier: Name  # of `verifiers`, what scores where a model does not name another; or none
-    cost_range: CostRange  # what log C is normalised by, until a control record says otherwise
+    verifier: Name  # the default one of `verifiers` for models that name none; or none
+    cost_range: CostRange  # normalises log C, until a control record changes it
     models: tuple[Model, ...]
     verifiers: tuple[VerifierModel, ...]
     version: Annotated[int, Meta(ge=-1)] = -1  # offset in `control` of the last change; −1: the file alone
-    grader: NamedGrader | None = None  # where neither query nor model names one; None: `boxed-only`
+    grader: NamedGrader | None = None  # if neither query nor model names one; None: `boxed-only`
 
     def __post_init__(self) -> None:
-        """Refuse an empty catalogue, a name used twice, an unknown grader, and a verifier that is not there."""
+        """Reject an empty catalogue, a duplicate name, an unknown grader, and an unknown verifier."""
         grader_of(self.grader)
         if not self.models:
             raise ValueError("models is empty: a catalogue holds at least one")
@@ -277,7 +278,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def price_factors(self) -> dict[str, float]:
-        """Return the price factor of each model that costs other than its eFLOPs."""
+        """Return the price factor of each model that has one other than 1."""
         return {m.name: m.price_factor for m in self.models if m.price_factor != 1.0}
 
     @property
@@ -287,14 +288,14 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all but version, price factors and graders: equal for equal content, whatever made it.
+        """Return a digest of all but version, price factors and graders; equal content has an equal digest.
 
-        A recording made under other price factors or graders holds the same searches.
+        Price factors and graders do not change the searches in a recording.
         """
         plain = msgspec.to_builtins(msgspec.structs.replace(self, version=-1))
         for model in plain["models"]:
             del model["price_factor"], model["grader"]
-            if model["verifier"] is None:  # recordings were made before an entry could name one
+            if model["verifier"] is None:  # recordings exist from before an entry could name one
                 del model["verifier"]
         del plain["grader"]
         for each in (*plain["models"], *plain["verifiers"]):
@@ -305,9 +306,9 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def cost_basis(self) -> dict[str, float | str]:
-        """Return what the eFLOPs of a search follow from (App. D.3): the hardware, the verifiers in use, the models.
+        """Return everything that determines the eFLOPs of a search (App. D.3): hardware, verifiers in use, models.
 
-        Two catalogues that agree in it give equal traces of a model the same cost in eFLOPs.
+        Catalogues with the same basis give equal traces of a model the same cost in eFLOPs.
         """
         found: dict[str, float | str] = {
             "hardware.intensity": self.hardware.intensity,
@@ -328,7 +329,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def graders(self) -> dict[str, Grader]:
-        """Return the graders it names, by whose they are, in words."""
+        """Return the graders it names, by a description of whose they are."""
         named = {"the catalogue": self.grader} | {f"model {each.name}": each.grader for each in self.models}
         return {where: grader for where, given in named.items() if (grader := grader_of(given)) is not None}
 
@@ -336,7 +337,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return a candidate model.
 
         Raises:
-            CatalogueError: when the catalogue does not hold it.
+            CatalogueError: when the catalogue does not contain it.
         """
         for each in self.models:
             if each.name == name:
@@ -348,7 +349,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return a verifier, by default the one that the catalogue names.
 
         Raises:
-            CatalogueError: when the catalogue does not hold it.
+            CatalogueError: when the catalogue does not contain it.
         """
         wanted = self.verifier if name is None else name
         for each in self.verifiers:
@@ -360,10 +361,10 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     def verifier_of(self, model: str) -> VerifierModel | None:
-        """Return what scores the drafts of a model; None where nothing does.
+        """Return the verifier of a model; None if it has none.
 
         Raises:
-            CatalogueError: when the catalogue does not hold the model.
+            CatalogueError: when the catalogue does not contain the model.
         """
         entry = self.model(model)
         name = self.verifier if entry.verifier is None else entry.verifier
@@ -371,23 +372,23 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def scoring(self) -> tuple[VerifierModel, ...]:
-        """Return the verifiers that score any model, in the order in which they stand."""
+        """Return the verifiers of any model, in catalogue order."""
         used = [self.verifier_of(name) for name in self.model_names]
         return tuple(each for each in self.verifiers if each in used)
 
     @property
     def verified(self) -> Verified:
-        """Return whether all models, whatever their health, have one verifier in common, some have one, or none has."""
+        """Return whether all models, healthy or not, share one verifier, some have one, or none has."""
         used = {None if each is None else each.name for each in map(self.verifier_of, self.model_names)}
         if used == {None}:
             return "none"
         return "all" if len(used) == 1 else "some"
 
     def scored_by(self, verifier: str) -> "Catalogue":
-        """Return the catalogue with another of its verifiers in use, or none, where a model does not name its own.
+        """Return the catalogue with another default verifier, or none, for models that do not name their own.
 
         Raises:
-            CatalogueError: when the catalogue does not hold it.
+            CatalogueError: when the catalogue does not contain it.
         """
         name = verifier if verifier == NO_VERIFIER else self.verifier_named(verifier).name
         return msgspec.structs.replace(self, verifier=name)
@@ -396,7 +397,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def overlong(self) -> dict[str, int]:
         """Return the tokens of the longest path of each model whose paths may be too long for its verifier.
 
-        Of such a path only the last steps are read, those that the verifier's context holds beside the question.
+        Of such a path only the last steps are read, as many as fit the verifier's context together with the question.
         """
         found = {}
         for each in self.models:
@@ -407,14 +408,14 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return found
 
     def add(self, model: Model, version: int | None = None) -> "Catalogue":
-        """Return the catalogue with one more model, at the end so that no other action changes its index.
+        """Return the catalogue with a model appended, so that no action changes its index.
 
         Args:
-            model: The newcomer.
+            model: The new model.
             version: The new version, in production the change's offset in `control`; by default one higher.
 
         Raises:
-            CatalogueError: when the name is taken, or the version does not grow.
+            CatalogueError: when the name is taken, or the version does not increase.
         """
         if model.name in self._names:
             raise CatalogueError(
@@ -424,10 +425,10 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self._changed((*self.models, model), version)
 
     def replace(self, model: Model, version: int | None = None) -> "Catalogue":
-        """Return the catalogue with another entry for a model it holds, at the end as if it were new.
+        """Return the catalogue with an existing model's entry replaced, moved to the end as if new.
 
         Raises:
-            CatalogueError: when it is not there, or the version does not grow.
+            CatalogueError: when it does not exist, or the version does not increase.
         """
         before = self.model(model.name)
         return self._changed((*(each for each in self.models if each is not before), model), version)
@@ -436,7 +437,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return the catalogue without one model.
 
         Raises:
-            CatalogueError: when it is not there or is the last one, or the version does not grow.
+            CatalogueError: when it does not exist or is the last one, or the version does not increase.
         """
         gone = self.model(name)
         if len(self.models) == 1:
@@ -446,10 +447,10 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self._changed(tuple(each for each in self.models if each is not gone), version)
 
     def with_price_factor(self, name: str, factor: float, version: int | None = None) -> "Catalogue":
-        """Return the catalogue with another price factor for a model, which keeps its place.
+        """Return the catalogue with another price factor for a model, which keeps its position.
 
         Raises:
-            CatalogueError: when the model is not there, the factor is out of range, or the version does not grow.
+            CatalogueError: when the model does not exist, the factor is out of range, or the version does not increase.
         """
         before = self.model(name)
         try:
@@ -462,7 +463,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return the same models under a later version.
 
         Raises:
-            CatalogueError: when the version does not grow.
+            CatalogueError: when the version does not increase.
         """
         return self._changed(self.models, version)
 

@@ -1,7 +1,7 @@
-"""What a query is served for: reward weights by name (App. B.3), targets, and the cost range that normalises log C.
+"""Objectives: named reward weights (App. B.3), targets, and the cost range that normalises log C.
 
-The paper prints w₁ = w₂ for each of its four modes; any other convex weights are as good. Where the minimum and maximum
-of log C come from is not printed: they are shared by all objectives and versioned with them.
+The paper gives w₁ = w₂ for each of its four modes; any other convex weights are possible. It does not say where the
+minimum and maximum of log C come from; here all objectives share them, and they are versioned together.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ MODES: Mapping[str, Weights] = {
 }
 DEFAULT_MODE = "cost-sensitive"
 CAREFUL = "careful"
-"""Right answers for less: as cheap as possible at 98 % of the accuracy within reach. Not of the paper."""
+"""As cheap as possible at 98 % of the achievable accuracy. Not from the paper."""
 
 ACCURACY_ONLY = Weights(correct=1.0)
-"""The reward under a shadow price λ: accuracy less λ·cost. Score and log cost have no weight in it."""
+"""The reward under a shadow price λ: accuracy minus λ·cost. Score and log cost have no weight."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MeanCost:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """As cheap as possible at this share of the accuracy that is predicted to be within reach.
+    """As cheap as possible at this share of the accuracy that is predicted to be achievable.
 
     Attributes:
         share: Above 0, at most 1.
@@ -55,7 +55,7 @@ Goal: TypeAlias = Weights | MeanCost | Accuracy
 
 
 def goal_of(asked: Query | ObjectiveEntry) -> Goal | None:
-    """Return the goal that a query or a control record brings, None when it brings none."""
+    """Return the goal in a query or a control record; None if it has none."""
     if asked.mean_cost is not None:
         return MeanCost(asked.mean_cost)
     if asked.accuracy is not None:
@@ -69,10 +69,10 @@ class Objectives:
 
     Attributes:
         cost_range: The bounds of log C, for all of them.
-        named: What each name asks for: weights, a mean cost or an accuracy.
-        default: The one for a query that asks for nothing.
+        named: The goal of each name: weights, a mean cost or an accuracy.
+        default: The objective of a query without one.
         versions: Offset in `control` of the last change of each name; absent for the deployment's own.
-        range_version: Likewise of the cost range.
+        range_version: Offset in `control` of the last change of the cost range.
     """
 
     cost_range: CostRange
@@ -82,7 +82,7 @@ class Objectives:
     range_version: int = -1
 
     def __post_init__(self) -> None:
-        """Refuse a default that is not there, and a cost range whose numbers would be taken for eFLOPs."""
+        """Reject an unknown default, and a cost range that looks like eFLOPs instead of their logarithm."""
         if self.cost_range.unit != "eflops":
             why = f"cost range is in {self.cost_range.unit}; give it in eflops, which services count in"
             raise ObjectiveError(why)
@@ -92,14 +92,14 @@ class Objectives:
             )
 
     def set(self, name: str, goal: Goal, version: int) -> "Objectives":
-        """Return the objectives with one set, new or not."""
+        """Return the objectives with one added or replaced."""
         return replace(self, named={**self.named, name: goal}, versions={**self.versions, name: version})
 
     def remove(self, name: str, version: int) -> "Objectives":
         """Return the objectives without one.
 
         Raises:
-            ObjectiveError: when it is the default, which a query may still fall back on.
+            ObjectiveError: when it is the default, which queries may still use.
         """
         if name == self.default:
             raise ObjectiveError(f"objective {name!r} is the default; set another default first")
@@ -111,22 +111,22 @@ class Objectives:
         return replace(self, cost_range=cost_range, range_version=version)
 
     def of(self, query: Query) -> ObjectiveInForce:
-        """Return what a query is served for: its own goal, the objective it names, or the default.
+        """Return the objective of a query: its own goal, the objective it names, or the default.
 
-        The shadow price of a goal by mean cost or accuracy is the decider's to fill in.
+        The decider fills in the shadow price of a goal by mean cost or accuracy.
 
         Raises:
-            ObjectiveError: when it names one that is not there.
+            ObjectiveError: when it names an unknown one.
         """
         if (goal := goal_of(query)) is not None:
             return self._in_force(goal, None, self.range_version)
         return self.in_force(self.default if query.objective is None else query.objective)
 
     def in_force(self, name: str) -> ObjectiveInForce:
-        """Return an objective with the range it is under.
+        """Return an objective with the current cost range.
 
         Raises:
-            ObjectiveError: when it is not there.
+            ObjectiveError: when it does not exist.
         """
         if name not in self.named:
             raise ObjectiveError(

@@ -1,11 +1,11 @@
-"""The fold of `control`: models and objectives as a process knows them once it has read so far.
+"""The fold of `control`: models and objectives as of the last record read.
 
-Every process folds the same topic, but compaction drops records that others have read: what is in force must follow
-from the last record of each key alone. So an entry for a model that is there replaces it *at the end*, where it would
-stand had the first never been seen; and to remove what is not there still counts as a change. Likewise an entry brings
-its own price factor, and one for what is not there counts as a change: the entry that it was meant for has been
-replaced by a later one. One thing cannot be fixed here: to remove the last model is refused, so whoever writes
-`control` must refuse it first.
+Every process folds the same topic, but compaction may have dropped records that others have read, so the result must
+depend only on the last record of each key. So an entry for an existing model moves it *to the end*, where it would be
+if the first entry had never been seen, and removing an unknown model still counts as a change. Likewise each entry has
+its own price factor, and a price factor for an unknown model counts as a change: a later entry has replaced the one it
+was meant for. Removing the last model is rejected, and cannot be repaired here, so writers of `control` must reject it
+first.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ from schemas.control import (
 
 @dataclass(frozen=True)
 class Steering:
-    """Catalogue and objectives in force.
+    """The current catalogue and objectives.
 
     Attributes:
-        offset: Of the last record folded in; −1 before any.
+        offset: Offset of the last record folded; −1 before any.
     """
 
     catalogue: Catalogue
@@ -43,30 +43,30 @@ class Steering:
         own: Mapping[str, ObjectiveEntry] | None = None,
         default: str = DEFAULT_MODE,
     ) -> "Steering":
-        """Return what is in force before any record: a catalogue, the paper's four modes, `careful`, and its own.
+        """Return the initial state: a catalogue, the paper's four modes, `careful`, and a deployment's own objectives.
 
         Args:
             catalogue: The models.
-            own: The deployment's own objectives by name, as its settings name them.
-            default: The objective of a query that asks for nothing.
+            own: The deployment's own objectives by name.
+            default: The objective of a query without one.
 
         Raises:
-            ObjectiveError: there is no objective of the default's name.
+            ObjectiveError: there is no objective with the default's name.
         """
         objectives = Objectives(cost_range=catalogue.cost_range)
         goals = {name: goal for name, entry in (own or {}).items() if (goal := goal_of(entry)) is not None}
         return cls(catalogue, replace(objectives, named={**objectives.named, **goals}, default=default))
 
     def after(self, record: ControlRecord, offset: int) -> "Steering":
-        """Return what is in force after one more record; one that was folded in before changes nothing.
+        """Return the state after one more record; a record that was already folded changes nothing.
 
         Args:
             record: The record.
             offset: Its offset in `control`: the version of what it changes.
 
         Raises:
-            CatalogueError: the entry cannot be used, or would leave no model.
-            ObjectiveError: the default objective would be gone.
+            CatalogueError: the entry is invalid, or would leave no model.
+            ObjectiveError: the default objective would be removed.
         """
         if offset <= self.offset:
             return self
@@ -86,7 +86,7 @@ class Steering:
             case CostBoundsEntry(cost_range=cost_range):
                 return replace(self, objectives=self.objectives.within(cost_range, offset), offset=offset)
             case KeyEntry():
-                return replace(self, offset=offset)  # the gateway's business alone
+                return replace(self, offset=offset)  # for the gateway only
 
     def _objectives_after(self, entry: ObjectiveEntry, offset: int) -> Objectives:
         goal = goal_of(entry)

@@ -54,7 +54,7 @@ from schemas.query import Origin, Query, QueryContext
 from schemas.record import MAX_VALUE, encode
 from schemas.reward import Reward
 
-# What the decider returns: for each record a Decision, a changed row or an error.
+# Results of the decider: for each record a Decision, a changed row or an error.
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,7 @@ class Learned:
     """The result for one Reward: rows to write, nothing, or the error for its dead letter.
 
     Attributes:
-        rows: Its query's row as it is now. Where a call has refitted the policy, the last changed row is followed by
-            what the refit estimated.
+        rows: The new row of its query. If a call has refitted the policy, the estimates follow the last changed row.
     """
 
     query_id: str
@@ -94,11 +93,11 @@ class Learned:
     error: UniscaleError | None = None
 
 
-# A Context whose query has been decided already: send the same Decision again, send nothing, or refuse a duplicate.
+# A Context whose query has already been decided: send the same Decision again, send nothing, or reject a duplicate.
 
 
 def resend_decision(context: QueryContext, value: bytes) -> Decided:
-    """Return the result for a Context whose query has a row: the Decision already made, or DuplicateQuery."""
+    """Return the result for a Context whose query has a row: the existing Decision, or DuplicateQuery."""
     row = decode_row(context.query_id.encode(), value)
     assert isinstance(row, Row)
     if row.query_origin != context.origin:
@@ -121,21 +120,21 @@ def reject_ended(context: QueryContext, place: tuple[int, int]) -> Decided:
 Timer = Callable[[], float]
 """Returns seconds that never go backwards."""
 
-# From Context records to Decisions, each with the row that it leaves in the learner's log.
+# From Context records to Decisions, each with its row of the learner's log.
 #
 # A Context becomes the policy's input, the policy chooses, and the choice becomes the Decision on the wire. Nothing
-# here changes the learner: it counts and logs what is returned.
+# here changes the learner, which counts and logs the results.
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionEnvironment:
-    """What a decision depends on, besides the query and the policy.
+    """Everything a decision depends on besides the query and the policy.
 
     Attributes:
-        steering: Catalogue and objectives in force.
-        space: The actions of that catalogue that are on offer.
-        living: Models with a recent executor heartbeat; None takes all to be running.
-        waiting: Models of that catalogue that are not on offer yet, because no server embeds their actions.
+        steering: Current catalogue and objectives.
+        space: The available actions of that catalogue.
+        living: Models with a recent executor heartbeat; None assumes that all are running.
+        waiting: Models of that catalogue that are not available yet because no server has embedded their actions.
     """
 
     steering: Steering
@@ -147,7 +146,7 @@ class DecisionEnvironment:
         """Return the indices of the actions that a query may choose from.
 
         Raises:
-            ActionError: The pin, the allowed models and the running executors together leave no action.
+            ActionError: Pin, allowed models and running executors together leave no action.
         """
         pinned, allowed = query.pinned, query.allowed_models
         asked = {pinned.model} if pinned is not None else set(allowed or ())
@@ -168,11 +167,11 @@ class DecisionEnvironment:
         )
 
     def masked_models(self) -> tuple[str, ...]:
-        """Return the models left out for want of a living executor."""
+        """Return the models that are excluded because no executor serves them."""
         return () if self.living is None else tuple(m for m in self.space.models if m not in self.living)
 
     def short_models(self, query: Query) -> frozenset[str]:
-        """Return the models whose context may not hold a question and its answer; none where no other can run it."""
+        """Return the models whose context may be too short for a question and its answer; none if all are."""
         if query.pinned is not None:
             return frozenset()
         size, catalogue = len(query.question.encode()), self.steering.catalogue
@@ -189,7 +188,7 @@ class DecisionEnvironment:
         return short if able - short else frozenset()
 
     def serves(self, query: Query) -> bool:
-        """Return whether there is an action that a query may choose."""
+        """Return whether any action is available to a query."""
         try:
             return bool(self.choices(query))
         except ActionError:
@@ -197,8 +196,8 @@ class DecisionEnvironment:
 
 
 _TOKEN_BYTES: Final = 3
-"""Bytes of a question for each token of a context: prose has four or five a token, code and most other scripts three,
-and the rest is room for an answer."""
+"""Bytes of a question per token of a context. Prose has four or five per token, code and most other scripts three; the
+rest leaves room for an answer."""
 
 
 def decisions(
@@ -217,24 +216,24 @@ def decisions(
     """Return a Decision for each Context, all made from one state of the policy, with their rows.
 
     Args:
-        policy: The policy, which is not told yet what it chose.
+        policy: The policy. It is not updated with its choices here.
         asked: New Contexts with their origins, in offset order.
-        environment: What can be chosen now.
+        environment: The current choices.
         seq: Sequence number of the first Decision; those of the others follow.
-        clock: Decisions made before the first.
+        clock: Number of decisions before the first.
         seed: The decider's seed.
         encoder: Id of the encoder of the action vectors; empty accepts any.
-        price_factors: What an eFLOP costs on each model where that is not 1, as the policy knows it.
-        limit: Most bytes of a row.
-        timer: Tells how long they take, which each Decision says.
+        price_factors: Price of an eFLOP on each model where it is not 1, as known to the policy.
+        limit: Maximum bytes of a row.
+        timer: Measures how long they take, which each Decision records.
 
     Raises:
-        UniscaleError: One of them must be refused, whatever the others are.
+        UniscaleError: One of them must be rejected, whatever the others are.
     """
     began_s = timer()
     shadow_price = (
         cache(policy.pacer.shadow_price) if policy.pacer else None
-    )  # of one state, so the same for all
+    )  # made from one state, so the same for all
     objectives = [in_force(record, environment, policy.name, shadow_price) for record, _ in asked]
     contexts = [context_of(record, environment, encoder, policy.traits.surface) for record, _ in asked]
     choices = choose(policy, contexts, [Objective.of(o) for o in objectives], seed)
@@ -284,13 +283,13 @@ def in_force(
 
     Args:
         record: The Context.
-        environment: The objectives that there are.
+        environment: The known objectives.
         policy: The policy's name.
         shadow_price: Its pacer's λ for a target; None if it has no pacer.
 
     Raises:
         ObjectiveError: It names an objective that does not exist.
-        UnservedObjective: It states a mean cost or an accuracy, and the policy cannot aim at either.
+        UnservedObjective: It has a target, and the policy does not support targets.
     """
     objective = environment.steering.objectives.of(record.query)
     target = Target.of(objective, record.query.account)
@@ -304,17 +303,17 @@ def in_force(
 def context_of(
     record: QueryContext, environment: DecisionEnvironment, encoder: str = "", surface: bool = False
 ) -> Context:
-    """Return a Context as the policy takes it.
+    """Return a Context as input of the policy.
 
     Args:
         record: The record.
-        environment: What can be chosen now.
+        environment: The current choices.
         encoder: Id of the encoder of the action vectors; empty accepts any.
         surface: Whether surface counts of the question follow the embedding.
 
     Raises:
         InvalidObservation: The embedding comes from another encoder.
-        ActionError: The pin, the allowed models and the running executors together leave no action.
+        ActionError: Pin, allowed models and running executors together leave no action.
     """
     if encoder and record.encoder != encoder:
         fix = f"embed the query with {encoder!r}"
@@ -345,14 +344,14 @@ def decision_of(
 
     Args:
         record: The Context.
-        choice: What the policy chose.
-        objective: The objective in force.
-        environment: What could be chosen.
+        choice: The policy's choice.
+        objective: The current objective.
+        environment: The choices at the time.
         policy: The policy's name.
         seq: Sequence number among decisions and updates.
         seed: The decider's seed, from which the query's seed derives.
-        price_factors: What an eFLOP costs on each model where that is not 1, as the policy knew it.
-        decide_s: Seconds that choosing took.
+        price_factors: Price of an eFLOP on each model where it is not 1, as the policy knew it.
+        decide_s: Seconds taken by the choice.
     """
     action = Action.parse(choice.action_id)
     catalogue = environment.steering.catalogue
@@ -397,13 +396,13 @@ def decision_of(
 
 
 def seed_of(seed: int, query: Query) -> int:
-    """Return the seed of one query, from which those of its steps and paths derive: from the client's, or from its id.
+    """Return the seed of a query, from which those of its steps and paths derive: from the client's seed, or its id.
 
     >>> first, second = Query(query_id="q-1", text="Hm?", seed=7), Query(query_id="q-2", text="Hm?", seed=7)
     >>> seed_of(0, first) == seed_of(0, second) != seed_of(1, first)
     True
     """
-    # No id has a space, so a client's seed never meets the id of another query.
+    # Ids have no spaces, so a client's seed never collides with the id of another query.
     name = query.query_id if query.seed is None else f"seed {query.seed}"
     digest = hashlib.blake2b(f"{seed}\x1f{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & MAX_SEED
@@ -412,16 +411,16 @@ def seed_of(seed: int, query: Query) -> int:
 # The decider: Context in, Decision out; Reward in, learning (Alg. 1).
 #
 # It works on lists and does no I/O. Every call returns the rows that must be durable before anything is sent or
-# acknowledged; the service writes them, waits, then sends. If a call raises, or a write fails, the learner may be
-# ahead of its log and must not be used again: only `recover`, in a new one, knows what counts. Each record has its
-# own result, so one bad record in a batch does not affect the others.
+# acknowledged; the service writes them, waits, then sends. If a call raises, or a write fails, the learner may be ahead
+# of its log and must not be used again: call `recover` in a new one. Each record has its own result, so one bad record
+# in a batch does not affect the others.
 
 Rows = Callable[[str], bytes | None]
 """Looks up a row of the table by query_id; None if there is none."""
 
 
 def untimed() -> float:
-    """Stand for a timer where nobody asks what decisions take."""
+    """A timer for when nobody measures decisions."""
     return 0.0
 
 
@@ -430,21 +429,21 @@ class Decider:
     """One shard's learner.
 
     Args:
-        policy: Any policy, with no action added yet.
-        rules: What to learn from a reward without correctness.
+        policy: Any policy, without actions.
+        rules: How to learn from a reward without correctness.
         seed: Seed of every random choice.
-        encoder: Id of the encoder of the action vectors; a Context from another encoder is refused. Empty accepts any.
-        limit: Most bytes of a row. A Context whose row could exceed it is refused before it is decided. The Decision is
-            part of the row, so it fits as well.
+        encoder: Id of the encoder of the action vectors; a Context from another encoder is rejected. Empty accepts any.
+        limit: Maximum bytes of a row. A Context whose row could exceed it is rejected before it is decided. The
+            Decision is part of the row, so it fits as well.
 
     Attributes:
         seq: Next sequence number of decisions and updates.
-        clock: Decisions made.
-        offered: Ids of the actions that can be chosen.
-        price_factors: What an eFLOP costs on each model where that is not 1.
+        clock: Number of decisions.
+        offered: Ids of the available actions.
+        price_factors: Price of an eFLOP on each model where it is not 1.
         prior: SHA-256 of the prior that the log started from; empty for none.
         shares: The tenants of the latest outcomes.
-        ended: Ids of queries that have ended; they reveal a duplicate whose row has left the log.
+        ended: Ids of ended queries, to recognise duplicates whose row has left the log.
         verdicts: Number of rewards by verdict; for metrics.
     """
 
@@ -474,7 +473,7 @@ class Decider:
 
         Args:
             actions: The actions to offer.
-            price_factors: What an eFLOP costs on each model; 1 on those left out.
+            price_factors: Price of an eFLOP on each model; 1 for those not listed.
         """
         first = not self.actions
         rows = []
@@ -503,7 +502,7 @@ class Decider:
             asked: Contexts with their origins, in offset order.
             rows: The table.
             environment: Catalogue, objectives and living executors.
-            timer: Tells how long choosing takes. Decisions say so, and nothing follows from it.
+            timer: Measures how long the choice takes. Decisions record this, and nothing else depends on it.
         """
         results: dict[int, Decided] = {}
         fresh: dict[str, tuple[int, QueryContext, Origin]] = {}
@@ -531,7 +530,7 @@ class Decider:
             rewards: Rewards with their offsets, in offset order.
             rows: The table.
         """
-        # Nothing changes before every row is known.
+        # Compute every row before changing anything.
         newer: dict[str, Row] = {}
         results: list[Learned] = []
         moves: list[Move] = []
@@ -569,12 +568,12 @@ class Decider:
         """Rebuild the learner from its log; call once, before anything else.
 
         Records that the learner cannot have written are skipped. If one of them has replaced a row, a sequence number
-        is missing.
+        will be missing.
 
         Args:
             log: Every key and value of the log, in any order, starting at the offset that the snapshots name.
             snapshots: Every key and value of the snapshots' topic.
-            whole: Whether to refuse a log in which a sequence number is missing.
+            whole: Whether to reject a log in which a sequence number is missing.
             without: Keys of open rows of the snapshot to leave out.
 
         Raises:
@@ -600,9 +599,9 @@ class Decider:
 
         Args:
             prior: A policy's state made from history.
-            actions: What will be on offer.
+            actions: The actions that will be available.
             chunk_bytes: Size of a chunk.
-            cost_basis: What the costs of these actions follow from; None accepts any.
+            cost_basis: The cost basis of these actions; None accepts any.
 
         Raises:
             PriorRefused: It does not fit; nothing has changed.
@@ -624,12 +623,12 @@ class Decider:
         carried: snapshot.Carried | None = None,
         present: Collection[bytes] = (),
     ) -> list[tuple[bytes, bytes]]:
-        """Return the records of a snapshot of the present state, in the order in which they must be written.
+        """Return the records of a snapshot of the current state, in the order in which they must be written.
 
         Args:
             chunk_bytes: Size of a chunk.
             prior: SHA-256 of the prior, if this is the snapshot of one.
-            carried: What it contains besides the policy; None for a snapshot that needs the whole log, as a prior does.
+            carried: Its content besides the policy; None for a snapshot that needs the whole log, such as a prior.
             present: Keys of the snapshot records that exist already.
         """
         offsets = {"context_offset": self.context_offset, "reward_offset": self.reward_offset}
@@ -673,7 +672,7 @@ class Decider:
                     for one in part:
                         results += self._decide_fresh([one], environment, timer)
                 continue
-            # Every row is known to fit. What raises from here on is no record's fault.
+            # All rows have been validated. From here on, no error is due to a record.
             tell(self.policy, "decided", [row for _, row in made])
             self.seq += len(made)
             self.clock += len(made)
@@ -682,7 +681,7 @@ class Decider:
         return results
 
     def _estimated(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Return rows of what the policy has estimated since the last call."""
+        """Return rows with the policy's estimates since the last call."""
         size = min(REFIT_BYTES, self.limit // 2)
         found = [
             row
@@ -700,11 +699,11 @@ class Decider:
         return row if isinstance(row, Row) else None
 
     def _checked(self, row: Row | None) -> None:
-        """Refuse a row whose action the log does not know, before anything has changed."""
+        """Reject a row with an action that is not in the log, before changing anything."""
         if row is not None and row.action not in self.actions:
             raise CorruptState(f"row {row.query_id!r} action", row.action, "an action row of that id")
 
     def _tell(self, moves: Sequence[Move]) -> None:
-        """Tell the policy in order, runs of one kind together."""
+        """Update the policy in order, batching runs of one kind."""
         for kind, group in groupby(moves, key=attrgetter("what")):
             tell(self.policy, kind, [move.row for move in group])

@@ -1,10 +1,10 @@
-"""The fold from rows to policy state: recovery, replay and the live run compute the same function of the log.
+"""The fold from rows to policy state. Recovery, replay and the live run compute the same function of the log.
 
-The live run, recovery and `verify-decisions` all tell a policy through `tell` and `offer`; the latter two take the
-events from `events`. So the three cannot diverge.
+The live run, recovery and `verify-decisions` all update a policy through `tell` and `offer`, and the latter two get
+their events from `events`, so the three cannot diverge.
 
 A policy whose state depends only on the set of observations gets all decisions, then all updates, then all corrections,
-in large batches (BLAS-3). The others (networks, windows, ties of k-NN) are told in the order of the live run.
+in large batches (BLAS-3). The others (networks, windows, ties of k-NN) get them in the order of the live run.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from agents.bandit.policy import (
 )
 from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, RefitRow, Row
 
-# What could be chosen, and when: the actions ever offered, which of them are on offer, and telling a policy so.
+# Offers: which of all actions were available at what time, and how a policy learns of it.
 
 NO_OFFER: Final = OfferRow(seq=-1, actions=())
 """Before the first offer."""
 
 
 def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> None:
-    """Make exactly these actions choosable, at these price factors.
+    """Make exactly these actions available, with these price factors.
 
     Args:
         policy: The policy.
-        row: What is on offer.
+        row: The offer.
         actions: Every action ever added, by id.
     """
     policy.offer([actions[action_id].vector() for action_id in row.actions], row.price_factors)
 
 
 def on_offer(rows: Iterable[object], seq: float = math.inf) -> OfferRow:
-    """Return what was on offer at a sequence number, by default the last; NO_OFFER if nothing was yet.
+    """Return the offer at a sequence number, by default the last; NO_OFFER before the first.
 
     Args:
         rows: Rows of the log in any order.
@@ -54,7 +54,7 @@ def on_offer(rows: Iterable[object], seq: float = math.inf) -> OfferRow:
 def resume_offer(
     policy: Policy, rows: Iterable[object], seq: int, actions: Mapping[str, ActionRow]
 ) -> OfferRow:
-    """Offer what was on offer at a sequence number, if anything was, and return it."""
+    """Make the offer at a sequence number, if there was one, and return it."""
     offered = on_offer(rows, seq)
     if offered is not NO_OFFER:
         offer(policy, offered, actions)
@@ -62,19 +62,19 @@ def resume_offer(
 
 
 def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
-    """Add the log's actions in order of appearance, those of the first catalogue together: they fix the centre."""
+    """Add the log's actions in order of appearance, the first catalogue's all at once: they fix the centre."""
     known = sorted(actions, key=lambda row: row.position)
     policy.offer([row.vector() for row in known if row.anchor])
     policy.offer([row.vector() for row in known])
 
 
 def refits_of(rows: Iterable[AnyRow], after: int = -1) -> dict[int, bytes]:
-    """Return the results among the rows of a log, by outcomes; one of which a part is missing is left out.
+    """Return the refit results in a log, by number of outcomes; incomplete ones are omitted.
 
     Args:
-        rows: Rows in any order. Of a result that was written again, earlier parts may be left: the newest count.
-        after: Last sequence number that the policy's state already contains; -1 for none. What was estimated by then is
-            in that state, or of a history that was replaced by it (`repair`).
+        rows: Rows in any order. Earlier parts of a rewritten result may remain; the newest count.
+        after: Last sequence number that the policy's state already contains; -1 for none. Earlier results are part of
+            that state, or belong to a history that it replaced (`repair`).
     """
     found: dict[int, list[RefitRow]] = {}
     for row in rows:
@@ -89,7 +89,7 @@ def refits_of(rows: Iterable[AnyRow], after: int = -1) -> dict[int, bytes]:
     return results
 
 
-# The events of a log, in their single order: what a policy is told, one event after the other.
+# The events of a log in their total order, in which a policy receives them.
 
 _ENDS: Final[dict[str, EventKind]] = {"abandoned": "abandoned", "priced": "cost"}
 
@@ -99,8 +99,8 @@ class LogEvent(NamedTuple):
 
     Attributes:
         seq: Its sequence number; an offer precedes the decision with the same number.
-        kind: What the policy is told of it.
-        row: The present row.
+        kind: How the policy is updated.
+        row: The current row.
     """
 
     seq: int
@@ -132,7 +132,7 @@ def events(rows: Iterable[AnyRow], after: int = -1) -> list[LogEvent]:
 
 
 def tell(policy: Policy, kind: EventKind, rows: Sequence[Row]) -> None:
-    """Tell a policy, in order, about decisions or outcomes of one kind."""
+    """Update a policy with decisions or outcomes of one kind, in order."""
     match kind:
         case "decided" | "abandoned":
             policy.decided([row.pending(abandoned=kind == "abandoned") for row in rows])
@@ -159,7 +159,7 @@ BATCH: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Counts of what a fold told the policy."""
+    """Counts of the events of a fold."""
 
     decisions: int
     updates: int
@@ -172,13 +172,13 @@ class Folded:
 def fold(
     policy: Policy, rows: Iterable[AnyRow], after: int = -1, actions: Mapping[str, ActionRow] | None = None
 ) -> Folded:
-    """Tell a policy everything in the log after a sequence number.
+    """Update a policy with everything in the log after a sequence number.
 
     Args:
         policy: The policy, with the actions of the log added, in its initial state or that of a snapshot.
         rows: Rows in any order.
         after: Last sequence number that the policy's state already contains; -1 for none.
-        actions: Every action of the log by id, for policies whose state depends on what was on offer; None skips
+        actions: Every action of the log by id, for policies whose state depends on the available actions; None skips
             offers.
     """
     whole = list(rows)
@@ -212,7 +212,7 @@ def fold(
 def untold(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
     """Return the first missing or repeated sequence number of a log as an error; None if the log is complete.
 
-    Decisions and updates share one sequence without gaps, so a row that was lost or not yet read leaves a gap.
+    Decisions and updates share one sequence without gaps, so a lost or unread row leaves a gap.
 
     Args:
         rows: Rows in any order.

@@ -1,4 +1,4 @@
-"""The open rows that snapshots hold, in chunks that are written once and that later snapshots refer to."""
+"""The open rows of snapshots, in chunks that are written once and referenced by later snapshots."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from msgspec import Struct
 from agents.bandit.errors import CorruptState
 
 # A row may wait for its reward for weeks, and a snapshot is written every few minutes. A chunk has one row per line and
-# is stored under the SHA-256 of its bytes. When a row changes or ends, its line holds no longer: the snapshot says
-# which lines do. A chunk of which little holds is left behind, and what holds of it moves to a new one, a few chunks at
-# a time: so each snapshot writes what is new since the last, and at most `MOVED` chunks more.
+# is stored under the SHA-256 of its bytes. When a row changes or ends, its line becomes invalid; the snapshot says
+# which lines are valid. Chunks with few valid lines are compacted into new ones, a few at a time, so each snapshot
+# writes the rows that are new since the last, and at most `MOVED` chunks more.
 
 ROWS_KEY: Final = b"\x00rows/"
 """Prefix of the chunks of open rows, each under the SHA-256 of its bytes."""
 
 MOVED: Final = 8
-"""Most chunks whose rows a snapshot moves to new ones."""
+"""Maximum number of chunks that a snapshot compacts."""
 
 
 class RowsPart(Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class RowsPart(Struct, frozen=True, kw_only=True):
     Attributes:
         sha256: Digest of its bytes; part of its record's key.
         count: Number of rows in it, one per line.
-        live: Which of them hold, one bit each, the first row in the lowest bit of the first byte.
+        live: Which of them are valid, one bit each, the first row in the lowest bit of the first byte.
     """
 
     sha256: str
@@ -46,10 +46,10 @@ class RowsPart(Struct, frozen=True, kw_only=True):
         return ROWS_KEY + self.sha256.encode()
 
     def lines(self) -> npt.NDArray[np.bool_]:
-        """Return whether each row holds, shape (count,).
+        """Return whether each row is valid, shape (count,).
 
         Raises:
-            CorruptState: it says so of another number of rows.
+            CorruptState: the number of bits does not match.
         """
         if len(self.live) != -(-self.count // 8):
             raise CorruptState("bits of a chunk of rows", len(self.live) * 8, self.count)
@@ -81,7 +81,7 @@ class _Chunk:
 class OpenRows:
     """The chunks that the newest snapshot refers to, oldest first.
 
-    It holds the keys of their rows, and no value.
+    It keeps the keys of their rows, not the values.
     """
 
     chunks: tuple[_Chunk, ...] = ()
@@ -98,7 +98,7 @@ class OpenRows:
         )
 
     def keys(self) -> Iterator[bytes]:
-        """Yield the keys of the rows that hold."""
+        """Yield the keys of the valid rows."""
         for each in self.chunks:
             yield from each.live
 
@@ -109,13 +109,13 @@ class OpenRows:
         value: Callable[[bytes], bytes | None],
         size: int,
     ) -> tuple[OpenRows, list[tuple[bytes, bytes]]]:
-        """Return the chunks of the next snapshot, and the records of those that are new. Changes nothing.
+        """Return the chunks of the next snapshot, and the records of new ones, without changing state.
 
         Args:
-            changed: Keys of the rows that were written, have ended or are gone since the last snapshot.
+            changed: Keys of the rows that were written, ended or removed since the last snapshot.
             still_open: Those of them that are open.
-            value: Returns the present value of a row, which must be there.
-            size: Bytes of a chunk; a row that is larger has one to itself.
+            value: Returns the current value of a row, which must exist.
+            size: Bytes of a chunk; a larger row gets its own.
         """
         left = [
             _Chunk(each.sha256, each.keys, each.lines & [key not in changed for key in each.keys], each.size)
@@ -157,7 +157,7 @@ def _filled(
         yield own, b"\n".join(lines)
 
 
-# Reading them back, without holding more than one chunk in memory.
+# Reading them back, with at most one chunk in memory.
 
 
 class _Line(Struct):
@@ -169,11 +169,11 @@ _LINES: Final = msgspec.json.Decoder(_Line)
 
 
 class HeldRows(Mapping[bytes, bytes]):
-    """The open rows of a snapshot by key, read from its chunks when they are asked for; in order, each chunk once.
+    """The open rows of a snapshot by key, read from its chunks on demand; read in order, each chunk is loaded once.
 
     Attributes:
-        chunks: The same as what the next snapshot goes on with.
-        pending: Keys of those that were decided and have taught nothing yet.
+        chunks: The chunks, which the next snapshot extends.
+        pending: Keys of decisions without any learned reward.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class HeldRows(Mapping[bytes, bytes]):
         """Check every chunk.
 
         Args:
-            parts: Of the snapshot.
+            parts: The chunks of the snapshot.
             load: Returns a record by its key.
 
         Raises:
@@ -213,13 +213,13 @@ class HeldRows(Mapping[bytes, bytes]):
         self.chunks = OpenRows(tuple(chunks))
 
     def leave_out(self, keys: Iterable[bytes]) -> None:
-        """Leave out rows that have changed since; the next snapshot learns of them otherwise."""
+        """Drop rows that have changed since; the next snapshot gets them from elsewhere."""
         for key in keys:
             self._places.pop(key, None)
             self.pending.discard(key)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of rows."""
         return len(self._places)
 
     def __iter__(self) -> Iterator[bytes]:

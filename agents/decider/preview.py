@@ -1,8 +1,8 @@
-"""What the policy would choose for a query now, with every configuration's predicted terms. Changes nothing.
+"""What the policy would choose for a query now, with every configuration's predicted terms. No state changes.
 
-A preview uses the random streams of one fixed id, `PREVIEW`. So it consumes no query's randomness, and does not reveal
-which ids belong to the control group. The draws that a deployment makes around the policy (warm-up, exploration floor,
-control group) show in the propensities instead.
+A preview uses the random streams of one fixed id, `PREVIEW`. So it uses up no query's randomness, and does not reveal
+which ids belong to the control group. The randomisation around the policy (warm-up, exploration floor, control group)
+appears in the propensities instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from schemas.objective import ObjectiveInForce
 from schemas.query import Query, QueryContext
 
 PREVIEW: Final = "preview"
-"""The id under which previews are scored."""
+"""The query id with which previews are scored."""
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
@@ -34,8 +34,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
         mean: Predicted reward.
         width: Its uncertainty: α·√(xᵀA⁻¹x), or the policy's equivalent.
         score: The value by which actions are ranked.
-        propensity: Probability that a query like this runs it; None when it is not known.
-        predicted: The predicted terms, where the policy models them.
+        propensity: Probability that such a query runs it; None if unknown.
+        predicted: The predicted terms, if the policy models them.
     """
 
     action: str
@@ -50,22 +50,22 @@ class Preview(Struct, frozen=True, kw_only=True):
     """What would be chosen.
 
     Attributes:
-        action: What the policy prefers.
+        action: The policy's preferred action.
         group: The executor group that would run it.
-        reason: `pinned` where the query leaves no choice; `warm-up` while queries are still drawn at random, whatever
-            the policy prefers; else `policy`.
-        seq: Position the next decision will have.
-        objective: What the query is served for, its λ filled in.
-        shortfall: What can be had at best where the objective's target cannot be met on recent queries: the least mean
-            cost in eFLOPs, or the largest share of the accuracy within reach. None where it can be met.
+        reason: `pinned` if the query leaves no choice; `warm-up` while actions are still drawn at random; else
+            `policy`.
+        seq: Sequence number of the next decision.
+        objective: The objective of the query, including λ.
+        shortfall: The closest feasible value if the objective's target cannot be met on recent queries: the smallest
+            mean cost in eFLOPs, or the largest share of the achievable accuracy. None if it can be met.
         policy: Name and version of the policy.
         catalogue_version: Offset in `control` of the last change of the catalogue.
-        masked_models: Models left out for want of a living executor.
-        short_models: Models left out because their context may not hold the question and an answer.
+        masked_models: Models excluded because no executor serves them.
+        short_models: Models excluded because their context may be too short for the question and an answer.
         served: Whether a living executor serves a model that the query allows; otherwise it waits for one.
-        configurations: All that could be chosen, the highest score first.
-        contributions: Parts of the action's predicted accuracy, in the model's terms; empty where it has no parts.
-        drifted: Models that are no longer what was learned of them, as their latest outcomes show.
+        configurations: All available configurations, by descending score.
+        contributions: Parts of the action's predicted accuracy, in the model's terms; empty if it has no parts.
+        drifted: Models for which the latest outcomes show drift.
     """
 
     action: str
@@ -98,7 +98,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
         environment: Catalogue, objectives and living executors.
 
     Raises:
-        UniscaleError: any error that would refuse the query itself.
+        UniscaleError: any error with which the query itself would be rejected.
     """
     policy = decider.policy
     shadow_price = policy.pacer.shadow_price if policy.pacer else None
@@ -106,7 +106,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     context = context_of(record, environment, decider.encoder, policy.traits.surface)
     (of,) = policy.predict([context], [Objective.of(objective)], decider.seed)
     terms = of.terms and of.terms()
-    # A draw by the floor or the control group is not the policy's preference.
+    # A draw by the floor or the control group is not the policy's choice.
     chosen = of.chosen if of.reason == "policy" else int(np.argmax(of.score))
     found = [
         Configuration(
@@ -143,9 +143,9 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
 def offering(
     decider: Decider, actions: Sequence[ActionVector], price_factors: Mapping[str, float]
 ) -> Decider:
-    """Return a learner for previews that has these actions on offer before the learner itself has.
+    """Return a learner for previews that already offers these actions before the real learner does.
 
-    It has a copy of the policy, and shares the rest: only to preview with, and only until the learner changes.
+    It has a copy of the policy and shares the rest. Use it for previews only, and only until the learner changes.
     """
     other = replace(decider, policy=copy.deepcopy(decider.policy), actions=dict(decider.actions))
     other.offer(actions, price_factors)

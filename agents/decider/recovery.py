@@ -1,4 +1,4 @@
-"""A learner from its log: check that nothing is missing, load the newest whole snapshot, fold what came after it."""
+"""A learner from its log: check that nothing is missing, load the newest complete snapshot, fold the rows after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Recovered:
     """The result of a recovery.
 
     Attributes:
-        folded: What the policy was told in addition to the snapshot.
+        folded: Events folded in addition to the snapshot.
         snapshot_version: Sequence number of the snapshot used; -1 for none.
         refused: Newer snapshots that were damaged, each with its reason.
         next_context, next_reward: First offsets that the log does not cover. If the group's commit is ahead of the log,
@@ -48,7 +48,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a learner knows besides its policy's state; see the attributes of `Decider`."""
+    """The state of a learner besides its policy's; see the attributes of `Decider`."""
 
     seq: int
     clock: int
@@ -71,26 +71,26 @@ def restore(
     whole: bool,
     without: Collection[bytes] = (),
 ) -> Restored:
-    """Bring a policy to the state that its log describes, and return what else the log says.
+    """Restore the policy's state from its log, and return the rest of the learner's state.
 
     Args:
-        policy: In its initial state, without actions.
+        policy: The policy in its initial state, without actions.
         log: As for `Decider.recover`.
         snapshots: As for `Decider.recover`.
-        ended: Empty; used where no snapshot holds ids, and its limit where one does.
-        whole: Whether to refuse a log in which a sequence number is missing.
+        ended: Empty. Used as it is if no snapshot has ids; otherwise only its limit is used.
+        whole: Whether to reject a log in which a sequence number is missing.
         without: As for `Decider.recover`.
 
     Raises:
-        CorruptState: A row of another release; a sequence number that no row has, or two; or no snapshot that is
-            whole where the rows before it are gone, or where the learner began from a prior.
+        CorruptState: A row from another release; a missing or repeated sequence number; or no complete snapshot
+            although rows have been removed, or the learner started from a prior.
     """
     own, known, foreign = _sorted_out(dict(log), dict(snapshots))
     found, refused = snapshot.read(known, policy.load, most_ids=ended.most)
-    # Actions and offers never change, so those of a snapshot count.
+    # Actions and offers never change, so those of a snapshot are valid.
     carried = {} if found is None else dict(found.rows)
     carried = {k: v for k, v in carried.items() if not isinstance(own.get(k), Row) and k not in without}
-    # Open decisions that have not changed since the snapshot tell nothing after it: they are not read here.
+    # Open decisions that have not changed since the snapshot cause no events after it, so they are not read here.
     held = HeldRows() if found is None else found.held
     held.leave_out([*without, *(key for key, row in own.items() if isinstance(row, Row))])
     own |= {k: decode_row(k, v) for k, v in carried.items()}
@@ -112,14 +112,14 @@ def restore(
         contexts.append(found.manifest.context_offset)
         rewards.append(found.manifest.reward_offset)
     if not offers and not rows and found is None:
-        # A crash cut the first offer short. Part of it would fix the centre that the whole offer has to fix.
+        # A crash interrupted the first offer. The centre must be computed from the whole offer, not from part of it.
         actions.clear()
     try:
         introduce(policy, actions.values())
         policy.refits.results.update(logged := refits_of(own.values(), after))
         folded = fold(policy, [*rows, *offers], after, actions)
         for outcomes, result in logged.items():
-            # What was estimated again stays and is written: the log had it not, not whole, or of another history.
+            # New estimates stay and are written: the log had none, incomplete ones, or those of another history.
             if policy.refits.results[outcomes] == result:
                 del policy.refits.results[outcomes]
     except (DeciderError, KeyError, ValueError) as error:
@@ -152,7 +152,7 @@ def restore(
 
 
 def _fix(rows: Sequence[Row], policy: Policy, fix: str) -> str:
-    """Return what to do about a log that a policy refuses: it may be that of another one, where `fix` is no help."""
+    """Return the advice for a log that a policy rejects. It may be another policy's log, for which `fix` is no help."""
     last = max(rows, key=lambda row: row.seq, default=None)
     if last is None:
         return fix

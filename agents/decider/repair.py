@@ -1,10 +1,10 @@
-"""Finds what in its log keeps a learner from starting, and repairs the log without it.
+"""Finds the records that prevent a learner from starting, and repairs the log without them.
 
-A log is refused for a row of another release, for a sequence number that two rows have, for one that no row has, or,
-where no snapshot is whole, for the prior that it began from. Rows of the first two kinds are named by their keys and
-can be left out. A missing row, or a prior, cannot be restored: a snapshot of the remaining rows then replaces the log,
-and missing sequence numbers stay empty. Records that the learner cannot have written, which it skips at startup, are
-named too. If one of them has replaced a row, the row is restored as long as the topic still has it.
+A log is rejected for a row from another release, for a repeated or missing sequence number, or, without a complete
+snapshot, for the prior that it started from. Rows of the first two kinds are identified by their keys and can be left
+out. A missing row, or a prior, cannot be restored: a snapshot of the remaining rows then replaces the log, and missing
+sequence numbers stay empty. Records that the learner cannot have written, which it skips at startup, are listed too. If
+one of them has replaced a row, the row is restored as long as the topic still has it.
 
 If two rows have the same sequence number, the one whose Decision was sent is the learner's.
 """
@@ -40,7 +40,7 @@ Sent = Callable[[Collection[bytes]], Mapping[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A fault for which a log is refused, or a record that is skipped.
+    """A fault for which a log is rejected, or a record that is skipped.
 
     Attributes:
         key: Key of the record to leave out; None if a row is missing.
@@ -59,14 +59,14 @@ def refused(
     accept: Callable[[bytes], None] = lambda state: None,
     sent: Sent = lambda keys: {},
 ) -> list[Refused]:
-    """Return every fault for which a log is refused, and every record that is skipped; empty for a sound log.
+    """Return every fault for which a log is rejected, and every record that is skipped; empty for a sound log.
 
     Args:
         log: The newest row of each key, from the offset at which startup reads, in the order of writing.
         snapshots: The snapshot records.
-        accept: Takes the state of a snapshot, or raises CorruptState: `Policy.load` of a fresh policy.
-        sent: Reads the Decisions of some queries that are still on the broker, value by key. Called only for rows that
-            contradict others.
+        accept: Loads the state of a snapshot, or raises CorruptState: `Policy.load` of a new policy.
+        sent: Reads the Decisions of some queries that are still on the broker, value by key. Called only for
+            conflicting rows.
     """
     found, rows = list[Refused](), Rows()
     for key, value in log.items():
@@ -108,13 +108,13 @@ def repaired(
     chunk_bytes: int = snapshot.CHUNK_BYTES,
     earlier: Mapping[bytes, bytes] | None = None,
 ) -> tuple[list[tuple[bytes, bytes | None]], list[bytes]]:
-    """Return the snapshot records that let a learner start again, and the keys to delete from the log.
+    """Return the snapshot records from which a learner can start, and the keys to delete from the log.
 
-    Queries whose rows are left out count as ended: if sent again, they are refused as duplicates, and their rewards
-    come too late.
+    Queries whose rows are left out count as ended: if sent again, they are rejected as duplicates, and their rewards
+    are late.
 
     Args:
-        decider: A fresh one; it becomes the learner that will start.
+        decider: A new one, which becomes the learner that will start.
         log: As for `refused`.
         snapshots: As for `refused`.
         without: Keys of the rows to leave out.
@@ -123,8 +123,8 @@ def repaired(
         earlier: The previous value of each key, if the topic still has it. It is the row that a record to leave out has
             replaced.
     """
-    # What was estimated of the whole history is no estimate of the one that remains: it is estimated again, and what
-    # the snapshot then holds takes its place.
+    # Estimates from the whole history do not apply to the remaining one, so they are computed again and stored in the
+    # snapshot.
     refits = [key for key in log if key.startswith(REFIT_KEY)]
     out = {*refits, *without}
     kept = {key: value for key, value in log.items() if key not in out}
@@ -152,7 +152,7 @@ def repaired(
 
 
 def _rows(log: Mapping[bytes, bytes], keys: Collection[bytes]) -> dict[bytes, Row]:
-    """Return the rows of queries among some records of a log; those that cannot be read are left out."""
+    """Return the rows of queries among some records of a log; unreadable ones are omitted."""
     found = dict[bytes, Row]()
     for key in keys:
         with suppress(CorruptState):
@@ -218,7 +218,7 @@ def _without_unsent(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refu
 
 
 def _holds(row: Row, sent: bytes | None) -> bool:
-    """Return whether a row is that of the Decision which was sent."""
+    """Return whether a row belongs to the Decision that was sent."""
     if sent is None:
         return False
     try:

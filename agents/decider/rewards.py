@@ -1,4 +1,4 @@
-"""What a reward does to the row of its decision.
+"""How a reward changes the row of its decision.
 
 x enters A once, with the first reward that can be learned. A reward that is repeated, late or without a row changes
 nothing.
@@ -49,13 +49,13 @@ class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     default: Literal["impute", "wrong", "drop"] = "impute"
 
     def __post_init__(self) -> None:
-        """Refuse a constant outside 0 to 1."""
+        """Reject a constant outside 0 to 1."""
         if self.impute != "score" and not 0.0 <= self.impute <= 1.0:
             raise ValueError(f"impute is {self.impute}; write score, or a number from 0 to 1")
 
 
 class Move(Struct, frozen=True):
-    """What to tell the policy after a reward."""
+    """The policy update that a reward causes."""
 
     what: EventKind
     row: Row
@@ -64,15 +64,15 @@ class Move(Struct, frozen=True):
 def applied(
     row: Row | None, reward: Reward, offset: int, seq: int, rules: RewardRules, shares: TeachingShares
 ) -> tuple[Verdict, Move | None]:
-    """Return the verdict on a reward, and the changed row with what to tell the policy.
+    """Return the verdict on a reward, and the changed row with its policy update.
 
     Args:
         row: The decision's row; None if there is none.
         reward: The reward.
         offset: The reward's offset in its topic.
         seq: The next sequence number; a returned move has used it.
-        rules: What to learn from a reward without correctness.
-        shares: Who taught before; an outcome that is learned, or would have been, is added.
+        rules: How to learn from a reward without correctness.
+        shares: The tenants of earlier outcomes; an outcome that is learned, or would have been, is added.
 
     Raises:
         InvalidObservation: A term is out of range; nothing has changed.
@@ -87,13 +87,13 @@ def applied(
     if row.stage == "learned":
         return _resolved(row, reward, seq, rules, change)
     score = reward.score_learned
-    # What is learned is in eFLOPs: nobody knows what a cost in another unit is in these.
+    # Costs are learned in eFLOPs; a cost in another unit cannot be converted.
     log_cost = reward.log_cost if reward.objective.cost_range.unit == "eflops" else None
     if not (reward.learn or reward.closes):
         return "unlearnable", None
     if log_cost is not None:
         check_log_cost(row.query_id, log_cost)
-    # The account is its own tenant's: what a search cost counts there, whatever is learned of it.
+    # The cost is charged to the tenant's own account, whether or not anything is learned.
     paid = {} if log_cost is None else {"paid": math.exp(log_cost)}
     if reward.failed:
         change |= paid | {"entered": reward.correct}
@@ -103,7 +103,7 @@ def applied(
             "failure", row, change | {"correct": reward.correct, "stage": "failed", "learned_seq": seq}
         )
     if reward.closes and reward.cost_only and score is None:
-        score = 0.0  # of which nothing is learned
+        score = 0.0  # nothing is learned from it
     if score is None or log_cost is None:
         return _abandoned(row, seq, change | paid) if reward.closes else ("unlearnable", None)
     if reward.kind == "default" and rules.default == "drop" and not reward.cost_only:
@@ -128,30 +128,30 @@ def applied(
 
 
 def _weighed(row: Row, shares: TeachingShares, change: dict[str, Any]) -> int:
-    """Return what an outcome that may be learned weighs; note it in its row, and among those of its tenant."""
+    """Return the weight of an outcome; record it in its row and in its tenant's share."""
     shares.add(row.tenant, weight := shares.weight(row.tenant))
     change["weight"] = weight
     return weight
 
 
 def _differs(row: Row, reward: Reward) -> bool:
-    """Return whether a reward contradicts one of its identity that was applied: its worker had lost the partition."""
+    """Return whether a reward contradicts an applied one with its identity, from a worker that had lost the partition."""
     pairs = [(row.correct, reward.correct)]
-    # Other kinds bring no score, and of a row of which nothing is learned neither score nor cost is kept.
+    # Other kinds have no score, and a row without learning keeps neither score nor cost.
     if row.kinds[0] == reward.kind and row.stage not in ("failed", "abandoned"):
         pairs += [(row.score, reward.score_learned), (row.log_cost, reward.log_cost)]
     return any(known is not None and told is not None and known != told for known, told in pairs)
 
 
 def _counts_as_wrong(reward: Reward, rules: RewardRules) -> bool:
-    """Return whether nobody said in time whether an answer is right; where its wait was cut short, nobody could."""
+    """Return whether the wait for correctness ended without an answer, or was cut short."""
     return reward.kind == "default" and rules.default == "wrong" and not reward.closed_early
 
 
 def _resolved(
     row: Row, reward: Reward, seq: int, rules: RewardRules, change: dict[str, Any]
 ) -> tuple[Verdict, Move | None]:
-    """Close a row that is in A already: replace what was imputed, or let it stand."""
+    """Close a row that is already in A: replace the imputed value, or keep it."""
     change["stage"] = "closed"
     correct = 0.0 if _counts_as_wrong(reward, rules) else reward.correct
     if correct is None or not reward.learn:
@@ -162,7 +162,7 @@ def _resolved(
 
 
 def _abandoned(row: Row, seq: int, change: dict[str, Any]) -> tuple[Verdict, Move]:
-    """End a row of which nothing is learned."""
+    """End a row from which nothing is learned."""
     return "abandoned", _move("abandoned", row, {**change, "stage": "abandoned", "ended_seq": seq})
 
 

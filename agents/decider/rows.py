@@ -1,10 +1,9 @@
-"""The rows of the learner's log: one per decision, rewritten when a reward changes it, and what was on offer when.
+"""The rows of the learner's log: one per decision, rewritten when a reward changes it, and one per offer of actions.
 
 State is a fold over rows, never a matrix on the wire. A row is written when its decision is made (`pending`, with
 the whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward changes
-it. Each change has a sequence number in one order of decisions and updates, so that the fold repeats the live
-run. It also has the offsets it came from: after a crash, the learner trusts its rows more than the consumer
-group's commits.
+it. Each change has a sequence number in the total order of decisions and updates, so that the fold repeats the live
+run. It also has its source offsets: after a crash, the learner trusts its rows more than the consumer group's commits.
 
     pending ──provisional──▶ learned ──correction, default──▶ closed
        ├──final, correction, default──────────────────────────▶ closed
@@ -48,17 +47,17 @@ from schemas.reward import Kind
 Stage = Literal["pending", "learned", "closed", "priced", "failed", "abandoned"]
 
 ENDED: Final[tuple[Stage, ...]] = ("closed", "priced", "failed", "abandoned")
-"""Stages that no reward changes any more."""
+"""Final stages, which no reward changes."""
 
 EventKind = Literal["offer", "decided", "reward", "correction", "cost", "failure", "abandoned", "nothing"]
-"""What a policy is told of an event."""
+"""The kind of policy update for an event."""
 
 GROWTH: Final = 1024
 """Generous bound on the bytes that rewards add to a row: three sequence numbers, four kinds, an offset, six numbers."""
 
 
 ACTION_KEY: Final = b"\x00action/"
-"""Prefix of action rows. A query_id is printable ASCII, so no query's row can begin like this."""
+"""Prefix of action rows. A query_id is printable ASCII, so no query's row can start with this."""
 
 OFFER_KEY: Final = b"\x00offer/"
 """Prefix of the rows that say which actions were on offer."""
@@ -100,7 +99,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
         return ACTION_KEY + self.action.encode()
 
     def vector(self) -> ActionVector:
-        """Return the action in the form that the policy takes."""
+        """Return the action as input of the policy."""
         embedding = np.frombuffer(self.embedding, "<f4").astype(np.float64)
         return ActionVector(self.action, self.model, embedding, self.size)
 
@@ -108,11 +107,11 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
 class OfferRow(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-offer.v1", tag_field="schema"
 ):
-    """Which actions could be chosen from a sequence number on, and at what price factors. Key: OFFER_KEY + seq.
+    """The available actions from a sequence number on, with their price factors. Key: OFFER_KEY + seq.
 
     Attributes:
         actions: Their ids.
-        price_factors: What an eFLOP costs on each model where that is not 1.
+        price_factors: Price of an eFLOP on each model where it is not 1.
     """
 
     seq: int
@@ -126,19 +125,19 @@ class OfferRow(
 
 
 REFIT_KEY: Final = b"\x00refit/"
-"""Prefix of the rows that hold what a refit of the policy estimated."""
+"""Prefix of the rows with the estimates of a refit."""
 
 REFIT_BYTES: Final = 1 << 20
-"""Most bytes of a result in one of its rows."""
+"""Maximum bytes of a result per row."""
 
 
 class RefitRow(Struct, frozen=True, kw_only=True, tag="decider-refit.v1", tag_field="schema"):
-    """A part of what a refit of the policy estimated. Key: REFIT_KEY + outcomes + "/" + part.
+    """A part of the estimates of a refit. Key: REFIT_KEY + outcomes + "/" + part.
 
     Attributes:
-        outcomes: Of how many outcomes it learned.
-        part, parts: Number of the part, from 0, and how many there are.
-        seq: Newest sequence number by then.
+        outcomes: Number of outcomes used.
+        part, parts: Number of the part, from 0, and number of parts.
+        seq: Newest sequence number at the time.
         result: Its bytes (`Refits.results`).
     """
 
@@ -164,28 +163,28 @@ def refit_rows(outcomes: int, result: bytes, seq: int, size: int = REFIT_BYTES) 
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-row.v1", tag_field="schema"):
-    """One decision and what became of it. Key: query_id.
+    """One decision and its outcome. Key: query_id.
 
     Attributes:
         seq: Sequence number of the decision, in one order with the updates.
-        clock: Decisions made before it.
+        clock: Number of decisions before it.
         action: Id of the chosen action.
         embedding: s_q as little-endian float32.
-        objective: The objective in force at the decision.
+        objective: The objective at the time of the decision.
         query_origin: Origin of the Query; a Query with the same id and another origin is a duplicate.
         context_origin: Origin of the Context.
-        decision: The Decision's value as it was sent, without the question: a redelivered Context brings that again.
-        batch: Sequence number of the first decision made together with this one: λ is that of its state.
-        learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 where there was none.
+        decision: The Decision's value as it was sent, without the question, which a redelivered Context contains.
+        batch: Sequence number of the first decision made together with this one: λ is from its state.
+        learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 if there was none.
         kinds: Rewards applied, in order.
-        paced: Whether its cost counts against the objective's target; a control's or a pinned query's does not.
+        paced: Whether its cost counts towards the objective's target; that of a control or pinned query does not.
         reward_offset: Offset of the last reward applied.
-        tenant: Among whose outcomes it counts (`Query.account`).
-        weight: 0 where its tenant had taught enough: nothing is learned of it then.
-        paid: What an outcome whose cost is not learned cost, for the account of its own tenant; 0 if nobody knows.
-        entered: Correct as it entered A, or that account; None where it was not known, and the imputed value entered A.
-        correct, score, log_cost, imputed: The present values of the raw terms.
-        price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
+        tenant: The tenant whose outcome it is (`Query.account`).
+        weight: 0 if its tenant had exceeded its share, so that nothing is learned from it.
+        paid: Cost of an outcome whose cost is not learned, for its tenant's account; 0 if unknown.
+        entered: Correct as added to A or to that account; None if it was unknown and the imputed value was added.
+        correct, score, log_cost, imputed: The current values of the raw terms.
+        price_factor: Price of an eFLOP at the time: `log_cost` is ln(eFLOPs) plus its logarithm.
     """
 
     query_id: str
@@ -235,7 +234,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         return np.frombuffer(self.embedding, dtype="<f4").astype(np.float64)
 
     def pending(self, *, abandoned: bool = False) -> Pending:
-        """Return the decision in the form that the policy takes, as it was made or abandoned."""
+        """Return the decision as input of the policy, made or abandoned."""
         paid = self.paid or None
         correct = self.entered if self.paid else None
         return Pending(
@@ -247,7 +246,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         return Target.of(self.objective, self.tenant) if self.paced else None
 
     def observation(self, kind: OutcomeKind) -> Observation:
-        """Return the outcome in the form that the policy takes, with Correct as it was known at the time."""
+        """Return the outcome as input of the policy, with Correct as known at the time."""
         correct = None if kind == "cost" else self.correct if kind == "correction" else self.entered
         target, told, failed = None, None, kind == "failure"
         if kind == "correction" and (target := self._target) is not None:
@@ -288,11 +287,11 @@ _TOLD: Final = msgspec.json.Decoder(_Told)
 AnyRow = Row | ActionRow | OfferRow | RefitRow
 
 LEFT_OUT: Final = "(left out)"
-"""What a row has for the question of its Decision."""
+"""Placeholder for the question in a row's Decision."""
 
 
 def without_question(decision: Decision) -> bytes:
-    """Return a Decision as a row keeps it: without what a client may have filled with a megabyte."""
+    """Return a Decision as stored in a row, without the question, which may be a megabyte."""
     query = msgspec.structs.replace(
         decision.query, text=LEFT_OUT, messages=None, reference=None, grader=None, metadata={}, stop=()
     )
@@ -300,7 +299,7 @@ def without_question(decision: Decision) -> bytes:
 
 
 def with_question(value: bytes, query: Query) -> Decision:
-    """Return the Decision that a row keeps, for the query that it was made for."""
+    """Return the Decision stored in a row, completed with its query."""
     return msgspec.structs.replace(decode(value, Decision), query=query)
 
 
@@ -309,10 +308,10 @@ def encode_row(row: AnyRow, limit: int = MAX_VALUE) -> bytes:
 
     Args:
         row: The row.
-        limit: Most bytes it may take.
+        limit: Maximum number of bytes.
 
     Raises:
-        RecordTooLarge: It would exceed the limit; refuse the source record before it is decided.
+        RecordTooLarge: It would exceed the limit; reject the source record before it is decided.
     """
     value = msgspec.json.encode(row)
     if len(value) > limit:
@@ -326,7 +325,7 @@ def decode_row(key: bytes, value: bytes) -> AnyRow:
     """Return the row in a value.
 
     Raises:
-        CorruptState: It is not a row, or of a version that this release does not know.
+        CorruptState: It is not a row, or from a version that is unknown to this release.
     """
     try:
         row: AnyRow = _DECODER.decode(value)
@@ -341,7 +340,7 @@ def own_row(key: bytes, value: bytes) -> AnyRow | None:
     The learner never writes such a record, but anyone with write access to its topic can.
 
     Raises:
-        CorruptState: It is a row of another release, which may contain something that must not be lost.
+        CorruptState: It is a row from another release, which may contain data that must not be lost.
     """
     try:
         row = decode_row(key, value)

@@ -1,4 +1,4 @@
-"""The tenants of the latest outcomes, and whether the learner counts one more outcome of a tenant."""
+"""The tenants of the latest outcomes, which determine whether the learner counts another outcome of a tenant."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Final
 from msgspec import Struct
 
 WINDOW: Final = 10_000
-"""Outcomes looked back on, those of a prior among them: the oldest of all."""
+"""Length of the window in outcomes, including those of a prior, which are the oldest."""
 
 
 class Window(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The window as a snapshot holds it.
+    """The window as stored in a snapshot.
 
     Attributes:
         prior: Outcomes of the prior in it.
@@ -27,13 +27,13 @@ class Window(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TeachingShares:
-    """The tenants of the latest outcomes: none of several may hold more than half of what they weigh.
+    """The tenants of the latest outcomes. With several tenants, none may have more than half of the weight.
 
-    An outcome weighs 1 or 0. That of a tenant who taught alone in the window weighs 1. Where others did, it weighs 1
-    unless its tenant holds more than half of the window's weight already. The prior's are nobody's and weigh 1.
+    An outcome weighs 1 or 0. It weighs 1 if its tenant is alone in the window. Otherwise it weighs 1 unless its tenant
+    already has more than half of the window's weight. Those of the prior belong to no tenant and weigh 1.
 
-    The weights follow from the order of the log, so that a recovery finds the same. An outcome that weighs 0 fills the
-    window all the same: a tenant that goes on alone for a whole window is alone in it.
+    The weights depend only on the order of the log, so a recovery computes the same ones. Outcomes with weight 0 take
+    up the window, too: a tenant that is the only one active for a whole window is then alone in it.
     """
 
     def __init__(self, prior: int = 0) -> None:
@@ -43,7 +43,7 @@ class TeachingShares:
         self._weight: Counter[int] = Counter()
 
     def weight(self, tenant: str) -> int:
-        """Return what one more outcome of a tenant weighs.
+        """Return the weight of the next outcome of a tenant.
 
         >>> shares = TeachingShares(prior=2)
         >>> def taught(tenant):
@@ -64,12 +64,12 @@ class TeachingShares:
         self._push(_digest(tenant) | weight)
 
     def window(self) -> Window:
-        """Return what a snapshot holds."""
+        """Return the window for a snapshot."""
         return Window(prior=self._prior, outcomes=array("Q", self._outcomes).tobytes())
 
     @classmethod
     def of(cls, window: Window) -> TeachingShares:
-        """Return what a snapshot held."""
+        """Restore the window from a snapshot."""
         made = cls(window.prior)
         for outcome in array("Q", window.outcomes):
             made._push(outcome)

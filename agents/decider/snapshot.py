@@ -1,4 +1,4 @@
-"""A snapshot of the learner as records, the ids of ended queries, and what may go from the log behind it."""
+"""A snapshot of the learner as records, the ids of ended queries, and the records that a snapshot makes obsolete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agents.decider.rows import ENDED, ActionRow, AnyRow, OfferRow, RefitRow, Ro
 from agents.decider.shares import Window
 from schemas.query import Origin
 
-# The keys of a snapshot's records, and its manifests: which versions there are, and what each consists of.
+# The keys of a snapshot's records, and manifests, which list the contents of each version.
 #
 # Nothing here does I/O: keys and values in, values out.
 
@@ -32,10 +32,10 @@ IDS_KEY: Final = b"\x00ended/"
 """Prefix of the arrays of ids, each under the SHA-256 of its bytes."""
 
 START_KEY: Final = b"\x00start"
-"""Key of the offset at which startup begins to read the log."""
+"""Key of the offset from which the log is read at startup."""
 
 RESET_KEY: Final = b"\x00reset"
-"""Key of where the Decisions ended when an operator deleted the log: an object, offset by partition. For the audit."""
+"""Key of the end offsets of the Decisions when an operator deleted the log, by partition. For the audit."""
 
 BEGINNING: Final = -1
 """Version of a prior: the state before the first decision."""
@@ -52,19 +52,19 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
 
     Attributes:
         version: The sequence number up to which the state contains everything.
-        clock: Decisions made by then.
+        clock: Number of decisions by then.
         context_offset, reward_offset: Newest offsets in it; -1 for none.
         chunks: SHA-256 of each chunk, in order.
         sha256: SHA-256 of all chunks together.
         size: Bytes of all chunks together.
         prior: SHA-256 of the prior that version -1 consists of; empty in other versions.
-        log_offset: First offset of the log that it does not cover; -1 where it needs the whole log, as a prior does.
-        rows: SHA-256 of each chunk of the rows from before that offset that are no decisions, such as actions; one JSON
-            row per line. Versions written before `waiting` was have the open decisions here, too.
+        log_offset: First offset of the log that it does not cover; -1 if it needs the whole log, as a prior does.
+        rows: SHA-256 of each chunk of the rows before that offset that are not decisions, such as actions; one JSON row
+            per line. Versions written before `waiting` was have the open decisions here, too.
         waiting: The chunks of open decisions.
         ended: The arrays of ids, oldest first.
         taught: The tenants of the latest outcomes.
-        kernel: What computed the state; empty where that is not known.
+        kernel: The kernels that computed the state; empty if unknown.
     """
 
     version: int
@@ -85,10 +85,10 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
 
 @cache
 def kernel() -> str:
-    """Return what NumPy and SciPy compute with here: library, version and kernels, as `openblas 0.3.30 Haswell`.
+    """Return the BLAS of NumPy and SciPy here: library, version and kernels, such as `openblas 0.3.30 Haswell`.
 
-    OpenBLAS chooses kernels by the processor, or by OPENBLAS_CORETYPE. Others add in another order, so their last bits
-    differ. Empty where that cannot be told: NumPy was not installed from its own wheel.
+    OpenBLAS chooses kernels by the processor, or by OPENBLAS_CORETYPE. Other kernels sum in another order, so the last
+    bits differ. Empty if unknown, because NumPy was not installed from its own wheel.
     """
     names = ("internal_api", "version", "architecture")
     ours = [each for each in threadpool_info() if each["user_api"] == "blas" and "scipy" in each["filepath"]]
@@ -96,7 +96,7 @@ def kernel() -> str:
 
 
 def other_kernels(found: Iterable[Manifest]) -> list[str]:
-    """Return what computed snapshots and does not compute here, sorted."""
+    """Return the kernels that computed snapshots and are not in use here, sorted."""
     return sorted({each.kernel for each in found} - {kernel(), ""}) if kernel() else []
 
 
@@ -124,7 +124,7 @@ def versions(records: Iterable[bytes]) -> set[int]:
 
 
 def manifests(records: Mapping[bytes, bytes]) -> dict[int, Manifest]:
-    """Return the undamaged manifests by version; only `read` verifies the chunks that they list."""
+    """Return the undamaged manifests by version; their chunks are only verified by `read`."""
     found = {}
     for version in versions(records):
         try:
@@ -135,7 +135,7 @@ def manifests(records: Mapping[bytes, bytes]) -> dict[int, Manifest]:
 
 
 def start_of(records: Mapping[bytes, bytes]) -> int:
-    """Return the offset at which startup begins to read the log; 0 if the whole log is needed.
+    """Return the offset from which the log is read at startup; 0 if the whole log is needed.
 
     It is always the offset of a snapshot. If the record says anything else, the learner did not write it, and the
     lowest offset of a snapshot is used: reading more of the log than necessary does no harm.
@@ -155,13 +155,13 @@ def is_prior(key: bytes) -> bool:
 
 
 def version_of(key: bytes) -> int | None:
-    """Return the version that a record belongs to; None for one that belongs to none, or to several."""
+    """Return the version that a record belongs to; None if it belongs to none or to several."""
     found = _RECORD.fullmatch(key)
     return None if found is None else int(found["version"])
 
 
 def manifest_of(records: Mapping[bytes, bytes], version: int) -> Manifest:
-    """Return a version's manifest, which must be there. Raises CorruptState where it is damaged."""
+    """Return a version's manifest, which must exist. Raises CorruptState if it is damaged."""
     stated, _, body = records[manifest_key(version)].partition(b"\n")
     if stated.decode(errors="replace") != digest(body):
         raise CorruptState("manifest sha256", digest(body), stated)
@@ -179,11 +179,11 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-# Ids of queries whose rows have ended, in 16 bytes each. They reveal a duplicate after the row has left memory.
+# Ids of queries whose rows have ended, in 16 bytes each. They identify duplicates after the row has been removed.
 #
 # An id is kept as the first 8 bytes of its BLAKE2b digest, together with the partition and offset of its Query. The
-# digests are in sorted arrays of up to 65,536 ids. A full array never changes again, so it is written once, under the
-# SHA-256 of its bytes, and later snapshots refer to it.
+# digests are in sorted arrays of up to 65,536 ids. A full array never changes, so it is written once, under the SHA-256
+# of its bytes, and later snapshots refer to it.
 #
 # Among N remembered ids, a new id is mistaken for one of them with probability N/2⁶⁴: 5·10⁻¹³ at ten million.
 
@@ -194,7 +194,7 @@ ARRAY_IDS: Final = 65_536
 """Ids of a full array: 1 MiB, a quarter of the record limit."""
 
 MOST: Final = 10_000_000
-"""Ids remembered at most: 160 MB, and four months at one query a second."""
+"""Maximum number of remembered ids: 160 MB, or four months at one query a second."""
 
 _OFFSET_BITS: Final = 48
 _OFFSETS: Final = (1 << _OFFSET_BITS) - 1
@@ -227,7 +227,7 @@ class EndedIds:
     """The ids of queries that have ended, each with the partition and offset of its Query.
 
     Args:
-        most: Ids remembered at most; beyond that, the oldest full arrays are forgotten.
+        most: Maximum number of remembered ids; beyond that, the oldest full arrays are forgotten.
         array_ids: Number of ids in a full array.
     """
 
@@ -239,11 +239,11 @@ class EndedIds:
         self._newest_context = -1
 
     def __len__(self) -> int:
-        """Return how many ids are remembered."""
+        """Return the number of remembered ids."""
         return len(self._newest) + sum(array.part.count for array in self._full)
 
     def add(self, query_id: str, query: Origin, context_offset: int) -> None:
-        """Remember a query that has ended. This has no effect on an id that is known already.
+        """Remember a query that has ended. This has no effect on a known id.
 
         Args:
             query_id: Its id.
@@ -307,7 +307,7 @@ class EndedIds:
         Args:
             parts: Its arrays, oldest first.
             load: Returns the bytes of an array by their SHA-256.
-            most: Ids remembered at most.
+            most: Maximum number of remembered ids.
             array_ids: Number of ids in a full array.
 
         Raises:
@@ -365,24 +365,24 @@ def _digest(query_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(query_id.encode(), digest_size=8).digest(), "little")
 
 
-# What stays of snapshots and log: which rows a snapshot must carry, and which records nothing needs any more.
+# Retention of snapshots and log: the rows that a snapshot must carry, and the records that are obsolete.
 #
-# A snapshot is written, and what it replaces is deleted, in this order. A crash between any two writes recovers the
-# same state:
+# A snapshot is written, and the records it replaces are deleted, in this order. Recovery after a crash between any two
+# writes gives the same state:
 #
 # 1. the new version: arrays of ids and chunks of open rows that no earlier version has, chunks, manifest;
-# 2. tombstones, in the log, of the ended rows that the version *before* holds;
-# 3. the offset at which startup begins to read the log: that of the version before;
+# 2. tombstones, in the log, of the ended rows that the *previous* version contains;
+# 3. the offset from which the log is read at startup: that of the previous version;
 # 4. tombstones of older versions.
 #
-# Two versions stay, and every row newer than the older one. If the newest is damaged, the one before it and the log
+# Two versions are kept, and every row newer than the older one. If the newest is damaged, the one before it and the log
 # give the same state.
 
 KEPT: Final = 2
-"""Versions that stay: the newest, and the one before it in case the newest is damaged."""
+"""Number of versions kept: the newest, and the previous one in case the newest is damaged."""
 
 CHUNK_BYTES: Final = 1 << 20
-"""Bytes of a chunk: a quarter of the record limit. Larger chunks gain nothing and stall the producer's batch."""
+"""Bytes of a chunk: a quarter of the record limit. Larger chunks have no advantage and stall the producer's batch."""
 
 
 def carry(
@@ -395,7 +395,7 @@ def carry(
     changed: Collection[bytes] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[Carried, dict[bytes, int]]:
-    """Return what a snapshot of the present state must contain besides the policy, and the rows that have ended.
+    """Return the content of a snapshot of the current state besides the policy, and the rows that have ended.
 
     Args:
         rows: Key, value and content of every row that has changed since the last snapshot, and of all that are no
