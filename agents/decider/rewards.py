@@ -37,7 +37,7 @@ Verdict = Literal[
 
 
 class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to learn from a reward without correctness.
+    """How to learn from a reward without correctness.
 
     Attributes:
         impute: Value used for Correct until it is known: the path's `score`, or a constant from 0 to 1.
@@ -135,7 +135,7 @@ def _weighed(row: Row, shares: TeachingShares, change: dict[str, Any]) -> int:
 
 
 def _differs(row: Row, reward: Reward) -> bool:
-    """Return whether a reward contradicts an applied one with its identity, from a worker that had lost the partition."""
+    """Return whether a reward contradicts the applied one of its identity: its worker had lost the partition."""
     pairs = [(row.correct, reward.correct)]
     # Other kinds have no score, and a row without learning keeps neither score nor cost.
     if row.kinds[0] == reward.kind and row.stage not in ("failed", "abandoned"):
