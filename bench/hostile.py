@@ -48,9 +48,9 @@ from schemas.query import Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Reward
 from streams.cli.control import make_key
-from streams.gateway.app import GatewayService
 from streams.gateway.errors import ApiError
 from streams.gateway.request import digest, parse
+from streams.gateway.service import GatewayService
 from streams.log.base import ConsumerRecord
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
@@ -383,7 +383,7 @@ class _Trial:
         for name in HONEST:
             self._key(name, teaches, EACH)
         self._key(SIXTH, TEACHES if self.setting in BUSY else TEACHES[:-1])
-        await self.cluster.until(lambda: len(self.gateway.coordinator.runtime.control.serving()) > 0)
+        await self.cluster.until(lambda: len(self.gateway.runtime.control.serving()) > 0)
         a_round = EACH * len(HONEST)
         for begin in range(0, self.outcomes, a_round):
             end = min(begin + a_round, self.outcomes)
@@ -423,13 +423,13 @@ class _Trial:
                     await asyncio.sleep(1.0)  # its bytes of a minute are used up
                 body = plain
         if "feedback_wait_s" in body.get("uniscale", {}):
-            coordinator, who = self.gateway.coordinator, self.gateway.gate.credential(self.keys[SIXTH])
-            await coordinator.feedback(query_id, at % 4 == 1, "", who)
+            who = self.gateway.gate.credential(self.keys[SIXTH])
+            await self.gateway.access.feedback(query_id, at % 4 == 1, "", who)
 
     async def _ask(self, tenant: str, at: int, body: Mapping[str, Any]) -> str:
-        raw, coordinator = orjson.dumps(body), self.gateway.coordinator
+        raw = orjson.dumps(body)
         who = self.gateway.gate.credential(self.keys[tenant])
-        admitted = await coordinator.admit(
+        admitted = await self.gateway.submission.submit(
             parse(raw), who, digest=digest(raw), idempotency_key=f"{tenant}-{at}", is_retry=False
         )
         self.tenants[admitted.query_id] = tenant

@@ -1,11 +1,9 @@
-"""The gateway as a service: it follows the topics into its index, and serves all routes as one ASGI application."""
+"""The gateway over HTTP: all its routes as one ASGI application, and where it listens."""
 
-import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -13,25 +11,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from schemas.answer import Answer
-from schemas.control import KeyEntry, decode_control
-from schemas.dead_letter import DeadLetter
-from schemas.decision import Decision
 from schemas.errors import UniscaleError
-from schemas.query import Query
-from schemas.record import Record, decode
-from schemas.reward import Feedback, Reward
-from schemas.search import SearchStep
-from streams.gateway.auth import SPENT_MS, Gate, check_host, is_local
+from streams.gateway.auth import Gate, check_host, is_local
 from streams.gateway.chat import chat
-from streams.gateway.coordinator import RequestCoordinator
 from streams.gateway.endpoint import Call, RouteGuard, cross_origin, reply
 from streams.gateway.errors import ApiError, refusal
-from streams.gateway.index import Index
 from streams.gateway.routes import Page, routes
+from streams.gateway.service import GatewayService
 from streams.http.server import Server, server_of
-from streams.log.base import ConsumerRecord, Since
-from streams.runtime.runtime import Runtime, ServiceSpec
 
 # All routes of the gateway as one ASGI application.
 
@@ -43,21 +30,21 @@ class Routes:
     """The HTTP side of one gateway.
 
     Args:
-        coordinator: The gateway's coordinator.
+        gateway: The gateway.
         hosts: Host names that requests may be addressed to.
-        services: Services whose consumer groups are shown.
     """
 
-    def __init__(
-        self, coordinator: RequestCoordinator, hosts: frozenset[str], services: Sequence[ServiceSpec] = ()
-    ) -> None:
-        self.coordinator = coordinator
-        page = Page(coordinator.gate, hosts)
-        self.guard = RouteGuard(coordinator, hosts, page.key_of)
+    def __init__(self, gateway: GatewayService, hosts: frozenset[str]) -> None:
+        self.gateway = gateway
+        page = Page(gateway.gate, hosts)
+        self.guard = RouteGuard(gateway, hosts, page.key_of)
         self._listed: list[BaseRoute] = [
             *(
                 Route(path, self.guard(handle), methods=[method])
-                for method, path, handle in [("POST", "/v1/chat/completions", chat), *routes(services)]
+                for method, path, handle in [
+                    ("POST", "/v1/chat/completions", chat),
+                    *routes(gateway.services),
+                ]
             ),
             *page.routes(),
             # Probes call no model and need no key.
@@ -79,13 +66,13 @@ class Routes:
 
     async def ready(self, request: Request) -> Response:
         """GET /health/ready: topics are read to their ends. Also returns how many models are being served."""
-        control = self.coordinator.runtime.control
+        control = self.gateway.runtime.control
         serving, names = control.serving(), control.catalogue.model_names
         return reply(
             {
                 "status": "ready",
-                "queries": len(self.coordinator.index),
-                "waiting": len(self.coordinator.waiting),
+                "queries": len(self.gateway.index),
+                "waiting": len(self.gateway.searches.requests),
                 "models": {"ready": sum(name in serving for name in names), "of": len(names)},
             }
         )
@@ -147,7 +134,7 @@ def _without_slash(app: ASGIApp) -> ASGIApp:
     return called
 
 
-# The gateway as a service: it follows the topics into its index, and serves HTTP.
+# Where it listens.
 
 log = logging.getLogger("streams.gateway")
 
@@ -164,109 +151,30 @@ class AddressTaken(UniscaleError):
     """The gateway cannot listen on its address. Choose another port."""
 
 
-class GatewayService:
-    """One gateway.
+def check_address(gate: Gate, host: str, hosts: frozenset[str] = frozenset()) -> None:
+    """Refuse to be reachable from other machines while no key exists: without keys, every request is allowed.
 
     Args:
-        runtime: The way to the topics.
-        recent: How many queries the index keeps, and how many records per partition are read at startup.
-        services: Services whose consumer groups are shown.
+        gate: The API keys.
+        host: Address the gateway listens on.
+        hosts: Host names that requests may be addressed to; any of these implies a proxy in front of this machine.
+
+    Raises:
+        OpenGateway: saying how to add a key.
     """
-
-    def __init__(self, runtime: Runtime, recent: int, services: Sequence[ServiceSpec] = ()) -> None:
-        self.runtime = runtime
-        self.services = services
-        self.recent = recent
-        settings = runtime.settings
-        self.gate = Gate(settings.queries.max_in_flight, settings.gateway.streams, settings.gateway.reads)
-        self.index = Index(recent, timeout_s=settings.queries.timeout_s, group_by=settings.gateway.group_by)
-        self.coordinator = RequestCoordinator(runtime, self.index, self.gate)
-        runtime.closers.append(self.coordinator.deciders.close)
-
-    async def follow(self) -> None:
-        """Read the topics to their current ends, and keep reading."""
-        topics = self.runtime.topics
-        await self.runtime.log.tail([topics.control], self._on_control, begin="beginning")
-        index, coordinator, begun = self.index, self.coordinator, set[int]()
-
-        def on_query(query: Query, raw: ConsumerRecord) -> None:
-            # Earlier records of the partition are not read, or were removed.
-            index.moves |= raw.partition not in begun and raw.offset > 0
-            begun.add(raw.partition)
-            index.query(query, raw.timestamp_ms)
-
-        followed: tuple[tuple[str, type[Record], Callable[[Any, ConsumerRecord], object]], ...] = (
-            (topics.query, Query, on_query),
-            (topics.decision, Decision, coordinator.on_decision),
-            # Before the Answers: Rewards are read further back and contain the cost and the API key.
-            (topics.reward, Reward, coordinator.on_reward),
-            (topics.answer, Answer, coordinator.on_answer),
-            (topics.feedback, Feedback, lambda given, raw: index.note_feedback(given)),
-            (topics.dead_letter, DeadLetter, coordinator.on_dead_letter),
-        )
-        # With much traffic, a day of Rewards takes minutes to read: skip it if no key has a quota.
-        counts = self.gate.has_quotas or not self.gate.has_keys
-        spent = Since(self.runtime.clock.now_ms() - SPENT_MS, least=self.recent) if counts else self.recent
-        for topic, kind, take in followed:
-            begin = spent if topic == topics.reward else self.recent
-            await self.runtime.log.tail([topic], _decoded(kind, take), begin=begin)
-        # Only new steps can still be streamed.
-        await self.runtime.log.tail([topics.search_step], self._on_step, begin="end")
-
-    def routes(self, hosts: frozenset[str] = frozenset()) -> Routes:
-        """Return the HTTP side."""
-        return Routes(self.coordinator, LOCAL_HOSTS | hosts, self.services)
-
-    def check_address(self, host: str, hosts: frozenset[str] = frozenset()) -> None:
-        """Refuse to be reachable from other machines while no key exists: without keys, every request is allowed.
-
-        Args:
-            host: Address the gateway listens on.
-            hosts: Host names that requests may be addressed to; any of these implies a proxy in front of this machine.
-
-        Raises:
-            OpenGateway: saying how to add a key.
-        """
-        if self.gate.has_keys:
-            return
-        foreign = sorted(hosts - LOCAL_HOSTS)
-        if not is_local(host):
-            what = f"gateway_host: {host} can be reached from other machines"
-        elif foreign:
-            what = f"gateway_hosts: {', '.join(foreign)} can be asked from other machines, through a proxy"
-        else:
-            return
-        raise OpenGateway(
-            f"{what}, and there is no API key. Add one (`python -m streams keys add NAME --tenant T`), or listen "
-            "on 127.0.0.1 without UNISCALE_GATEWAY_HOSTS"
-        )
-
-    def _on_control(self, record: ConsumerRecord) -> None:
-        with contextlib.suppress(UniscaleError):  # `control` itself reports unreadable records
-            if not record.value:
-                return
-            entry = decode_control(record.value)
-            if isinstance(entry, KeyEntry):
-                self.gate.change(entry)
-            self.coordinator.marks.note(entry, record.timestamp_ms)
-
-    def _on_step(self, record: ConsumerRecord) -> None:
-        key = record.key.decode(errors="replace") if record.key else ""
-        if key in self.coordinator.waiting:
-            with contextlib.suppress(UniscaleError):
-                self.coordinator.waiting.seen(key, decode(record.value, SearchStep))
-
-
-def _decoded(
-    kind: type[Record], take: Callable[[Any, ConsumerRecord], object]
-) -> Callable[[ConsumerRecord], None]:
-    """Return a function that decodes a record and passes both on; unreadable ones are reported by their service."""
-
-    def on_record(raw: ConsumerRecord) -> None:
-        with contextlib.suppress(UniscaleError):
-            take(decode(raw.value, kind), raw)
-
-    return on_record
+    if gate.has_keys:
+        return
+    foreign = sorted(hosts - LOCAL_HOSTS)
+    if not is_local(host):
+        what = f"gateway_host: {host} can be reached from other machines"
+    elif foreign:
+        what = f"gateway_hosts: {', '.join(foreign)} can be asked from other machines, through a proxy"
+    else:
+        return
+    raise OpenGateway(
+        f"{what}, and there is no API key. Add one (`python -m streams keys add NAME --tenant T`), or listen "
+        "on 127.0.0.1 without UNISCALE_GATEWAY_HOSTS"
+    )
 
 
 async def serve(service: GatewayService, host: str, port: int, hosts: frozenset[str] = frozenset()) -> Server:
@@ -276,9 +184,9 @@ async def serve(service: GatewayService, host: str, port: int, hosts: frozenset[
         OpenGateway: see `check_address`.
         AddressTaken: see `listen`.
     """
-    service.check_address(host, hosts)
+    check_address(service.gate, host, hosts)
     bound = listen(host, port)
-    server = server_of(service.runtime, service.routes(hosts).app())
+    server = server_of(service.runtime, Routes(service, LOCAL_HOSTS | hosts).app())
 
     async def run() -> None:
         with bound:

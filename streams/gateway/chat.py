@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`: one request, one search; whole, or as a stream of chunks."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Final
@@ -15,11 +14,11 @@ from schemas.decision import Decision
 from schemas.forest import Forest, first_stop
 from schemas.search import SearchStep
 from streams.gateway import responses
-from streams.gateway.coordinator import Admitted
 from streams.gateway.endpoint import Call, EventStream, body_of
 from streams.gateway.errors import ApiError, ClientGone, of_answer
+from streams.gateway.open_requests import QueryRecord, Queue
 from streams.gateway.request import ChatRequest, digest, parse
-from streams.gateway.waiting import QueryRecord
+from streams.gateway.searches import Admitted
 
 # The part of a running search that can already be streamed: the steps shared by every path that can still win.
 
@@ -72,15 +71,15 @@ async def chat(call: Call) -> Response:
     Raises:
         ApiError: before anything is sent.
     """
-    began_s = call.coordinator.runtime.monotonic()
+    began_s = call.gateway.runtime.monotonic()
     body = await body_of(call.request)
     call.who.require("ask")
-    asked = parse(body, strict=call.coordinator.runtime.settings.gateway.strict)
+    asked = parse(body, strict=call.gateway.runtime.settings.gateway.strict)
     with ExitStack() as held:
-        held.enter_context(await call.coordinator.gate.completion(call.who, call.is_gone))
+        held.enter_context(await call.gateway.gate.completion(call.who, call.is_gone))
         if asked.stream:
-            held.enter_context(call.coordinator.gate.stream(call.who))
-        admitted = await call.coordinator.admit(
+            held.enter_context(call.gateway.gate.stream(call.who))
+        admitted = await call.gateway.submission.submit(
             asked,
             call.who,
             digest=digest(body),
@@ -98,7 +97,7 @@ class _Turn:
         self.call = call
         self.asked = asked
         self.admitted = admitted
-        self.coordinator = call.coordinator
+        self.gateway = call.gateway
         self.decision: Decision | None = None
         self._began_s = began_s
         self._streaming = False
@@ -117,11 +116,11 @@ class _Turn:
 
     @property
     def _took_s(self) -> float:
-        return self.coordinator.runtime.monotonic() - self._began_s
+        return self.gateway.runtime.monotonic() - self._began_s
 
     @property
     def _cost_model(self) -> CostModel:
-        return self.coordinator.runtime.control.cost_model
+        return self.gateway.runtime.control.cost_model
 
     async def whole(self) -> Response:
         """Return the completion once the search has ended."""
@@ -158,16 +157,16 @@ class _Turn:
         headers = {**self._headers(), "x-accel-buffering": "no"}
         return EventStream(self._chunks(first, events), held.pop_all(), headers)
 
-    def _open(self) -> AbstractContextManager["asyncio.Queue[QueryRecord]"]:
-        return self.coordinator.open(self.admitted, self._is_gone, self._may_return)
+    def _open(self) -> AbstractContextManager[Queue]:
+        return self.gateway.searches.open(self.admitted, self._is_gone, self._may_return)
 
     async def _check_client(self) -> None:
         """Do not start a response to a disconnected client: its retry should get it. Raises ClientGone."""
         if await self.call.is_gone():
             raise ClientGone
 
-    def _events(self, queue: "asyncio.Queue[QueryRecord]") -> AsyncIterator[QueryRecord | None]:
-        return self.coordinator.events(self.admitted, queue, self.call.is_gone)
+    def _events(self, queue: Queue) -> AsyncIterator[QueryRecord | None]:
+        return self.gateway.searches.events(self.admitted, queue, self.call.is_gone)
 
     async def _until_chosen(self, events: AsyncIterator[QueryRecord | None]) -> Answer | None:
         async for what in events:
@@ -278,7 +277,7 @@ class _Turn:
         return {
             **({"x-uniscale-ignored": ignored} if ignored else {}),
             **responses.headers(self.decision, self.admitted.query_id, call.id, debug=debug),
-            **self.coordinator.limits(call.who),
+            **self.gateway.submission.limits(call.who),
         }
 
 

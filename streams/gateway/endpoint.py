@@ -13,9 +13,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from streams.gateway.auth import Credential, check_host
-from streams.gateway.coordinator import RequestCoordinator
 from streams.gateway.errors import ApiError, invalid, response_to
 from streams.gateway.request import MAX_BODY, json_object
+from streams.gateway.service import GatewayService
 
 BODY_S: Final = 30.0
 """Seconds a client may take to send its body."""
@@ -31,20 +31,20 @@ class Call(Struct, frozen=True):
     """An authenticated request, as passed to a route.
 
     Attributes:
-        coordinator: The gateway's coordinator.
+        gateway: The gateway.
         request: The request.
         who: The caller.
         id: The request's id, in its headers and in the process log.
     """
 
-    coordinator: RequestCoordinator
+    gateway: GatewayService
     request: Request
     who: Credential
     id: str
 
     async def is_gone(self) -> bool:
         """Return whether no one can read a response any more: the client has disconnected, or its key was revoked."""
-        return not self.coordinator.gate.knows(self.who) or await self.request.is_disconnected()
+        return not self.gateway.gate.knows(self.who) or await self.request.is_disconnected()
 
 
 Handle: TypeAlias = Callable[[Call], Awaitable[Response]]
@@ -58,18 +58,18 @@ class RouteGuard:
     """Checks host and API key before a route's handler; maps exceptions to responses (`streams.gateway.errors`).
 
     Args:
-        coordinator: The gateway's coordinator.
+        gateway: The gateway.
         hosts: Host names that requests may be addressed to.
         session_key: The API key behind a browser's session.
     """
 
     def __init__(
         self,
-        coordinator: RequestCoordinator,
+        gateway: GatewayService,
         hosts: frozenset[str],
         session_key: Callable[[Request], str | None],
     ) -> None:
-        self._coordinator = coordinator
+        self._gateway = gateway
         self.hosts = hosts
         self._session_key = session_key
 
@@ -82,11 +82,11 @@ class RouteGuard:
             try:
                 check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
                 headers |= cross_origin(request)
-                who = self._coordinator.gate.credential(_bearer(request) or self._session_key(request))
+                who = self._gateway.gate.credential(_bearer(request) or self._session_key(request))
                 if request.method in ("GET", "HEAD"):
-                    self._coordinator.gate.read(who, self._coordinator.runtime.clock.now_ms())
-                with self._coordinator.gate.request(who):
-                    response = await handle(Call(self._coordinator, request, who, request_id))
+                    self._gateway.gate.read(who, self._gateway.runtime.clock.now_ms())
+                with self._gateway.gate.request(who):
+                    response = await handle(Call(self._gateway, request, who, request_id))
             except Exception as error:
                 response = response_to(error, request, request_id)
             for name, value in headers.items():

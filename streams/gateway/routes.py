@@ -30,13 +30,14 @@ from schemas.spent import Spent
 from streams.control import Control
 from streams.gateway import responses, statistics
 from streams.gateway.auth import Gate, Tenants, check_host
-from streams.gateway.coordinator import Admitted, RequestCoordinator
 from streams.gateway.endpoint import Call, EventStream, Listing, body_of, int_param, object_of, reply
 from streams.gateway.errors import ApiError, ClientGone, invalid, no_model, not_found, of_json, refusal
 from streams.gateway.index import MARGIN_S, IndexedQuery, Listed
+from streams.gateway.open_requests import Queue
 from streams.gateway.request import listing, parse
 from streams.gateway.responses import picked
-from streams.gateway.waiting import QueryRecord
+from streams.gateway.searches import Admitted
+from streams.gateway.service import GatewayService
 from streams.log.base import NotAllowed, Outgoing, Unavailable
 from streams.runtime.runtime import Runtime, ServiceSpec
 
@@ -46,9 +47,9 @@ from streams.runtime.runtime import Runtime, ServiceSpec
 async def decide(call: Call) -> Response:
     """POST /v1/decide: the body of a completion."""
     call.who.require("ask")
-    coordinator = call.coordinator
-    asked = parse(await body_of(call.request), strict=coordinator.runtime.settings.gateway.strict)
-    return reply(preview(await coordinator.preview(asked, call.who)))
+    strict = call.gateway.runtime.settings.gateway.strict
+    asked = parse(await body_of(call.request), strict=strict)
+    return reply(preview(await call.gateway.submission.preview(asked, call.who)))
 
 
 def preview(found: Preview) -> dict[str, Any]:
@@ -100,7 +101,7 @@ async def dead_letters(call: Call) -> Response:
             "retried": retried,
             **picked(letter, *shown),
         }
-        for at_ms, letter, retried in call.coordinator.index.dead_letters(
+        for at_ms, letter, retried in call.gateway.index.dead_letters(
             int_param(call.request, "limit", 100, 1000)
         )
     ]
@@ -113,14 +114,14 @@ async def retry(call: Call) -> Response:
     origin = (await object_of(call.request, "origin")).get("origin")
     if not isinstance(origin, str):
         raise invalid("origin", "origin is missing; give the origin of a dead letter")
-    index = call.coordinator.index
+    index = call.gateway.index
     if (letter := index.dead_letter_of(origin)) is None:
         raise not_found("origin", origin[:200])
     if not index.retried(origin):
         return reply({"object": "dead-letter.retry", "origin": origin, "duplicate": True})
     found = False
     try:
-        found = await call.coordinator.runtime.log.append_again(letter.origin)
+        found = await call.gateway.runtime.log.append_again(letter.origin)
     except NotAllowed:
         raise ApiError(
             403,
@@ -159,10 +160,14 @@ async def one_model(call: Call) -> Response:
 
 
 def _listing(call: Call) -> list[dict[str, Any]]:
-    control, entry = call.coordinator.runtime.control, call.who.entry
-    names = (control.catalogue.model_names, control.objectives.named, call.coordinator.configurations())
+    control, entry = call.gateway.runtime.control, call.who.entry
+    names = (
+        control.catalogue.model_names,
+        control.objectives.named,
+        call.gateway.submission.configurations(),
+    )
     allowed = None if entry is None else entry.allowed_models
-    found = listing(*names, call.coordinator.started)
+    found = listing(*names, call.gateway.started)
     return [each for each in found if allowed is None or each["id"] in allowed]
 
 
@@ -200,52 +205,52 @@ class Views:
         """GET /v1/queries: the newest of this tenant."""
         call.who.require("read")
         most = int_param(call.request, "limit", 50, _MOST_LISTED)
-        latest = await self._latest(call.coordinator, call.who.sees)
+        latest = await self._latest(call.gateway, call.who.sees)
         return reply({"object": "list", "data": [_listed(each) for each in latest[:most]]})
 
     async def now(self, call: Call) -> Response:
         """GET /v1/now."""
         call.who.require("read")
-        coordinator, sees = call.coordinator, call.who.sees
+        gateway, sees = call.gateway, call.who.sees
         most = int_param(call.request, "limit", _MOST_LISTED, _MOST_LISTED)
-        made = partial(self._now, coordinator, sees, most)
-        return reply(await self._shared(("now", sees, most), coordinator, made, _FRESH_S))
+        made = partial(self._now, gateway, sees, most)
+        return reply(await self._shared(("now", sees, most), gateway, made, _FRESH_S))
 
-    async def _now(self, coordinator: RequestCoordinator, sees: Tenants, most: int) -> dict[str, Any]:
-        latest = await self._latest(coordinator, sees)
-        minute, in_flight = coordinator.index.activity(coordinator.runtime.clock.now_ms(), sees)
+    async def _now(self, gateway: GatewayService, sees: Tenants, most: int) -> dict[str, Any]:
+        latest = await self._latest(gateway, sees)
+        minute, in_flight = gateway.index.activity(gateway.runtime.clock.now_ms(), sees)
         return {
             "per_second": round(minute / 60, 3),
             "in_flight": in_flight,
-            **statistics.now(latest[:most], coordinator.index.group_by),
-            "uplift": await self._uplift(coordinator, sees),
-            "models": models(coordinator.runtime.control),
+            **statistics.now(latest[:most], gateway.index.group_by),
+            "uplift": await self._uplift(gateway, sees),
+            "models": models(gateway.runtime.control),
             # The lag covers all tenants.
-            "services": await self._consumers(coordinator.runtime) if sees is None else [],
-            "marks": list(coordinator.marks.listed),
+            "services": await self._consumers(gateway.runtime) if sees is None else [],
+            "marks": list(gateway.marks.listed),
         }
 
-    async def _latest(self, coordinator: RequestCoordinator, sees: Tenants) -> list[Listed]:
+    async def _latest(self, gateway: GatewayService, sees: Tenants) -> list[Listed]:
         async def made() -> list[Listed]:
-            return coordinator.index.latest(_MOST_LISTED, sees)
+            return gateway.index.latest(_MOST_LISTED, sees)
 
-        return await self._shared(("latest", sees), coordinator, made, _FRESH_S)
+        return await self._shared(("latest", sees), gateway, made, _FRESH_S)
 
-    async def _uplift(self, coordinator: RequestCoordinator, sees: Tenants) -> dict[str, Any]:
+    async def _uplift(self, gateway: GatewayService, sees: Tenants) -> dict[str, Any]:
         async def made() -> dict[str, Any]:
-            return statistics.uplift(await coordinator.index.all(sees), coordinator.index.moves)
+            return statistics.uplift(await gateway.index.all(sees), gateway.index.moves)
 
-        return await self._shared(("uplift", sees), coordinator, made, _COMPARED_S)
+        return await self._shared(("uplift", sees), gateway, made, _COMPARED_S)
 
     async def _shared(
         self,
         what: Hashable,
-        coordinator: RequestCoordinator,
+        gateway: GatewayService,
         make: Callable[[], Coroutine[Any, Any, T]],
         fresh_s: float,
     ) -> T:
         """Return a cached result, or compute it."""
-        now_s = coordinator.runtime.monotonic()
+        now_s = gateway.runtime.monotonic()
         if what not in self._made or self._made[what][0] <= now_s:
             self._made = {each: made for each, made in self._made.items() if made[0] > now_s}
             self._made[what] = now_s + fresh_s, asyncio.ensure_future(make())
@@ -292,7 +297,7 @@ def models(control: Control) -> list[dict[str, Any]]:
 
 async def list_objectives(call: Call) -> Response:
     """GET /v1/objectives."""
-    objectives = call.coordinator.runtime.control.objectives
+    objectives = call.gateway.runtime.control.objectives
     data = [_objective(objectives, name) for name in sorted(objectives.named)]
     return reply({"object": "list", "data": data, "default": objectives.default})
 
@@ -306,7 +311,7 @@ async def set_objective(call: Call) -> Response:
         record = msgspec.convert(named, ObjectiveEntry)
     except msgspec.ValidationError as error:
         raise of_json(error) from None
-    runtime = call.coordinator.runtime
+    runtime = call.gateway.runtime
     await runtime.send(Outgoing(runtime.topics.control, record.key.encode(), encode(record)))
     return reply({"object": "objective", "name": record.name, "accepted": True}, status=202)
 
@@ -445,7 +450,7 @@ _BEAT: Final = b":\n\n"
 async def feedback(call: Call) -> Response:
     """POST /v1/feedback: {id, value: true | false | 0..1, comment?}."""
     call.who.require("feedback")
-    call.coordinator.gate.feedback(call.who, call.coordinator.runtime.clock.now_ms())
+    call.gateway.gate.feedback(call.who, call.gateway.runtime.clock.now_ms())
     given = await object_of(call.request, "id", "value", "comment")
     query_id, value, comment = given.get("id"), given.get("value"), given.get("comment", "")
     if not isinstance(query_id, str):
@@ -454,8 +459,8 @@ async def feedback(call: Call) -> Response:
         raise invalid("value", "value must be true, false or a number from 0 to 1")
     if not isinstance(comment, str) or len(comment) > 4000:
         raise invalid("comment", "comment must be a text of at most 4000 characters")
-    known, reward = call.coordinator.index.find(query_id), call.coordinator.index.reward_of(query_id)
-    duplicate = await call.coordinator.feedback(query_id, value, comment, call.who)
+    known, reward = call.gateway.index.find(query_id), call.gateway.index.reward_of(query_id)
+    duplicate = await call.gateway.access.feedback(query_id, value, comment, call.who)
     # For a query no longer in the index, only the aggregator knows.
     late = None if known is None else reward is not None and reward.closes
     return reply({"id": query_id, "object": "feedback", "duplicate": duplicate, "late": late})
@@ -470,23 +475,21 @@ async def one_query(call: Call) -> Response:
 async def events(call: Call) -> Response:
     """GET /v1/queries/{id}/events: server-sent events decision, step, answer and reward, up to the closing one."""
     call.who.require("read")
-    known, coordinator = _visible(call), call.coordinator
+    known, gateway = _visible(call), call.gateway
     left_s = (
-        known.until_ms - coordinator.runtime.clock.now_ms()
+        known.until_ms - gateway.runtime.clock.now_ms()
     ) / 1000 - MARGIN_S  # relative to the query's own timeout
     admitted = Admitted(known.query_id, known.created_ms // 1000, left_s)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(coordinator.gate.stream(call.who))
-        queue = stack.enter_context(coordinator.waiting.on(known.query_id))
+        stack.enter_context(gateway.gate.stream(call.who))
+        queue = stack.enter_context(gateway.searches.requests.on(known.query_id)).queue
         return EventStream(_events(call, admitted, queue), stack.pop_all())
 
 
-async def _events(
-    call: Call, admitted: Admitted, queue: "asyncio.Queue[QueryRecord]"
-) -> AsyncIterator[bytes]:
+async def _events(call: Call, admitted: Admitted, queue: Queue) -> AsyncIterator[bytes]:
     with contextlib.suppress(ClientGone, ApiError):
         answer, quiet = None, 0
-        async for what in call.coordinator.events(admitted, queue, call.is_gone):
+        async for what in call.gateway.searches.events(admitted, queue, call.is_gone):
             match what:
                 case Decision():
                     yield _named("decision", _query(call, admitted.query_id)["decision"])
@@ -501,7 +504,7 @@ async def _events(
                         yield _BEAT
         if answer is None:
             return
-        async for reward in call.coordinator.rewards(answer, queue, call.is_gone):
+        async for reward in call.gateway.searches.rewards(answer, queue, call.is_gone):
             if reward is not None:
                 yield _named("reward", responses.reward(reward))
             elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
@@ -509,14 +512,12 @@ async def _events(
 
 
 def _query(call: Call, query_id: str) -> dict[str, Any]:
-    coordinator = call.coordinator
-    return responses.query_object(
-        coordinator.index.timeline(query_id), coordinator.runtime.control.cost_model
-    )
+    gateway = call.gateway
+    return responses.query_object(gateway.index.timeline(query_id), gateway.runtime.control.cost_model)
 
 
 def _visible(call: Call) -> IndexedQuery:
-    return call.coordinator.visible(call.request.path_params["id"], call.who)
+    return call.gateway.access.visible(call.request.path_params["id"], call.who)
 
 
 def _listed(each: Listed) -> dict[str, Any]:

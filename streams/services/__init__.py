@@ -157,7 +157,8 @@ AGGREGATOR = ServiceSpec(
 
 async def _build_gateway(runtime: Runtime) -> None:
     """Read the topics into the index, then serve HTTP."""
-    from streams.gateway.app import GatewayService, serve
+    from streams.gateway.app import serve
+    from streams.gateway.service import GatewayService
 
     settings = runtime.settings.gateway
     service = GatewayService(runtime, settings.recent, tuple(SERVICES.values()))

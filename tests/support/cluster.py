@@ -16,7 +16,7 @@ from schemas.query import Query
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
 from streams.audit.run import Report
-from streams.gateway.app import GatewayService
+from streams.gateway.service import GatewayService
 from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
 from streams.runtime.runtime import Runtime, ServiceSpec

@@ -27,8 +27,9 @@ from schemas.decision import Decision
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import encode
 from schemas.reward import Reward
-from streams.gateway import coordinator, index, routes
-from streams.gateway.app import AddressTaken, GatewayService, OpenGateway, listen
+from streams.gateway import index, routes, searches, submission
+from streams.gateway.app import AddressTaken, OpenGateway, listen
+from streams.gateway.service import GatewayService
 from streams.local.broker import free_port
 from streams.log.base import SendFailed
 from streams.runtime.memory_cluster import Cluster
@@ -125,12 +126,12 @@ def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
 
     monkeypatch.setattr(log, "find", find)
     made = client.post(ASK, json=PLAIN).json()["id"]
-    assert abs((coordinator.time_of(made) or 0) - site.call(lambda cluster: cluster.broker.now_ms())) < 60_000
+    assert abs((submission.time_of(made) or 0) - site.call(lambda cluster: cluster.broker.now_ms())) < 60_000
     for path in ("/v1/queries/{}", "/v1/queries/{}/events"):
-        assert code(client.get(path.format(coordinator.new_id(1_000_000))), 410) == "gone"
-        assert code(client.get(path.format(coordinator.new_id(int(2e12)))), 404) == "not_found"
+        assert code(client.get(path.format(submission.new_id(1_000_000))), 410) == "gone"
+        assert code(client.get(path.format(submission.new_id(int(2e12)))), 404) == "not_found"
     for at_ms in (0, 1_000_000):
-        told = {"id": coordinator.new_id(at_ms), "value": True}
+        told = {"id": submission.new_id(at_ms), "value": True}
         assert code(client.post("/v1/feedback", json=told), 410) == "gone"
 
 
@@ -168,7 +169,7 @@ def test_feedback_reaches_a_query_that_has_left_the_index_for_its_own_tenant_alo
         told = {"id": first, "value": True}
         # As for an id that nobody has.
         assert code(other.post("/v1/feedback", json=told), 410) == "gone"
-        nobody = {"id": coordinator.new_id(coordinator.time_of(first) or 0), "value": True}
+        nobody = {"id": submission.new_id(submission.time_of(first) or 0), "value": True}
         assert code(mine.post("/v1/feedback", json=nobody), 410) == "gone"
         assert small.records(topics.feedback) == []
         answer = mine.post("/v1/feedback", json=told)
@@ -204,7 +205,7 @@ def test_events_go_on_to_the_reward(client: httpx.Client) -> None:
 def test_events_are_waited_for_as_long_as_their_query_may_take(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "MARGIN_S", 0.5)
+    monkeypatch.setattr(searches, "MARGIN_S", 0.5)
     monkeypatch.setattr(index, "MARGIN_S", 0.5)
     monkeypatch.setattr(routes, "MARGIN_S", 0.5)
     monkeypatch.setattr(routes, "_BEAT_LOOKS", 1)
@@ -226,7 +227,7 @@ def test_events_are_waited_for_as_long_as_their_query_may_take(
 def test_the_events_of_a_query_are_told_after_its_deadline_too(
     house: Callable[..., House], site: House, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (coordinator, index, routes):
+    for module in (searches, index, routes):
         monkeypatch.setattr(module, "MARGIN_S", 0.1)
     made = client.post(ASK, json={**PLAIN, "uniscale": {"reference": "5"}}).json()["id"]
     site.closing(made)
@@ -339,7 +340,7 @@ def test_a_retry_count_that_is_no_number_counts_as_none(client: httpx.Client) ->
 def test_an_id_whose_answer_is_no_longer_kept_is_taken(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "_BEHIND_S", 0.3)
+    monkeypatch.setattr(searches, "_BEHIND_S", 0.3)
     small = house(gateway_recent=1)
     with small.http() as client:
         first = client.post(ASK, json=PLAIN, headers={"idempotency-key": "k"})
@@ -355,7 +356,7 @@ def test_an_id_whose_answer_is_no_longer_kept_is_taken(
 def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Callable[..., House]) -> None:
     """Both gateways send a query before either has read the other's: the first one on the topic counts."""
     site = house()
-    query_id = coordinator.keyed_id("", "k")
+    query_id = submission.keyed_id("", "k")
     theirs = Query(
         query_id=query_id,
         text="What is 2 + 3, number 1?",

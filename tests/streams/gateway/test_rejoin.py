@@ -14,12 +14,12 @@ from schemas.control import Cancel
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
-from streams.gateway import coordinator
+from streams.gateway import searches
 from streams.log.base import SendFailed
 from tests.support.house import ASK, PLAIN, WITHOUT_EXECUTOR, House
 
 BODY = {**PLAIN, "model": "large/1/1/1"}
-LOOKED_S = 3 * coordinator.LOOK_S
+LOOKED_S = 3 * searches.LOOK_S
 
 
 def post(house: House, **headers: str) -> httpx.Response:
@@ -59,7 +59,7 @@ def test_a_client_that_timed_out_returns_to_its_search(house: Callable[..., Hous
 def test_a_client_that_timed_out_and_stays_away_cancels_its_search(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "REJOIN_S", 0.2)
+    monkeypatch.setattr(searches, "REJOIN_S", 0.2)
     held = house(WITHOUT_EXECUTOR)
     query_id = gone(held, 0.5, x_stainless_timeout="0")
     time.sleep(LOOKED_S)
@@ -115,7 +115,7 @@ def test_a_retry_takes_no_answer_of_a_request_that_was_answered_or_still_waits(
 def test_an_answer_that_came_after_the_client_timed_out_is_its_retry_s(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "LOOK_S", 60.0)  # nobody misses the client before the Answer
+    monkeypatch.setattr(searches, "LOOK_S", 60.0)  # nobody misses the client before the Answer
     held = house(WITHOUT_EXECUTOR)
     query_id = gone(held, 0.5, x_stainless_read_timeout="0.5")
     held.start("executor", "mini")

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from schemas.query import Query
-from streams.gateway.app import GatewayService
+from streams.gateway.service import GatewayService
 from streams.runtime.memory_cluster import Cluster
 from streams.runtime.runtime import Runtime
 from streams.services import SERVICES

@@ -1,0 +1,239 @@
+"""Submission: a request becomes a query that is sent, joins an earlier one, or is answered with a preview."""
+
+import hashlib
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+import httpx
+import msgspec
+import orjson
+
+from agents.catalogue.models import Catalogue, Model
+from agents.decider.preview import PREVIEW, Preview
+from schemas.query import Query
+from schemas.record import encode
+from streams.gateway.auth import Credential, Gate, Used
+from streams.gateway.errors import NO_RETRY, ApiError, invalid
+from streams.gateway.index import Index
+from streams.gateway.request import BASELINE_OF, ChatRequest, asked, to_query
+from streams.gateway.searches import Admitted, Searches, other_body
+from streams.runtime.runtime import Runtime
+
+# Ids of queries sent by a gateway.
+
+ID: Final = "chatcmpl-"
+"""Prefix of every id."""
+
+_TIMED: Final = re.compile(ID + "([0-9a-f]{12})[0-9a-f]{20}")
+
+
+def new_id(now_ms: int) -> str:
+    """Return a new query id. It starts with its time, so that a gateway can tell an old id from an unknown one."""
+    return f"{ID}{now_ms:012x}{uuid.uuid4().hex[:20]}"
+
+
+def time_of(query_id: str) -> int | None:
+    """Return when a gateway created an id, in ms since the epoch; None if the id does not contain it.
+
+    >>> time_of(new_id(1_700_000_000_000)), time_of("q-1")
+    (1700000000000, None)
+    """
+    found = _TIMED.fullmatch(query_id)
+    return int(found[1], 16) if found else None
+
+
+def keyed_id(account: str, key: str) -> str:
+    """Return the id of a query with an Idempotency-Key: the same for the same account and key."""
+    scope = f"{account}\0{key}"
+    return f"{ID}{hashlib.sha256(scope.encode()).hexdigest()[:40]}"
+
+
+TOKEN_BYTES: Final = 8
+"""Average bytes per token of a long question: four to five for prose in most tokenizers, three for Python code."""
+
+_PREVIEW_S: Final = 10.0
+
+
+class QuerySubmitter:
+    """Turns the requests of one gateway into queries, within the limits of their keys.
+
+    Args:
+        runtime: Access to the topics.
+        index: Recent queries.
+        gate: API keys and limits.
+        searches: Sends the queries.
+    """
+
+    def __init__(self, runtime: Runtime, index: Index, gate: Gate, searches: Searches) -> None:
+        self._runtime = runtime
+        self._index = index
+        self._gate = gate
+        self._searches = searches
+        self._space: tuple[Catalogue, Mapping[str, None]] | None = None  # the configurations of a catalogue
+        previews = runtime.settings.previews
+        urls = previews.urls or ([f"http://127.0.0.1:{previews.port}"] if previews.port else [])
+        self._deciders = [url.rstrip("/") for url in urls]
+        self._client = httpx.AsyncClient(timeout=_PREVIEW_S, trust_env=False)
+        runtime.closers.append(self._client.aclose)
+
+    def configurations(self) -> Mapping[str, None]:
+        """Return the ids of the offered configurations, in the order of the action space."""
+        control = self._runtime.control
+        if self._space is None or self._space[0] is not control.catalogue:
+            offered = dict.fromkeys(action.id for action in control.space(control.catalogue))
+            self._space = (control.catalogue, offered)
+        return self._space[1]
+
+    async def submit(
+        self,
+        request: ChatRequest,
+        who: Credential,
+        *,
+        digest: str,
+        idempotency_key: str | None,
+        is_retry: bool,
+    ) -> Admitted:
+        """Send the request's Query, or join an earlier query that it retries.
+
+        Args:
+            request: The request.
+            who: The caller.
+            digest: Digest of its body.
+            idempotency_key: The client's idempotency key, scoped to its account.
+            is_retry: Whether the client says that this is a retry.
+
+        Raises:
+            ApiError: 422 if the idempotency key was used with another body; 400, 404, 429.
+            RecordError: it does not fit into a record.
+            Unavailable: the broker does not accept the query, or the one being sent that it joins.
+        """
+        now_ms = self._runtime.clock.now_ms()
+        query_id, body = new_id(now_ms), (who.key, digest)
+        timeout_s = request.extension.timeout_s or self._runtime.settings.queries.timeout_s
+        if idempotency_key is not None:
+            if not 1 <= len(idempotency_key) <= 255:
+                raise ApiError(400, "Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
+            query_id = keyed_id(who.account, idempotency_key)
+            if (known := self._index.find(query_id)) is not None:
+                if known.digest != digest:
+                    raise other_body()
+                await self._searches.sends.joined(query_id)
+                return Admitted(query_id, known.created_ms // 1000, timeout_s, digest)
+        elif is_retry and (lost := await self._searches.rejoined(body, digest, now_ms)) is not None:
+            return Admitted(lost, (time_of(lost) or now_ms) // 1000, timeout_s, digest, body)
+        query = self._query(request, who, query_id, {"key": who.key, "digest": digest})
+        if not self._gate.teaches(who, query):
+            # It is answered and graded for its owner, but must not influence what others get.
+            query = msgspec.structs.replace(query, learn=False)
+        if BASELINE_OF in query.metadata:
+            who.require("admin")  # it joins the control group that the policy is compared with
+        self._gate.admit(who, query, self._used(who, now_ms))
+        self._gate.aim(who, query, now_ms)
+        by_body = body if idempotency_key is None else None
+        admitted = Admitted(query_id, now_ms // 1000, timeout_s, digest, by_body)
+        await self._searches.send(query, admitted, now_ms)
+        return admitted
+
+    def _query(self, request: ChatRequest, who: Credential, query_id: str, kept: dict[str, str]) -> Query:
+        """Return the Query of a request, restricted to the models its API key may use.
+
+        Raises:
+            ApiError: 400, 403 or 404 for an invalid or forbidden request.
+        """
+        control = self._runtime.control
+        models = control.catalogue.model_names
+        wanted = asked(request.model, models, control.objectives.named, self.configurations())
+        query = to_query(request, wanted, query_id=query_id, tenant=who.tenant, kept=kept)
+        query = self._gate.permitted(who, request.model, query, models)
+        if unknown := set(query.allowed_models or ()) - set(models):
+            why = f"uniscale.allowed_models holds {min(unknown)!r}; choose from {', '.join(models)}"
+            raise invalid("uniscale.allowed_models", why, "invalid_value")
+        self._check_length(query)
+        return query
+
+    def _check_length(self, query: Query) -> None:
+        """Refuse a question too long for every model that may answer it. Raises ApiError 400."""
+        names = (query.pinned.model,) if query.pinned else query.allowed_models
+        models = [m for m in self._runtime.control.catalogue.models if names is None or m.name in names]
+        if not models:
+            return
+        size = len(query.question.encode())
+        tokens, said = max(map(self._holds, models))
+        if size > (most := tokens * TOKEN_BYTES):
+            raise ApiError(
+                400,
+                f"messages: the question takes {size} bytes; the largest context of the models that may answer it "
+                f"{said}: {most} bytes at most; shorten the question",
+                param="messages",
+                code="context_length_exceeded",
+            )
+
+    def _holds(self, model: Model) -> tuple[int, str]:
+        """Return the tokens that a question for a model may have, and why.
+
+        Every step that is scored has its question before it.
+        """
+        tokens, verifier = model.engine.context_tokens, self._runtime.control.verifier_of(model)
+        if verifier is None:
+            return tokens, f"has {tokens} tokens"
+        scored = verifier.engine.context_tokens
+        return min(tokens, scored), f"has {tokens} tokens, the verifier's {scored}"
+
+    def _used(self, who: Credential, now_ms: int) -> Used:
+        return self._index.usage.used(who.key, now_ms) if who.entry is not None else Used()
+
+    def limits(self, who: Credential) -> dict[str, str]:
+        """Return a key's remaining requests per minute, as headers."""
+        if who.entry is None or who.entry.per_minute is None:
+            return {}
+        return self._gate.headers(who, self._used(who, self._runtime.clock.now_ms()))
+
+    # Previews of decisions, from the read-only endpoints of deciders: of several, only the one that owns the learner
+    # can answer.
+
+    async def preview(self, request: ChatRequest, who: Credential) -> Preview:
+        """Return what would be chosen for a request. Nothing runs, and nothing is learned.
+
+        Raises:
+            ApiError: 400, 403, 404 or 429 as for the request itself; 503, saying what to do, if no decider answers.
+            RecordError: it does not fit into a record.
+        """
+        query, now_ms = self._query(request, who, PREVIEW, {"key": who.key}), self._runtime.clock.now_ms()
+        self._gate.preview(who, len(body := encode(query)), self._used(who, now_ms), now_ms)
+        self._gate.aim(who, query, now_ms)
+        if not self._deciders:
+            raise _no_decider(
+                "this gateway knows no decider. To fix this: set UNISCALE_DECIDER_PORT for the decider and "
+                "UNISCALE_DECIDER_URL=http://HOST:PORT for the gateway (`up --gateway` does both)"
+            )
+        why = []
+        for url in self._deciders:
+            try:
+                answered = await self._client.post(f"{url}/decide", content=body)
+            except httpx.HTTPError as error:
+                why.append(f"{url} does not answer ({type(error).__name__})")
+                continue
+            if answered.status_code == 200:
+                return msgspec.json.decode(answered.content, type=Preview)
+            field, message = _said(answered)
+            if answered.status_code == 400:
+                text = f"{field}: {message}" if field else message
+                raise ApiError(400, text, param=field or None, code="invalid_value")
+            why.append(f"{url}: {message}")
+        fix = "To fix this: check that the service `decider` runs, with UNISCALE_DECIDER_PORT"
+        raise _no_decider(f"no decider can say what would run: {'; '.join(why)}. {fix}")
+
+
+def _said(answered: httpx.Response) -> tuple[str, str]:
+    try:
+        said = orjson.loads(answered.content)
+        return str(said.get("field", "")), str(said["message"])
+    except (orjson.JSONDecodeError, KeyError, AttributeError):
+        return "", f"HTTP {answered.status_code}"
+
+
+def _no_decider(why: str) -> ApiError:
+    # The page retries at the next move of its slider; the official clients must not hammer a decider that is down.
+    return ApiError(503, why, type="api_error", code="no_decider", headers={**NO_RETRY, "retry-after": "5"})
