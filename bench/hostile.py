@@ -249,7 +249,7 @@ def _encoder() -> _Remembered:
 
 @cache
 def _recording() -> Recording:
-    return Recording(corpus().paths, unknown="any")
+    return Recording(corpus().paths)
 
 
 class _Clock:

@@ -15,7 +15,6 @@ frequencies.
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -97,16 +96,12 @@ class Recording:
     """Recorded paths by question and model.
 
     Args:
-        paths: In any order.
-        unknown: What to do with a question that was not recorded: `refuse` it, or answer it as `any`
-            recorded one, always the same for the same text (for load tests with other questions).
+        paths: In any order. A question that was not recorded is answered as one that was, always the same for the
+            same text, so that load tests may ask others.
     """
 
-    def __init__(
-        self, paths: Iterable[RecordedPath], *, unknown: Literal["refuse", "any"] = "refuse"
-    ) -> None:
+    def __init__(self, paths: Iterable[RecordedPath]) -> None:
         self._roots: dict[str, dict[str, RecordedNode]] = {}
-        self._unknown = unknown
         for path in paths:
             self._add(path)
         self._questions = list(self._roots)
@@ -114,13 +109,13 @@ class Recording:
             raise RecordingError("the recording holds no path")
 
     @classmethod
-    def load(cls, file: Path, *, unknown: Literal["refuse", "any"] = "refuse") -> "Recording":
+    def load(cls, file: Path) -> "Recording":
         """Read a recording.
 
         Raises:
             RecordingError: Naming the file, the line and what is wrong with it.
         """
-        return cls(read_paths(file), unknown=unknown)
+        return cls(read_paths(file))
 
     def draw(self, question: str, model: str, steps: Sequence[str], seed: int) -> RecordedNode:
         """Return a recorded continuation of a prefix.
@@ -167,10 +162,6 @@ class Recording:
 
     def _of(self, question: str) -> dict[str, RecordedNode]:
         if question not in self._roots:
-            if self._unknown == "refuse":
-                raise RecordingError(
-                    f"{_shown(question)} was not recorded; record it, or set unknown to 'any'"
-                )
             question = self._questions[zlib.crc32(question.encode()) % len(self._questions)]
         return self._roots[question]
 

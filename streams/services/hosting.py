@@ -68,7 +68,7 @@ async def verifier_of(settings: Settings, entry: VerifierModel, base: Catalogue)
 
 def _recording(settings: Settings) -> Recording | None:
     recorded = settings.engine.recorded
-    return Recording.load(Path(recorded), unknown="any") if recorded else None
+    return Recording.load(Path(recorded)) if recorded else None
 
 
 def _options(settings: Settings, base: Catalogue) -> HostingOptions:

@@ -189,7 +189,7 @@ def drawn(seed: int, folder: Path) -> World:
         trait=trait,
         workers=workers,
         groups=groups,
-        recording=Recording(_paths(rng, questions, trait), unknown="any"),
+        recording=Recording(_paths(rng, questions, trait)),
         questions={each.text: each for each in questions},
     )
     if judged:  # by people, who are slow
@@ -245,7 +245,7 @@ def _choosing(rng: random.Random, folder: Path) -> World:
         trait="choices",
         workers=dict.fromkeys(("embedder", "decider", "verifier", "aggregator", "executor"), 1),
         groups=("mini",),
-        recording=Recording(_paths(rng, questions, "choices"), unknown="any"),
+        recording=Recording(_paths(rng, questions, "choices")),
         questions={each.text: each for each in questions},
         bad=bad,
     )

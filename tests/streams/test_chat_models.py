@@ -44,7 +44,7 @@ def upstream() -> Iterator[Upstream]:
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]:
     """Start deployments whose catalogue has chat endpoints; all other models are recorded."""
     paths = recorded_paths(12, samples=3, steps=(1, 3))
-    recording = Recording(paths, unknown="any")
+    recording = Recording(paths)
     made: list[House] = []
 
     class Engines(GroupEngines):

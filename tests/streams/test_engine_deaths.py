@@ -46,7 +46,7 @@ class World:
     """What happens to engines and verifiers: at every question, at some, or while nothing is asked."""
 
     def __init__(self) -> None:
-        self.recording = Recording(recorded_paths(12, samples=3, steps=(1, 3)), unknown="any")
+        self.recording = Recording(recorded_paths(12, samples=3, steps=(1, 3)))
         self.hangs = False
         self.broken: set[str] = set()  # services of which every engine dies at whatever it is asked
         self.engines: list[Engine] = []

@@ -63,7 +63,7 @@ class Failing(RecordedEngine):
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
-    recording = Recording(recorded_paths(12, samples=3, steps=(1, 3)), unknown="any")
+    recording = Recording(recorded_paths(12, samples=3, steps=(1, 3)))
 
     class Engines(GroupEngines):
         async def _started(self, model: Model) -> Loaded:
