@@ -110,7 +110,7 @@ def _process(part: str, folder: Path) -> None:
 
 def largest(catalogue: Catalogue) -> Model:
     """Return the model with the most parameters."""
-    return max(catalogue.models, key=lambda model: model.architecture.parameters)
+    return max(catalogue.models, key=lambda model: model.parameters)
 
 
 def _action(catalogue: Catalogue, plan: EnginePlan) -> Action:

@@ -19,6 +19,7 @@ from experiments.outcomes import Array, BanditWorld
 from experiments.prior import table_history
 from experiments.ridge import INNER, by_leaving_one_out, strength_left_out
 from experiments.yardstick import split
+from schemas.prices import Rate
 
 Make = Callable[[BanditWorld, int], Policy]
 """From a world and a seed to a policy without experience."""
@@ -59,7 +60,7 @@ class Coordinates(LinUCB):
         )
         super().__init__(FeatureMap(sizes), LinUCBSettings(alpha=alpha), name="coordinates")
 
-    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
+    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
         """Choose from these actions, their coordinates appended to their embeddings."""
         longer = [np.concatenate([a.embedding, SHARE * self._plain[a.action_id]]) for a in actions]
         super().offer([replace(a, embedding=e) for a, e in zip(actions, longer, strict=True)], price_factors)

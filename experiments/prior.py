@@ -159,4 +159,4 @@ def _embedded(encoder: Encoder, texts: Sequence[str]) -> npt.NDArray[np.float64]
 def _size(model: str, catalogue: Catalogue) -> float:
     if model not in catalogue.model_names:
         return 0.0
-    return float(catalogue.model(model).architecture.parameters)
+    return float(catalogue.model(model).parameters)

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from schemas.errors import InvalidField, UnknownSchema, shown
 from schemas.forest import Count
 from schemas.objective import CostRange, Weights, check_targets
+from schemas.prices import Prices, Rate
 from schemas.record import Record, check_finite, check_id, check_json, decode, load
 from schemas.search import Served
 
@@ -57,25 +58,35 @@ class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"
 
 
 class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
-    """What an eFLOP costs on a model of the catalogue, from now on. Key: `price/<name>`.
+    """What a model of the catalogue charges from now on. Key: `price/<name>`.
 
-    A later CatalogueEntry for the model replaces it with that entry's own factor.
+    A later CatalogueEntry for the model replaces it with what that entry says.
 
     Attributes:
         name: The model's name.
-        factor: Multiplies the eFLOPs of a query on this model.
+        factor: Multiplies the eFLOPs of a query on this model; or
+        prices: what its tokens cost in USD. Exactly one, in the deployment's unit.
     """
 
     name: str
-    factor: float
+    factor: float | None = None
+    prices: Prices | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a factor that is not finite and above 0."""
+        """Refuse neither or both, and a factor that is not finite and above 0."""
         _check_name("PriceFactorEntry", self.name)
-        if not 0.0 < self.factor < math.inf:
+        if (self.factor is None) == (self.prices is None):
+            why = f"is {self.factor} with prices {self.prices}; give one of the two, in the deployment's unit"
+            raise InvalidField("PriceFactorEntry", "factor", why)
+        if self.factor is not None and not 0.0 < self.factor < math.inf:
             raise InvalidField(
                 "PriceFactorEntry", "factor", f"is {self.factor}; give a finite number above 0"
             )
+
+    @property
+    def rate(self) -> Rate:
+        """Return what it charges."""
+        return self.prices if self.factor is None else self.factor  # type: ignore[return-value]  # one is there
 
     @property
     def key(self) -> str:

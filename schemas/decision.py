@@ -7,6 +7,7 @@ from msgspec import Meta, Struct, field
 from schemas.action import Action
 from schemas.forest import Count, PriceFactor
 from schemas.objective import ObjectiveInForce
+from schemas.prices import Prices
 from schemas.query import Origin, Query
 from schemas.record import Millis, Record, check_group
 from schemas.spent import Spent
@@ -94,6 +95,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         propensity_error: Standard error of that estimate; 0 when exact.
         appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from here.
         price_factor: Price factor of the action's model at this time; later changes do not affect this query.
+        prices: Likewise its prices, where costs are in USD; None where they are eFLOPs.
         spent: Where its time has gone so far.
         verified: Which models a verifier scored when it was made. Unless `all`, no score stands in for a correctness
             that nobody told.
@@ -124,6 +126,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     propensity_error: float = 0.0
     appended_ms: Millis = 0
     price_factor: PriceFactor = 1.0
+    prices: Prices | None = None
     spent: Spent = field(default_factory=Spent)
     verified: Verified = "all"
 

@@ -5,17 +5,16 @@ the texts of the chosen path only. `agents/search/forest.py` grows it.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from schemas.action import Action
+from schemas.prices import MAX_COUNT as MAX_COUNT
+from schemas.prices import Count as Count
+from schemas.prices import Prices
 from schemas.record import Millis
 
-MAX_COUNT: Final = 2**40
-"""Far above any real count, and the sum over the largest search still fits the 64 bits of databases and clients."""
-
-Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 PriceFactor = Annotated[float, Meta(gt=0)]
 
@@ -58,6 +57,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
         seeded: Whether the client gave the seed: then the drafts' seeds do not derive from the query's id.
         answers: How many completed paths are wanted: early exit keeps paths that could still be among them.
         price_factor: Price factor by which the eFLOPs of the search are multiplied (`Decision.price_factor`).
+        prices: What its tokens cost in USD (`Decision.prices`); None where costs are eFLOPs.
         verified: Whether a verifier scores the drafts. If not, there is no score and no early exit, and of several
             completed paths the most frequent answer is chosen.
     """
@@ -82,6 +82,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seeded: bool = False
     answers: Annotated[int, Meta(ge=1)] = 1
     price_factor: PriceFactor = 1.0
+    prices: Prices | None = None
     verified: bool = True
 
 

@@ -6,7 +6,7 @@ action was chosen is part of the record, so that the Decision can be reproduced 
 """
 
 import math
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -62,7 +62,10 @@ def check_targets(kind: str, *, mean_cost: float | None, accuracy: float | None)
 
 
 CostUnit = Literal["eflops", "usd"]
-"""The unit of a deployment's costs: equivalent FLOPs (App. D.3), or US dollars. No service supports dollars yet."""
+"""The unit of a deployment's costs: equivalent FLOPs (App. D.3), or US dollars."""
+
+UNITS: Final[dict[CostUnit, str]] = {"eflops": "eFLOPs", "usd": "USD"}
+"""The units as a sentence has them."""
 
 
 class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -126,7 +129,7 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "weights" if self.accuracy is None else "accuracy"
 
     def reward(self, correct: float, score: float, log_cost: float) -> float:
-        """Return the reward of one outcome (`scalar`); `log_cost` is the natural logarithm of the cost in eFLOPs."""
+        """Return the reward of one outcome (`scalar`); `log_cost` is the natural logarithm of the cost."""
         w = self.weights
         bounds = math.log(self.cost_range.low), math.log(self.cost_range.high)
         return scalar((w.correct, w.score, w.cost), bounds, self.price, correct, score, log_cost)

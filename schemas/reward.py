@@ -10,6 +10,7 @@ from schemas.decision import Verified
 from schemas.errors import InvalidField
 from schemas.forest import Count, PriceFactor, Unit
 from schemas.objective import CostUnit, ObjectiveInForce
+from schemas.prices import Billed, Prices
 from schemas.query import MAX_METADATA
 from schemas.record import Millis, Record, check_finite, check_id, check_json, check_name
 
@@ -91,7 +92,7 @@ class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         cost: The sum of the three parts; in another unit, the amount billed.
-        unit: Unit of `cost`; the other fields apply to eFLOPs only.
+        unit: Unit of `cost`; all but the last two of the other fields apply to eFLOPs only.
         prefill_eflops: Reading the prompt.
         decoding_eflops: Generating.
         verifier_eflops: Scoring.
@@ -99,6 +100,8 @@ class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
         memory_bytes: Bytes moved in it.
         intensity: FLOPs per byte of this hardware.
         factor: The price factor: `cost` and its three parts are multiplied by it, operations and bytes are not.
+        billed: In USD, the tokens that were billed.
+        prices: In USD, what they cost: those of the Decision.
     """
 
     cost: float
@@ -110,18 +113,22 @@ class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: float = 0.0
     intensity: float = 0.0
     factor: PriceFactor = 1.0
+    billed: Billed | None = None
+    prices: Prices | None = None
 
 
-class Charge(Struct, frozen=True, kw_only=True):
-    """What a query counts against its API key's daily eFLOPs.
+class Charge(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a query counts against what its API key may spend a day.
 
     Attributes:
         key: Digest of the key.
         eflops: Cost of its search; an upper bound if the deadline cut a step.
+        usd: Likewise, where costs are in USD.
     """
 
     key: str
-    eflops: float
+    eflops: float = 0.0
+    usd: float = 0.0
 
 
 class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):

@@ -9,8 +9,10 @@ from msgspec import Struct, field
 
 from schemas.decision import Seed
 from schemas.errors import InvalidField
-from schemas.forest import Count, Forest, Unit
 from schemas.forest import Finish as Finish
+from schemas.forest import Forest, Unit
+from schemas.prices import Billed as Billed
+from schemas.prices import Count
 from schemas.query import Message
 from schemas.record import Millis, Record, check_group, check_id
 from schemas.spent import Seconds, Spent
@@ -22,26 +24,6 @@ class Served(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     version: str = ""
     model: str = ""
-
-
-class Billed(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tokens of a search as an upstream counted them, over all its requests.
-
-    Attributes:
-        input: Tokens of the prompts, which each request brings again.
-        cached_input: Those of them that its cache held.
-        output: Tokens generated, reasoning included.
-        reasoning: Those of them that are no part of an answer.
-    """
-
-    input: Count = 0
-    cached_input: Count = 0
-    output: Count = 0
-    reasoning: Count = 0
-
-    def plus(self, other: "Billed") -> "Billed":
-        """Return the sum of both."""
-        return Billed(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
 class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 
 from agents.bandit.contextual_features import ContextualFeatures
@@ -36,6 +37,8 @@ from agents.bandit.policy import (
 from agents.bandit.registry import Inputs, Options, register_policy
 from agents.bandit.ridge import Ridge
 from agents.bandit.variances import Variances, estimated, evidence_of, usual_mean, usual_variance
+from schemas.objective import CostUnit
+from schemas.prices import MILLION, Prices, Rate
 
 CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
 """Columns of a prediction: the reward's terms (`policy.TERMS`), and the cost itself."""
@@ -305,10 +308,17 @@ class Refit:
 # One regression has correctness and score, the other cost and its logarithm: if a client cut an answer short, only its
 # cost is known. Costs are measured in units of each action's anchor, so that expensive and cheap actions share a scale.
 # They are learned in eFLOPs and multiplied by the price factor in each prediction, so that a new factor takes effect at
-# once and nothing has to be relearned.
+# once and nothing has to be relearned. In USD, tokens are learned for the same reason, generated and of prompts: the
+# regression then has two targets, each in units of its own anchor.
 
 BOUNDS: Final = (0.2, 5.0)
 """Bounds of a predicted cost, in units of the anchor. Without them an unusual question could look like a bargain."""
+
+PROMPT_BOUNDS: Final = (0.02, 50.0)
+"""Likewise of the tokens of prompts, which differ more, and which the question shows."""
+
+UNKNOWN: Final = Prices(input=1.0, output=1.0)
+"""Prices of a model that is not on offer: nothing is chosen by them."""
 
 
 class Estimates:
@@ -319,22 +329,25 @@ class Estimates:
 
     Attributes:
         right: The regression of Correct and Score.
-        paid: That of ln(cost), in units of the anchor.
+        paid: That of ln(cost), in units of the anchor; in USD of the tokens, generated and of prompts.
         tried: Number of outcomes of each model, including a prior's.
         standing: How many of them have a score in place of Correct.
-        price_factors: Price factor of each model: the price of one eFLOP on it; 1 for models not listed.
-        factors: Price factor times drift correction of each action, shape (n,).
+        price_factors: Price factor of each model: the price of one eFLOP on it, 1 for models not listed; in USD, the
+            prices of its tokens.
+        factors: Price factor, or price of a generated token, times drift correction of each action, shape (n,).
+        prompt_prices: In USD, the price of a token of its prompt, shape (n,).
     """
 
     def __init__(self, features: ContextualFeatures) -> None:
         self.features = features
         self.right = Regression(features, 0, np.array([0.5, 0.5]), 0.2)
-        self.paid = Regression(features, 1, np.array([0.0]), 1.0)
+        self.paid = Regression(features, 1, np.zeros(2 if features.in_tokens else 1), 1.0)
         self.tried: dict[str, int] = {}
         self.standing: dict[str, int] = {}
-        self.price_factors: dict[str, float] = {}
+        self.price_factors: dict[str, Rate] = {}
         self.costs, self.accuracy = CostDrift(), AccuracyDrift()
         self.factors: Vector = np.ones(0)
+        self.prompt_prices: Vector = np.ones(0)
 
     def any(self) -> bool:
         """Return whether anything has been learned."""
@@ -346,21 +359,37 @@ class Estimates:
         self.paid.grow()
         self.reprice(self.price_factors)
 
-    def reprice(self, price_factors: Mapping[str, float]) -> None:
-        """Set the price factors of these models, and 1 for all others."""
+    def reprice(self, price_factors: Mapping[str, Rate]) -> None:
+        """Set what each of these models charges, and 1 for an eFLOP on all others."""
         self.price_factors = dict(price_factors)
         self._refactor()
 
     def predicted(self, z: Vector) -> Matrix:
         """Return the predicted terms of every known action, shape (n, 5): Correct, Score, log C, 1, C.
 
-        C is in eFLOPs, multiplied by the current price factors.
+        C is at the prices in force.
         """
         terms = np.ones((len(self.features.ids), 5))
         terms[:, [CORRECT, SCORE]] = self.right.predicted(z)
-        log_cost = np.log(self.features.anchors * self.factors) + self._bounded(self.paid.predicted(z)[:, 0])
+        paid = self.paid.predicted(z)
+        log_cost = np.log(self.features.anchors * self.factors) + self._bounded(paid[:, 0])
         terms[:, LOG_COST], terms[:, COST] = log_cost, np.exp(log_cost + self._spread())
+        if self.features.in_tokens:
+            prompts = self._prompts(paid[:, 1], slice(None))
+            terms[:, LOG_COST], terms[:, COST] = np.log(np.exp(log_cost) + prompts), terms[:, COST] + prompts
         return terms
+
+    def _prompts(self, log_ratio: Matrix, actions: np.ndarray | slice) -> Matrix:
+        """Return what the prompts of actions cost, from ln of their tokens in units of the anchors, (…, n)."""
+        tokens = self.features.prompts[actions] * np.exp(np.clip(log_ratio, *np.log(PROMPT_BOUNDS)))
+        return np.asarray(self.prompt_prices[actions] * tokens)
+
+    def usual(self, actions: np.ndarray) -> Vector:
+        """Return what actions usually cost, at the prices in force, shape (n,)."""
+        cost = self.features.anchors[actions] * self.factors[actions]
+        if self.features.in_tokens:
+            cost = cost + self._prompts(np.zeros(1), actions)
+        return np.asarray(cost)
 
     def forecast(self, window: Matrix, actions: np.ndarray) -> Forecast:
         """Return the predictions of some actions for many queries.
@@ -371,34 +400,39 @@ class Estimates:
         """
         d = self.features
         sides, found = d.sides[actions], []
-        for of in (self.right, self.paid):
-            theta = of.theta[:, 0].reshape(len(d.names), d.rank)  # (J, rank)
-            found.append(of.centre[0] + window @ theta.T @ sides.T)  # (m, n)
+        for of, target in ((self.right, 0), *((self.paid, at) for at in range(len(self.paid.centre)))):
+            theta = of.theta[:, target].reshape(len(d.names), d.rank)  # (J, rank)
+            found.append(of.centre[target] + window @ theta.T @ sides.T)  # (m, n)
         accuracy = np.clip(found[0], 0.0, 1.0)
         # By Jensen's inequality the mean cost exceeds exp(mean of the logarithm).
         cost = d.anchors[actions] * self.factors[actions] * np.exp(self._bounded(found[1]) + self._spread())
+        if d.in_tokens:
+            cost = cost + self._prompts(found[2], actions)
         best, some = accuracy.argmax(axis=1), slice(None, None, SOME)
         x = d.rows(window[some], actions[best[some]])
         doubt = np.sqrt(self.right.noise * np.maximum(self.right.ridge.squares(x), 0.0))
         return Forecast(accuracy, cost, float(doubt.mean()))
 
-    def _paid(self, o: Observation, action: int) -> float:
-        """Return the targets of the cost regression for an outcome."""
-        return _unpriced(o) - math.log(self.features.anchors[action])
+    def _paid(self, o: Observation, action: int) -> Vector:
+        """Return what the regression of costs learns of an outcome, shape (1,), or (2,) in USD."""
+        anchors = (self.features.anchors, self.features.prompts)
+        return np.array(
+            [each - math.log(of[action]) for each, of in zip(_unpriced(o), anchors, strict=False)]
+        )
 
     def add(self, z: Vector, action: int, o: Observation) -> None:
         """Learn one outcome."""
         x, model = self.features.row(z, action), self.features.models[action]
         paid = self._paid(o, action)
         expected = float(self.paid.centre[0] + x @ self.paid.theta[:, 0])
-        if self.paid.outcomes >= SETTLED and self.costs.learn(model, paid - expected):
+        if self.paid.outcomes >= SETTLED and self.costs.learn(model, float(paid[0]) - expected):
             self._refactor()
         if o.correct is None:
             self.standing[model] = self.standing.get(model, 0) + 1
         else:
             self._compare(x, model, o.correct, o.seq)
         self._add_right(x, model, o)
-        self.paid.add(x, np.array([paid]))
+        self.paid.add(x, paid)
 
     def fail(self, z: Vector, action: int, o: Observation) -> None:
         """Learn that a model returned no text: it counts as wrong and says nothing about the cost of an answer."""
@@ -427,7 +461,7 @@ class Estimates:
         """
         if o.tried:
             self._count_try(self.features.models[action])
-        self.paid.add(self.features.row(z, action), np.array([self._paid(o, action)]))
+        self.paid.add(self.features.row(z, action), self._paid(o, action))
 
     def amend(self, z: Vector, action: int, o: Observation) -> None:
         """Replace Correct of a learned outcome.
@@ -448,8 +482,11 @@ class Estimates:
         priced = history.priced
         if known is None:
             set_anchors(d, priced)
-        # A row without a cost gets the default cost, so that it carries no information about costs.
-        paid = np.where(history.failed, 0.0, history.log_cost - np.log(d.anchors[history.action]))[:, None]
+        # What a row without a cost would have cost is taken to be usual: of that, it says nothing.
+        took = [history.log_cost - np.log(d.anchors[history.action])]
+        if d.in_tokens:
+            took.append(history.log_prompt - np.log(d.prompts[history.action]))
+        paid = np.stack([np.where(history.failed, 0.0, each) for each in took], axis=1)
         right = np.stack([history.correct, history.score], axis=1)
         firsts = np.stack([right[:, 0], paid[:, 0]], axis=1)
         z = known.z if known else fit_directions(d, history, firsts)
@@ -488,7 +525,7 @@ class Estimates:
         self.accuracy.sums = {model: (*sums, 0.0)[:3] for model, sums in meta["accuracy_drift"].items()}
         self.accuracy.changed = dict(meta.get("accuracy_changed", {}))
         self.standing = dict(meta.get("standing", {}))
-        self.reprice(meta["price_factors"])
+        self.reprice(msgspec.convert(meta["price_factors"], dict[str, Rate]))
 
     def _spread(self) -> float:
         """Return by how much the logarithm of the mean cost exceeds the mean of its logarithm, up to a bound."""
@@ -498,16 +535,22 @@ class Estimates:
         return np.clip(log_ratio, *np.log(BOUNDS))
 
     def _refactor(self) -> None:
-        of = {
-            m: self.price_factors.get(m, 1.0) * self.costs.factor(m)
-            for m in dict.fromkeys(self.features.models)
-        }
+        of, prompts = {}, {}
+        for model in dict.fromkeys(self.features.models):
+            rate = self.price_factors.get(model, UNKNOWN if self.features.in_tokens else 1.0)
+            if isinstance(rate, Prices):
+                prompts[model], rate = rate.input / MILLION, rate.output / MILLION
+            of[model] = rate * self.costs.factor(model)
         self.factors = np.array([of[model] for model in self.features.models])
+        if self.features.in_tokens:
+            self.prompt_prices = np.array([prompts[model] for model in self.features.models])
 
 
-def _unpriced(o: Observation) -> float:
-    """Return the logarithm of an outcome's cost in eFLOPs, without the price factor."""
-    return o.log_cost - math.log(o.price_factor)
+def _unpriced(o: Observation) -> tuple[float, ...]:
+    """Return the logarithms of what an outcome took, without a price: eFLOPs, or tokens generated and of prompts."""
+    if o.tokens is None:
+        return (o.log_cost - math.log(o.price_factor),)
+    return tuple(math.log(max(count, 1)) for count in o.tokens)
 
 
 SOME: Final = 5
@@ -545,12 +588,14 @@ class ContextualSettings:
             each query, minus its uncertainty, or `best`, the accuracy of the action that is best on average.
         encoder: Identity of the encoder of the queries; a state from another encoder is refused.
         refits: The numbers of outcomes at which a policy without a prior is refitted.
+        unit: Unit of costs; a state in another unit is refused.
     """
 
     alpha: float = 0.25
     accuracy_of: Literal["reachable", "best"] = "reachable"
     encoder: str = ""
     refits: tuple[int, ...] = REFITS
+    unit: CostUnit = "eflops"
 
 
 class Contextual(Learner):
@@ -572,8 +617,8 @@ class Contextual(Learner):
         """Append the columns of new features."""
         self.estimates.grow()
 
-    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
-        """Choose from exactly these actions, with these price factors from the next decision on."""
+    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
+        """Choose from exactly these actions, at these prices from the next decision on."""
         super().offer(actions, price_factors)
         self.estimates.reprice(price_factors)
         self.pacer.factors = self.estimates.price_factors
@@ -614,7 +659,7 @@ class Contextual(Learner):
             seed: Seed of the deployment.
         """
         cheapest: dict[str, int] = {}
-        cost = self.features.anchors[keep] * self.estimates.factors[keep]
+        cost = self.estimates.usual(keep)
         for place in np.argsort(-cost, kind="stable").tolist():
             cheapest[self.features.models[keep[place]]] = place
         tried = self.estimates.tried
@@ -686,7 +731,7 @@ class Contextual(Learner):
                 case "failure":
                     self.estimates.fail(z, at, o)
                     self.pacer.settled(o.observation_id, o.paid, o.correct, usual=False)
-                    self._kept(o, query, at, None)
+                    self._kept(o, query, at, (math.nan,) * len(self.estimates.paid.centre))
                 case "correction":
                     if o.target is not None:
                         # Nothing was predicted for an action drawn by the floor.
@@ -701,9 +746,9 @@ class Contextual(Learner):
                     self.estimates.add_cost(z, at, o)
                     self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
 
-    def _kept(self, o: Observation, query: Vector, at: int, log_cost: float | None) -> None:
-        """Count an outcome and keep it for the refits; refit if one is due."""
-        if (history := self.refits.take(o, query, at, log_cost)) is not None:
+    def _kept(self, o: Observation, query: Vector, at: int, took: Sequence[float]) -> None:
+        """Count an outcome and keep it for the refits; refit where one is due."""
+        if (history := self.refits.take(o, query, at, took)) is not None:
             rows = len(history.question)
             results = self.refits.results
             results[rows] = self.relearn(history, known=results.get(rows, b""))
@@ -769,7 +814,10 @@ class Contextual(Learner):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal when a state is loaded; α and the meaning of accuracy may change."""
-        return {"contextual": {"encoder": self.settings.encoder}, "features": asdict(self.features.settings)}
+        settings = {"encoder": self.settings.encoder}
+        if self.settings.unit != "eflops":  # the states of earlier releases do not say it
+            settings["unit"] = self.settings.unit
+        return {"contextual": settings, "features": asdict(self.features.settings)}
 
     def _forecast(self, window: Matrix) -> Forecast | None:
         on_offer = np.flatnonzero(self.features.active)
@@ -812,5 +860,5 @@ def _contextual(options: ContextualOptions, on: Inputs) -> Policy:
         action_dim=on.action_dim,
         query_rank=options.query_rank,
     )
-    settings = ContextualSettings(options.alpha, options.accuracy_of, on.encoder)
-    return Contextual(ContextualFeatures(features), settings)
+    settings = ContextualSettings(options.alpha, options.accuracy_of, on.encoder, unit=on.unit)
+    return Contextual(ContextualFeatures(features, on.unit), settings)

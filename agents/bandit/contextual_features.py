@@ -14,6 +14,7 @@ from agents.bandit.features import COUNTS, FeatureMap, FeatureSettings, checked
 from agents.bandit.policy import ActionVector, Matrix, Vector
 from schemas.action import Action
 from schemas.errors import InvalidField
+from schemas.objective import CostUnit
 
 MOST_COLUMNS: Final = 500
 """Most columns of x for the actions of the first catalogue. With it, a decision and its update take a millisecond, and
@@ -25,6 +26,9 @@ FEWEST_DIRECTIONS: Final = 8
 GROWTH: Final = (0.75, 0.5)
 """Exponents with which cost typically grows with parameters and with paths. Paths share the question and end early."""
 
+GROWTH_OF_TOKENS: Final = (0.0, 1.0)
+"""Likewise of generated tokens: how large a model is says nothing of them."""
+
 LONGEST: Final = 3.0
 """Bound of the length of z's directions, which is 1 on average: no question may weigh as much as twenty."""
 
@@ -33,6 +37,9 @@ STORED: Final = ("ids", "models", "active", "sizes", "names", "size_range", "fir
 
 FITTED: Final = ("ids", "names", "size_range", "scale", "scales")
 """Those of them that are learned from a history."""
+
+OF_PROMPTS: Final = ("prompt_scale", "prompt_scales")
+"""What both have besides where costs are in USD."""
 
 # Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed, to give a
 # learner without history a scale. In order: numbers, digits, words, letters, sentences, lines, symbols, capitals,
@@ -55,6 +62,7 @@ class ContextualFeatures(FeatureMap):
     Args:
         settings: `query_dim` counts embedding and surface counts; `query_rank` is the maximum length of z without its
             constant.
+        unit: Of costs. In USD, what is learned is the tokens that are billed: the anchors are generated tokens.
 
     Attributes:
         sides: G, shape (n, J): every action's features.
@@ -63,18 +71,22 @@ class ContextualFeatures(FeatureMap):
             actions share a scale.
         scale, scales: Correction factors of guessed costs, one for any model and one for each model with known costs.
             An action has the same anchor whether it was added before its model's costs were known or after.
+        prompts, prompt_scale, prompt_scales: In USD, the same three of the tokens of prompts.
         sizes: Number of parameters of each action's model; 0 if it is not known.
         size_range: Least and largest of their logarithms.
         first_shape: The shape of all initial actions, if they had only one.
         transform: Maps a query to z. Only a policy that forgets everything learned may replace it.
     """
 
-    def __init__(self, settings: FeatureSettings) -> None:
+    def __init__(self, settings: FeatureSettings, unit: CostUnit = "eflops") -> None:
         super().__init__(settings)
+        self.in_tokens = unit == "usd"
         self.names: list[str] = []
         self.sizes: list[float] = []
         self.anchors: Vector = np.zeros(0)
         self.scale, self.scales = 1.0, dict[str, float]()
+        self.prompts: Vector = np.zeros(0)
+        self.prompt_scale, self.prompt_scales = 1.0, dict[str, float]()
         self.size_range, self.first_shape = (0.0, 0.0), ""
         self.transform = QueryTransform.usual(settings.query_dim, settings.query_rank)
 
@@ -149,19 +161,26 @@ class ContextualFeatures(FeatureMap):
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""
-        meta = {name: getattr(self, name) for name in STORED}
-        return meta, {"sides": self.sides, "anchors": self.anchors} | self.transform.snapshot()
+        meta = {name: getattr(self, name) for name in self._names(STORED)}
+        return meta, {"sides": self.sides} | self._anchors() | self.transform.snapshot()
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore the map that `snapshot` saved."""
-        self._take_back(meta, STORED)
+        self._take_back(meta, self._names(STORED))
         self.sides, self.anchors = arrays["sides"], arrays["anchors"]
+        self.prompts = arrays.get("prompts", self.prompts)
         self.transform = QueryTransform.restored(arrays)
 
     def fitted(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) of everything learned from a history, for `refit`."""
-        meta = {name: getattr(self, name) for name in FITTED}
-        return meta, {"anchors": self.anchors} | self.transform.snapshot()
+        meta = {name: getattr(self, name) for name in self._names(FITTED)}
+        return meta, self._anchors() | self.transform.snapshot()
+
+    def _names(self, of: tuple[str, ...]) -> tuple[str, ...]:
+        return (*of, *OF_PROMPTS) if self.in_tokens else of
+
+    def _anchors(self) -> dict[str, np.ndarray]:
+        return {"anchors": self.anchors} | ({"prompts": self.prompts} if self.in_tokens else {})
 
     def refit(self, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
         """Restore a result of `fitted` from when these actions, or the first of them, were known; else return False."""
@@ -170,6 +189,9 @@ class ContextualFeatures(FeatureMap):
             return False
         self.scale, self.scales, self.size_range = meta["scale"], meta["scales"], meta["size_range"]
         self.anchors = np.concatenate([arrays["anchors"], self._guesses(len(ids))])
+        if self.in_tokens:
+            self.prompt_scale, self.prompt_scales = meta["prompt_scale"], meta["prompt_scales"]
+            self.prompts = np.concatenate([arrays["prompts"], self._prompt_guesses(len(ids))])
         self.transform = QueryTransform.restored(arrays)
         self.sides = self._sides()
         return True
@@ -189,18 +211,25 @@ class ContextualFeatures(FeatureMap):
         self.names += [name for name in found if name not in self.names]
         self.sides = self._sides()
         self.anchors = np.concatenate([self.anchors, self._guesses(len(self.anchors))])
+        if self.in_tokens:
+            self.prompts = np.concatenate([self.prompts, self._prompt_guesses(len(self.prompts))])
 
     def _guesses(self, first: int) -> list[float]:
         """Return guessed anchors of the actions from one index on."""
         scales = [self.scales.get(model, self.scale) for model in self.models]
         return [self.guess(at) * scales[at] for at in range(first, len(self.ids))]
 
+    def _prompt_guesses(self, first: int) -> list[float]:
+        scales = [self.prompt_scales.get(model, self.prompt_scale) for model in self.models]
+        return [self.guess_prompt(at) * scales[at] for at in range(first, len(self.ids))]
+
     def _varying(self) -> list[str]:
         """Return the plain coordinates that differ among the initial actions; a constant one would be redundant."""
         widths = [_widths(action_id) for action_id in self.ids]
         found = []
         # An unknown size is inferred from costs later (`measure`).
-        if sized := self.size_range[0] < self.size_range[1] or sum(size <= 0 for size in self.sizes) > 1:
+        readable = not self.in_tokens and sum(size <= 0 for size in self.sizes) > 1
+        if sized := self.size_range[0] < self.size_range[1] or readable:
             found.append("size")
         if wide := len({qp * cp for qp, cp in widths}) > 1:
             found.append("width")
@@ -245,8 +274,10 @@ class ContextualFeatures(FeatureMap):
     def _log_sizes(self) -> list[float | None]:
         """Return ln(parameters) of each action's model, inferred from its costs if the size is unknown.
 
-        None where neither is known.
+        None where neither is known; generated tokens say nothing of it.
         """
+        if self.in_tokens:
+            return [math.log(size) if size > 0 else None for size in self.sizes]
         sized = dict(zip(self.models, self.sizes, strict=True))
         usual = [math.log(scale) for model, scale in self.scales.items() if sized[model] > 0]
         mean = sum(usual) / len(usual) if usual else 0.0
@@ -257,8 +288,16 @@ class ContextualFeatures(FeatureMap):
     def guess(self, at: int) -> float:
         """Return a guess of an action's cost from parameters and paths, up to a common factor."""
         qp, cp = _widths(self.ids[at])
-        of_size, of_paths = GROWTH
+        of_size, of_paths = GROWTH_OF_TOKENS if self.in_tokens else GROWTH
         return float(max(self.sizes[at], 1.0) ** of_size * (qp * cp) ** of_paths)
+
+    def guess_prompt(self, at: int) -> float:
+        """Return how many tokens of prompts an action may be billed, up to a factor that all share.
+
+        A chat endpoint is sent the prompt for each answer, other engines read it once for all of them.
+        """
+        qp, cp = _widths(self.ids[at])
+        return float((qp * cp) ** GROWTH[1])
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from agents.bandit.policy import (
     generator,
 )
 from schemas.action import Action
+from schemas.prices import Rate
 
 CONTROL_DRAW: Final = 1 << 64
 """Number of values of the keyed hash that draws the control group, whose share is exact to 2⁻⁶⁴."""
@@ -144,7 +145,7 @@ class Explored:
         """Return the inner policy's version."""
         return self.inner.version
 
-    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
+    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
         """Forward to the inner policy."""
         self.inner.offer(actions, price_factors)
 

@@ -33,7 +33,8 @@ class History:
         queries: Embedding and surface counts of every question, shape (Q, d).
         question: Index of the question, shape (m,).
         action: Index of the action among the policy's, shape (m,).
-        correct, score, log_cost: The terms, shape (m,).
+        correct, score, log_cost: The terms, shape (m,). Of costs in USD, the tokens that were generated count.
+        log_prompt: ln of the tokens of prompts, of costs in USD; of others, empty.
         propensity: Probability with which the action was drawn; ones for a full table.
         tenants: The tenant of each row; empty for a table, which belongs to no tenant.
         failed: Whether the model returned no text, so that `log_cost` is meaningless, shape (m,); never in a table.
@@ -48,6 +49,7 @@ class History:
     propensity: Vector
     tenants: Sequence[str] = ()
     failed: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
+    log_prompt: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         """Reject values that would corrupt A or B; the message names the field."""
@@ -71,6 +73,8 @@ class History:
             name: getattr(self, name)[~self.failed]
             for name in ("question", "action", "correct", "score", "log_cost", "propensity")
         }
+        if len(self.log_prompt):
+            rows["log_prompt"] = self.log_prompt[~self.failed]
         return History(self.queries, **rows)
 
     @property
@@ -88,7 +92,9 @@ class History:
         told = hashlib.blake2b(digest_size=16)
         for places in (self.question, self.action):
             told.update(places.astype("<i8").tobytes())
-        for terms in (self.correct, self.score, self.log_cost, self.propensity, self.queries):
+        for terms in (
+            self.correct, self.score, self.log_cost, self.propensity, self.queries, self.log_prompt,
+        ):  # fmt: skip
             told.update(terms.astype("<f4").tobytes())
         return told.hexdigest()
 
@@ -123,27 +129,51 @@ def set_anchors(features: ContextualFeatures, history: History) -> None:
     """
     n = len(features.ids)
     guess = np.array([features.guess(action) for action in range(n)])
+    features.anchors, features.scale, features.scales = _anchored(
+        features, history, history.log_cost, guess, features.anchors
+    )
+    if features.in_tokens:
+        guess = np.array([features.guess_prompt(action) for action in range(n)])
+        features.prompts, features.prompt_scale, features.prompt_scales = _anchored(
+            features, history, history.log_prompt, guess, features.prompts
+        )
+    features.measure()
+
+
+def _anchored(
+    features: ContextualFeatures, history: History, log_cost: Vector, guess: Vector, before: Vector
+) -> tuple[Vector, float, dict[str, float]]:
+    """Return the anchors, and what a guess is multiplied by for any model and for those of which a cost is known.
+
+    Args:
+        features: The actions.
+        history: Rows of which the cost is known.
+        log_cost: It, shape (m,).
+        guess: Of each action, shape (n,).
+        before: The anchors before, shape (n,).
+    """
+    n, anchors = len(features.ids), before.copy()
     weights = 1.0 / history.propensity
-    cost = np.exp(history.log_cost - np.log(guess[history.action]))  # in units of the guess
+    cost = np.exp(log_cost - np.log(guess[history.action]))  # in units of the guess
     counts = np.bincount(history.action, minlength=n)
     found = np.bincount(history.action, weights * cost, n)
     whole = np.bincount(history.action, weights, n)
-    features.scale = math.exp(float(np.average(np.log(found[counts > 0] / whole[counts > 0]))))
-    features.scales = {}
+    usual = math.exp(float(np.average(np.log(found[counts > 0] / whole[counts > 0]))))
+    scales: dict[str, float] = {}
     of_models, of_actions = DOUBT
     models = np.array(features.models)
     for model in dict.fromkeys(features.models):
         own = models == model
-        scale = features.scale
+        scale = usual
         if seen := int(counts[own].sum()):
-            apart = math.log(found[own].sum() / whole[own].sum() / features.scale)
+            apart = math.log(found[own].sum() / whole[own].sum() / usual)
             scale *= math.exp(seen / (seen + of_models) * apart)
-            features.scales[model] = scale
+            scales[model] = scale
         for action in np.flatnonzero(own):
             trust = counts[action] / (counts[action] + of_actions)
             apart = math.log(found[action] / whole[action] / scale) if trust else 0.0
-            features.anchors[action] = guess[action] * scale * math.exp(trust * apart)
-    features.measure()
+            anchors[action] = guess[action] * scale * math.exp(trust * apart)
+    return anchors, usual, scales
 
 
 def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:
@@ -303,14 +333,14 @@ class RefitSchedule(Refits):
     def __init__(self, at: Sequence[int] = REFITS) -> None:
         super().__init__()
         self.at = tuple(at)
-        # Query, action, Correct, Score, log C (NaN where the model failed), tenant.
-        self._kept: dict[str, tuple[Vector, int, float, float, float, str]] = {}
+        # Query, action, Correct, Score, ln of what it took (NaN where the model failed), tenant.
+        self._kept: dict[str, tuple[Any, ...]] = {}
 
     def due(self, outcomes: int) -> bool:
         """Return whether a refit is due within this many more outcomes."""
         return bool(self.at) and len(self._kept) + outcomes >= self.at[0]
 
-    def take(self, o: Observation, query: Vector, at: int, log_cost: float | None) -> History | None:
+    def take(self, o: Observation, query: Vector, at: int, took: Sequence[float]) -> History | None:
         """Keep an outcome; if a refit is due, return all that were kept.
 
         A refit is skipped if fewer than `FEW` outcomes have a cost.
@@ -319,16 +349,15 @@ class RefitSchedule(Refits):
             o: The outcome.
             query: Its embedding and surface counts.
             at: Index of its action.
-            log_cost: ln(eFLOPs), without the price factor; None for a failure.
+            took: ln(eFLOPs), without the price factor, or ln(tokens), generated and of prompts; NaN for a failure.
         """
         if not self.at:
             return None
-        cost = math.nan if log_cost is None else log_cost
-        self._kept[o.observation_id] = (query, at, o.entered, o.score, cost, o.tenant)
+        self._kept[o.observation_id] = (query, at, o.entered, o.score, *took, o.tenant)
         if not self.due(0):
             return None
         *columns, tenants = zip(*self._kept.values(), strict=True)
-        queries, actions, correct, score, costs = map(np.array, columns)
+        queries, actions, correct, score, costs, *prompts = map(np.array, columns)
         failed = np.isnan(costs)
         self.at = self.at[1:]
         if not self.at:
@@ -340,8 +369,10 @@ class RefitSchedule(Refits):
         question = np.array([places.setdefault(query.tobytes(), len(places)) for query in queries])
         _, first = np.unique(question, return_index=True)
         ones = np.ones(len(question))
-        costs = np.where(failed, 0.0, costs)
-        return History(queries[first], question, actions, correct, score, costs, ones, tenants, failed)
+        costs, *prompts = (np.where(failed, 0.0, each) for each in (costs, *prompts))
+        return History(
+            queries[first], question, actions, correct, score, costs, ones, tenants, failed, *prompts
+        )
 
     def correct(self, o: Observation) -> None:
         """Replace Correct of a kept outcome."""
@@ -354,9 +385,9 @@ class RefitSchedule(Refits):
         arrays = {
             "memory.queries": np.array([row[0] for row in kept], dtype="<f4"),
             "memory.actions": np.array([row[1] for row in kept], dtype="<i8"),
-            "memory.terms": np.array([row[2:5] for row in kept], dtype=np.float64).reshape(len(kept), 3),
+            "memory.terms": np.array([row[2:-1] for row in kept] or np.zeros((0, 3)), dtype=np.float64),
         }
-        asked = {name: row[5] for name, row in self._kept.items()}
+        asked = {name: row[-1] for name, row in self._kept.items()}
         return {"refits": list(self.at), "memory": asked}, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:

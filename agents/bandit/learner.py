@@ -37,6 +37,7 @@ from agents.bandit.policy import (
     check_outcome,
     generator,
 )
+from schemas.prices import Rate
 
 # From a prediction to a choice: seeded tie-breaking, exact propensities, runners-up.
 
@@ -333,7 +334,7 @@ class Learner:
         """Return the number of rewards and corrections applied."""
         return self._updates + self._corrections
 
-    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
+    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
         """Choose from exactly these actions; costs are learned with their price factor included.
 
         What was learned from removed ones stays, and their outstanding rewards are still learned.

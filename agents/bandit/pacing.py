@@ -1,4 +1,4 @@
-"""The pacer: the shadow price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met."""
+"""The pacer: the shadow price λ of a unit of cost at which an objective by mean cost, or by accuracy, is met."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from agents.bandit.policy import BudgetStatus, Matrix, Target, Vector
+from schemas.prices import Rate
 
 # The choices that the current predictions imply for recent queries at any λ, and the λ that meets a target.
 
@@ -204,7 +206,7 @@ class RecentContexts:
         )
 
 
-# The pacer: the shadow price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met.
+# The pacer: the shadow price λ of a unit of cost at which an objective by mean cost, or by accuracy, is met.
 #
 # Both evaluate what the current predictions would choose for the latest contexts at a given λ:
 #
@@ -248,7 +250,7 @@ class BudgetAccount:
         correct: Sum of their true accuracies; with `predicted` it gives the calibration.
         told, paid: Discounted sums of predicted and realised cost. When searches become more expensive, their ratio
             shows it long before the regression does.
-        factors: The models' price factors for which λ was solved.
+        factors: What models charged when λ was solved.
     """
 
     price: float = 0.0
@@ -259,7 +261,7 @@ class BudgetAccount:
     correct: float = 0.0
     told: float = 0.0
     paid: float = 0.0
-    factors: dict[str, float] = field(default_factory=dict)
+    factors: dict[str, Rate] = field(default_factory=dict)
 
     @property
     def dearer(self) -> float:
@@ -300,7 +302,7 @@ class Pacer:
         reachable: The accuracy that targets are a share of (`Forecast.best_accuracy`).
 
     Attributes:
-        factors: The current price factors of the models.
+        factors: The current price factors, or prices, of the models.
         recent: The windows on which targets are met.
         accounts: The accounts, by tenant and key.
         open: For each decision without an outcome: its account, and its predicted cost and accuracy.
@@ -308,13 +310,13 @@ class Pacer:
 
     def __init__(self, predict: Callable[[Matrix], Forecast | None], *, reachable: bool) -> None:
         self._predict, self._reachable = predict, reachable
-        self.factors: dict[str, float] = {}
+        self.factors: dict[str, Rate] = {}
         self.recent = RecentContexts()
         self.accounts: dict[tuple[str, str], BudgetAccount] = {}
         self.open: dict[str, tuple[tuple[str, str], float, float]] = {}
 
     def shadow_price(self, target: Target) -> float:
-        """Return λ, the shadow price of one eFLOP at which a target is currently met, without changing state.
+        """Return λ, the shadow price of a unit of cost at which a target is currently met, without changing state.
 
         This is the last solution, or a new one if the target is new or price factors have changed since.
         """
@@ -471,4 +473,5 @@ def _account_from(plain: dict[str, Any]) -> BudgetAccount:
         plain = {
             name: value for name, value in plain.items() if name not in ("rewarded", "predicted", "correct")
         }
-    return BudgetAccount(**plain)
+    factors = msgspec.convert(plain.get("factors", {}), dict[str, Rate])
+    return BudgetAccount(**{**plain, "factors": factors})

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from agents.bandit.errors import InvalidObjective, InvalidObservation
 from schemas.objective import ObjectiveInForce, scalar
+from schemas.prices import Rate
 
 # The inputs and outputs of policies (UniScale §3.2, Alg. 1); their protocol is `Policy`.
 
@@ -274,6 +275,7 @@ class Observation:
             it; policies that learn one column per term ignore it.
         clock: Number of decisions before this one, the time scale of discounting.
         price_factor: Price of an eFLOP at the time: `log_cost` is ln(eFLOPs) plus its logarithm.
+        tokens: In USD, the tokens that were billed: generated, and of prompts.
         tenant: The requesting tenant.
         kind: What to learn: a first reward; a correction, whose true Correct replaces the imputed one; a cost alone,
             because the client's own limits cut the answer; or a failure of the model, which counts as a wrong answer
@@ -297,6 +299,7 @@ class Observation:
     objective: Objective
     clock: int = 0
     price_factor: float = 1.0
+    tokens: tuple[int, int] | None = None
     tenant: str = ""
     kind: OutcomeKind = "reward"
     seq: int = 0
@@ -369,7 +372,7 @@ def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
 #
 # Policies do not detect repeated rewards: `agents.decider.rewards.applied` ensures that each is learned once.
 
-UNPRICED: Final[Mapping[str, float]] = {}
+UNPRICED: Final[Mapping[str, Rate]] = {}
 """Price factors under which every model costs just its eFLOPs."""
 
 
@@ -411,7 +414,7 @@ class TargetSolver(Protocol):
     """A policy's answers about targets (`agents.bandit.pacing`)."""
 
     def shadow_price(self, target: Target) -> float:
-        """Return λ, the shadow price of one eFLOP at which a target is met by now. No state changes."""
+        """Return λ, the shadow price of a unit of cost at which a target is met by now. No state changes."""
         ...
 
     def shortfall(self, target: Target) -> float | None:
@@ -450,13 +453,14 @@ class Policy(Protocol):
         """Return the number of rewards and corrections applied."""
         ...
 
-    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] = UNPRICED) -> None:
+    def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
         """Choose from exactly these actions from now on. Outstanding rewards of removed ones are still learned.
 
         Args:
             actions: The available actions.
-            price_factors: Price of an eFLOP on each model; 1 for those not listed. A policy that learns costs without
-                price factors applies them when it decides; any other has to learn new ones from rewards.
+            price_factors: Price of an eFLOP on each model, 1 for those not listed; in USD, the prices of its tokens. A
+                policy that learns costs without prices applies them when it decides; any other has to learn new ones
+                from rewards.
         """
         ...
 
@@ -531,7 +535,7 @@ def check_share(subject: str, name: str, value: float) -> float:
 def check_log_cost(subject: str, value: float) -> float:
     """Return a natural log cost that is finite and plausible, or raise InvalidObservation."""
     if not math.isfinite(value) or abs(value) > LOG_COST_LIMIT:
-        raise InvalidObservation(subject, "log_cost", value, f"give ln(eFLOPs), within ±{LOG_COST_LIMIT:g}")
+        raise InvalidObservation(subject, "log_cost", value, f"give ln(cost), within ±{LOG_COST_LIMIT:g}")
     return value
 
 

@@ -106,9 +106,9 @@ def outcomes_of(prior: bytes) -> int:
 
 
 def require_cost_basis(prior: bytes, cost_basis: Mapping[str, float | str]) -> None:
-    """Reject a prior whose costs are based on another verifier, precision or hardware.
+    """Reject a prior whose costs are in another unit, or based on another verifier, precision or hardware.
 
-    `require_fit` checks models that only one of the two has, and priors without a cost basis.
+    `require_fit` checks models that only one of the two has, and priors without a cost basis, which are in eFLOPs.
 
     Args:
         prior: A state made by `teach`.
@@ -119,6 +119,9 @@ def require_cost_basis(prior: bytes, cost_basis: Mapping[str, float | str]) -> N
         CorruptState: The bytes are truncated or altered.
     """
     named = values(prior).get("pricing", {})
+    units = [basis.get("unit", "eflops") for basis in (named, cost_basis)]
+    if units[0] != units[1]:
+        raise PriorRefused("catalogue: unit of costs", *units)
     for part, wanted in cost_basis.items():
         if part in named and named[part] != wanted:
             raise PriorRefused(f"catalogue: {part}", named[part], wanted)

@@ -24,6 +24,7 @@ from agents.bandit.errors import PolicyRefused
 from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.policy import Policy
+from schemas.objective import CostUnit
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,11 +89,13 @@ class Inputs:
         query_dim: Length of s_q.
         action_dim: Length of s_a; with one-hot features, the maximum number of actions that can ever be added.
         encoder: Identity of the encoder of both; a prior from another encoder is refused.
+        unit: Of costs. In USD, a policy that multiplies by prices when it decides learns tokens.
     """
 
     query_dim: int
     action_dim: int
     encoder: str = ""
+    unit: CostUnit = "eflops"
 
     def features(self, options: Options) -> FeatureMap:
         """Return the feature map of the paper's joint vector, without actions."""
@@ -187,6 +190,7 @@ def build_policy(
     query_dim: int,
     action_dim: int,
     encoder: str = "",
+    unit: CostUnit = "eflops",
 ) -> Policy:
     """Return a policy without actions.
 
@@ -196,13 +200,14 @@ def build_policy(
         query_dim: Length of s_q.
         action_dim: Length of s_a; with one-hot features, the maximum number of actions that can ever be added.
         encoder: Identity of the encoder; a prior must come from the same one.
+        unit: Of costs.
 
     Raises:
         PolicyRefused: There is no such policy or option, or a value is out of range; the message names it.
     """
     options = given if isinstance(given, Options) else options_of(name, given)
     try:
-        made = kinds()[name].make(options, Inputs(query_dim, action_dim, encoder))
+        made = kinds()[name].make(options, Inputs(query_dim, action_dim, encoder, unit))
     except ValueError as error:
         raise PolicyRefused(f"policy_options: {error}") from None
     except ModuleNotFoundError as error:

@@ -29,9 +29,11 @@ PRIORITIES = {
 def describe_model(model: Model) -> str:
     """Return the capability-oriented half: name, size, then each anchor the model has.
 
-    A model without a score for a benchmark lacks that key; no default replaces it.
+    A model without a known size, or without a score for a benchmark, lacks that key; no default replaces it.
     """
-    parts = [f"Model: {model.name}", f"Params: {model.params or size_label(model.architecture.parameters)}"]
+    parts = [f"Model: {model.name}"]
+    if size := model.params or (size_label(model.parameters) if model.parameters else ""):
+        parts.append(f"Params: {size}")
     parts += [f"{anchor.label}: {anchor.score:.2f}" for anchor in model.anchors]
     return SEPARATOR.join(parts)
 

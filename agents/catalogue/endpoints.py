@@ -138,12 +138,12 @@ def chat_entry(entry: dict[str, Any], endpoint: dict[str, Any]) -> dict[str, Any
                 "is set, but a chat endpoint answers as a whole: it has no steps, so no beams and no early exit; "
                 "leave it out, and give endpoint.n for several answers",
             )
-    if "architecture" not in entry:
+    if "architecture" not in entry and "price" not in entry:
         raise InvalidField(
             "Model",
-            "architecture",
-            "is missing: costs are counted in eFLOPs, which follow from it; give that of the model, or of one of its "
-            "size, and price_factor",
+            "price",
+            "is missing: give USD per million tokens, such as {input: 0.15, output: 0.6}; or, where costs are counted "
+            "in eFLOPs, an architecture, that of the model or of one of its size, and price_factor",
         )
     tokens = _count(endpoint, "max_output_tokens")
     engine = entry.get("engine", {})

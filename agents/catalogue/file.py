@@ -13,19 +13,23 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import yaml
+from msgspec import Struct
 
 from agents.catalogue.checkpoint import read_family
+from agents.catalogue.cost_range import derived, unit_of
 from agents.catalogue.endpoints import chat_entry
 from agents.catalogue.models import (
     DTYPE_BYTES,
     Catalogue,
     CatalogueError,
     EngineSettings,
+    Hardware,
     Model,
     VerifierModel,
 )
 from schemas.control import ObjectiveEntry
 from schemas.errors import InvalidField, closest
+from schemas.objective import CostRange, CostUnit
 from schemas.record import invalid_field
 
 T = TypeVar("T")
@@ -100,9 +104,11 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
         raise CatalogueError(
             f"{where}, field defaults.{next(iter(defaults))}: is unknown; use models and verifiers"
         )
+    found = [decode_model(_laid(each, for_models), where) for each in models]
+    entry |= _cost_range(entry, found, where)
     content = {
         **entry,
-        "models": [decode_model(_laid(each, for_models), where) for each in models],
+        "models": found,
         "verifiers": [decode_verifier(_over(each, for_verifiers), where) for each in verifiers],
         "version": version,
     }
@@ -127,6 +133,41 @@ def beside_catalogue(path: Path) -> CatalogueExtras:
     return CatalogueExtras(
         None if (prior := content.get("prior")) is None else _locate(path, "prior", prior), tuple(parallelism)
     )
+
+
+def states_cost_range(path: Path) -> bool:
+    """Return whether a catalogue file gives bounds of its costs; if not, they are derived.
+
+    Raises:
+        CatalogueError: the file cannot be read.
+    """
+    given = _read(path)[0].get("cost_range")
+    return given is not None and not _unit_alone(given)
+
+
+def _unit_alone(cost_range: Any) -> bool:
+    return isinstance(cost_range, dict) and list(cost_range) == ["unit"]
+
+
+def _cost_range(entry: dict[str, Any], models: list[Model], where: str) -> dict[str, Any]:
+    """Return the cost range that a catalogue leaves out, as a field of it; empty where it gives one."""
+    given = entry.get("cost_range")
+    if given is not None and not _unit_alone(given):
+        return {}
+    try:
+        unit = unit_of(models) if given is None else _convert(given, _Unit, f"{where}, field cost_range").unit
+    except CatalogueError as error:
+        raise CatalogueError(f"{where}, {error}") from None
+    hardware = entry.get("hardware")
+    known = None if hardware is None else _convert(hardware, Hardware, f"{where}, field hardware")
+    if (found := derived(models, known, unit)) is not None:
+        return {"cost_range": found}
+    # Refused for what is missing, whatever the bounds are.
+    return {"cost_range": CostRange(low=1.0, high=2.0, unit=unit)}
+
+
+class _Unit(Struct, forbid_unknown_fields=True):
+    unit: CostUnit
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:

@@ -12,7 +12,8 @@ from agents.catalogue.endpoints import Endpoint, Positive
 from schemas.decision import Verified
 from schemas.errors import InvalidField, UniscaleError
 from schemas.grader import Grader, NamedGrader, grader_of
-from schemas.objective import CostRange
+from schemas.objective import CostRange, CostUnit
+from schemas.prices import Prices, Rate
 
 # Errors of a catalogue, an objective or an action.
 #
@@ -104,13 +105,24 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     block_tokens: Positive | None = None  # None: vLLM's choice
 
 
+class ModelPrice(Prices, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The prices of an entry: `schemas.prices.Prices`, in which a catalogue may not mistype a name."""
+
+    @property
+    def plain(self) -> Prices:
+        """Return them as records have them."""
+        return Prices(input=self.input, output=self.output, cached_input=self.cached_input)
+
+
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A candidate model: a generator with everything needed to choose it, run it and compute its cost."""
 
     name: Name
     # Hugging Face id, or a folder relative to the repository root; empty for a chat endpoint, which needs none
     checkpoint: str = ""
-    architecture: Architecture
+    architecture: Architecture | None = (
+        None  # eFLOPs follow from it; so does the memory of a model in this process
+    )
     sampling: Sampling
     params: LabelOrNone = ""  # nominal size as its description prints it; empty: derived from the count
     group: Name = "default"  # the executor group that hosts it
@@ -118,6 +130,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: EngineSettings = EngineSettings()
     anchors: tuple[BenchmarkScore, ...] = ()
     price_factor: float = 1.0  # price of an eFLOP on it: a query's cost is its eFLOPs times this
+    price: ModelPrice | None = None  # prices of its tokens, in a deployment that counts in USD
     grader: NamedGrader | None = None  # default grader of its answers; None: the catalogue's
     verifier: Name | None = None  # verifier of its drafts, or none; None: the catalogue's
 
@@ -127,6 +140,10 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         grader_of(self.grader)
         if self.endpoint.kind != "chat" and not self.checkpoint:
             raise InvalidField("Model", "checkpoint", "is missing; give it")
+        if self.endpoint.kind == "in-process" and self.architecture is None:
+            raise InvalidField(
+                "Model", "architecture", "is missing: an in-process model's memory follows from it"
+            )
         if self.endpoint.kind == "chat" and self.sampling != self._whole_answer:
             raise InvalidField(
                 "Model",
@@ -137,6 +154,16 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         labels = [anchor.label for anchor in self.anchors]
         if twice := first_repeated(labels):
             raise ValueError(f"anchors holds {twice!r} twice: keep one")
+
+    @property
+    def parameters(self) -> int:
+        """Return its number of parameters; 0 if it is not known."""
+        return self.architecture.parameters if self.architecture is not None else 0
+
+    @property
+    def rate(self) -> Rate:
+        """Return what it charges."""
+        return self.price_factor if self.price is None else self.price.plain
 
     @property
     def _whole_answer(self) -> Sampling:
@@ -156,7 +183,7 @@ class VerifierModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: Name
     checkpoint: Annotated[str, Meta(min_length=1)]
-    architecture: Architecture
+    architecture: Architecture | None = None
     family: Literal["skywork", "step-tags"]  # a value head and a sigmoid, or two labels a step tag
     step_tags: StepTags | None = None
     endpoint: Endpoint = Endpoint()
@@ -168,6 +195,9 @@ class VerifierModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise InvalidField(
                 "VerifierModel", "endpoint.kind", "is chat: a verifier scores; give in-process or http"
             )
+        if self.endpoint.kind == "in-process" and self.architecture is None:
+            why = "is missing: an in-process model's memory follows from it"
+            raise InvalidField("VerifierModel", "architecture", why)
         if (self.family == "step-tags") != (self.step_tags is not None):
             raise ValueError(
                 f"step_tags of verifier {self.name!r} must be given when family is step-tags, and only then"
@@ -232,7 +262,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The models of the space, in the stable order in which actions are enumerated."""
 
     name: Name
-    hardware: Hardware
+    hardware: Hardware | None = None  # for eFLOPs
     verifier: Name  # the default one of `verifiers` for models that name none; or none
     cost_range: CostRange  # normalises log C, until a control record changes it
     models: tuple[Model, ...]
@@ -247,10 +277,8 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("models is empty: a catalogue holds at least one")
         if twice := first_repeated(self._names):
             raise ValueError(f"name {twice!r} is used twice: rename one")
-        if self.cost_range.unit != "eflops":
-            raise ValueError(
-                f"cost_range.unit is {self.cost_range.unit}: give eflops, which services count in"
-            )
+        if why := (self._unpriced if self.unit == "usd" else self._uncounted):
+            raise ValueError(why)
         known = [each.name for each in self.verifiers]
         if NO_VERIFIER in known:
             raise ValueError(f"verifiers holds {NO_VERIFIER!r}, which says that nothing scores: rename it")
@@ -260,6 +288,45 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     f"{whose}verifier is {name!r}, verifiers holds {', '.join(known) or 'none'}: "
                     f"name one of them, or write {NO_VERIFIER}"
                 )
+
+    @property
+    def unit(self) -> CostUnit:
+        """Return the unit of all its costs."""
+        return self.cost_range.unit
+
+    @property
+    def _unpriced(self) -> str:
+        """Return what a catalogue in USD lacks; empty if nothing."""
+        for each in self.models:
+            if each.price is None:
+                return (
+                    f"model {each.name!r}, field price: is missing, but costs are in usd: give USD per million tokens, "
+                    "such as {input: 0.15, output: 0.6}, or leave out every price and count in eflops"
+                )
+            if each.price_factor != 1.0:
+                return f"model {each.name!r}, field price_factor: is for eflops, but costs are in usd: leave it out"
+        return ""
+
+    @property
+    def _uncounted(self) -> str:
+        """Return what a catalogue in eFLOPs lacks; empty if nothing."""
+        for each in self.models:
+            if each.price is not None:
+                return (
+                    f"model {each.name!r}, field price: is in usd, but costs are in eflops: leave it out, or give "
+                    "every model a price and count in usd (cost_range: {unit: usd})"
+                )
+            if each.architecture is None:
+                return (
+                    f"model {each.name!r}, field architecture: is missing, but costs are in eflops, which follow from "
+                    "it: give that of the model, or of one of its size, or give every model a price and count in usd"
+                )
+        if self.hardware is None:
+            return "hardware is missing, but costs are in eflops: give name and intensity, or give every model a price"
+        bare = [each.name for each in self.verifiers if each.architecture is None]
+        if bare:
+            return f"verifier {bare[0]!r}, field architecture: is missing, but costs are in eflops: give it"
+        return ""
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -277,24 +344,24 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return {group: tuple(m.name for m in self.models if m.group == group) for group in names}
 
     @property
-    def price_factors(self) -> dict[str, float]:
-        """Return the price factor of each model that has one other than 1."""
-        return {m.name: m.price_factor for m in self.models if m.price_factor != 1.0}
+    def price_factors(self) -> dict[str, Rate]:
+        """Return the price factor of each model that has one other than 1; in USD, the prices of each model."""
+        return {m.name: m.rate for m in self.models if m.rate != 1.0}
 
     @property
     def smallest(self) -> Model:
         """Return the model with the fewest parameters: the one the TTS scenario scales."""
-        return min(self.models, key=lambda each: each.architecture.parameters)
+        return min(self.models, key=lambda each: each.parameters or math.inf)
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all but version, price factors and graders; equal content has an equal digest.
+        """Return a digest of all but version, prices and graders; equal content has an equal digest.
 
-        Price factors and graders do not change the searches in a recording.
+        Prices and graders do not change the searches in a recording.
         """
         plain = msgspec.to_builtins(msgspec.structs.replace(self, version=-1))
         for model in plain["models"]:
-            del model["price_factor"], model["grader"]
+            del model["price_factor"], model["price"], model["grader"]
             if model["verifier"] is None:  # recordings exist from before an entry could name one
                 del model["verifier"]
         del plain["grader"]
@@ -308,13 +375,16 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def cost_basis(self) -> dict[str, float | str]:
         """Return everything that determines the eFLOPs of a search (App. D.3): hardware, verifiers in use, models.
 
-        Catalogues with the same basis give equal traces of a model the same cost in eFLOPs.
+        Catalogues with the same basis give equal traces of a model the same cost in eFLOPs. In USD, costs follow from
+        tokens and prices alone.
         """
+        if self.hardware is None or self.unit == "usd":
+            return {"unit": self.unit}
         found: dict[str, float | str] = {
             "hardware.intensity": self.hardware.intensity,
             "verifier": self.verifier,
         }
-        priced = {}
+        priced: dict[str, Architecture | None] = {}
         if self.verifier != NO_VERIFIER:
             priced["verifier"] = self.verifier_named().architecture
         for each in self.models:
@@ -446,15 +516,22 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         return self._changed(tuple(each for each in self.models if each is not gone), version)
 
-    def with_price_factor(self, name: str, factor: float, version: int | None = None) -> "Catalogue":
-        """Return the catalogue with another price factor for a model, which keeps its position.
+    def with_rate(self, name: str, rate: Rate, version: int | None = None) -> "Catalogue":
+        """Return the catalogue with another price factor, or other prices, for a model, which keeps its position.
 
         Raises:
-            CatalogueError: when the model does not exist, the factor is out of range, or the version does not increase.
+            CatalogueError: when the model does not exist, the rate is out of range or in the other unit, or the version
+                does not increase.
         """
         before = self.model(name)
         try:
-            after = msgspec.structs.replace(before, price_factor=float(factor))
+            if isinstance(rate, Prices):
+                price = ModelPrice(**msgspec.structs.asdict(rate))
+                after = msgspec.structs.replace(before, price=price)
+            else:
+                if self.unit == "usd":
+                    raise ValueError("costs are in usd: give --input and --output, in USD per million tokens")
+                after = msgspec.structs.replace(before, price_factor=float(rate))
         except ValueError as error:
             raise CatalogueError(f"catalogue {self.name!r}, model {name!r}: {error}") from None
         return self._changed(tuple(after if each is before else each for each in self.models), version)

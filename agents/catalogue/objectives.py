@@ -34,10 +34,10 @@ class MeanCost:
     """As accurate as possible at this mean cost per query.
 
     Attributes:
-        eflops: The mean cost, above zero.
+        cost: The mean cost, above zero, in the deployment's unit.
     """
 
-    eflops: float
+    cost: float
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,7 @@ class Objectives:
     range_version: int = -1
 
     def __post_init__(self) -> None:
-        """Reject an unknown default, and a cost range that looks like eFLOPs instead of their logarithm."""
-        if self.cost_range.unit != "eflops":
-            why = f"cost range is in {self.cost_range.unit}; give it in eflops, which services count in"
-            raise ObjectiveError(why)
+        """Reject an unknown default."""
         if self.default not in self.named:
             raise ObjectiveError(
                 f"default objective {self.default!r} is unknown; choose one of {self._known()}"
@@ -107,7 +104,14 @@ class Objectives:
         return replace(self, named=left, versions={**self.versions, name: version})
 
     def within(self, cost_range: CostRange, version: int) -> "Objectives":
-        """Return the objectives under another cost range."""
+        """Return the objectives under another cost range.
+
+        Raises:
+            ObjectiveError: when it is in another unit than the deployment's costs.
+        """
+        if cost_range.unit != self.cost_range.unit:
+            why = f"cost range is in {cost_range.unit}, but costs are in {self.cost_range.unit}; give it in the latter"
+            raise ObjectiveError(why)
         return replace(self, cost_range=cost_range, range_version=version)
 
     def of(self, query: Query) -> ObjectiveInForce:
@@ -141,7 +145,7 @@ class Objectives:
             cost_range=self.cost_range,
             name=name,
             version=version,
-            mean_cost=goal.eflops if isinstance(goal, MeanCost) else None,
+            mean_cost=goal.cost if isinstance(goal, MeanCost) else None,
             accuracy=goal.share if isinstance(goal, Accuracy) else None,
         )
 

@@ -3,9 +3,8 @@
 Every process folds the same topic, but compaction may have dropped records that others have read, so the result must
 depend only on the last record of each key. So an entry for an existing model moves it *to the end*, where it would be
 if the first entry had never been seen, and removing an unknown model still counts as a change. Likewise each entry has
-its own price factor, and a price factor for an unknown model counts as a change: a later entry has replaced the one it
-was meant for. Removing the last model is rejected, and cannot be repaired here, so writers of `control` must reject it
-first.
+its own price, and a price for an unknown model counts as a change: a later entry has replaced the one it was meant for.
+Removing the last model is rejected, and cannot be repaired here, so writers of `control` must reject it first.
 """
 
 from collections.abc import Mapping
@@ -73,10 +72,10 @@ class Steering:
         match record:
             case CatalogueEntry():
                 return replace(self, catalogue=self._catalogue_after(record, offset), offset=offset)
-            case PriceFactorEntry(name=name, factor=factor):
+            case PriceFactorEntry(name=name):
                 there = name in self.catalogue.model_names
                 change = (
-                    self.catalogue.with_price_factor(name, factor, offset)
+                    self.catalogue.with_rate(name, record.rate, offset)
                     if there
                     else self.catalogue.unchanged(offset)
                 )

@@ -49,7 +49,8 @@ from agents.decider.snapshot import EndedIds
 from schemas.action import Action
 from schemas.decision import MAX_SEED, Decision, PolicyState, Predicted, ScoredAction
 from schemas.errors import RecordTooLarge, UniscaleError
-from schemas.objective import ObjectiveInForce
+from schemas.objective import CostUnit, ObjectiveInForce
+from schemas.prices import Prices, Rate
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import MAX_VALUE, encode
 from schemas.reward import Reward
@@ -209,7 +210,7 @@ def decisions(
     clock: int,
     seed: int,
     encoder: str,
-    price_factors: Mapping[str, float],
+    price_factors: Mapping[str, Rate],
     limit: int,
     timer: Timer,
 ) -> list[tuple[Decided, Row]]:
@@ -223,7 +224,7 @@ def decisions(
         clock: Number of decisions before the first.
         seed: The decider's seed.
         encoder: Id of the encoder of the action vectors; empty accepts any.
-        price_factors: Price of an eFLOP on each model where it is not 1, as known to the policy.
+        price_factors: What each model charges, as known to the policy; 1 for an eFLOP on those not listed.
         limit: Maximum bytes of a row.
         timer: Measures how long they take, which each Decision records.
 
@@ -337,7 +338,7 @@ def decision_of(
     policy: str,
     seq: int,
     seed: int,
-    price_factors: Mapping[str, float],
+    price_factors: Mapping[str, Rate],
     decide_s: float,
 ) -> Decision:
     """Return the Decision for a choice, with every term that explains it.
@@ -350,13 +351,14 @@ def decision_of(
         policy: The policy's name.
         seq: Sequence number among decisions and updates.
         seed: The decider's seed, from which the query's seed derives.
-        price_factors: Price of an eFLOP on each model where it is not 1, as the policy knew it.
+        price_factors: What each model charges, as the policy knew it; 1 for an eFLOP on those not listed.
         decide_s: Seconds taken by the choice.
     """
     action = Action.parse(choice.action_id)
     catalogue = environment.steering.catalogue
     pinned = record.query.pinned is not None
     by_policy = not pinned and choice.reason not in ("warm-up", "control")
+    rate = price_factors.get(action.model, 1.0)
     predicted = None
     if choice.predicted is not None:
         correct, score, log_cost = choice.predicted
@@ -389,7 +391,8 @@ def decision_of(
         propensity_draws=choice.propensity_draws,
         propensity_error=choice.propensity_error,
         appended_ms=record.appended_ms,
-        price_factor=price_factors.get(action.model, 1.0),
+        price_factor=1.0 if isinstance(rate, Prices) else rate,
+        prices=rate if isinstance(rate, Prices) else None,
         spent=record.spent.plus(decide_s=decide_s),
         verified=catalogue.verified,
     )
@@ -433,6 +436,7 @@ class Decider:
         rules: How to learn from a reward without correctness.
         seed: Seed of every random choice.
         encoder: Id of the encoder of the action vectors; a Context from another encoder is rejected. Empty accepts any.
+        unit: Unit of costs; a log or a prior in the other one is rejected.
         limit: Maximum bytes of a row. A Context whose row could exceed it is rejected before it is decided. The
             Decision is part of the row, so it fits as well.
 
@@ -440,7 +444,7 @@ class Decider:
         seq: Next sequence number of decisions and updates.
         clock: Number of decisions.
         offered: Ids of the available actions.
-        price_factors: Price of an eFLOP on each model where it is not 1.
+        price_factors: What each model charges; 1 for an eFLOP on those left out.
         prior: SHA-256 of the prior that the log started from; empty for none.
         shares: The tenants of the latest outcomes.
         ended: Ids of ended queries, to recognise duplicates whose row has left the log.
@@ -451,6 +455,7 @@ class Decider:
     rules: RewardRules = field(default_factory=RewardRules)
     seed: int = 0
     encoder: str = ""
+    unit: CostUnit = "eflops"
     limit: int = MAX_VALUE
     seq: int = 0
     clock: int = 0
@@ -459,13 +464,13 @@ class Decider:
     verdicts: Counter[str] = field(default_factory=Counter)
     actions: dict[str, ActionRow] = field(default_factory=dict)
     offered: tuple[str, ...] = ()
-    price_factors: Mapping[str, float] = field(default_factory=dict)
+    price_factors: Mapping[str, Rate] = field(default_factory=dict)
     prior: str = ""
     shares: TeachingShares = field(default_factory=TeachingShares)
     ended: EndedIds = field(default_factory=EndedIds)
 
     def offer(
-        self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] | None = None
+        self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] | None = None
     ) -> list[tuple[bytes, bytes]]:
         """Offer exactly these actions; return the new rows, which must be written before deciding.
 
@@ -473,7 +478,7 @@ class Decider:
 
         Args:
             actions: The actions to offer.
-            price_factors: Price of an eFLOP on each model; 1 for those not listed.
+            price_factors: What each model charges; 1 for an eFLOP on those left out.
         """
         first = not self.actions
         rows = []
@@ -482,7 +487,7 @@ class Decider:
             self.actions[known.action] = known
             rows.append((known.key, encode_row(known)))
         wanted = tuple(dict.fromkeys(a.action_id for a in actions))
-        row = OfferRow(seq=self.seq, actions=wanted, price_factors=dict(price_factors or {}))
+        row = OfferRow(seq=self.seq, actions=wanted, price_factors=dict(price_factors or {}), unit=self.unit)
         offer(self.policy, row, self.actions)
         if (wanted, row.price_factors) != (self.offered, self.price_factors):
             rows.append((row.key, encode_row(row)))
@@ -580,7 +585,9 @@ class Decider:
             CorruptState: A row comes from another release; a sequence number has no row, or two; or rows have been
                 removed and no snapshot that replaces them is complete.
         """
-        restored = restore(self.policy, log, snapshots, self.ended, whole=whole, without=without)
+        restored = restore(
+            self.policy, log, snapshots, self.ended, whole=whole, without=without, unit=self.unit
+        )
         self.seq, self.clock = restored.seq, restored.clock
         self.context_offset, self.reward_offset = restored.context_offset, restored.reward_offset
         self.actions, self.offered = restored.actions, restored.offered.actions

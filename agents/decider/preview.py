@@ -20,6 +20,7 @@ from agents.bandit.policy import ActionVector, Contribution, Drift, Objective, T
 from agents.decider.decider import Decider, DecisionEnvironment, context_of, in_force
 from schemas.decision import PolicyState, Predicted
 from schemas.objective import ObjectiveInForce
+from schemas.prices import Rate
 from schemas.query import Query, QueryContext
 
 PREVIEW: Final = "preview"
@@ -57,7 +58,7 @@ class Preview(Struct, frozen=True, kw_only=True):
         seq: Sequence number of the next decision.
         objective: The objective of the query, including λ.
         shortfall: The closest feasible value if the objective's target cannot be met on recent queries: the smallest
-            mean cost in eFLOPs, or the largest share of the achievable accuracy. None if it can be met.
+            mean cost, or the largest share of the achievable accuracy. None if it can be met.
         policy: Name and version of the policy.
         catalogue_version: Offset in `control` of the last change of the catalogue.
         masked_models: Models excluded because no executor serves them.
@@ -140,9 +141,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     )
 
 
-def offering(
-    decider: Decider, actions: Sequence[ActionVector], price_factors: Mapping[str, float]
-) -> Decider:
+def offering(decider: Decider, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate]) -> Decider:
     """Return a learner for previews that already offers these actions before the real learner does.
 
     It has a copy of the policy and shares the rest. Use it for previews only, and only until the learner changes.

@@ -16,6 +16,7 @@ from agents.decider.shares import TeachingShares
 from agents.decider.snapshot import BEGINNING, EndedIds, is_record, prior_of, versions
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
+from schemas.objective import CostUnit
 from schemas.record import decode
 
 Records = Iterable[tuple[bytes, bytes]]
@@ -70,6 +71,7 @@ def restore(
     *,
     whole: bool,
     without: Collection[bytes] = (),
+    unit: CostUnit = "eflops",
 ) -> Restored:
     """Restore the policy's state from its log, and return the rest of the learner's state.
 
@@ -80,13 +82,17 @@ def restore(
         ended: Empty. Used as it is if no snapshot has ids; otherwise only its limit is used.
         whole: Whether to reject a log in which a sequence number is missing.
         without: As for `Decider.recover`.
+        unit: Of the deployment's costs.
 
     Raises:
-        CorruptState: A row from another release; a missing or repeated sequence number; or no complete snapshot
-            although rows have been removed, or the learner started from a prior.
+        CorruptState: Costs in another unit; a row from another release; a missing or repeated sequence number; or no
+            complete snapshot although rows have been removed, or the learner started from a prior.
     """
     own, known, foreign = _sorted_out(dict(log), dict(snapshots))
     found, refused = snapshot.read(known, policy.load, most_ids=ended.most)
+    if refused and found is None and (other := snapshot.read(known, lambda _: None)[0]) is not None:
+        # The policy refuses a state in another unit too, but not by its name.
+        _require_unit((decode_row(key, value) for key, value in other.rows.items()), unit)
     # Actions and offers never change, so those of a snapshot are valid.
     carried = {} if found is None else dict(found.rows)
     carried = {k: v for k, v in carried.items() if not isinstance(own.get(k), Row) and k not in without}
@@ -97,6 +103,7 @@ def restore(
     rows = [row for row in own.values() if isinstance(row, Row)]
     offers = [row for row in own.values() if isinstance(row, OfferRow)]
     actions = {row.action: row for row in own.values() if isinstance(row, ActionRow)}
+    _require_unit(offers, unit)
     after = -1 if found is None else found.version
     if whole and (absent := untold(rows, after)) is not None:
         error = refused[0] if refused and found is None else absent
@@ -149,6 +156,17 @@ def restore(
             held.chunks,
         ),
     )
+
+
+def _require_unit(rows: Iterable[AnyRow], unit: CostUnit) -> None:
+    """Refuse a log whose costs are in another unit, as its offers say: nobody knows what they are in this one."""
+    for row in rows:
+        if isinstance(row, OfferRow) and row.unit != unit:
+            fix = (
+                "go back to a catalogue that counts in the former, or begin anew with "
+                "`python -m streams learner reset`, or under another topic prefix"
+            )
+            raise CorruptState("the unit of costs", row.unit, unit, fix)
 
 
 def _fix(rows: Sequence[Row], policy: Policy, fix: str) -> str:

@@ -87,8 +87,7 @@ def applied(
     if row.stage == "learned":
         return _resolved(row, reward, seq, rules, change)
     score = reward.score_learned
-    # Costs are learned in eFLOPs; a cost in another unit cannot be converted.
-    log_cost = reward.log_cost if reward.objective.cost_range.unit == "eflops" else None
+    log_cost = reward.log_cost if _countable(row, reward) else None
     if not (reward.learn or reward.closes):
         return "unlearnable", None
     if log_cost is not None:
@@ -120,6 +119,7 @@ def applied(
         "entered": correct,
         "correct": correct,
         "price_factor": _factor(reward),
+        "tokens": _tokens(reward),
     }
     if reward.cost_only:
         return "priced", _move("cost", row, {**change, "stage": "priced", "ended_seq": seq})
@@ -170,5 +170,19 @@ def _move(what: EventKind, row: Row, change: dict[str, Any]) -> Move:
     return Move(what, msgspec.structs.replace(row, **change))
 
 
+def _countable(row: Row, reward: Reward) -> bool:
+    """Return whether a cost is in the log's unit and, in USD, says which tokens were billed: these are learned."""
+    unit = row.objective.cost_range.unit
+    if reward.objective.cost_range.unit != unit:
+        return False
+    return unit == "eflops" or (reward.price is not None and reward.price.billed is not None)
+
+
 def _factor(reward: Reward) -> float:
     return reward.price.factor if reward.price is not None else 1.0
+
+
+def _tokens(reward: Reward) -> tuple[int, int] | None:
+    if reward.price is None or reward.price.billed is None:
+        return None
+    return reward.price.billed.output, reward.price.billed.input

@@ -39,7 +39,8 @@ from agents.bandit.policy import (
 )
 from schemas.decision import Decision, Predicted, Verified
 from schemas.errors import RecordTooLarge
-from schemas.objective import ObjectiveInForce
+from schemas.objective import CostUnit, ObjectiveInForce
+from schemas.prices import Rate
 from schemas.query import Origin, Query
 from schemas.record import MAX_VALUE, decode, encode
 from schemas.reward import Kind
@@ -107,16 +108,18 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
 class OfferRow(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-offer.v1", tag_field="schema"
 ):
-    """The available actions from a sequence number on, with their price factors. Key: OFFER_KEY + seq.
+    """The available actions from a sequence number on, with their prices. Key: OFFER_KEY + seq.
 
     Attributes:
         actions: Their ids.
-        price_factors: Price of an eFLOP on each model where it is not 1.
+        price_factors: Price of an eFLOP on each model where it is not 1; in USD, the prices of the tokens of each.
+        unit: Of costs: that of the whole log.
     """
 
     seq: int
     actions: tuple[str, ...]
-    price_factors: dict[str, float] = {}
+    price_factors: dict[str, Rate] = {}
+    unit: CostUnit = "eflops"
 
     @property
     def key(self) -> bytes:
@@ -185,6 +188,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         entered: Correct as added to A or to that account; None if it was unknown and the imputed value was added.
         correct, score, log_cost, imputed: The current values of the raw terms.
         price_factor: Price of an eFLOP at the time: `log_cost` is ln(eFLOPs) plus its logarithm.
+        tokens: Where costs are in USD, the tokens that were billed: generated, and of prompts.
     """
 
     query_id: str
@@ -213,6 +217,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     log_cost: float = 0.0
     imputed: float = 0.0
     price_factor: float = 1.0
+    tokens: tuple[int, int] | None = None
 
     @property
     def key(self) -> bytes:
@@ -262,6 +267,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             objective=Objective.of(self.objective),
             clock=self.clock,
             price_factor=self.price_factor,
+            tokens=self.tokens,
             tenant=self.tenant,
             kind=kind,
             seq={"correction": self.corrected_seq, "cost": self.ended_seq}.get(kind, self.learned_seq),

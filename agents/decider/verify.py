@@ -123,9 +123,9 @@ def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int)
     objectives = [Objective.of(row.objective) for row in rows]
     predictions = policy.predict(contexts, objectives, seed)
     for row, made, of in zip(rows, decisions, predictions, strict=True):
-        factor = offered.price_factors.get(made.action.model, 1.0)
-        if made.price_factor != factor:
-            yield Mismatch(row.query_id, row.seq, "price_factor", made.price_factor, factor)
+        rate = offered.price_factors.get(made.action.model, 1.0)
+        if (charged := made.prices or made.price_factor) != rate:
+            yield Mismatch(row.query_id, row.seq, "price_factor", charged, rate)
         own = seed_of(seed, made.query)
         if made.seed != own:
             yield Mismatch(row.query_id, row.seq, "seed", made.seed, own)

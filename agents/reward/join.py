@@ -67,7 +67,9 @@ class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: Status
     score: Unit | None = None
     price: Cost | None = None
-    cut_eflops: float = 0.0  # the most that a step may have cost which its deadline cut
+    cut_cost: float = field(
+        default=0.0, name="cut_eflops"
+    )  # the most that a step may have cost which its deadline cut
     correct: Unit | None = None  # None: nobody knows yet
     grader: str = ""  # name and version, where a reference was graded against
     rule: str = ""  # what it decided by
@@ -272,10 +274,11 @@ def reward_of(
 
 
 def _charge(decision: DecisionInfo, scored: ScoredAnswer) -> Charge | None:
-    eflops = scored.cut_eflops
-    if scored.price is not None and scored.price.unit == "eflops":
-        eflops += scored.price.cost
-    return Charge(key=decision.key, eflops=eflops) if decision.key and eflops else None
+    spent = scored.cut_cost + (0.0 if scored.price is None else scored.price.cost)
+    if not decision.key or not spent:
+        return None
+    unit = decision.objective.cost_range.unit
+    return Charge(key=decision.key, **{unit: spent})
 
 
 def _scalar(

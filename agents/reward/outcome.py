@@ -16,6 +16,7 @@ from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.forest import Forest
 from schemas.grader import Grader
+from schemas.prices import Billed
 from schemas.reward import Cost
 from schemas.search import Served
 
@@ -53,11 +54,12 @@ class CostModel:
         """Return the cost model of a catalogue, with the models that `before` knew beside its own."""
         known = dict(before.generators) if before is not None else {}
         return cls(
-            generators=known | {model.name: model.architecture for model in catalogue.models},
-            verifiers={verifier.name: verifier.architecture for verifier in catalogue.verifiers},
+            generators=known
+            | {m.name: m.architecture for m in catalogue.models if m.architecture is not None},
+            verifiers={v.name: v.architecture for v in catalogue.verifiers if v.architecture is not None},
             verifier=catalogue.verifier,
             own={model.name: model.verifier for model in catalogue.models if model.verifier is not None},
-            intensity=catalogue.hardware.intensity,
+            intensity=eflops.INTENSITY if catalogue.hardware is None else catalogue.hardware.intensity,
         )
 
     def scorer(self, model: str, served: Served | None = None) -> Architecture | None:
@@ -88,7 +90,10 @@ class CostModel:
 
 
 def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | None = None) -> Cost | None:
-    """Return what an Answer's search cost (App. D.3), at the price factor it began with, or None when nothing was run.
+    """Return what an Answer's search cost, at the price it began with, or None when nothing was run.
+
+    In USD that is what its tokens cost, as the upstream counted them, or else its engine. What verification costs is
+    then no part of it. In eFLOPs it is App. D.3 times the price factor.
 
     Args:
         answer: With its trace.
@@ -100,6 +105,9 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
     """
     if answer.action is None or not answer.trace:
         return None
+    if answer.limits is not None and (prices := answer.limits.prices) is not None:
+        billed = answer.billed or Billed(input=answer.prompt_tokens, output=answer.generated_tokens)
+        return Cost(cost=prices.usd(billed), unit="usd", billed=billed, prices=prices)
     model = generator or cost_model.generators.get(answer.action.model)
     if model is None:
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
@@ -131,14 +139,17 @@ class _Lost(NamedTuple):
     score: float | None = None
 
 
-def cut_eflops(answer: Answer, cost_model: CostModel, generator: Architecture | None = None) -> float:
-    """Return the most that the step may have cost that an Answer's deadline cut, in eFLOPs; 0 where none was.
+def cost_of_cut(answer: Answer, cost_model: CostModel, generator: Architecture | None = None) -> float:
+    """Return the most that the step may have cost that an Answer's deadline cut, in its unit; 0 where none was.
 
     Raises:
         UnpricedAnswer: its model is unknown.
     """
     if answer.cut is None or answer.action is None:
         return 0.0
+    if answer.limits is not None and (prices := answer.limits.prices) is not None:
+        drafts = len(answer.cut.parents)
+        return prices.usd(Billed(input=answer.cut.prompt_tokens * drafts, output=answer.cut.tokens * drafts))
     model = generator or cost_model.generators.get(answer.action.model)
     if model is None:
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
@@ -188,11 +199,11 @@ def value(
     """
     missing: list[str] = []
     price: Cost | None = None
-    lost_eflops = 0.0
+    lost = 0.0
     graded: Grade | None = None
     try:
         price = cost_of(answer, cost_model, generator)
-        lost_eflops = cut_eflops(answer, cost_model, generator)
+        lost = cost_of_cut(answer, cost_model, generator)
     except (UniscaleError, ValueError, ArithmeticError) as error:
         missing.append(f"price: {error}")
     try:
@@ -210,7 +221,7 @@ def value(
         score=answer.score if scored else None,
         unscored=scored and answer.score is None,
         price=price,
-        cut_eflops=lost_eflops,
+        cut_cost=lost,
         correct=None if graded is None else float(graded.correct),
         grader="" if graded is None else f"{graded.grader} {graded.version}",
         rule="" if graded is None else graded.rule,

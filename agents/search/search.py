@@ -65,6 +65,7 @@ def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules, verifi
         deadline_ms=began_ms and began_ms + int(timeout_s * rules.search_share * 1000),
         expires_ms=began_ms and began_ms + int(timeout_s * 1000),
         price_factor=decision.price_factor,
+        prices=decision.prices,
         verified=verified,
         early_exit=rules.early_exit and verified,
     )

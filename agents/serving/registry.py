@@ -298,6 +298,7 @@ def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> Hoste
         EngineStartError: the entry asks for several GPUs, which one process thread cannot drive.
     """
     engine, shape = entry.engine, entry.architecture
+    assert shape is not None, "an entry of this process has one"
     if engine.tensor_parallel > 1:
         raise EngineStartError(
             f"{entry.name}: tensor_parallel is {engine.tensor_parallel}; serve it with `vllm serve` and give "

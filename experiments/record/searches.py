@@ -17,6 +17,7 @@ from agents.catalogue import eflops
 from agents.catalogue.models import Catalogue, Sampling
 from agents.grading.grade import AskGrader, Grade, extract_boxed, grade, grader_version
 from agents.grading.pool import GraderFailed
+from agents.reward.outcome import CostModel
 from agents.search.forest import Ask, ask, outcome, plant, tell_drafts, tell_scores
 from agents.search.search import SearchRules, limits
 from agents.serving.engine import Drafted, Engine, Prefix
@@ -205,13 +206,9 @@ def _worth(
     if text not in known.grades:
         known.grades[text] = _graded(text, question, bench)
     graded = known.grades[text]
-    price = eflops.search_cost(
-        forest.prompt_tokens,
-        forest.drafts,
-        bench.catalogue.model(forest.action.model).architecture,
-        bench.catalogue.verifier_named(variant.verifier).architecture,
-        bench.catalogue.hardware.intensity,
-    )
+    costs = CostModel.of(bench.catalogue)
+    generator, verifier = costs.generators[forest.action.model], costs.verifiers[variant.verifier]
+    price = eflops.search_cost(forest.prompt_tokens, forest.drafts, generator, verifier, costs.intensity)
     return Found(
         correct=graded.correct,
         complete=ended.status == "ok",

@@ -84,10 +84,11 @@ AND min(a.ts, coalesce((SELECT min(q.ts) FROM Query q WHERE q.query_id = t.query
 SELECT t.query_id, CASE
     WHEN a.action <> d.action THEN 'the Answer ran ' || a.action || ', but ' || d.action || ' was decided'
     WHEN a.seq <> d.seq THEN 'the Answer has sequence number ' || a.seq || ', its Decision ' || d.seq
-    ELSE 'the Answer is priced at ' || a.factor || ' per eFLOP, its Decision says ' || d.factor
+    WHEN a.factor <> d.factor THEN 'the Answer is priced at ' || a.factor || ' per eFLOP, its Decision says ' || d.factor
+    ELSE 'the Answer is priced at ' || a.prices || ', its Decision says ' || d.prices
 END
 FROM Timeline t JOIN Answer a ON a.rowid = t.answer JOIN Decision d ON d.rowid = t.decision
-WHERE a.early AND (a.action <> d.action OR a.seq <> d.seq OR a.factor <> d.factor);
+WHERE a.early AND (a.action <> d.action OR a.seq <> d.seq OR a.factor <> d.factor OR a.prices <> d.prices);
 
 -- name: rewards_differ
 SELECT query_id, 'two Rewards ' || query_id || '/' || kind || ' that differ'

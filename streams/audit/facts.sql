@@ -25,21 +25,22 @@ CREATE TABLE Decision (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     whole BLOB NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, objective BLOB NOT NULL, version INTEGER NOT NULL,
     q_part INTEGER NOT NULL, q_off INTEGER NOT NULL, asked BLOB NOT NULL, gold INTEGER, appended_ms INTEGER NOT NULL,
-    learn INTEGER NOT NULL, timeout_ms INTEGER, wait_ms INTEGER, factor REAL NOT NULL, verified TEXT NOT NULL
+    learn INTEGER NOT NULL, timeout_ms INTEGER, wait_ms INTEGER, factor REAL NOT NULL, verified TEXT NOT NULL,
+    prices TEXT NOT NULL
 ) STRICT;
 
 -- name: answer
 -- How a query ended. `said` is a digest without the measured seconds, which differ whenever a search is run;
 -- `path_score` the mean score of the drafts on its path. `extracted` says whether an answer was found in its text,
--- `number` which, where it is a plain whole number. `factor` is the price factor that its search began with; NULL for
--- one that never began. `fault` says whether it has no text of its own because something failed, `failed` whether that
+-- `number` which, where it is a plain whole number. `factor` is the price factor that its search began with, `prices`
+-- those of its tokens in USD, as text; NULL for one that never began. `fault` says whether it has no text of its own because something failed, `failed` whether that
 -- was its model, and `excused` whether the model was blamed for a refusal though no probe failed; `forgotten` whether the
 -- numbers of its model are not known, or compaction may have removed them.
 CREATE TABLE Answer (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     said BLOB NOT NULL, status TEXT NOT NULL, service TEXT NOT NULL, action TEXT, seq INTEGER, text INTEGER NOT NULL,
     extracted INTEGER NOT NULL, number INTEGER, score REAL, path_score REAL, factor REAL, fault INTEGER NOT NULL,
-    failed INTEGER NOT NULL, excused INTEGER NOT NULL, forgotten INTEGER NOT NULL
+    failed INTEGER NOT NULL, excused INTEGER NOT NULL, forgotten INTEGER NOT NULL, prices TEXT
 ) STRICT;
 
 -- name: worked

@@ -1,4 +1,4 @@
-"""Cost of a search, recomputed independently from the catalogue's numbers and App. D.3 (see docs/eflops.md).
+"""Cost of a search, recomputed independently from the catalogue's numbers and App. D.3 (see docs/eflops.md), or in USD.
 
     eFLOPs = operations + I · bytes                                            Definition D.1
 
@@ -134,14 +134,17 @@ class PriceList:
         for entry in models:
             self.add(_over(entry, defaults.get("models") or {}))
         below = defaults.get("verifiers") or {}
-        self.verifiers = {entry["name"]: numbers(_over(entry, below)) for entry in verifiers}
+        laid = [_over(entry, below) for entry in verifiers]
+        self.verifiers = {entry["name"]: numbers(entry) for entry in laid if entry.get("architecture")}
         self.verifier: str = content["verifier"]
-        self.intensity = float(content["hardware"]["intensity"])
+        self.intensity = float((content.get("hardware") or {}).get("intensity", 0.0))
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Add a model, or another version of a known one."""
         self.own[entry["name"]] = entry.get("verifier") or ""
         known = self.models.setdefault(entry["name"], [])
+        if not entry.get("architecture"):
+            return  # its costs are in USD
         if (found := numbers(entry)) not in known:
             known.append(found)
 
@@ -154,6 +157,8 @@ class PriceList:
         action, trace = answer.get("action"), answer.get("trace")
         if not action or not trace:
             return []
+        if prices := (answer.get("limits") or {}).get("prices"):
+            return [_billed(answer, prices)]
         served = answer.get("verifier") or {}
         names = (served.get("model"), served.get("name"), self.own.get(action["model"]), self.verifier)
         verifier = next((self.verifiers[n] for n in names if n in self.verifiers), None)
@@ -170,6 +175,24 @@ class PriceList:
             )
             for each in self.models.get(action["model"], ())
         ]
+
+
+def _billed(answer: Mapping[str, Any], prices: Mapping[str, float]) -> PriceTerms:
+    """Return what the tokens of a search cost in USD: those that the upstream counted, or else its trace has."""
+    counted = answer.get("billed") or {
+        "input": answer["prompt_tokens"],
+        "output": sum(draft["tokens"] for draft in answer["trace"]),
+    }
+    read, held = counted.get("input", 0), counted.get("cached_input", 0)
+    fresh, written = read - min(held, read), counted.get("output", 0)
+    of_cache = prices.get("cached_input", prices["input"])
+    usd = (fresh * prices["input"] + min(held, read) * of_cache + written * prices["output"]) / 1_000_000
+    return PriceTerms(usd, *[0.0] * 6)
+
+
+def prices_of(record: Mapping[str, Any]) -> str:
+    """Return the prices in USD that a Decision, or the limits of a search, state, as text; empty for none."""
+    return json.dumps(record.get("prices") or "", sort_keys=True)
 
 
 def factor_of(answer: Mapping[str, Any]) -> float | None:

@@ -15,7 +15,7 @@ import orjson
 import zstandard
 from kafka import KafkaConsumer, TopicPartition
 
-from streams.audit.price import PriceList, PriceTerms, factor_of
+from streams.audit.price import PriceList, PriceTerms, factor_of, prices_of
 from streams.log import kafka_clients
 from streams.log.kafka_clients import BrokerStalled
 from streams.settings import Settings
@@ -303,7 +303,7 @@ class Facts:
             _objective(r), r["policy"]["version"], r["origin"]["partition"], r["origin"]["offset"],
             _asked(query), _whole_number(str(reference) if isinstance(reference, str | int) else None),
             r.get("appended_ms", 0), query.get("learn", True), *_waits(query), r.get("price_factor", 1.0),
-            r.get("verified", "all"),
+            r.get("verified", "all"), prices_of(r),
         )  # fmt: skip
 
     def _answer(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
@@ -312,7 +312,7 @@ class Facts:
         extracted = r.get("extracted")
         prices = self._catalogue.prices(r)
         model = (r.get("action") or {}).get("model", "")
-        unknown = bool(trace) and model not in self._catalogue.models
+        unknown = bool(trace) and not prices and model not in self._catalogue.models
         forgotten = unknown or where[3] < self._entered_ms.get(model, -1)
         self._add(
             "Answer", r["query_id"], *where, _same(_without(r, "spent")), r["status"], r["by"],
@@ -320,6 +320,7 @@ class Facts:
             extracted is not None, _whole_number(extracted), r.get("score"),
             sum(scores) / len(scores) if scores else None, factor_of(r), bool(r.get("fault")),
             r.get("fault") == "model", _excused(r), forgotten,
+            None if r.get("limits") is None else prices_of(r["limits"]),
         )  # fmt: skip
         if unknown:
             self.unpriced[model] = self.unpriced.get(model, 0) + 1

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agents.catalogue.file import entry_of, read_yaml
+from agents.catalogue.file import entry_of, read_yaml, states_cost_range
 from agents.catalogue.models import CatalogueError
 from agents.catalogue.objectives import Accuracy, Goal, MeanCost
 from agents.catalogue.steering import Steering
@@ -25,7 +25,8 @@ from schemas.control import (
     decode_control,
 )
 from schemas.errors import UniscaleError
-from schemas.objective import CostRange, Weights
+from schemas.objective import UNITS, CostRange, Weights
+from schemas.prices import Prices, Rate
 from schemas.record import check_name
 from streams.client.client import Client
 from streams.control import (
@@ -73,7 +74,7 @@ def _send(settings: Settings, entry: ControlRecord) -> int:
 
 @click.group()
 def catalogue() -> None:
-    """Add or remove a model, or set its price factor, at run time; list and show the models."""
+    """Add or remove a model, or set its price, at run time; list and show the models."""
 
 
 @catalogue.command("show")
@@ -95,19 +96,27 @@ def list_models(settings: Settings) -> None:
         "parameters",
         "endpoint",
         "verifier",
-        "an eFLOP costs",
+        "charges",
         title=f"{found.catalogue.name}, control offset {found.offset}",
     )
     for m in found.catalogue.models:
         table.add_row(
             m.name,
             m.group,
-            f"{m.architecture.parameters:,}",
+            f"{m.parameters:,}" if m.parameters else "–",
             m.endpoint.url or m.endpoint.kind,
             m.verifier or found.catalogue.verifier,
-            f"{m.price_factor:g}",
+            _charges(m.rate),
         )
     Console().print(table)
+
+
+def _charges(rate: Rate) -> str:
+    """Return what a model charges, in words."""
+    if not isinstance(rate, Prices):
+        return f"{rate:g} an eFLOP"
+    cached = "" if rate.cached_input is None else f", ${rate.cached_input:g} of those cached"
+    return f"${rate.input:g} a million tokens of input{cached}, ${rate.output:g} of output"
 
 
 @catalogue.command("add")
@@ -164,18 +173,37 @@ def remove(settings: Settings, name: str) -> None:
 
 @catalogue.command("price")
 @click.argument("name")
-@click.argument("factor", type=float)
+@click.argument("factor", type=float, required=False)
+@click.option("--input", "of_input", type=float, help="USD per million tokens of prompts.")
+@click.option("--output", "of_output", type=float, help="USD per million tokens generated.")
+@click.option("--cached-input", type=float, help="USD per million tokens of prompts from the server's cache.")
 @click.pass_obj
-def price(settings: Settings, name: str, factor: float) -> None:
-    """Set the price factor of model NAME (initially 1): a query costs its eFLOPs times FACTOR.
+def price(
+    settings: Settings,
+    name: str,
+    factor: float | None,
+    of_input: float | None,
+    of_output: float | None,
+    cached_input: float | None,
+) -> None:
+    """Set the price of model NAME: its price factor (a query costs its eFLOPs times FACTOR), or prices in USD.
 
-    Takes effect with the next decision. Queries decided before keep their factor.
+    Takes effect with the next decision. Queries decided before keep their price.
     """
-    record = PriceFactorEntry(name=name, factor=factor)
+    prices = None
+    if of_input is not None and of_output is not None:
+        prices = Prices(input=of_input, output=of_output, cached_input=cached_input)
+    elif (of_input, of_output, cached_input) != (None, None, None):
+        raise click.UsageError("give --input and --output, in USD per million tokens")
+    if (factor is None) == (prices is None):
+        raise click.UsageError(
+            "give FACTOR where costs are in eFLOPs, --input and --output where they are in USD"
+        )
+    record = PriceFactorEntry(name=name, factor=factor, prices=prices)
     before = steering(settings)
     # Fail here rather than in every process.
-    before.catalogue.with_price_factor(name, factor, before.offset + 1)
-    click.echo(f"an eFLOP of {name} costs {factor:g}, control offset {_send(settings, record)}")
+    before.catalogue.with_rate(name, record.rate, before.offset + 1)
+    click.echo(f"{name} charges {_charges(record.rate)}, control offset {_send(settings, record)}")
 
 
 @click.group()
@@ -187,7 +215,7 @@ def objective() -> None:
 @click.argument("name")
 @click.argument("weights", nargs=-1, type=float, metavar="[CORRECT SCORE COST]")
 @click.option(
-    "--mean-cost", type=float, help="As accurate as possible at this mean cost in eFLOPs per query."
+    "--mean-cost", type=float, help="As accurate as possible at this mean cost per query, in eFLOPs or USD."
 )
 @click.option(
     "--accuracy", type=float, help="As cheap as possible at this share of the accuracy within reach, 0 to 1."
@@ -234,9 +262,24 @@ def remove_objective(settings: Settings, name: str) -> None:
 @click.argument("high", type=float)
 @click.pass_obj
 def bounds(settings: Settings, low: float, high: float) -> None:
-    """Set the eFLOPs at which the cost term is 0 and 1, for all objectives."""
-    entry = CostBoundsEntry(cost_range=CostRange(low=low, high=high))
+    """Set the costs at which the cost term is 0 and 1, for all objectives, in the unit of the catalogue."""
+    unit = catalogue_of(settings).unit
+    entry = CostBoundsEntry(cost_range=CostRange(low=low, high=high, unit=unit))
     click.echo(f"bounds set, control offset {_send(settings, entry)}")
+
+
+def freeze_cost_range(settings: Settings) -> None:
+    """Write the cost range that the catalogue implies to `control`, once, and print it: no later price moves it."""
+    if states_cost_range(Path(settings.catalogue)):
+        return
+    if any(isinstance(entry, CostBoundsEntry) for _, entry in _entries(settings)):
+        return
+    found = catalogue_of(settings).cost_range
+    offset = _send(settings, CostBoundsEntry(cost_range=found))
+    click.echo(
+        f"cost range {found.low:g} to {found.high:g} {UNITS[found.unit]}, from what the models charge, control offset "
+        f"{offset}; `objective bounds` sets another"
+    )
 
 
 @objective.command("list")
@@ -244,19 +287,20 @@ def bounds(settings: Settings, low: float, high: float) -> None:
 def objectives(settings: Settings) -> None:
     """Print the current objectives."""
     found = steering(settings).objectives
+    unit = UNITS[found.cost_range.unit]
     table = Table("objective", "asks for", "since offset")
     for name, goal in found.named.items():
-        table.add_row(name, _in_words(goal), str(found.versions.get(name, "–")))
+        table.add_row(name, _in_words(goal, unit), str(found.versions.get(name, "–")))
     Console().print(table)
     Console().print(
-        f"cost range {found.cost_range.low:.4g} to {found.cost_range.high:.4g} eFLOPs; "
+        f"cost range {found.cost_range.low:.4g} to {found.cost_range.high:.4g} {unit}; "
         f"by these settings, a query that names no objective gets {default_objective(settings)}"
     )
 
 
-def _in_words(goal: Goal) -> str:
+def _in_words(goal: Goal, unit: str) -> str:
     if isinstance(goal, MeanCost):
-        return f"mean cost {goal.eflops:.4g} eFLOPs"
+        return f"mean cost {goal.cost:.4g} {unit}"
     if isinstance(goal, Accuracy):
         return f"accuracy {goal.share:.4g} of what is within reach"
     return f"correct {goal.correct:.3g}, score {goal.score:.3g}, cost {goal.cost:.3g}"

@@ -22,6 +22,7 @@ from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.record import Record, decode
 from schemas.reward import Reward
+from streams.control import catalogue_of
 from streams.log.base import ConsumerRecord
 from streams.log.blocking import BlockingLog, latest, read_all, require_topics
 from streams.runtime.kafka_transactions import commit, require_stopped, rewrite
@@ -135,6 +136,7 @@ class _Log:
             policy_of(self.settings, encoder),
             seed=self.settings.policy.seed,
             encoder=encoder_id(encoder),
+            unit=catalogue_of(self.settings).unit,
             ended=EndedIds(self.settings.policy.remembered_ids),
         )
 

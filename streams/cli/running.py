@@ -11,6 +11,7 @@ from rich.table import Table
 
 from agents.catalogue.file import load_catalogue
 from streams.acls import command, grants
+from streams.cli.control import freeze_cost_range
 from streams.control import Control
 from streams.local.broker import LocalBroker
 from streams.local.deployment import (
@@ -121,6 +122,7 @@ def up(
         click.echo(f"topics: created {len(kafka_admin.create(settings, page))} of {len(page)}")
         for note in kafka_admin.require(settings, page):
             click.echo(f"note: {note}")
+        freeze_cost_range(settings)
         optional = ("gateway",) if gateway else ()
         services = service_commands(
             groups, metrics_port=metrics_port or settings.metrics_port, optional=optional
@@ -188,6 +190,7 @@ def create(settings: Settings, groups: tuple[str, ...]) -> None:
     click.echo(f"created {len(made)} of {len(page)} topics")
     for note in kafka_admin.require(settings, page):
         click.echo(f"note: {note}")
+    freeze_cost_range(settings)
 
 
 @topics.command("check")

@@ -6,7 +6,7 @@ from typing import Any, Final
 import orjson
 from msgspec import structs
 
-from agents.reward.outcome import CostModel, UnpricedAnswer, cost_of, cut_eflops
+from agents.reward.outcome import CostModel, UnpricedAnswer, cost_of, cost_of_cut
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.forest import Draft
@@ -170,7 +170,7 @@ def price(answer: Answer, cost_model: CostModel) -> dict[str, float] | None:
 def cut(answer: Answer, cost_model: CostModel) -> float:
     """Return an upper bound on the cost of a step cut by the deadline, in eFLOPs; 0 if unknown."""
     try:
-        return cut_eflops(answer, cost_model)
+        return cost_of_cut(answer, cost_model)
     except (UnpricedAnswer, ValueError, ArithmeticError):
         return 0.0
 

@@ -30,11 +30,11 @@ from agents.embedding import BadEmbedding, Encoder, EncoderError, EncoderRefused
 from agents.encoders import encoder_of
 from schemas.action import Action
 from schemas.decision import Decision
-from schemas.objective import ObjectiveInForce
+from schemas.objective import UNITS, ObjectiveInForce
 from schemas.query import QueryContext
 from schemas.record import Record, decode
 from schemas.reward import Reward
-from streams.control import Control, mixed_in_words
+from streams.control import Control, catalogue_of, mixed_in_words
 from streams.log.base import ConsumerRecord, Outgoing, SendFailed, Unavailable, key_of
 from streams.metrics import Metrics
 from streams.runtime.effects import BatchEffects, Ordered
@@ -72,6 +72,7 @@ def policy_of(settings: Settings, encoder: Encoder) -> Policy:
             query_dim=encoder.dimension,
             action_dim=encoder.dimension,
             encoder=encoder_id(encoder),
+            unit=catalogue_of(settings).unit,
         )
     except PolicyRefused as error:
         raise SettingsError(str(error)) from None
@@ -86,7 +87,7 @@ def action_vectors(
 ) -> Sequence[ActionVector]:
     """Return every action of a catalogue with these (QP, CP), each with the embedding of its description."""
     actions = list(uis_space(catalogue, pairs))
-    sizes = {model.name: float(model.architecture.parameters) for model in catalogue.models}
+    sizes = {model.name: float(model.parameters) for model in catalogue.models}
     rows = embed_actions(encoder, describe_actions(actions, catalogue), cache)
     return [
         ActionVector(action.id, action.model, row.astype("float64"), sizes[action.model])
@@ -290,10 +291,11 @@ class Pacing:
             return False
         if not before and objective.mean_cost is not None:
             log.warning(
-                "objective %s: a mean cost of %.4g eFLOPs cannot be met; recent queries cost %.4g at least. "
+                "objective %s: a mean cost of %.4g %s cannot be met; recent queries cost %.4g at least. "
                 "Raise the target, or offer cheaper configurations",
                 name,
                 objective.mean_cost,
+                UNITS[objective.cost_range.unit],
                 best,
             )
         elif not before:
@@ -392,6 +394,7 @@ class ShardLearner:
             policy,
             seed=self.settings.policy.seed,
             encoder=encoder_id(self.encoder),
+            unit=self.runtime.control.catalogue.unit,
             limit=self.runtime.limit,
             ended=EndedIds(self.settings.policy.remembered_ids),
         )
@@ -532,7 +535,7 @@ class ShardLearner:
         """
         # The prior contains its action vectors, so only models and sizes are checked and no encoder is needed.
         models = [
-            ActionVector(each.name, each.name, np.zeros(0), float(each.architecture.parameters))
+            ActionVector(each.name, each.name, np.zeros(0), float(each.parameters))
             for each in catalogue.models
         ]
         return decider.begin(prior, models, self.log.chunk_bytes, catalogue.cost_basis)

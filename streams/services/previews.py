@@ -21,6 +21,7 @@ from agents.decider.decider import Decider
 from agents.decider.preview import Preview, anonymous, offering, preview
 from agents.embedding import ArrivedQuery, EncoderUnavailable, embed, embedded_text, encoder_id
 from schemas.errors import RecordError, UniscaleError
+from schemas.prices import Rate
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import MAX_VALUE, decode
 from streams.http.server import server_of
@@ -50,7 +51,7 @@ class Changed(NamedTuple):
     version: int
     space: ActionSpace
     vectors: Sequence[ActionVector]
-    price_factors: Mapping[str, float]
+    price_factors: Mapping[str, Rate]
 
 
 class Previews:

@@ -14,6 +14,7 @@ from agents.decider.fold import offer
 from agents.decider.rows import ENDED, OfferRow, Row, decode_row
 from agents.decider.snapshot import EndedIds
 from agents.embedding import encoder_id
+from streams.control import catalogue_of
 from streams.services.decider import DeciderService, policy_of
 
 # Many policies fold rows in another order than they learned them, so sums may differ in their last bits.
@@ -34,6 +35,7 @@ def folded(service: DeciderService, log: Records, snapshots: Records) -> Decider
         policy_of(settings, service.encoder),
         seed=settings.policy.seed,
         encoder=encoder_id(service.encoder),
+        unit=catalogue_of(settings).unit,
         limit=service.runtime.limit,
         ended=EndedIds(settings.policy.remembered_ids),
     )

@@ -24,6 +24,7 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
+from streams.control import catalogue_of
 from streams.log.base import ConsumerRecord
 from streams.log.memory import MemoryBroker
 from streams.runtime.errors import Crash
@@ -458,5 +459,6 @@ def _fresh(service: DeciderService) -> Decider:
         policy_of(settings, service.encoder),
         seed=settings.policy.seed,
         encoder=encoder_id(service.encoder),
+        unit=catalogue_of(settings).unit,
         ended=EndedIds(settings.policy.remembered_ids),
     )

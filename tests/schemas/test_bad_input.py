@@ -257,6 +257,7 @@ def test_control_records_are_told_apart_by_schema(samples: tuple[Record, ...]) -
         "objective/nearly-best",
         "cost-bounds",
         "key/shop",
+        "price/mini-6",
     ]
     for schema in ("query.v1", "catalogue-entry.v9", None, ["x"]):
         with pytest.raises(UnknownSchema, match=r"catalogue-entry\.v1"):

@@ -73,9 +73,15 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 def settings_of(
-    folder: Path, paths: Any, *entries: dict[str, Any], recorded: tuple[str, ...] = (), **fields: Any
+    folder: Path,
+    paths: Any,
+    *entries: dict[str, Any],
+    recorded: tuple[str, ...] = (),
+    content: dict[str, Any] | None = None,
+    **fields: Any,
 ) -> Settings:
-    content = yaml.safe_load(CATALOGUE)
+    content = {**yaml.safe_load(CATALOGUE), **(content or {})}
+    content = {name: each for name, each in content.items() if each is not None}
     content["models"] = [m for m in content["models"] if m["name"] in recorded] + list(entries)
     ports = {"gateway_port": free_port(), "decider_port": free_port()}
     few = {"policy": "contextual", "prior": "none", "heartbeat_s": 0.1}

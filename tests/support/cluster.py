@@ -16,6 +16,7 @@ from schemas.query import Query
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
 from streams.audit.run import Report
+from streams.control import catalogue_of
 from streams.gateway.service import GatewayService
 from streams.runtime.memory import MemoryRuntime
 from streams.runtime.memory_cluster import Cluster
@@ -140,7 +141,8 @@ async def successor(
 def recovered(cluster: Cluster) -> Decider:
     """Return a decider as it comes out of the log and the snapshots, without a service around it."""
     settings = cluster.settings
-    decider = Decider(policy_of(settings, encoder_of(settings.encoder)), seed=settings.policy.seed)
+    policy, unit = policy_of(settings, encoder_of(settings.encoder)), catalogue_of(settings).unit
+    decider = Decider(policy, seed=settings.policy.seed, unit=unit)
     decider.recover(learner_log(cluster).items(), snapshots(cluster).items())
     return decider
 

@@ -19,6 +19,7 @@ from schemas.errors import InvalidField
 from schemas.forest import Draft, Forest, Limits
 from schemas.grader import Grader
 from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.prices import Prices
 from schemas.query import Budget, Message, Origin, Query, QueryContext, ToolCall, pack
 from schemas.record import Record
 from schemas.reward import Charge, Cost, Due, Feedback, Reward
@@ -34,6 +35,8 @@ OBJECTIVE = ObjectiveInForce(
     cost_range=CostRange(low=1e9, high=1e12),
     version=7,
 )
+PRICES = Prices(input=0.15, cached_input=0.075, output=0.6)
+IN_USD = ObjectiveInForce(weights=Weights(correct=1.0), cost_range=CostRange(low=1e-4, high=1e-2, unit="usd"))
 QUERY = Query(
     query_id="q-1",
     text="Ann has 3 apples and buys 4. How many has she?",
@@ -434,4 +437,38 @@ SAMPLES: tuple[Record, ...] = (
         engine=Served(name="chat", model="org/large-2"),
         billed=Billed(input=42, cached_input=16, output=505, reasoning=380),
     ),
+    Decision(
+        query=CHAT,
+        origin=ORIGIN,
+        action=ACTION,
+        group="mini",
+        seq=21,
+        seed=5,
+        objective=IN_USD,
+        policy=PolicyState(name="contextual", version=3),
+        prices=PRICES,
+        verified="none",
+    ),
+    Reward(
+        reward_id="q-9/default",
+        query_id="q-9",
+        kind="default",
+        seq=21,
+        action=ACTION,
+        status="ok",
+        correct=None,
+        score=None,
+        log_cost=-8.111728083308073,
+        price=Cost(
+            cost=0.0003,
+            unit="usd",
+            billed=Billed(input=1000, cached_input=400, output=100, reasoning=60),
+            prices=PRICES,
+        ),
+        objective=IN_USD,
+        charge=Charge(key="0f" * 32, usd=0.0003),
+        unscored=True,
+        verified="none",
+    ),
+    PriceFactorEntry(name="mini-6", prices=PRICES),
 )

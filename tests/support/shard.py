@@ -83,7 +83,7 @@ class Shard:
         for action in self.space:
             if action.id not in self.vectors:
                 row = unit(self.rng.normal(size=10) + 2.0)
-                size = float(self.catalogue.model(action.model).architecture.parameters)
+                size = float(self.catalogue.model(action.model).parameters)
                 self.vectors[action.id] = ActionVector(action.id, action.model, row, size)
         vectors = [self.vectors[action.id] for action in self.space]
         self.table |= self.decider.offer(vectors, self.price_factors)

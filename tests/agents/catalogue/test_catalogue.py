@@ -100,7 +100,12 @@ def put(values: dict[str, Any], path: str, value: object) -> None:
         ("models/0/architecture/kv_heads", 3, r"field architecture: query_heads \(4\) must be a multiple"),
         ("models/0/architecture/depth", 3, "field architecture: .*unknown field `depth`"),
         ("models/1/architecture", {"parameters": 5}, "model 'large', field architecture.layers: is missing"),
-        ("models/0/architecture", None, "model 'small', field architecture: expected `object`"),
+        (
+            "models/0/architecture",
+            None,
+            "model 'small', field architecture: is missing: an in-process model's",
+        ),
+        ("verifiers/0/architecture", None, "verifier 'judge', field architecture: is missing: an in-process"),
         ("models/0/sampling/temperature", 3.5, "field sampling.temperature: expected `float` <= 2"),
         ("models/0/sampling/temperature", float("nan"), "field sampling.temperature"),
         ("models/0/sampling/depth_limit", 0, "field sampling.depth_limit: expected `int` >= 1"),
@@ -126,7 +131,11 @@ def put(values: dict[str, Any], path: str, value: object) -> None:
             float("inf"),
             "cat.yaml, field hardware: intensity is inf: give FLOPs per byte",
         ),
-        ("cost_range/unit", "usd", "cat.yaml: cost_range.unit is usd: give eflops"),
+        (
+            "cost_range/unit",
+            "usd",
+            "cat.yaml: model 'small', field price: is missing, but costs are in usd: give",
+        ),
         ("cost_range/unit", "eur", "cat.yaml, field cost_range.unit: invalid enum value 'eur'"),
         ("cost_range/low", 1e13, "cat.yaml, field cost_range.low: is 10000000000000.0"),
         ("modles", [], "cat.yaml: field 'modles' is unknown; did you mean 'models'"),
@@ -144,10 +153,17 @@ def test_a_bad_file_says_where_and_what(
         load(content)
 
 
-@pytest.mark.parametrize("field", ["name", "hardware", "verifier", "cost_range"])
-def test_a_missing_field_is_named(load: Load, content: dict[str, Any], field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "complaint"),
+    [
+        ("name", "field name: is missing; give it"),
+        ("hardware", "hardware is missing, but costs are in eflops: give name and intensity"),
+        ("verifier", "field verifier: is missing; give it"),
+    ],
+)
+def test_a_missing_field_is_named(load: Load, content: dict[str, Any], field: str, complaint: str) -> None:
     del content[field]
-    with pytest.raises(CatalogueError, match=f"field {field}: is missing; give it"):
+    with pytest.raises(CatalogueError, match=complaint):
         load(content)
 
 
@@ -210,7 +226,7 @@ def test_pricing_is_what_eflops_follow_from_and_nothing_else(qwen3: Catalogue) -
     assert differ == {f"models.{model.name}.kv_bytes"}
     hotter = replace(model, sampling=replace(model.sampling, temperature=1.5))
     assert qwen3.remove(model.name).add(hotter).cost_basis == qwen3.cost_basis
-    assert qwen3.with_price_factor(model.name, 3.0).cost_basis == qwen3.cost_basis
+    assert qwen3.with_rate(model.name, 3.0).cost_basis == qwen3.cost_basis
     hardware = replace(qwen3, hardware=replace(qwen3.hardware, intensity=2.0))
     assert hardware.cost_basis["hardware.intensity"] == 2.0 != qwen3.cost_basis["hardware.intensity"]
     assert qwen3.cost_basis["verifier"] == qwen3.verifier
@@ -220,16 +236,16 @@ def test_the_fingerprint_is_of_the_content_alone(qwen3: Catalogue) -> None:
     last = qwen3.model("qwen3-32b")
     assert qwen3.remove("qwen3-32b").add(last).fingerprint == qwen3.fingerprint
     assert qwen3.remove("qwen3-32b").fingerprint != qwen3.fingerprint
-    assert qwen3.with_price_factor("qwen3-32b", 3.0).fingerprint == qwen3.fingerprint
+    assert qwen3.with_rate("qwen3-32b", 3.0).fingerprint == qwen3.fingerprint
 
 
 def test_a_price_changes_nothing_but_itself(qwen3: Catalogue) -> None:
-    dear = qwen3.with_price_factor("qwen3-4b", 3)
+    dear = qwen3.with_rate("qwen3-4b", 3)
     assert dear.price_factors == {"qwen3-4b": 3.0}
     assert (dear.model_names, dear.version) == (qwen3.model_names, qwen3.version + 1)
-    assert dear.with_price_factor("qwen3-4b", 1.0).models == qwen3.models
+    assert dear.with_rate("qwen3-4b", 1.0).models == qwen3.models
     with pytest.raises(CatalogueError, match="no model 'gone'"):
-        qwen3.with_price_factor("gone", 2.0)
+        qwen3.with_rate("gone", 2.0)
 
 
 @pytest.mark.parametrize("factor", [0, -1.0, float("inf"), float("nan"), 1e300])
@@ -237,7 +253,7 @@ def test_what_is_no_price_is_refused_naming_field_and_fix(qwen3: Catalogue, fact
     with pytest.raises(
         CatalogueError, match=r"model 'qwen3-4b'.*price_factor is .*give a finite number above 0"
     ):
-        qwen3.with_price_factor("qwen3-4b", factor)
+        qwen3.with_rate("qwen3-4b", factor)
     entry = msgspec.to_builtins(qwen3.model("qwen3-4b")) | {"price_factor": factor}
     with pytest.raises(
         CatalogueError, match=r"control, offset 3, model 'qwen3-4b'.*price_factor.*give a finite"

@@ -81,11 +81,9 @@ def test_what_is_wrong_with_it_is_named(
         load(hosted)
 
 
-def test_costs_in_eflops_need_an_architecture(load: Load, hosted: dict[str, Any]) -> None:
+def test_costs_follow_from_a_price_or_an_architecture(load: Load, hosted: dict[str, Any]) -> None:
     del hosted["models"][1]["architecture"]
-    with pytest.raises(
-        CatalogueError, match="model 'hosted', field architecture: is missing: costs are counted"
-    ):
+    with pytest.raises(CatalogueError, match="model 'hosted', field price: is missing: give USD per million"):
         load(hosted)
 
 

@@ -104,7 +104,7 @@ def test_objectives_and_the_cost_range_follow(qwen3: Catalogue) -> None:
 
 
 def test_bounds_in_dollars_are_refused(qwen3: Catalogue) -> None:
-    with pytest.raises(ObjectiveError, match="cost range is in usd; give it in eflops"):
+    with pytest.raises(ObjectiveError, match="cost range is in usd, but costs are in eflops"):
         fold(Steering.of(qwen3), CostBoundsEntry(cost_range=CostRange(low=1.0, high=10.0, unit="usd")))
 
 

@@ -12,7 +12,7 @@ from agents.catalogue.models import Architecture
 from agents.grading.grade import Rule, Undecided, Verdict, ask_later
 from agents.grading.pool import GraderFailed, GradingPoolError
 from agents.grading.programs import passes
-from agents.reward.outcome import MAX_MISSING, CostModel, UnpricedAnswer, cost_of, cut_eflops, value
+from agents.reward.outcome import MAX_MISSING, CostModel, UnpricedAnswer, cost_of, cost_of_cut, value
 from schemas.action import Action
 from schemas.answer import Answer, CutStep
 from schemas.forest import Draft, Forest, Limits
@@ -52,23 +52,23 @@ def answer(**changes: object) -> Answer:
 
 def test_a_step_that_was_cut_costs_at_most_what_its_longest_drafts_would_have() -> None:
     first = answer(trace=(), path=(), text=None, status="budget", prompt_tokens=0)
-    assert cut_eflops(first, COST_MODEL) == 0.0
+    assert cost_of_cut(first, COST_MODEL) == 0.0
     lost = CutStep(parents=(-1, -1), tokens=7, prompt_tokens=10)
     whole = eflops.search_cost(
         10, [Draft(parent=-1, depth=1, tokens=7, finish="eos")] * 2, GENERATOR, VERIFIER
     ).eflops
-    assert cut_eflops(replace(first, cut=lost), COST_MODEL) == whole
+    assert cost_of_cut(replace(first, cut=lost), COST_MODEL) == whole
     later = replace(answer(), cut=CutStep(parents=(2,), tokens=7, prompt_tokens=10))
     more = eflops.search_cost(
         10, [*TRACE, Draft(parent=2, depth=3, tokens=7, finish="eos")], GENERATOR, VERIFIER
     ).eflops
     price = cost_of(later, COST_MODEL)
     assert price is not None
-    assert cut_eflops(later, COST_MODEL) == pytest.approx(more - price.cost)
+    assert cost_of_cut(later, COST_MODEL) == pytest.approx(more - price.cost)
     assert price == cost_of(answer(), COST_MODEL), "what is learned of the configuration"
     dearer = replace(first, cut=lost, limits=Limits(step_tokens=7, depth_limit=3, price_factor=3.0))
-    assert cut_eflops(dearer, COST_MODEL) == 3.0 * whole
-    assert value(None, dearer, cost_model=COST_MODEL, ask=unasked).cut_eflops == 3.0 * whole
+    assert cost_of_cut(dearer, COST_MODEL) == 3.0 * whole
+    assert value(None, dearer, cost_model=COST_MODEL, ask=unasked).cut_cost == 3.0 * whole
 
 
 def unasked(rule: Rule, request: object) -> Verdict:

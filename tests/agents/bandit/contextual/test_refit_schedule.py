@@ -15,7 +15,7 @@ def test_a_question_asked_again_is_one_question_with_several_outcomes() -> None:
     history = None
     for n, question in enumerate([2, 0, 2, 1, 0, 2]):
         seen = Observation(f"q{n}", asked[question], "m/1/1/1", n % 2, 0.5, float(n), n % 2, objective)
-        history = schedule.take(seen, asked[question], n % 3, float(n))
+        history = schedule.take(seen, asked[question], n % 3, (float(n),))
     assert history is not None
     assert np.array_equal(history.queries, asked[[2, 0, 1]])
     assert history.question.tolist() == [0, 1, 0, 2, 1, 0]
@@ -27,10 +27,10 @@ def test_a_correction_reaches_the_outcome_that_was_kept_and_the_last_refit_forge
     schedule, asked = RefitSchedule((2, 3)), np.zeros(4)
     objective = Objective(1, 0, 0, 0, 1)
     seen = [Observation(f"q{n}", asked, "m/1/1/1", 0.0, 0.5, 1.0, 0.0, objective) for n in range(4)]
-    assert schedule.take(seen[0], asked, 0, 1.0) is None
+    assert schedule.take(seen[0], asked, 0, (1.0,)) is None
     schedule.correct(replace(seen[0], correct=1.0))
     schedule.correct(replace(seen[3], correct=1.0))  # not kept: nothing happens
-    history = schedule.take(seen[1], asked, 0, 1.0)
+    history = schedule.take(seen[1], asked, 0, (1.0,))
     assert history is not None
     assert history.correct.tolist() == [1.0, 0.0]
     meta, arrays = schedule.snapshot()
@@ -38,8 +38,8 @@ def test_a_correction_reaches_the_outcome_that_was_kept_and_the_last_refit_forge
     other.restore(meta, arrays)
     assert other.at == (3,)
     for each in (schedule, other):
-        history = each.take(seen[2], asked, 0, 1.0)
+        history = each.take(seen[2], asked, 0, (1.0,))
         assert history is not None
         assert history.correct.tolist() == [1.0, 0.0, 0.0]
-        assert each.take(seen[3], asked, 0, 1.0) is None
+        assert each.take(seen[3], asked, 0, (1.0,)) is None
         assert (each.at, each.snapshot()[0]["memory"]) == ((), {})

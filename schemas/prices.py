@@ -1,0 +1,75 @@
+"""Tokens and what they cost: the tokens that a search was billed, and the prices of its model in US dollars."""
+
+import math
+from typing import Annotated, Final, TypeAlias
+
+from msgspec import Meta, Struct
+
+from schemas.errors import InvalidField
+
+MAX_COUNT: Final = 2**40
+"""Far above any real count, and the sum over the largest search still fits the 64 bits of databases and clients."""
+
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+
+MILLION: Final = 1e6
+"""Tokens that a price is for."""
+
+MOST: Final = 1e6
+"""Far above any price: a larger number is a mistake of units."""
+
+
+class Billed(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The tokens of a search, over all its requests: as an upstream counted them, or as its engine did.
+
+    Attributes:
+        input: Tokens of the prompts, which each request brings again.
+        cached_input: Those of them that its cache held.
+        output: Tokens generated, reasoning included.
+        reasoning: Those of them that are no part of an answer.
+    """
+
+    input: Count = 0
+    cached_input: Count = 0
+    output: Count = 0
+    reasoning: Count = 0
+
+    def plus(self, other: "Billed") -> "Billed":
+        """Return the sum of both."""
+        return Billed(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+
+class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a model's tokens cost, in USD per million tokens.
+
+    Attributes:
+        input: Tokens of prompts.
+        output: Tokens generated, reasoning included.
+        cached_input: Tokens of prompts that its cache holds; None: as `input`.
+
+    >>> Prices(input=0.5, output=2.0).usd(Billed(input=1000, output=250))
+    0.001
+    """
+
+    input: float
+    output: float
+    cached_input: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a price that is not above 0, which no logarithm could be taken of."""
+        for name in ("input", "output", "cached_input"):
+            price = getattr(self, name)
+            if price is not None and not 0.0 < price <= MOST:  # NaN fails every comparison
+                why = f"is {price}; give USD per million tokens, above 0: give the least that you would pay"
+                raise InvalidField("Prices", name, why)
+
+    def usd(self, billed: Billed) -> float:
+        """Return what tokens cost, in USD."""
+        cached = min(billed.cached_input, billed.input)
+        of_cached = self.input if self.cached_input is None else self.cached_input
+        costs = (billed.input - cached) * self.input, cached * of_cached, billed.output * self.output
+        return math.fsum(costs) / MILLION
+
+
+Rate: TypeAlias = float | Prices
+"""What a model charges: a factor on its eFLOPs (the price factor), or prices in USD for its tokens."""

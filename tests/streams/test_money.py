@@ -1,0 +1,287 @@
+"""Costs in USD: tokens as upstreams counted them times the prices in force, from the Decision to what is learned."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agents.bandit.errors import CorruptState
+from agents.catalogue.models import CatalogueError
+from agents.decider.rows import Row, decode_row
+from schemas.answer import Answer
+from schemas.control import CatalogueEntry, PriceFactorEntry
+from schemas.decision import Decision
+from schemas.prices import Billed, Prices
+from schemas.record import encode
+from streams.control import Control, catalogue_of
+from streams.runtime.memory_cluster import Cluster
+from streams.settings import Settings
+from tests.streams.test_chat_models import asked, chat, served, settings_of, start  # noqa: F401  # a fixture
+from tests.support.cluster import (
+    Ask,
+    Audit,
+    InMemory,
+    closing,
+    decider_of,
+    learner_log,
+    read,
+    recovered,
+    reproduced,
+    running,
+    worker_of,
+)
+from tests.support.cluster import served as run_through
+from tests.support.house import House
+from tests.support.upstream import Upstream
+
+CHEAP = {"input": 0.15, "cached_input": 0.075, "output": 0.6}
+DEAR = {"input": 2.5, "output": 10.0}
+
+
+def priced(name: str, upstream: Upstream, price: dict[str, float], **endpoint: Any) -> dict[str, Any]:
+    """Return the entry of a chat endpoint that is paid for in USD; an architecture it has not."""
+    entry = chat(name, upstream, **endpoint)
+    del entry["architecture"]
+    return entry | {"price": price}
+
+
+def usd(usages: list[dict[str, int]], price: dict[str, float]) -> float:
+    """Return what an upstream's own log comes to."""
+    total = 0.0
+    for usage in usages:
+        total += usage["prompt_tokens"] * price["input"] + usage["completion_tokens"] * price["output"]
+    return total / 1e6
+
+
+@pytest.fixture
+def two() -> Any:
+    """Two upstreams, the dearer one twice as talkative."""
+    small, large = Upstream(), Upstream(says=lambda body: "Well, let me see. So \\boxed{5}")
+    yield small, large
+    small.close()
+    large.close()
+
+
+@pytest.fixture
+def in_usd(start: Callable[..., House]) -> Callable[..., House]:  # noqa: F811
+    """Start a deployment that counts in USD: its catalogue gives no cost range and no hardware."""
+
+    def starting(*entries: dict[str, Any], **fields: Any) -> House:
+        return start(*entries, content={"cost_range": None, "hardware": None}, **fields)
+
+    return starting
+
+
+def test_rewards_add_up_to_the_upstreams_own_logs_and_a_new_price_counts_from_the_next_decision(
+    in_usd: Callable[..., House], two: tuple[Upstream, Upstream]
+) -> None:
+    small, large = two
+    house = in_usd(priced("small", small, CHEAP, n=[1, 4]), priced("large", large, DEAR), warm_up=10)
+
+    def paid(ids: list[str]) -> dict[str, float]:
+        rewards = house.closing(*ids)
+        assert {each.price.unit for each in rewards if each.price} == {"usd"}
+        return {
+            name: math.fsum(r.price.cost for r in rewards if r.price and r.action.model == name)
+            for name in ("small", "large")
+        }
+
+    first = [asked(house, at % 12)["id"] for at in range(50)]
+    logs = [[usage for _, usage in served(each)] for each in two]
+    assert all(logs), "both were asked"
+    before = paid(first)
+    assert before["small"] == pytest.approx(usd(logs[0], CHEAP), rel=1e-12)
+    assert before["large"] == pytest.approx(usd(logs[1], DEAR), rel=1e-12)
+
+    new = Prices(input=25.0, output=1.0)
+    entry = PriceFactorEntry(name="large", prices=new)
+    house.produce(house.topics.control, entry.key.encode(), encode(entry))
+    house.until(
+        lambda: house.call(lambda c: all(w.control.models["large"].rate == new for w in c.workers)),
+        "the price",
+    )
+    second = [asked(house, at % 12, model="large")["id"] for at in range(5)]
+    log = [usage for _, usage in served(large)][len(logs[1]) :]
+    assert paid(second)["large"] == pytest.approx(usd(log, {"input": 25.0, "output": 1.0}), rel=1e-12)
+    decisions = {each.query_id: each for each in house.read(house.topics.decision, Decision)}
+    old = {"small": Prices(**CHEAP), "large": Prices(**DEAR)}
+    assert all(decisions[each].prices == old[decisions[each].action.model] for each in first)
+    assert {decisions[each].prices for each in second} == {new}
+    for reward in house.closing(*first, *second):
+        assert reward.price is not None
+        assert reward.price.prices == decisions[reward.query_id].prices
+        assert reward.log_cost == math.log(reward.price.cost)
+
+
+def test_what_a_cache_held_costs_what_cached_input_says(
+    in_usd: Callable[..., House], two: tuple[Upstream, Upstream]
+) -> None:
+    small, _ = two
+    house = in_usd(priced("small", small, CHEAP))
+    usage = {"prompt_tokens": 1000, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 800}}
+    reply = {"choices": [{"message": {"role": "assistant", "content": "\\boxed{1}"}}], "usage": usage}
+    small.spoilt.append((200, reply, {}))
+    [reward] = house.closing(asked(house, 0)["id"])
+    assert reward.price is not None
+    assert reward.price.billed == Billed(input=1000, cached_input=800, output=10)
+    assert reward.price.cost == pytest.approx((200 * 0.15 + 800 * 0.075 + 10 * 0.6) / 1e6)
+
+
+def counted_in_usd(settings: Settings, folder: Path, **prices: dict[str, float]) -> Settings:
+    """Return settings with prices for the recorded models, in a catalogue file of their own."""
+    content = yaml.safe_load(Path(settings.catalogue).read_text(encoding="utf-8"))
+    content["cost_range"] = {"unit": "usd"}
+    for model in content["models"]:
+        model["price"] = prices[model["name"]]
+    path = folder / "usd.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return settings.replace(catalogue=str(path))
+
+
+def rows_of(cluster: Cluster) -> list[Row]:
+    found = (decode_row(key, value) for key, value in learner_log(cluster).items())
+    return [row for row in found if isinstance(row, Row)]
+
+
+@pytest.mark.parametrize("policy", ["contextual", "linucb"])
+async def test_models_on_vllm_are_billed_their_own_tokens_and_tokens_are_what_is_learned(
+    in_memory: InMemory, ask: Ask, audited: Audit, tmp_path: Path, policy: str
+) -> None:
+    settings = counted_in_usd(
+        in_memory(policy=policy, warm_up=4, snapshot_every=20), tmp_path, small=CHEAP, large=DEAR
+    )
+    target = {"accuracy": 0.9} if policy == "contextual" else {}
+    new = Prices(input=1.0, output=100.0)
+    async with running(settings) as cluster:
+        await run_through(cluster, *(ask(n, query_id=f"before-{n}", **target) for n in range(24)))
+        entry = PriceFactorEntry(name="small", prices=new)
+        cluster.produce(cluster.topics.control, entry.key.encode(), encode(entry))
+        await cluster.until(lambda: all(w.control.models["small"].rate == new for w in cluster.workers))
+        cluster.kill(worker_of(cluster, "decider"))
+        await cluster.until(lambda: any(each.service == "decider" for each in cluster.workers))
+        pin = [ask(n, query_id=f"pin-{n}", pin_action="small/1/1/1") for n in range(3)]
+        await run_through(cluster, *(ask(n, query_id=f"after-{n}", **target) for n in range(8)), *pin)
+        state = decider_of(cluster).policy.state()
+    answers = {each.query_id: each for each in read(cluster, cluster.topics.answer, Answer)}
+    decisions = {each.query_id: each for each in read(cluster, cluster.topics.decision, Decision)}
+    rows = {row.query_id: row for row in rows_of(cluster)}
+    for query_id, reward in closing(cluster).items():
+        answer, decision, price = answers[query_id], decisions[query_id], reward.price
+        assert price is not None
+        assert decision.prices is not None
+        own = Billed(input=answer.prompt_tokens, output=answer.generated_tokens)
+        assert (price.billed, price.cost) == (own, decision.prices.usd(own))
+        renewed = decision.action.model == "small" and not query_id.startswith("before")
+        assert decision.prices == (
+            new if renewed else Prices(**(CHEAP if decision.action.model == "small" else DEAR))
+        )
+        if query_id in rows:  # others have left the log for a snapshot
+            assert rows[query_id].tokens == (own.output, own.input), "whatever they cost"
+    reproduced(cluster)
+    decider = recovered(cluster)
+    assert decider.price_factors == {"small": new, "large": Prices(**DEAR)}
+    if policy == "contextual":
+        assert decider.policy.state() == state
+    assert audited(cluster).discrepancies == []
+
+
+async def test_the_default_policy_follows_a_price_that_turns_the_models_round_at_once(
+    in_memory: InMemory, ask: Ask, tmp_path: Path
+) -> None:
+    """Of the small model input becomes dear and output free, so that no factor on what was learned would do."""
+    settings = counted_in_usd(
+        in_memory(policy="contextual", objective="cost-sensitive", warm_up=30, seed=1),
+        tmp_path,
+        small={"input": 0.1, "output": 0.1},
+        large={"input": 1.0, "output": 1.0},
+    )
+    async with running(settings) as cluster:
+        new = Prices(input=100.0, output=0.001)
+        for part in ("before", "after"):
+            for at in range(0, 60, 10):
+                ids = [ask(n % 12, query_id=f"{part}-{n}") for n in range(at, at + 10)]
+                await run_through(cluster, *ids)
+            if part == "before":
+                entry = PriceFactorEntry(name="small", prices=new)
+                cluster.produce(cluster.topics.control, entry.key.encode(), encode(entry))
+                await cluster.until(
+                    lambda: all(w.control.models["small"].rate == new for w in cluster.workers)
+                )
+    made = [d for d in read(cluster, cluster.topics.decision, Decision) if d.reason == "policy"]
+    costs = closing(cluster)
+    before = [d.action.model for d in made if d.query_id.startswith("before")]
+    after = [d.action.model for d in made if d.query_id.startswith("after")]
+    assert before.count("small") > len(before) / 2
+    assert after.count("small") <= len(after) / 10
+    predicted = [
+        abs(d.predicted.log_cost - (costs[d.query_id].log_cost or 0.0))
+        for d in made
+        if d.query_id.startswith("after") and d.predicted is not None
+    ]
+    assert sorted(predicted)[len(predicted) // 2] < math.log(2), "what was predicted is what it cost, roughly"
+
+
+async def test_a_log_in_the_other_unit_is_refused_by_name(
+    in_memory: InMemory, ask: Ask, tmp_path: Path
+) -> None:
+    for policy in ("contextual", "linucb"):
+        settings = in_memory(policy=policy, warm_up=4, snapshot_every=10)
+        async with running(settings) as cluster:
+            await run_through(cluster, *(ask(n) for n in range(12)))
+        cluster.settings = counted_in_usd(settings, tmp_path, small=CHEAP, large=DEAR)
+        with pytest.raises(CorruptState, match="the unit of costs: found 'eflops', wanted 'usd'; go back to"):
+            recovered(cluster)
+
+
+def test_one_deployment_counts_in_one_unit(tmp_path: Path, two: tuple[Upstream, Upstream]) -> None:
+    small, large = two
+    bare = chat("large", large)
+
+    def of(*entries: dict[str, Any], **content: Any) -> Settings:
+        return settings_of(tmp_path, {}, *entries, content={"cost_range": None, **content})
+
+    with pytest.raises(
+        CatalogueError, match="model 'large', field price: is missing, but model 'small' has one"
+    ):
+        catalogue_of(of(priced("small", small, CHEAP), bare))
+    with pytest.raises(
+        CatalogueError, match="'large', field price: is missing, but costs are in usd: give USD"
+    ):
+        catalogue_of(of(priced("small", small, CHEAP), bare, cost_range={"unit": "usd"}))
+    with pytest.raises(
+        CatalogueError, match="'small', field price: is in usd, but costs are in eflops: leave it"
+    ):
+        catalogue_of(of(priced("small", small, CHEAP), bare, cost_range={"unit": "eflops"}))
+    with pytest.raises(CatalogueError, match=r"'small', field price.*above 0: give the least that you would"):
+        catalogue_of(of(priced("small", small, {"input": 0.0, "output": 1.0})))
+    with pytest.raises(CatalogueError, match=r"'small', field price.*`cached`"):
+        catalogue_of(of(priced("small", small, {**CHEAP, "cached": 1.0})))
+    with pytest.raises(CatalogueError, match="field price_factor: is for eflops, but costs are in usd"):
+        catalogue_of(of(priced("small", small, CHEAP) | {"price_factor": 2.0}))
+    control = Control(of(priced("small", small, CHEAP), priced("large", large, DEAR, n=[1, 4])))
+    found = control.catalogue.cost_range
+    # 100 and 50 tokens of the cheaper one; four answers of 1,000 and 2,000 tokens of the dearer.
+    assert (found.low, found.high, found.unit) == (4.5e-05, 0.09, "usd")
+    unpriced = CatalogueEntry(name="third", op="add", model=chat("third", small))
+    for entry, why in (
+        (unpriced, "model 'third', field price: is missing, but costs are in usd"),
+        (PriceFactorEntry(name="small", factor=2.0), "costs are in usd: give --input and --output"),
+    ):
+        with pytest.raises(CatalogueError, match=why):
+            control.steering.after(entry, 3)
+
+
+def test_without_prices_a_cost_range_is_derived_in_eflops(
+    tmp_path: Path, two: tuple[Upstream, Upstream]
+) -> None:
+    small, _ = two
+    settings = settings_of(tmp_path, {}, chat("small", small), content={"cost_range": None})
+    catalogue = catalogue_of(settings)
+    assert catalogue.unit == "eflops"
+    assert 1e8 < catalogue.cost_range.low < catalogue.cost_range.high < 1e13
+    entry = PriceFactorEntry(name="small", prices=Prices(**CHEAP))
+    with pytest.raises(CatalogueError, match="field price: is in usd, but costs are in eflops"):
+        Control(settings).steering.after(entry, 3)
