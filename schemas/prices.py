@@ -73,3 +73,15 @@ class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 Rate: TypeAlias = float | Prices
 """What a model charges: a factor on its eFLOPs (the price factor), or prices in USD for its tokens."""
+
+
+def rate_in_words(rate: Rate) -> str:
+    """Return what a model charges, in words.
+
+    >>> rate_in_words(1.5), rate_in_words(Prices(input=0.15, output=0.6))
+    ('1.5 an eFLOP', '$0.15 a million tokens of input, $0.6 of output')
+    """
+    if not isinstance(rate, Prices):
+        return f"{rate:g} an eFLOP"
+    cached = "" if rate.cached_input is None else f", ${rate.cached_input:g} of those cached"
+    return f"${rate.input:g} a million tokens of input{cached}, ${rate.output:g} of output"

@@ -26,7 +26,7 @@ from schemas.control import (
 )
 from schemas.errors import UniscaleError
 from schemas.objective import UNITS, CostRange, Weights
-from schemas.prices import Prices, Rate
+from schemas.prices import Prices, rate_in_words
 from schemas.record import check_name
 from streams.client.client import Client
 from streams.control import (
@@ -106,17 +106,9 @@ def list_models(settings: Settings) -> None:
             f"{m.parameters:,}" if m.parameters else "–",
             m.endpoint.url or m.endpoint.kind,
             m.verifier or found.catalogue.verifier,
-            _charges(m.rate),
+            rate_in_words(m.rate),
         )
     Console().print(table)
-
-
-def _charges(rate: Rate) -> str:
-    """Return what a model charges, in words."""
-    if not isinstance(rate, Prices):
-        return f"{rate:g} an eFLOP"
-    cached = "" if rate.cached_input is None else f", ${rate.cached_input:g} of those cached"
-    return f"${rate.input:g} a million tokens of input{cached}, ${rate.output:g} of output"
 
 
 @catalogue.command("add")
@@ -203,7 +195,7 @@ def price(
     before = steering(settings)
     # Fail here rather than in every process.
     before.catalogue.with_rate(name, record.rate, before.offset + 1)
-    click.echo(f"{name} charges {_charges(record.rate)}, control offset {_send(settings, record)}")
+    click.echo(f"{name} charges {rate_in_words(record.rate)}, control offset {_send(settings, record)}")
 
 
 @click.group()

@@ -130,7 +130,17 @@ SHOWN: Final[dict[Kind, tuple[str, ...]]] = {
     "dead-letter": ("service", "error", "field", "reason"),
     "due": ("kind",),
     "cancel": ("by", "reason"),
-    "control": ("op", "factor", "weights", "mean_cost", "accuracy", "cost_range", "tenant", "scopes"),
+    "control": (
+        "op",
+        "factor",
+        "prices",
+        "weights",
+        "mean_cost",
+        "accuracy",
+        "cost_range",
+        "tenant",
+        "scopes",
+    ),
     "heartbeat": ("models", "in_flight", "stopping"),
 }
 """Fields of a record shown in its line."""

@@ -13,6 +13,7 @@ from schemas.answer import Answer, Status
 from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry, PriceFactorEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
+from schemas.prices import rate_in_words
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
@@ -51,8 +52,8 @@ class Marks:
                 what = "changed" if name in self._models else "added"
                 self._models.add(name)
                 self._add(at_ms, "catalogue", f"model {name} {what}")
-            case PriceFactorEntry(name=name, factor=factor):
-                self._add(at_ms, "catalogue", f"an eFLOP of model {name} costs {factor:g}")
+            case PriceFactorEntry(name=name):
+                self._add(at_ms, "catalogue", f"model {name} charges {rate_in_words(entry.rate)}")
             case ObjectiveEntry(name=name, op=op):
                 self._add(at_ms, "objective", f"objective {name} {'set' if op == 'set' else 'removed'}")
             case CostBoundsEntry():
