@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_START_S = 600.0  # the first start on a machine is the slowest
+
 _one_host = threading.Lock()  # held by the living host of this process
 
 
@@ -48,15 +50,11 @@ class EngineHost:
     Args:
         offline: Never ask the Hugging Face hub; every path must be a folder.
         threads: Torch threads of the engine thread; None leaves torch's choice.
-        start_timeout_s: Longest wait for vLLM itself; the first start on a machine is the slowest.
     """
 
-    def __init__(
-        self, *, offline: bool = True, threads: int | None = None, start_timeout_s: float = 600.0
-    ) -> None:
+    def __init__(self, *, offline: bool = True, threads: int | None = None) -> None:
         self._offline = offline
         self._threads = threads
-        self._start_timeout_s = start_timeout_s
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._numbers = itertools.count()
         self._ready: Future[None] = Future()
@@ -93,11 +91,9 @@ class EngineHost:
             raise
         self._thread.start()
         try:
-            self._ready.result(self._start_timeout_s)
+            self._ready.result(_START_S)
         except FutureTimeout:
-            raise EngineStartError(
-                f"vllm did not start in start_timeout_s={self._start_timeout_s:g} s"
-            ) from None
+            raise EngineStartError(f"vllm did not start in {_START_S:g} s") from None
         return self
 
     def submit(self, model: str, requests: Sequence[Request]) -> "Future[list[Output]]":

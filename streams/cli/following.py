@@ -207,7 +207,7 @@ def follow(
     kinds = list(dict.fromkeys(_TOPICS[name] for name in topics))
     wanted = [Condition.parse(said, kinds) for said in conditions]
     groups = executor_groups(settings) if {"verification", "cancel"} & set(kinds) else ()
-    with EventFollower(settings, kinds, groups=groups, since_ms=since, on_unreadable=_unreadable) as follower:
+    with EventFollower(settings, kinds, groups=groups, since_ms=since) as follower:
         for event in follower if wait else follower.catch_up():
             if all(condition.holds(event) for condition in wanted):
                 click.echo(orjson.dumps(msgspec.to_builtins(event)) if as_json else line_of(event))
@@ -241,10 +241,6 @@ def _in_a_line(text: str) -> str:
     """Return the start of a text without line breaks and other control characters."""
     short = text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
     return "".join(each if each.isprintable() else " " for each in short)
-
-
-def _unreadable(where: str, error: UniscaleError) -> None:
-    click.echo(f"{where} cannot be read: {error}", err=True)
 
 
 COMMANDS = [follow]

@@ -250,7 +250,7 @@ def produce(
 def answers(settings: Settings, everything: bool, follow: bool, text: bool) -> None:
     """Print Answers as JSON lines: for each query the first, which is the one that counts."""
     with Client(settings) as client:
-        for answer in client.answers(everything=everything, follow=follow, on_unreadable=_unreadable):
+        for answer in client.answers(everything=everything, follow=follow):
             line = {
                 "query_id": answer.query_id,
                 "status": answer.status,
@@ -264,10 +264,6 @@ def answers(settings: Settings, everything: bool, follow: bool, text: bool) -> N
             if text:
                 line["text"] = answer.text
             click.echo(orjson.dumps(line).decode())
-
-
-def _unreadable(where: str, error: UniscaleError) -> None:
-    click.echo(f"{where} cannot be read: {error}", err=True)
 
 
 @click.command()

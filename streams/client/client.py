@@ -331,13 +331,7 @@ class Client:
                 ):
                     return
 
-    def answers(
-        self,
-        *,
-        everything: bool = False,
-        follow: bool = True,
-        on_unreadable: Callable[[str, UniscaleError], None] | None = None,
-    ) -> Iterator[Answer]:
+    def answers(self, *, everything: bool = False, follow: bool = True) -> Iterator[Answer]:
         """Yield the first Answer of each query, which is the one that counts.
 
         Later Answers are recognised among the latest million queries.
@@ -345,12 +339,9 @@ class Client:
         Args:
             everything: Start with the oldest Answer still kept, instead of from now on.
             follow: Continue forever; False stops at the current end of the topic.
-            on_unreadable: See EventFollower.
         """
         seen: OrderedDict[str, None] = OrderedDict()
-        with EventFollower(
-            self.settings, ["answer"], everything=everything, on_unreadable=on_unreadable
-        ) as follower:
+        with EventFollower(self.settings, ["answer"], everything=everything) as follower:
             for event in follower if follow else follower.catch_up():
                 if event.query_id not in seen:
                     seen[event.query_id] = None

@@ -1,7 +1,7 @@
 """Records as events, for clients: live as they are appended, or read back from the log of a run."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Self, get_args
@@ -143,8 +143,8 @@ class EventFollower:
     """Iterator over the records of some kinds, from now on.
 
     It has no consumer group, so it does not affect the services, and every follower sees every record. Records
-    of one query and kind arrive in order; across kinds, the order is that of the broker's responses. Use a follower
-    from one thread only.
+    of one query and kind arrive in order; across kinds, the order is that of the broker's responses. A record that
+    cannot be decoded is logged and skipped. Use a follower from one thread only.
 
     Args:
         settings: The deployment.
@@ -152,8 +152,6 @@ class EventFollower:
         groups: The executor groups, needed for `verification` and `cancel` only.
         everything: Start with the oldest record still kept.
         since_ms: Start with the first record appended then or later, in ms since the epoch on the broker's clock.
-        on_unreadable: Called with the topic/partition/offset of a record that cannot be decoded, and with the error;
-            the default logs both. The record is skipped.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -173,10 +171,8 @@ class EventFollower:
         groups: Iterable[str] = (),
         everything: bool = False,
         since_ms: int | None = None,
-        on_unreadable: Callable[[str, UniscaleError], None] | None = None,
     ) -> None:
         self._topics = Topics(settings)
-        self._unreadable = on_unreadable or _warn
         self._since_ms = since_ms or 0
         names = topic_names(self._topics, kinds, groups)
         begin: Begin = "beginning" if everything else "end"
@@ -197,7 +193,7 @@ class EventFollower:
             try:
                 event = event_of(self._topics, raw)
             except UniscaleError as error:
-                self._unreadable(raw.coordinates, error)
+                log.warning("%s cannot be read: %s", raw.coordinates, error)
                 continue
             # The embedded broker may start before the time.
             if event is not None and event.at_ms >= self._since_ms:
@@ -216,10 +212,6 @@ class EventFollower:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-
-def _warn(where: str, error: UniscaleError) -> None:
-    log.warning("%s cannot be read: %s", where, error)
 
 
 # The log of a run, read back: every record of every query, in order, with its append time.

@@ -75,15 +75,12 @@ class LogFile(RotatingFileHandler):
 
     Args:
         path: The file; its folder is created.
-        most_bytes: Size at which it is rotated.
         echo: Also called with each line.
     """
 
-    def __init__(
-        self, path: Path, *, most_bytes: int = LOG_BYTES, echo: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, path: Path, echo: Callable[[str], None] | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        super().__init__(path, maxBytes=most_bytes, backupCount=LOG_FILES, encoding="utf-8")
+        super().__init__(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8")
         self.echo = echo
         self.lost = 0
         self._failed = False
@@ -239,9 +236,8 @@ class Supervisor:
     Args:
         services: The command of each service, by name.
         environ: Environment of the processes, filtered to what services need (`streams/local/environment.py`).
-        log_path: The log file, rotated at `log_bytes`.
+        log_path: The log file.
         echo: Also called with each line of the log.
-        log_bytes: Size at which the log is rotated.
     """
 
     def __init__(
@@ -251,7 +247,6 @@ class Supervisor:
         environ: Mapping[str, str],
         log_path: Path,
         echo: Callable[[str], None] | None = None,
-        log_bytes: int = LOG_BYTES,
     ) -> None:
         own = {
             **environment(environ, SERVICE),
@@ -261,7 +256,6 @@ class Supervisor:
         self.services = {name: Service(name, argv, own) for name, argv in services.items()}
         self.log_path = log_path
         self.echo = echo
-        self.log_bytes = log_bytes
         self._log: LogFile | None = None
         self._starting = threading.Lock()
         self._stopping = threading.Event()
@@ -273,7 +267,7 @@ class Supervisor:
         Raises:
             OSError: the log cannot be opened, or a command cannot be run; nothing is left running.
         """
-        self._log = LogFile(self.log_path, most_bytes=self.log_bytes, echo=self.echo)
+        self._log = LogFile(self.log_path, self.echo)
         try:
             for service in self.services.values():
                 self._spawn(service)

@@ -98,10 +98,6 @@ class Table:
     def _place(self, key: bytes) -> int | None:
         return 0 if self._places is None else self._places.get(key)
 
-    async def put(self, key: bytes, value: bytes, partition: int) -> None:
-        """Write one row; see `put_all`."""
-        await self.put_all([(key, value, partition)])
-
     async def put_all(self, rows: Iterable[PlacedRow]) -> None:
         """Write rows in order. They are visible once all of them are durable.
 
@@ -128,7 +124,7 @@ class Table:
                 _log.warning(
                     "%s: row %r was written late: the earlier one is written again", self.changelog, key
                 )
-                await self.put(key, self._rows[key], place)
+                await self.put_all([(key, self._rows[key], place)])
 
     def check(self, row: PlacedRow) -> None:
         """Refuse a row that cannot be written.

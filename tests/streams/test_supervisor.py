@@ -139,12 +139,13 @@ def test_a_terminal_that_is_not_of_utf_8_gets_each_line(tmp_path: Path) -> None:
     assert "λ of an objective" in (tmp_path / "services.log").read_text(encoding="utf-8")
 
 
-def test_the_log_is_rotated_by_size(tmp_path: Path) -> None:
+def test_the_log_is_rotated_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.local.deployment.LOG_BYTES", 50_000)
     chatty = (
         f"print({READY!r}, flush=True)\nfor n in range(4000): print('x' * 100)\nimport time; time.sleep(60)"
     )
     log = tmp_path / "services.log"
-    with Supervisor({"a": command(chatty)}, environ=os.environ, log_path=log, log_bytes=50_000) as supervisor:
+    with Supervisor({"a": command(chatty)}, environ=os.environ, log_path=log) as supervisor:
         supervisor.wait_ready(30)
         until(lambda: log.with_name("services.log.3").exists())
     files = sorted(tmp_path.iterdir())

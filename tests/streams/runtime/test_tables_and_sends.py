@@ -179,7 +179,7 @@ async def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
                     raise
             for effect in (
                 runtime.send(Outgoing(runtime.topics.due, record.key, b"first")),
-                table.put(b"k", b"first", record.partition),
+                table.put_all([(b"k", b"first", record.partition)]),
             ):
                 try:
                     await effect
