@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from agents.catalogue.models import DTYPE_BYTES, Model, Sampling, VerifierModel
+from agents.catalogue.models import Model, Sampling, VerifierModel
 from agents.serving.chat import ChatEngine
 from agents.serving.engine import Continuer, Drafted, Engine, Prefix, check_seeds, finish_of
 from agents.serving.errors import EndpointSuspendedError, EngineDiedError, EngineStartError, ServingError
@@ -305,15 +305,6 @@ def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> Hoste
             "the catalogue an http endpoint"
         )
     block_tokens = engine.block_tokens or (CPU_BLOCK_TOKENS if options.device == "cpu" else None)
-    kv_bytes = kv_cache_bytes(
-        layers=shape.layers,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        number_bytes=DTYPE_BYTES[engine.dtype],
-        context_tokens=engine.context_tokens,
-        sequences=engine.max_sequences,
-        wanted_bytes=engine.kv_cache_bytes,
-    )
     verifies = isinstance(entry, VerifierModel)
     return HostedModel(
         name=entry.name,
@@ -322,7 +313,7 @@ def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> Hoste
         dtype=engine.dtype,
         context_tokens=engine.context_tokens,
         max_sequences=engine.max_sequences,
-        kv_cache_bytes=kv_bytes,
+        kv_cache_bytes=kv_cache_bytes(shape, engine),
         block_tokens=block_tokens,
         # A verifier reads a prompt once, and vLLM does not read the cache for token classification anyway.
         prefix_caching=not verifies,

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from agents.catalogue.models import DTYPE_BYTES, Architecture, EngineSettings
 from agents.serving.errors import EngineEnvironmentError
 
 # What to host and how, one frozen struct a model.
@@ -107,46 +108,23 @@ def prepare_environment(offline: bool, environ: MutableMapping[str, str], import
 
 GIB = 1 << 30
 USUAL_TOKENS = 1024  # a question and a path of steps, generously
+BLOCK_TOKENS = 128  # vLLM's own on a CPU
 SPARE_BLOCKS = 2  # vLLM keeps a null block and rounds up
 
 
-def kv_cache_bytes(
-    *,
-    layers: int,
-    kv_heads: int,
-    head_dim: int,
-    number_bytes: int,
-    context_tokens: int,
-    sequences: int,
-    block_tokens: int = 128,
-    wanted_bytes: int | None = None,
-) -> int:
+def kv_cache_bytes(shape: Architecture, engine: EngineSettings) -> int:
     """Return the bytes of KV cache for one engine.
 
     vLLM refuses to start when one sequence of full length does not fit. Beyond that, what the catalogue wants;
-    or else room for `sequences` usual ones, but not more than 1 GiB: a cache too small costs preemptions, one
+    or else room for `max_sequences` usual ones, but not more than 1 GiB: a cache too small costs preemptions, one
     too large starves the next engine.
 
     Args:
-        layers: Attention layers.
-        kv_heads: KV heads a layer.
-        head_dim: Width of one head.
-        number_bytes: Bytes of one cached number.
-        context_tokens: Longest prompt plus output.
-        sequences: Most sequences in one batch.
-        block_tokens: Tokens a KV block.
-        wanted_bytes: What the catalogue says; None where it says nothing.
-
-    >>> (
-    ...     kv_cache_bytes(
-    ...         layers=2, kv_heads=1, head_dim=32, number_bytes=4, context_tokens=512, sequences=64
-    ...     )
-    ...     >> 20
-    ... )
-    32
+        shape: Of the model.
+        engine: What the catalogue says of its engine.
     """
-    token_bytes = 2 * layers * kv_heads * head_dim * number_bytes
-    blocks = -(-context_tokens // block_tokens) + SPARE_BLOCKS
-    least_bytes = token_bytes * blocks * block_tokens
-    usual_bytes = token_bytes * min(sequences * USUAL_TOKENS, GIB // token_bytes)
-    return max(least_bytes, usual_bytes if wanted_bytes is None else wanted_bytes)
+    token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPE_BYTES[engine.dtype]
+    blocks = -(-engine.context_tokens // BLOCK_TOKENS) + SPARE_BLOCKS
+    least_bytes = token_bytes * blocks * BLOCK_TOKENS
+    usual_bytes = token_bytes * min(engine.max_sequences * USUAL_TOKENS, GIB // token_bytes)
+    return max(least_bytes, usual_bytes if engine.kv_cache_bytes is None else engine.kv_cache_bytes)

@@ -384,9 +384,6 @@ class KafkaRuntime(Runtime):
         consumer = consumer_of(self.app)
         consumer.fences[changelog] = fence
 
-        async def from_the_beginning() -> int:
-            return 0
-
         async def on_recovered() -> None:
             self.metrics.recovery_seconds.labels("read").set(table.read_s)
             await declared.recovered()
@@ -397,7 +394,7 @@ class KafkaRuntime(Runtime):
             self.log,
             consumer,
             lambda: self.assigned(declared.source),
-            begins=declared.begins or from_the_beginning,
+            begins=declared.begins,
             recovered=on_recovered,
         )
         known.on_recover(self._or_crash(table.recover))

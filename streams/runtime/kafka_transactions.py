@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from streams.log import kafka_admin, kafka_clients
 from streams.log.base import Log, fold
 from streams.log.kafka import stop
 from streams.runtime.errors import Crash
-from streams.runtime.table import FileRows, PlacedRow, Table
+from streams.runtime.table import Begins, FileRows, PlacedRow, Recovered, Table
 from streams.settings import Settings
 from streams.topics import writer_of
 
@@ -164,7 +164,7 @@ class FencedTable(Table):
         log: The log it is in.
         assignment: The worker's assignment, which also counts records read.
         owned: Returns the partitions that this worker owns.
-        begins: Returns the offset at which reading starts.
+        begins: Returns the offset at which reading starts; None for the beginning.
         recovered: Awaited when all rows have been read.
 
     Attributes:
@@ -179,8 +179,8 @@ class FencedTable(Table):
         assignment: Assignment,
         owned: Callable[[], frozenset[int]],
         *,
-        begins: Callable[[], Awaitable[int]],
-        recovered: Callable[[], Awaitable[None]],
+        begins: Begins | None,
+        recovered: Recovered,
     ) -> None:
         async def write(topic: str, rows: Sequence[PlacedRow]) -> None:
             self._writes += 1
@@ -228,7 +228,8 @@ class FencedTable(Table):
         began_s, writes = time.monotonic(), self._writes
         found = FileRows(self.settings.state_path())
         if self._owned():
-            async for records in self._log.read([self.changelog], await self._begins()):
+            begin = 0 if self._begins is None else await self._begins()
+            async for records in self._log.read([self.changelog], begin):
                 self._assignment.moved += 1
                 if not self._assignment.is_ours(epoch):
                     return False

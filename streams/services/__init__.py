@@ -66,11 +66,11 @@ EMBEDDER = ServiceSpec(
 
 async def _build_decider(runtime: Runtime) -> Ordered:
     from streams.services.decider import DeciderService
-    from streams.services.previews import PreviewEndpoint, Previews
+    from streams.services.previews import Previews
 
     service = await DeciderService.build(runtime)
     if runtime.settings.previews.port:
-        runtime.background("previews", PreviewEndpoint(runtime, Previews(service).preview).serve)
+        runtime.background("previews", Previews(service).serve)
     return service
 
 

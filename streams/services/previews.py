@@ -5,7 +5,7 @@ import hashlib
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,13 +26,16 @@ from schemas.query import Origin, Query, QueryContext
 from schemas.record import MAX_VALUE, decode
 from streams.http.server import server_of
 from streams.log.base import Unavailable
-from streams.runtime.runtime import Runtime
 from streams.services.decider import DeciderService
 
 log = logging.getLogger("streams.decider")
 
 _MOST_WAITING: Final = 16
 """Most concurrent previews. Encoding takes about 10 ms per question, one at a time; more would wait too long."""
+
+PATH: Final = "/decide"
+
+_REBIND_S: Final = 5.0
 
 _KEPT: Final = 256
 """Vectors cached: a slider requests many previews of one question."""
@@ -55,7 +58,7 @@ class Changed(NamedTuple):
 
 
 class Previews:
-    """Computes what a service's learner would choose.
+    """Computes what a service's learner would choose, and serves it.
 
     Args:
         service: The decider service.
@@ -170,33 +173,14 @@ class Previews:
                 self._vectors.popitem(last=False)
         return context
 
-
-# The endpoint: read-only, over HTTP.
-#
-#     POST /decide   a Query, as it travels on the topic  ->  200, a Preview (agents.decider.preview) as JSON
-#                                                             400, {"field", "message"}: the query would be refused
-#                                                             503, {"message"}: this decider cannot answer now
-#
-# It does not affect decisions: nothing is learned, logged or sent. Authentication is left to the gateway, so it listens
-# on this machine only unless `decider_host` says otherwise.
-
-PATH: Final = "/decide"
-
-_REBIND_S: Final = 5.0
-
-
-class PreviewEndpoint:
-    """Serves previews over HTTP.
-
-    Args:
-        runtime: The decider's runtime.
-        preview: Returns what would be chosen for a query; raises Unavailable if it cannot now, and UniscaleError if the
-            query would be refused.
-    """
-
-    def __init__(self, runtime: Runtime, preview: Callable[[Query], Awaitable[Preview]]) -> None:
-        self._runtime = runtime
-        self._preview = preview
+    # The endpoint: read-only, over HTTP.
+    #
+    #     POST /decide   a Query, as it travels on the topic  ->  200, a Preview (agents.decider.preview) as JSON
+    #                                                             400, {"field", "message"}: the query would be refused
+    #                                                             503, {"message"}: this decider cannot answer now
+    #
+    # It does not affect decisions: nothing is learned, logged or sent. Authentication is left to the gateway, so it
+    # listens on this machine only unless `decider_host` says otherwise.
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -212,7 +196,7 @@ class PreviewEndpoint:
             if len(body) > MAX_VALUE:
                 return _reply(400, {"field": "", "message": f"the query has more than {MAX_VALUE} bytes"})
         try:
-            found = await self._preview(decode(bytes(body), Query))
+            found = await self.preview(decode(bytes(body), Query))
         except Unavailable as error:
             return _reply(503, {"message": str(error)})
         except UniscaleError as error:
@@ -225,7 +209,7 @@ class PreviewEndpoint:
 
     async def serve(self) -> None:
         """Serve the endpoint until the service stops. While the port is taken, this waits and decisions continue."""
-        settings = self._runtime.settings.previews
+        settings = self.service.runtime.settings.previews
         told = False
         while True:
             try:
@@ -238,7 +222,7 @@ class PreviewEndpoint:
                 told = True
                 await asyncio.sleep(_REBIND_S)
         with bound:
-            await server_of(self._runtime, self.app()).serve(sockets=[bound])
+            await server_of(self.service.runtime, self.app()).serve(sockets=[bound])
 
 
 def _reply(status: int, body: dict[str, str]) -> Response:

@@ -36,10 +36,11 @@ def test_vllm_imported_first_with_the_right_environment_is_fine() -> None:
 
 
 def test_a_kv_cache_holds_a_sequence_of_full_length() -> None:
-    shape = {"layers": 28, "kv_heads": 8, "head_dim": 128, "number_bytes": 4}
-    size = kv_cache_bytes(**shape, context_tokens=32_768, sequences=64)
+    shape = Architecture(parameters=1, layers=28, query_heads=16, kv_heads=8, head_dim=128)
+    size = kv_cache_bytes(shape, EngineSettings(dtype="float32", context_tokens=32_768))
     assert size >= 2 * 28 * 8 * 128 * 4 * 32_768
-    assert kv_cache_bytes(**shape, context_tokens=1_024, sequences=1_000) <= GIB
+    many = EngineSettings(dtype="float32", context_tokens=1_024, max_sequences=1_000)
+    assert kv_cache_bytes(shape, many) <= GIB
 
 
 def entry(**engine: object) -> Model:
