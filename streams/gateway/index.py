@@ -508,10 +508,6 @@ class Index:
             [*(tenants or ()), most],
         )
 
-    def close(self) -> None:
-        """Close the database."""
-        self._db.close()
-
     def _groups(self, query: Query) -> str:
         """Return the values of the keys by which queries are grouped, as JSON."""
         return orjson.dumps([_word(query.metadata.get(key)) for key in self.group_by]).decode()
