@@ -155,6 +155,7 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
         per_minute: Most requests per minute.
         in_flight: Most requests at the same time.
         eflops_per_day: Most eFLOPs its answers may cost in 24 hours.
+        usd_per_day: Likewise in USD, where costs are.
     """
 
     name: str
@@ -167,6 +168,7 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
     per_minute: int | None = None
     in_flight: int | None = None
     eflops_per_day: float | None = None
+    usd_per_day: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse an addition without a digest, a revocation with one, and limits that allow nothing."""
@@ -179,10 +181,15 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
             raise InvalidField(
                 "KeyEntry", "scopes", "is empty; give at least one of ask, feedback, read, teach, admin"
             )
-        check_finite("KeyEntry", eflops_per_day=self.eflops_per_day)
-        for name in ("per_minute", "in_flight", "eflops_per_day"):
+        check_finite("KeyEntry", eflops_per_day=self.eflops_per_day, usd_per_day=self.usd_per_day)
+        for name in ("per_minute", "in_flight", "eflops_per_day", "usd_per_day"):
             if (most := getattr(self, name)) is not None and not most > 0:
                 raise InvalidField("KeyEntry", name, f"is {most}; give a number above 0, or leave it out")
+
+    @property
+    def limits_spending(self) -> bool:
+        """Return whether it limits what its answers may cost."""
+        return self.eflops_per_day is not None or self.usd_per_day is not None
 
     @property
     def key(self) -> str:

@@ -50,6 +50,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
         box_completes: Whether a complete box ends a path before the end of the sequence.
         budget_tokens: Most tokens generated over all drafts; never exceeded.
         budget_eflops: Cost at which the search stops, checked between steps.
+        budget_usd: What it may cost at most: `budget_tokens` is what that buys, less the prompt.
         deadline_ms: When the search stops, even in the middle of a step, ms since the epoch.
         expires_ms: When the query expires, ms since the epoch: no one reads an answer after that.
         max_tokens: The client's limit on the tokens of each path (`Query.max_tokens`).
@@ -75,6 +76,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     box_completes: bool = False
     budget_tokens: Count | None = None
     budget_eflops: Annotated[float, Meta(ge=0)] | None = None
+    budget_usd: Annotated[float, Meta(ge=0)] | None = None
     deadline_ms: Millis | None = None
     expires_ms: Millis | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None

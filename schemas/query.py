@@ -47,6 +47,7 @@ MAX_WAIT_S = 30 * 24 * 3600.0
 
 MAX_BUDGET_TOKENS = 10**9
 MAX_BUDGET_EFLOPS = 1e24
+MAX_BUDGET_USD = 1e6
 """Far above any possible search: a larger number is a client's mistake."""
 
 
@@ -120,15 +121,18 @@ class Budget(Struct, frozen=True, kw_only=True):
     Attributes:
         tokens: Most tokens generated over all drafts.
         eflops: Most equivalent FLOPs (App. D.3).
+        usd: Most US dollars. Never exceeded: the prompt counts as a token a byte until it is known.
     """
 
     tokens: int | None = None
     eflops: float | None = None
+    usd: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse a budget that allows nothing, or that is beyond any search."""
-        check_finite("Budget", eflops=self.eflops)
-        for name, most in (("tokens", MAX_BUDGET_TOKENS), ("eflops", MAX_BUDGET_EFLOPS)):
+        check_finite("Budget", eflops=self.eflops, usd=self.usd)
+        bounds = (("tokens", MAX_BUDGET_TOKENS), ("eflops", MAX_BUDGET_EFLOPS), ("usd", MAX_BUDGET_USD))
+        for name, most in bounds:
             if (limit := getattr(self, name)) is not None and not 0 < limit <= most:
                 why = f"is {limit}; give a positive number up to {most:g}, or leave it out"
                 raise InvalidField("Budget", name, why)

@@ -48,8 +48,8 @@ from agents.decider.shares import TeachingShares
 from agents.decider.snapshot import EndedIds
 from schemas.action import Action
 from schemas.decision import MAX_SEED, Decision, PolicyState, Predicted, ScoredAction
-from schemas.errors import RecordTooLarge, UniscaleError
-from schemas.objective import CostUnit, ObjectiveInForce
+from schemas.errors import InvalidField, RecordTooLarge, UniscaleError
+from schemas.objective import UNITS, CostUnit, ObjectiveInForce
 from schemas.prices import Prices, Rate
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import MAX_VALUE, encode
@@ -293,12 +293,25 @@ def in_force(
         UnservedObjective: It has a target, and the policy does not support targets.
     """
     objective = environment.steering.objectives.of(record.query)
+    check_budget(record.query, objective.cost_range.unit)
     target = Target.of(objective, record.query.account)
     if target is None:
         return objective
     if shadow_price is None:
         raise UnservedObjective(record.query_id, objective.kind, policy)
     return msgspec.structs.replace(objective, price=shadow_price(target))
+
+
+def check_budget(query: Query, unit: CostUnit) -> None:
+    """Reject a budget in the other unit than costs, which nobody could hold to.
+
+    Raises:
+        InvalidField: naming the field and the fix.
+    """
+    other: CostUnit = "eflops" if unit == "usd" else "usd"
+    if query.budget is not None and getattr(query.budget, other) is not None:
+        why = f"is given, but costs are in {UNITS[unit]}; give budget.{unit}, or budget.tokens"
+        raise InvalidField("Query", f"budget.{other}", why)
 
 
 def context_of(

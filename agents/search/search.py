@@ -1,8 +1,10 @@
 """The executor's logic: Decision to the first step; Verification to the next step, or to the Answer (§3.3)."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import msgspec
 
@@ -17,6 +19,7 @@ from schemas.action import Action
 from schemas.answer import QUESTIONABLE, Answer, Cause, Completion, CutStep, Fault, Probe, Status
 from schemas.decision import Decision
 from schemas.forest import Forest, Limits, Stop
+from schemas.prices import MILLION
 from schemas.query import Message
 from schemas.search import Billed, SearchStep, Served, Verification
 from schemas.spent import Spent
@@ -48,16 +51,27 @@ def limits(sampling: Sampling, rules: SearchRules) -> Limits:
     return Limits(**msgspec.structs.asdict(sampling), **ours)
 
 
-def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules, verified: bool = True) -> Limits:
-    """Return the limits of a query's search, from the model's sampling, the rules, and the query's budget and time."""
+def limits_of(
+    decision: Decision, sampling: Sampling, rules: SearchRules, verified: bool = True, prompts: int = 1
+) -> Limits:
+    """Return the limits of a query's search, from the model's sampling, the rules, and the query's budget and time.
+
+    Args:
+        decision: The Decision.
+        sampling: Sampling of the chosen model.
+        rules: The deployment's rules.
+        verified: Whether a verifier scores the drafts.
+        prompts: How often the prompt is billed.
+    """
     query = decision.query
     timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
     # Without an append time, a deadline has no starting point.
     began_ms = decision.appended_ms or None
     return msgspec.structs.replace(
         limits(sampling, rules),
-        budget_tokens=query.budget.tokens if query.budget else None,
+        budget_tokens=_affordable(decision, prompts),
         budget_eflops=query.budget.eflops if query.budget else None,
+        budget_usd=query.budget.usd if query.budget else None,
         max_tokens=query.max_tokens,
         stop=query.stop,
         seeded=query.seed is not None,
@@ -69,6 +83,16 @@ def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules, verifi
         verified=verified,
         early_exit=rules.early_exit and verified,
     )
+
+
+def _affordable(decision: Decision, prompts: int) -> int | None:
+    """Return the most tokens that a query's budget lets be generated; None for no bound."""
+    budget, prices = decision.query.budget, decision.prices
+    if budget is None or budget.usd is None or prices is None:
+        return None if budget is None else budget.tokens
+    left = budget.usd * MILLION - prices.input * longest_prompt(decision.query.chat) * prompts
+    bought = max(0, math.floor(left / prices.output))
+    return bought if budget.tokens is None else min(bought, budget.tokens)
 
 
 def sampling_of(limits: Limits, max_tokens: int) -> Sampling:
@@ -220,13 +244,17 @@ def overdue(job: Job, *, generate_s: float = 0.0) -> Answer:
 
 
 def _cut(job: Job) -> CutStep:
-    """Return the most that a step may have drafted. No tokenizer makes more tokens of a text than it has bytes."""
-    prompt = sum(len(message.text.encode()) + _TURN_TOKENS for message in job.messages)
+    """Return the most that a step may have drafted."""
     return CutStep(
         parents=tuple(each.parent for each in job.ask.expansions for _ in range(job.ask.n)),
         tokens=job.ask.max_tokens,
-        prompt_tokens=job.forest.prompt_tokens or prompt,
+        prompt_tokens=job.forest.prompt_tokens or longest_prompt(job.messages),
     )
+
+
+def longest_prompt(messages: Sequence[Message]) -> int:
+    """Return the most tokens that a prompt may have. No tokenizer makes more tokens of a text than it has bytes."""
+    return sum(len(message.text.encode()) + _TURN_TOKENS for message in messages)
 
 
 def failed(
@@ -302,7 +330,7 @@ def _without_search(decision: Decision, status: Status, why: str) -> Answer:
     )
 
 
-def ran_out(stopped: Stop) -> str:
+def ran_out(stopped: Stop | Literal["usd"]) -> str:
     """Return the words for a budget that stopped a search."""
     return f"the budget of {stopped} ran out"
 
@@ -331,6 +359,7 @@ def begin(
     now_ms: int,
     arrived_ms: int | None = None,
     verified: bool = True,
+    prompts: int = 1,
 ) -> Job | Answer:
     """Return the first step of a search, or the Answer if the budget does not allow even that.
 
@@ -341,6 +370,7 @@ def begin(
         now_ms: Time since the epoch.
         arrived_ms: When the Decision was appended, for the time it queued.
         verified: Whether a verifier scores the model's drafts.
+        prompts: How often the prompt is billed.
     """
     waited_s = max(0, now_ms - arrived_ms) / 1000 if arrived_ms is not None else 0.0
     job = Job(
@@ -349,7 +379,7 @@ def begin(
         seq=decision.seq,
         seed=decision.seed,
         messages=decision.query.chat,
-        forest=plant(decision.action, limits_of(decision, sampling, rules, verified)),
+        forest=plant(decision.action, limits_of(decision, sampling, rules, verified, prompts)),
         ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
         spent=decision.spent.plus(queue_s=waited_s),
     )
@@ -487,7 +517,8 @@ def _next(
     if (request := ask(forest, job.query_id, job.seed)) is not None:
         return replace(job, forest=forest, ask=request)
     ended = outcome(forest)
-    error = ran_out(forest.stopped) if forest.stopped else None
+    in_usd = forest.stopped == "tokens" and forest.limits.budget_usd is not None
+    error = ran_out("usd" if in_usd else forest.stopped) if forest.stopped else None
     made = answer_of(job, forest, ended.index, ended.status, error=error, engine=engine, verifier=verifier)
     return made if not made.complete or made.bounded or (made.text or "").strip() else _empty(made)
 

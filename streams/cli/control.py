@@ -344,6 +344,7 @@ def keys() -> None:
 @click.option("--per-minute", type=int, help="Maximum requests per minute.")
 @click.option("--in-flight", type=int, help="Maximum requests in flight.")
 @click.option("--eflops-per-day", type=float, help="Maximum cost of its answers in 24 hours, in eFLOPs.")
+@click.option("--usd-per-day", type=float, help="Maximum cost of its answers in 24 hours, in USD.")
 @click.option("--if-none", is_flag=True, help="Do nothing if a key exists already.")
 @click.option(
     "--file",
@@ -369,6 +370,10 @@ def add(
         click.echo(f"{len(known)} keys exist, none was added; `keys list` shows them", err=True)
         return
     check_name("KeyEntry", "tenant", tenant)  # as in a Query: otherwise every request would be refused
+    unit = catalogue_of(settings).unit
+    other = {"usd": "eflops", "eflops": "usd"}[unit]
+    if limits[f"{other}_per_day"] is not None:
+        raise click.UsageError(f"costs are in {UNITS[unit]}: give --{unit}-per-day, not --{other}-per-day")
     key, digest = make_key()
     entry = KeyEntry(
         name=name,
@@ -419,6 +424,7 @@ def list_keys(settings: Settings) -> None:
             "a minute": entry.per_minute,
             "in flight": entry.in_flight,
             "eFLOPs a day": entry.eflops_per_day,
+            "USD a day": entry.usd_per_day,
         }
         said = ", ".join(f"{most:g} {what}" for what, most in limits.items() if most is not None)
         click.echo(f"{entry.name}\t{entry.tenant}\t{','.join(entry.scopes)}\t{said or 'no limits'}")

@@ -108,7 +108,7 @@ def _weights(text: str | None) -> Weights | None:
 @click.option("--objective", help="Name of an objective, e.g. quality-priority.")
 @click.option("--weights", help="Custom weights CORRECT,SCORE,COST instead of an objective.")
 @click.option(
-    "--mean-cost", type=float, help="As accurate as possible at this mean cost in eFLOPs per query."
+    "--mean-cost", type=float, help="As accurate as possible at this mean cost per query, in eFLOPs or USD."
 )
 @click.option(
     "--accuracy", type=float, help="As cheap as possible at this share of the accuracy within reach."
@@ -490,6 +490,12 @@ def _reward(console: Console, reward: Reward) -> None:
         console.print("nobody graded it, and no score stands in for that: its cost alone is learned")
     if reward.price is not None:
         p = reward.price
+        if p.unit == "usd" and p.billed is not None:
+            held = f", {p.billed.cached_input} of them cached" if p.billed.cached_input else ""
+            console.print(
+                f"price ${p.cost:.4g}: {p.billed.input} tokens of prompts{held}, {p.billed.output} generated"
+            )
+            return
         console.print(
             f"price {p.cost:.4g} eFLOPs: prefill {p.prefill_eflops:.4g}, decoding {p.decoding_eflops:.4g}, verifier "
             f"{p.verifier_eflops:.4g} ({p.compute_flops:.4g} FLOPs, {p.memory_bytes:.4g} bytes at {p.intensity:g}"

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct, structs
 
 from schemas.control import KeyEntry, Scope
+from schemas.objective import UNITS, CostUnit
 from schemas.query import Query, account_of
 from streams.gateway.errors import NO_RETRY, ApiError, no_model, not_found
 from streams.gateway.request import AUTO
@@ -64,16 +65,16 @@ class Used(Struct, frozen=True):
         reset_s: Seconds until the first of these is more than a minute old.
         bytes: Size of the last minute's queries on their topic.
         in_flight: Queries without an Answer.
-        eflops: Cost of its answers of the last 24 hours, in whole hours.
-        reserved: eFLOPs reserved for its queries in flight, each at `mean` or its own budget.
-        mean: Mean cost of an answer, in eFLOPs: what one more query reserves.
+        spent: Cost of its answers of the last 24 hours, in whole hours, in the deployment's unit like the next two.
+        reserved: Reserved for its queries in flight, each at `mean` or its own budget.
+        mean: Mean cost of an answer: what one more query reserves.
     """
 
     minute: int = 0
     reset_s: int = 0
     bytes: int = 0
     in_flight: int = 0
-    eflops: float = 0.0
+    spent: float = 0.0
     reserved: float = 0.0
     mean: float = 0.0
 
@@ -113,7 +114,7 @@ class _Sent:
 
 
 class Usage:
-    """Usage by API key: queries in flight and eFLOPs spent, in the index's database, and the last minute's requests.
+    """Usage by API key: queries in flight and what they cost, in the index's database, and the last minute's requests.
 
     Queries dropped from the index may still count here.
 
@@ -156,7 +157,7 @@ class Usage:
             " where key = ? and until_ms > ? and status is null",
             (mean, mean or math.inf, key, now_ms),
         ).fetchone()
-        (eflops,) = self._db.execute(
+        (spent,) = self._db.execute(
             "select total(eflops) from spending where key = ? and hour > ?",
             (key, now_ms // HOUR_MS - _DAY_HOURS - 1),
         ).fetchone()
@@ -164,7 +165,7 @@ class Usage:
             minute=len(sent),
             bytes=sent.bytes,
             in_flight=in_flight,
-            eflops=eflops,
+            spent=spent,
             reserved=in_use,
             mean=mean,
             reset_s=max(1, math.ceil((sent.oldest_ms + MINUTE_MS - now_ms) / 1000)) if sent else 0,
@@ -176,7 +177,7 @@ class Usage:
         Args:
             key: The API key's digest.
             at_ms: When the query was sent or answered.
-            price: Cost of its search in eFLOPs, which enters the mean; None if unknown.
+            price: Cost of its search, which enters the mean; None if unknown.
             cut: Upper bound on the cost of a step that the deadline cut. It does not enter the mean: a key whose
                 queries are cut must not change what the next one reserves.
         """
@@ -195,7 +196,7 @@ class Usage:
         self._db.execute("delete from spending where hour < ?", (now_ms // HOUR_MS - _DAY_HOURS,))
 
     def mean(self, key: str) -> float:
-        """Return the mean cost of a key's answers in eFLOPs; the mean over all keys if it has none."""
+        """Return the mean cost of a key's answers; the mean over all keys if it has none."""
         found = self._db.execute(
             "select total(priced), total(answers) from spending where key = ?", (key,)
         ).fetchone()
@@ -205,7 +206,7 @@ class Usage:
 
 
 def reserved(mean: float, budget: float | None) -> float:
-    """Return what a query reserves, in eFLOPs: its key's mean cost of an answer, but at most its own budget.
+    """Return what a query reserves: its key's mean cost of an answer, but at most its own budget.
 
     >>> reserved(5.0, 2.0), reserved(5.0, None), reserved(0.0, 2.0)
     (2.0, 5.0, 2.0)
@@ -213,7 +214,7 @@ def reserved(mean: float, budget: float | None) -> float:
     return min(mean if budget is None else budget, mean or math.inf)
 
 
-# Authentication and limits: API keys from `control`, requests per minute, requests in flight, eFLOPs per day.
+# Authentication and limits: API keys from `control`, requests per minute, requests in flight, costs per day.
 
 Tenants: TypeAlias = tuple[str | None, ...] | None
 """Tenants whose queries are visible; None for all. A key without a tenant sees those of keys without one."""
@@ -311,8 +312,8 @@ class Gate:
 
     @property
     def has_quotas(self) -> bool:
-        """Return whether any key has a daily eFLOPs limit."""
-        return any(entry.eflops_per_day is not None for entry in self._by_digest.values())
+        """Return whether any key limits what its answers may cost a day."""
+        return any(entry.limits_spending for entry in self._by_digest.values())
 
     def change(self, entry: KeyEntry) -> None:
         """Apply a key entry from `control`: the last one per name counts."""
@@ -465,13 +466,14 @@ class Gate:
                     )
         return query
 
-    def admit(self, who: Credential, query: Query, used: Used) -> None:
+    def admit(self, who: Credential, query: Query, used: Used, unit: CostUnit = "eflops") -> None:
         """Admit a request, or raise an error that names the limit it exceeds.
 
         Args:
             who: The caller.
             query: Its query.
             used: The key's usage so far.
+            unit: Unit of costs.
 
         Raises:
             ApiError: 429.
@@ -479,19 +481,8 @@ class Gate:
         entry = who.entry
         if entry is None:
             return
-        if entry.eflops_per_day is not None:
-            taken = used.eflops + used.reserved
-            its = reserved(used.mean, query.budget.eflops if query.budget else None)
-            if taken >= entry.eflops_per_day or taken + its > entry.eflops_per_day:
-                raise ApiError(
-                    429,
-                    f"this key may spend {entry.eflops_per_day:.3g} eFLOPs in 24 hours: {used.eflops:.3g} are "
-                    f"spent, {used.reserved:.3g} reserved for queries in flight, and this one takes about "
-                    f"{its:.3g}; give it a smaller uniscale.budget.eflops, or wait",
-                    type="insufficient_quota",
-                    code="insufficient_quota",
-                    headers=dict(NO_RETRY),
-                )
+        if entry.limits_spending:
+            _check_spending(entry, query, used, unit)
         if entry.per_minute is not None and used.minute >= entry.per_minute:
             raise _rate(f"{entry.per_minute} requests a minute", used.reset_s, self.headers(who, used))
         if used.bytes >= MINUTE_BYTES:
@@ -647,6 +638,31 @@ def _count(recent: deque[tuple[int, int]], most: int, what: str, now_ms: int) ->
     if len(recent) >= most:
         raise _rate(f"{most} {what} a minute", 1 + (recent[0][0] + MINUTE_MS - now_ms) // 1000, {})
     recent.append((now_ms, 0))
+
+
+def _check_spending(entry: KeyEntry, query: Query, used: Used, unit: CostUnit) -> None:
+    """Refuse a query with which its key would cost more than it may in a day."""
+    most: float | None = getattr(entry, f"{unit}_per_day")
+    if most is None:
+        raise ApiError(
+            403,
+            f"what this key may spend a day is not set in {UNITS[unit]}, in which the deployment counts: its operator "
+            f"must add it again (`keys add {entry.name} --{unit}-per-day …`)",
+            type="permission_error",
+            code="quota_in_another_unit",
+        )
+    taken = used.spent + used.reserved
+    its = reserved(used.mean, getattr(query.budget, unit) if query.budget else None)
+    if taken >= most or taken + its > most:
+        raise ApiError(
+            429,
+            f"this key may spend {most:.3g} {UNITS[unit]} in 24 hours: {used.spent:.3g} are "
+            f"spent, {used.reserved:.3g} reserved for queries in flight, and this one takes about "
+            f"{its:.3g}; give it a smaller uniscale.budget.{unit}, or wait",
+            type="insufficient_quota",
+            code="insufficient_quota",
+            headers=dict(NO_RETRY),
+        )
 
 
 def _rate(what: str, wait_s: int, headers: dict[str, str]) -> ApiError:

@@ -97,7 +97,7 @@ create index if not exists ended_by_age on queries (created_ms, size, status, un
 create index if not exists spare_by_age on queries (created_ms)
     where key = '' or status is not null or until_ms = 0;
 """
-"""`until_ms` is 0 once no Answer is expected any more; `size` is the bytes of the records; `budget` is in eFLOPs."""
+"""`until_ms` is 0 once no Answer is expected any more; `size` is the bytes of the records; `budget` is in the unit of costs."""
 
 # The conditions of the partial indexes, verbatim.
 _ENDED: Final = "status is not null or until_ms = 0"
@@ -269,7 +269,7 @@ class Index:
             "digest": kept.get("digest", ""),
             "created_ms": created_ms,
             "until_ms": created_ms + int(1000 * ((query.timeout_s or self._timeout_s) + MARGIN_S)),
-            "budget": query.budget.eflops if query.budget else None,
+            "budget": (query.budget.eflops or query.budget.usd) if query.budget else None,
             "groups": self._groups(query),
             "baseline_of": baseline_of(query),
             "asked": 1,
@@ -334,15 +334,14 @@ class Index:
             (value, reward.correct, len(value), reward.query_id),
         )
 
-    def priced(self, query_id: str, price: Mapping[str, float] | None, cut: float = 0.0) -> None:
+    def priced(self, query_id: str, total: float | None, cut: float = 0.0) -> None:
         """Add the cost of a query, and charge it to its key, once.
 
         Args:
             query_id: Its id.
-            price: Cost of its search by part, in eFLOPs; None if unknown.
+            total: Cost of its search; None if unknown.
             cut: Upper bound on the cost of a step that its deadline cut.
         """
-        total = None if price is None else price["total"]
         done = self._db.execute(
             "update queries set eflops = coalesce(eflops, ?), cut = max(cut, ?) where query_id = ?"
             " returning key, created_ms",
@@ -361,7 +360,7 @@ class Index:
         """
         if reward.charge is not None:
             price = None if reward.price is None else reward.price.cost
-            cut = reward.charge.eflops - (price or 0.0)
+            cut = reward.charge.eflops + reward.charge.usd - (price or 0.0)
             self._charge(reward.query_id, reward.charge.key, at_ms, price, cut)
 
     def _charge(self, query_id: str, key: str, at_ms: int, price: float | None, cut: float) -> None:

@@ -97,6 +97,14 @@ def event(body: dict[str, Any]) -> bytes:
 
 def usage(answer: Answer) -> dict[str, Any]:
     """Return the usage: `completion_tokens` counts all generated tokens, `reasoning_tokens` those not returned."""
+    if (billed := answer.billed) is not None:
+        return {
+            "prompt_tokens": billed.input,
+            "completion_tokens": billed.output,
+            "total_tokens": billed.input + billed.output,
+            "prompt_tokens_details": {"cached_tokens": billed.cached_input},
+            "completion_tokens_details": {"reasoning_tokens": billed.reasoning},
+        }
     generated = answer.generated_tokens
     # The trace does not say which drafts the further answers contain.
     returned = generated if answer.answers else sum(answer.trace[at].tokens for at in answer.path)
@@ -127,7 +135,7 @@ def details(
         "group": None if decision is None else decision.cohort,
         **picked(answer, "status", "complete", "score", "seq"),
         "scores": [one.score for one in answer.answers],
-        "eflops": price(answer, cost_model),
+        **_costs(answer, cost_model),
         "timings": timings(answer.spent, total_s),
         "error": why(answer),
     }
@@ -151,14 +159,24 @@ def objective(in_force: ObjectiveInForce) -> dict[str, Any]:
     )
 
 
-def price(answer: Answer, cost_model: CostModel) -> dict[str, float] | None:
-    """Return the cost of the search in eFLOPs, by part; None if nothing ran or the cost is unknown."""
+def _costs(answer: Answer, cost_model: CostModel) -> dict[str, Any]:
+    """Return the cost in the deployment's unit, with its name; null for both if nothing ran or it is unknown."""
+    cost = price(answer, cost_model)
+    if cost is None or cost.unit == "usd":
+        return {"eflops": None, "usd": None if cost is None else cost.cost}
+    return {"eflops": parts(cost), "usd": None}
+
+
+def price(answer: Answer, cost_model: CostModel) -> Cost | None:
+    """Return the cost of the search; None if nothing ran or the cost is unknown."""
     try:
-        cost = cost_of(answer, cost_model)
+        return cost_of(answer, cost_model)
     except (UnpricedAnswer, ValueError, ArithmeticError):
         return None  # a foreign trace may hold anything the schema allows
-    if cost is None:
-        return None
+
+
+def parts(cost: Cost) -> dict[str, float]:
+    """Return a cost in eFLOPs by its parts."""
     return {
         "total": cost.cost,
         "prefill": cost.prefill_eflops,
@@ -168,7 +186,7 @@ def price(answer: Answer, cost_model: CostModel) -> dict[str, float] | None:
 
 
 def cut(answer: Answer, cost_model: CostModel) -> float:
-    """Return an upper bound on the cost of a step cut by the deadline, in eFLOPs; 0 if unknown."""
+    """Return an upper bound on the cost of a step cut by the deadline; 0 if unknown."""
     try:
         return cost_of_cut(answer, cost_model)
     except (UnpricedAnswer, ValueError, ArithmeticError):
@@ -221,6 +239,7 @@ def query_object(timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
         found["decision"] = {
             **picked(decision, "cohort", "reason", "seq", "mean", "width"),
             **picked(decision, "candidates", "propensity", "price_factor"),
+            "prices": None if decision.prices is None else picked(decision.prices, "input", "cached_input", "output"),
             "action": decision.action.id,
             "objective": objective(decision.objective),
             "policy": picked(decision.policy, "name", "version"),

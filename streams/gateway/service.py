@@ -102,7 +102,8 @@ class GatewayService:
         self.searches.ended(answer.query_id)
         if self.index.answer(answer, raw.value or b"", raw.timestamp_ms):  # the first one counts
             price = responses.price(answer, self.runtime.control.cost_model)
-            self.index.priced(answer.query_id, price, responses.cut(answer, self.runtime.control.cost_model))
+            total = None if price is None else price.cost
+            self.index.priced(answer.query_id, total, responses.cut(answer, self.runtime.control.cost_model))
             self.searches.requests.seen(answer.query_id, answer)
 
     def _on_reward(self, reward: Reward, raw: ConsumerRecord) -> None:

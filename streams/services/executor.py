@@ -152,6 +152,7 @@ class ExecutorService(Keyed[None]):
             now_ms=self.runtime.clock.now_ms(),
             arrived_ms=at.timestamp_ms,
             verified=self.runtime.control.verifier_of(model) is not None,
+            prompts=decision.action.qp if model.endpoint.kind == "chat" else 1,
         )
 
     def _resume(self, verification: Verification) -> Job | Answer:

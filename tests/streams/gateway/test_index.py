@@ -79,16 +79,16 @@ def test_records_may_come_in_any_order_and_twice(order: tuple[int, ...]) -> None
     steps = [
         lambda: index.query(query("q", key="k", digest="d"), 5),
         lambda: index.answer(told("q"), encode(told("q")), 9),
-        lambda: index.priced("q", {"total": 7.0}),
+        lambda: index.priced("q", 7.0),
     ]
     for at in (*order, *order):
         steps[at]()
-    index.priced("q", {"total": 7.0})
+    index.priced("q", 7.0)
     found = index.find("q")
     assert found is not None
     assert (found.tenant, found.digest, found.created_ms) == ("shop", "d", 5)
     assert index.answer_of("q") == told("q")
-    assert index.usage.used("k", 10).eflops == 7.0
+    assert index.usage.used("k", 10).spent == 7.0
     assert index.timeline("q").total_s == 0.004
 
 

@@ -77,17 +77,17 @@ def test_a_key_is_known_until_it_is_revoked_or_replaced() -> None:
 def test_limits() -> None:
     gate = Gate()
     who = shop(gate, per_minute=2, eflops_per_day=100.0, in_flight=3)
-    gate.admit(who, query(), Used(minute=1, in_flight=2, eflops=99.0))
-    spent = refused(gate, who, eflops=100.0)
+    gate.admit(who, query(), Used(minute=1, in_flight=2, spent=99.0))
+    spent = refused(gate, who, spent=100.0)
     assert (spent.status, spent.code, spent.headers["x-should-retry"]) == (429, "insufficient_quota", "false")
     full: list[dict[str, Any]] = [
-        {"eflops": 60.0, "reserved": 40.0},
-        {"eflops": 60.0, "reserved": 20.0, "mean": 21.0},
+        {"spent": 60.0, "reserved": 40.0},
+        {"spent": 60.0, "reserved": 20.0, "mean": 21.0},
     ]
     for used in full:
         assert refused(gate, who, **used).code == "insufficient_quota"
     small = query(budget=Budget(eflops=20.0))
-    gate.admit(who, small, Used(eflops=60.0, reserved=20.0, mean=21.0))
+    gate.admit(who, small, Used(spent=60.0, reserved=20.0, mean=21.0))
     limited = refused(gate, who, minute=2, reset_s=7)
     assert (limited.status, limited.code) == (429, "rate_limit_exceeded")
     assert {name: limited.headers[name] for name in ("retry-after", "x-ratelimit-remaining-requests")} == {
@@ -169,9 +169,9 @@ def test_gateways_that_read_one_log_count_the_same() -> None:
     assert first.usage.used("k", now_ms) == Used(minute=3, reset_s=50, bytes=sent_bytes, in_flight=3)
     first.answer(ended("q-0"), encode(ended("q-0")), now_ms)
     for _ in range(2):
-        first.priced("q-0", {"total": 8.0})
+        first.priced("q-0", 8.0)
     assert first.usage.used("k", now_ms) == Used(
-        minute=3, reset_s=50, bytes=sent_bytes, in_flight=2, eflops=8.0, reserved=16.0, mean=8.0
+        minute=3, reset_s=50, bytes=sent_bytes, in_flight=2, spent=8.0, reserved=16.0, mean=8.0
     )
     first.query(sent("q-3"), now_ms)
     assert first.usage.used("k", now_ms).reserved == 24.0
@@ -179,7 +179,7 @@ def test_gateways_that_read_one_log_count_the_same() -> None:
     # Without an Answer a query stops to count when it must have expired.
     later = first.usage.used("k", now_ms + 3_600_000)
     assert (later.minute, later.in_flight, later.reserved, later.eflops) == (0, 0, 0.0, 8.0)
-    assert first.usage.used("k", now_ms + 26 * 3_600_000).eflops == 0.0
+    assert first.usage.used("k", now_ms + 26 * 3_600_000).spent == 0.0
 
 
 def test_what_is_reserved_does_not_depend_on_what_was_read_first() -> None:
@@ -191,7 +191,7 @@ def test_what_is_reserved_does_not_depend_on_what_was_read_first() -> None:
         for at in range(2):
             if (order == "answer first") == (at == 0):
                 index.answer(ended("priced"), b"", 1_000_001)
-                index.priced("priced", {"total": 5.0})
+                index.priced("priced", 5.0)
             else:
                 index.query(sent("open"), 1_000_002)
                 cheap = msgspec.structs.replace(sent("cheap"), budget=Budget(eflops=2.0))
@@ -206,9 +206,9 @@ def test_what_a_key_spent_outlasts_the_queries_that_are_kept() -> None:
     for at in range(200):
         index.query(sent(f"q-{at}"), 1_000_000 + at)
         index.answer(ended(f"q-{at}"), b"", 1_000_000 + at)
-        index.priced(f"q-{at}", {"total": 1.0})
+        index.priced(f"q-{at}", 1.0)
     assert len(index) < 20
-    assert index.usage.used("k", 1_001_000).eflops == 200.0
+    assert index.usage.used("k", 1_001_000).spent == 200.0
 
 
 @pytest.mark.parametrize("most", [{"most": 10}, {"most": 1000, "most_bytes": 1000}])
@@ -252,9 +252,9 @@ def test_an_answer_is_charged_however_many_queries_came_after_its_own() -> None:
         index.answer(ended(f"other-{at}"), b"", 1_000_000 + at)
     assert index.usage.used("k", 1_001_000).in_flight == 1
     index.answer(ended("q"), b"", 1_001_000)
-    index.priced("q", {"total": 5.0})
+    index.priced("q", 5.0)
     used = index.usage.used("k", 1_001_000)
-    assert (used.in_flight, used.eflops) == (0, 5.0)
+    assert (used.in_flight, used.spent) == (0, 5.0)
 
 
 def test_a_credential_is_good_until_its_key_changes() -> None:
@@ -339,14 +339,14 @@ def test_what_a_step_that_was_cut_may_have_cost_is_charged_and_is_not_in_the_mea
     for at, query in enumerate((sent("whole"), cheap)):
         index.query(query, 1_000_000 + at)
         index.answer(ended(query.query_id), b"", 1_000_010 + at)
-    index.priced("whole", {"total": 8.0})
+    index.priced("whole", 8.0)
     index.priced("cut", None, 100.0)
     for charged in (index, by_reward):
         for _ in range(2):  # a Reward tells the same as its Answer, and may be redelivered
             charged.spent(reward("whole", price=8.0, charge=8.0), 1_000_020)
             charged.spent(reward("cut", price=None, charge=100.0), 1_000_020)
         used = charged.usage.used("k", 1_000_030)
-        assert (used.eflops, used.reserved, used.mean) == (108.0, 0.0, 8.0)
+        assert (used.spent, used.reserved, used.mean) == (108.0, 0.0, 8.0)
 
 
 def reward(query_id: str, *, price: float | None, charge: float) -> Reward:
