@@ -64,6 +64,7 @@ class Metrics:
             "objective",
             "of",
         )
+        self.objective_usd = gauge("objective_mean_usd", "The same in USD, where costs are", "objective", "of")
         self.objective_accuracy = gauge(
             "objective_accuracy",
             "Mean accuracy of those whose outcome is known: `predicted` when they were decided, and `true`",
@@ -137,6 +138,7 @@ class Metrics:
             "Answers with a reference that could not be graded: nobody knows whether they are right",
         )
         self.eflops = counter("eflops", "Equivalent FLOPs spent", "part")
+        self.usd = counter("usd", "US dollars billed, where costs are in USD", "model")
         self.reward = histogram(
             "reward", "Scalar reward", "kind", buckets=tuple(x / 10 for x in range(-5, 16))
         )
@@ -156,6 +158,7 @@ class Metrics:
             "cohort_correct", "Right ones among those graded, failures included", "cohort"
         )
         self.cohort_eflops = counter("cohort_eflops", "Equivalent FLOPs of those", "cohort")
+        self.cohort_usd = counter("cohort_usd", "US dollars of those, where costs are in USD", "cohort")
         self.uplift_accuracy = gauge(
             "uplift_accuracy",
             "Accuracy of the policy minus that of the control group since this worker began: `mean`, and `low` and "

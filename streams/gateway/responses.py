@@ -155,6 +155,7 @@ def objective(in_force: ObjectiveInForce) -> dict[str, Any]:
     return (
         {"name": in_force.name, "aim": in_force.kind}
         | picked(in_force, "mean_cost", "accuracy", "price")
+        | {"unit": in_force.cost_range.unit}
         | weights
     )
 

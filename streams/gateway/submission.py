@@ -129,7 +129,7 @@ class QuerySubmitter:
             query = msgspec.structs.replace(query, learn=False)
         if BASELINE_OF in query.metadata:
             who.require("admin")  # it joins the control group that the policy is compared with
-        self._gate.admit(who, query, self._used(who, now_ms))
+        self._gate.admit(who, query, self._used(who, now_ms), self._runtime.control.catalogue.unit)
         self._gate.aim(who, query, now_ms)
         by_body = body if idempotency_key is None else None
         admitted = Admitted(query_id, now_ms // 1000, timeout_s, digest, by_body)

@@ -344,7 +344,10 @@ class AggregatorService(Keyed[JoinRow]):
                 metrics.late.labels(record.topic).inc()
         if scored is not None:
             metrics.answers.labels(scored.status).inc()
-            if scored.price is not None:
+            if scored.price is not None and scored.price.unit == "usd":
+                model = message.action.model if isinstance(message, Decision | Answer) and message.action else ""
+                metrics.usd.labels(model).inc(scored.price.cost)
+            elif scored.price is not None:
                 metrics.eflops.labels("prefill").inc(scored.price.prefill_eflops)
                 metrics.eflops.labels("decoding").inc(scored.price.decoding_eflops)
                 metrics.eflops.labels("verifier").inc(scored.price.verifier_eflops)
@@ -378,7 +381,8 @@ class AggregatorService(Keyed[JoinRow]):
             metrics.cohort_correct.labels(cohort).inc(correct)
         cost = None if reward.price is None else reward.price.cost
         if cost is not None:
-            metrics.cohort_eflops.labels(cohort).inc(cost)
+            in_usd = reward.objective.cost_range.unit == "usd"
+            (metrics.cohort_usd if in_usd else metrics.cohort_eflops).labels(cohort).inc(cost)
         self.uplift.add(cohort, status, correct=reward.correct, cost=cost)
         for gauge, found in (
             (metrics.uplift_accuracy, self.uplift.accuracy_difference()),

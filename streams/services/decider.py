@@ -258,7 +258,8 @@ class Pacing:
         if len(self._seen) > KEYS:
             del self._seen[spare(self._seen)]
         if objective.name is not None:
-            self._show(objective.name, target, policy.pacer.status(target))
+            in_usd = objective.cost_range.unit == "usd"
+            self._show(objective.name, target, policy.pacer.status(target), in_usd=in_usd)
 
     def _forget(self, name: str, target: Target | None) -> None:
         """Remove the metrics of a named objective whose target was changed or removed."""
@@ -266,16 +267,17 @@ class Pacing:
             return
         del self._shown[name]
         shown = self._metrics
-        for gauge in (shown.objective_price, shown.objective_cost, shown.objective_accuracy):
+        for gauge in (shown.objective_price, shown.objective_cost, shown.objective_usd, shown.objective_accuracy):
             gauge.remove_by_labels({"objective": name})
 
-    def _show(self, name: str, target: Target, account: BudgetStatus | None) -> None:
+    def _show(self, name: str, target: Target, account: BudgetStatus | None, *, in_usd: bool) -> None:
         """Set the metrics of a named objective. Targets set by queries get none: each would create a series."""
         if account is None:
             return
         self._shown[name] = target.key
         self._metrics.objective_price.labels(name).set(account.shadow_price)
-        cost, accuracy = self._metrics.objective_cost, self._metrics.objective_accuracy
+        cost = self._metrics.objective_usd if in_usd else self._metrics.objective_cost
+        accuracy = self._metrics.objective_accuracy
         if target.mean_cost is not None:
             cost.labels(name, "target").set(target.mean_cost)
         cost.labels(name, "spent").set(account.mean_cost)
