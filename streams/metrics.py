@@ -64,7 +64,9 @@ class Metrics:
             "objective",
             "of",
         )
-        self.objective_usd = gauge("objective_mean_usd", "The same in USD, where costs are", "objective", "of")
+        self.objective_usd = gauge(
+            "objective_mean_usd", "The same in USD, where costs are", "objective", "of"
+        )
         self.objective_accuracy = gauge(
             "objective_accuracy",
             "Mean accuracy of those whose outcome is known: `predicted` when they were decided, and `true`",

@@ -50,7 +50,7 @@ MINUTE_BYTES: Final = 64 * 1024 * 1024
 
 SCHEMA: Final = """
 create table if not exists spending (
-    key text, hour integer, eflops real not null, priced real not null, answers integer not null,
+    key text, hour integer, spent real not null, priced real not null, answers integer not null,
     primary key (key, hour)
 ) without rowid;
 create index if not exists open_by_key on queries (key, until_ms, budget, status) where status is null;
@@ -158,7 +158,7 @@ class Usage:
             (mean, mean or math.inf, key, now_ms),
         ).fetchone()
         (spent,) = self._db.execute(
-            "select total(eflops) from spending where key = ? and hour > ?",
+            "select total(spent) from spending where key = ? and hour > ?",
             (key, now_ms // HOUR_MS - _DAY_HOURS - 1),
         ).fetchone()
         return Used(
@@ -182,8 +182,8 @@ class Usage:
                 queries are cut must not change what the next one reserves.
         """
         self._db.execute(
-            "insert into spending (key, hour, eflops, priced, answers) values (?, ?, ?, ?, ?) on conflict (key, hour)"
-            " do update set eflops = eflops + excluded.eflops, priced = priced + excluded.priced,"
+            "insert into spending (key, hour, spent, priced, answers) values (?, ?, ?, ?, ?) on conflict (key, hour)"
+            " do update set spent = spent + excluded.spent, priced = priced + excluded.priced,"
             " answers = answers + excluded.answers",
             (key, at_ms // HOUR_MS, (price or 0.0) + cut, price or 0.0, price is not None),
         )

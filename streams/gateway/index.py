@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
 import orjson
@@ -78,7 +78,7 @@ create table if not exists queries (
     groups text not null default '[]', baseline_of text,
     question text, action text, objective text, cohort text, randomised integer,
     reason text,
-    status text, answered_ms integer, spent text, eflops real, cut real not null default 0, correct real,
+    status text, answered_ms integer, spent text, cost real, cut real not null default 0, correct real,
     size integer not null default 0,
     decision blob, answer blob, reward blob
 ) without rowid;
@@ -97,7 +97,7 @@ create index if not exists ended_by_age on queries (created_ms, size, status, un
 create index if not exists spare_by_age on queries (created_ms)
     where key = '' or status is not null or until_ms = 0;
 """
-"""`until_ms` is 0 once no Answer is expected any more; `size` is the bytes of the records; `budget` is in the unit of costs."""
+"""`until_ms` is 0 once no Answer is expected any more; `size` is the bytes of the records; `budget` is a cost."""
 
 # The conditions of the partial indexes, verbatim.
 _ENDED: Final = "status is not null or until_ms = 0"
@@ -149,7 +149,7 @@ class Listed(Struct, frozen=True):
         status: How it ended.
         answered_ms: When it ended, ms since the epoch.
         spent: Where its time went, `Spent` as JSON.
-        eflops: Its cost.
+        cost: Its cost, in the unit of costs.
         correct: Whether it was right, 0 to 1.
     """
 
@@ -167,7 +167,7 @@ class Listed(Struct, frozen=True):
     status: Status | None
     answered_ms: int | None
     spent: str | None
-    eflops: float | None
+    cost: float | None
     correct: float | None
 
     @property
@@ -277,7 +277,7 @@ class Index:
         done = self._db.execute(
             f"insert into queries (query_id, {', '.join(columns)}) values (?{', ?' * len(columns)})"
             f" on conflict (query_id) do update set {', '.join(f'{name} = excluded.{name}' for name in columns)}"
-            " where asked = 0 returning eflops, cut",
+            " where asked = 0 returning cost, cut",
             (query.query_id, *columns.values()),
         ).fetchone()
         if done is None:
@@ -343,7 +343,7 @@ class Index:
             cut: Upper bound on the cost of a step that its deadline cut.
         """
         done = self._db.execute(
-            "update queries set eflops = coalesce(eflops, ?), cut = max(cut, ?) where query_id = ?"
+            "update queries set cost = coalesce(cost, ?), cut = max(cut, ?) where query_id = ?"
             " returning key, created_ms",
             (total, cut, query_id),
         ).fetchone()

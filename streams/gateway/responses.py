@@ -11,7 +11,7 @@ from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.forest import Draft
 from schemas.objective import ObjectiveInForce
-from schemas.reward import Reward
+from schemas.reward import Cost, Reward
 from schemas.spent import Spent
 from streams.gateway.errors import why
 from streams.timeline import Timeline
@@ -240,7 +240,9 @@ def query_object(timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
         found["decision"] = {
             **picked(decision, "cohort", "reason", "seq", "mean", "width"),
             **picked(decision, "candidates", "propensity", "price_factor"),
-            "prices": None if decision.prices is None else picked(decision.prices, "input", "cached_input", "output"),
+            "prices": None
+            if decision.prices is None
+            else picked(decision.prices, "input", "cached_input", "output"),
             "action": decision.action.id,
             "objective": objective(decision.objective),
             "policy": picked(decision.policy, "name", "version"),

@@ -24,6 +24,7 @@ from agents.decider.preview import Configuration, Preview
 from schemas.answer import Answer
 from schemas.control import ObjectiveEntry
 from schemas.decision import Decision, Predicted
+from schemas.objective import CostUnit
 from schemas.record import encode
 from schemas.search import SearchStep
 from schemas.spent import Spent
@@ -54,7 +55,8 @@ async def decide(call: Call) -> Response:
 
 def preview(found: Preview) -> dict[str, Any]:
     """Return a preview as JSON: the choice, then every configuration with its predictions."""
-    configurations = {each.action: _configuration(each) for each in found.configurations}
+    unit = found.objective.cost_range.unit
+    configurations = {each.action: _configuration(each, unit) for each in found.configurations}
     others = (each for action, each in configurations.items() if action != found.action)
     return {
         "object": "decision.preview",
@@ -73,15 +75,15 @@ def preview(found: Preview) -> dict[str, Any]:
     }
 
 
-def _configuration(each: Configuration) -> dict[str, Any]:
-    predicted = None if each.predicted is None else _predicted(each.predicted)
+def _configuration(each: Configuration, unit: CostUnit) -> dict[str, Any]:
+    predicted = None if each.predicted is None else _predicted(each.predicted, unit)
     return picked(each, "action", "mean", "width", "score", "propensity") | {"predicted": predicted}
 
 
-def _predicted(terms: Predicted) -> dict[str, float | None]:
+def _predicted(terms: Predicted, unit: CostUnit) -> dict[str, float | None]:
     # With little data, a regression's prediction may exceed the range of a float.
-    eflops = math.exp(terms.log_cost) if abs(terms.log_cost) < 700 else None
-    return {**picked(terms, "correct", "score", "log_cost"), "eflops": eflops}
+    cost = math.exp(terms.log_cost) if abs(terms.log_cost) < 700 else None
+    return {**picked(terms, "correct", "score", "log_cost"), unit: cost}
 
 
 # `/v1/dead-letters`: for operators only, because dead letters hold every client's data.
@@ -206,7 +208,8 @@ class Views:
         call.who.require("read")
         most = int_param(call.request, "limit", 50, _MOST_LISTED)
         latest = await self._latest(call.gateway, call.who.sees)
-        return reply({"object": "list", "data": [_listed(each) for each in latest[:most]]})
+        unit = call.gateway.runtime.control.catalogue.unit
+        return reply({"object": "list", "data": [_listed(each, unit) for each in latest[:most]]})
 
     async def now(self, call: Call) -> Response:
         """GET /v1/now."""
@@ -222,6 +225,7 @@ class Views:
         return {
             "per_second": round(minute / 60, 3),
             "in_flight": in_flight,
+            "unit": gateway.runtime.control.catalogue.unit,
             **statistics.now(latest[:most], gateway.index.group_by),
             "uplift": await self._uplift(gateway, sees),
             "models": models(gateway.runtime.control),
@@ -520,13 +524,14 @@ def _visible(call: Call) -> IndexedQuery:
     return call.gateway.access.visible(call.request.path_params["id"], call.who)
 
 
-def _listed(each: Listed) -> dict[str, Any]:
+def _listed(each: Listed, unit: CostUnit) -> dict[str, Any]:
     return {
         "id": each.query_id,
         "object": "query",
         "created": each.created_ms // 1000,
         "status": each.status or "pending",
-        **picked(each, "question", "action", "objective", "cohort", "eflops", "correct"),
+        **picked(each, "question", "action", "objective", "cohort", "correct"),
+        unit: each.cost,
         "timings": _timings(each),
     }
 

@@ -56,7 +56,7 @@ def uplift(listed: Sequence[Listed], moves: bool = False) -> dict[str, Any]:
     for each, is_control in pairs:
         if each.status is not None:
             group: Cohort = "control" if is_control else "policy"
-            found.add(group, each.status, correct=each.correct, cost=each.eflops)
+            found.add(group, each.status, correct=each.correct, cost=each.cost)
     if pairs and not drawn:
         actions = {each.action for each, is_control in pairs if is_control}
         control = f"always asking {actions.pop()}" if len(actions) == 1 else "the paired baselines"
@@ -85,11 +85,11 @@ def cohort(group: Sequence[Listed]) -> dict[str, Any]:
     Wilson's interval for accuracy, a normal one for cost.
     """
     graded = [each.correct for each in group if each.correct is not None]
-    costs = [each.eflops for each in group if each.eflops is not None]
+    costs = [each.cost for each in group if each.cost is not None]
     return {
         "queries": len(group),
         "accuracy": _wilson(sum(graded), len(graded)),
-        "eflops": _mean(costs),
+        "cost": _mean(costs),
     }
 
 
@@ -161,13 +161,13 @@ def series(listed: Sequence[Listed]) -> list[dict[str, Any]]:
     for start in range(0, len(ordered), size):
         group = ordered[start : start + size]
         graded = [each.correct for each in group if each.correct is not None]
-        costs = [each.eflops for each in group if each.eflops is not None]
+        costs = [each.cost for each in group if each.cost is not None]
         found.append(
             {
                 "at": group[-1].created_ms // 1000,
                 "queries": len(group),
                 "accuracy": sum(graded) / len(graded) if graded else None,
-                "eflops": sum(costs) / len(costs) if costs else None,
+                "cost": sum(costs) / len(costs) if costs else None,
             }
         )
     return found

@@ -345,7 +345,9 @@ class AggregatorService(Keyed[JoinRow]):
         if scored is not None:
             metrics.answers.labels(scored.status).inc()
             if scored.price is not None and scored.price.unit == "usd":
-                model = message.action.model if isinstance(message, Decision | Answer) and message.action else ""
+                model = (
+                    message.action.model if isinstance(message, Decision | Answer) and message.action else ""
+                )
                 metrics.usd.labels(model).inc(scored.price.cost)
             elif scored.price is not None:
                 metrics.eflops.labels("prefill").inc(scored.price.prefill_eflops)

@@ -267,7 +267,12 @@ class Pacing:
             return
         del self._shown[name]
         shown = self._metrics
-        for gauge in (shown.objective_price, shown.objective_cost, shown.objective_usd, shown.objective_accuracy):
+        for gauge in (
+            shown.objective_price,
+            shown.objective_cost,
+            shown.objective_usd,
+            shown.objective_accuracy,
+        ):
             gauge.remove_by_labels({"objective": name})
 
     def _show(self, name: str, target: Target, account: BudgetStatus | None, *, in_usd: bool) -> None:

@@ -177,7 +177,7 @@ def test_a_model_and_an_objective_come_and_go_at_run_time(live: Any) -> None:
     assert "mini-1m added to group mini" in done.stdout
     assert "mini-1m" in live.run("catalogue", "list").stdout
     assert "ok, mini-1m/1/1/1" in live.run("ask", "What is 2 + 3, number 0?", "--pin", "mini-1m/1/1/1").stderr
-    assert "an eFLOP of mini-1m costs 2.5" in live.run("catalogue", "price", "mini-1m", "2.5").stdout
+    assert "mini-1m charges 2.5 an eFLOP" in live.run("catalogue", "price", "mini-1m", "2.5").stdout
     assert re.search(r"mini-1m.*2\.5", live.run("catalogue", "list").stdout)
     dear = json.loads(live.run("ask", "What is 2 + 3, number 0?", "--pin", "mini-1m/1/1/1", "--json").stdout)
     assert "an eFLOP costs 2.5" in " ".join(live.run("explain", dear["query_id"]).stdout.split())

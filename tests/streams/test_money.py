@@ -34,7 +34,8 @@ from tests.support.cluster import (
     worker_of,
 )
 from tests.support.cluster import served as run_through
-from tests.support.house import House
+from tests.support.house import ASK, House
+from tests.support.recorded import question
 from tests.support.upstream import Upstream
 
 CHEAP = {"input": 0.15, "cached_input": 0.075, "output": 0.6}
@@ -285,3 +286,79 @@ def test_without_prices_a_cost_range_is_derived_in_eflops(
     entry = PriceFactorEntry(name="small", prices=Prices(**CHEAP))
     with pytest.raises(CatalogueError, match="field price: is in usd, but costs are in eflops"):
         Control(settings).steering.after(entry, 3)
+
+
+def test_the_gateway_speaks_of_usd_where_costs_are(
+    in_usd: Callable[..., House], two: tuple[Upstream, Upstream]
+) -> None:
+    small, large = two
+    house = in_usd(priced("small", small, CHEAP, n=[1, 4]), priced("large", large, DEAR))
+    reply = asked(house, 3, model="small/4/1/1")
+    usages = [usage for _, usage in served(small)]
+    assert (reply["uniscale"]["eflops"], len(usages)) == (None, 4)
+    assert reply["uniscale"]["usd"] == pytest.approx(usd(usages, CHEAP), rel=1e-12)
+    billed = [sum(each[name] for each in usages) for name in ("prompt_tokens", "completion_tokens")]
+    assert [reply["usage"][name] for name in ("prompt_tokens", "completion_tokens")] == billed
+    [reward] = house.closing(reply["id"])
+    with house.http() as client:
+        now = client.get("/v1/now").json()
+        assert now["unit"] == "usd"
+        shown = client.get(f"/v1/queries/{reply['id']}").json()
+        assert shown["decision"]["prices"] == CHEAP
+        [listed] = client.get("/v1/queries").json()["data"]
+        assert listed["usd"] == reply["uniscale"]["usd"] == reward.price.cost  # type: ignore[union-attr]
+        asked_first = {"model": "auto", "messages": [{"role": "user", "content": "number 3?"}]}
+        found = client.post("/v1/decide", json=asked_first).json()
+        assert found["objective"]["unit"] == "usd"
+    counted = house.call(lambda c: next(w.metrics for w in c.workers if w.service == "aggregator").text())
+    assert f'uniscale_usd_total{{model="small"}} {reward.price.cost}' in counted.decode()  # type: ignore[union-attr]
+
+
+def test_what_a_key_may_spend_a_day_is_in_usd(
+    in_usd: Callable[..., House], two: tuple[Upstream, Upstream]
+) -> None:
+    small, _ = two
+    house = in_usd(priced("small", small, CHEAP))
+    body = {"model": "auto", "messages": [{"role": "user", "content": "What, number 1?"}]}
+    cost = usd([{"prompt_tokens": 7, "completion_tokens": 2}], CHEAP)
+    rich, other = house.key("rich", usd_per_day=1.5 * cost), house.key("other", eflops_per_day=1e15)
+    house.until(lambda: house.http(rich).get("/v1/models").status_code == 200, "the keys")
+    with house.http(rich) as client:
+        first = client.post(ASK, json=body)
+        assert first.status_code == 200, first.text
+        house.closing(first.json()["id"])
+        refused = client.post(ASK, json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    assert "USD in 24 hours" in refused.json()["error"]["message"]
+    with house.http(other) as client:
+        refused = client.post(ASK, json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "quota_in_another_unit")
+    assert "keys add other --usd-per-day" in refused.json()["error"]["message"]
+
+
+def test_no_query_costs_more_than_its_budget(
+    in_usd: Callable[..., House], two: tuple[Upstream, Upstream]
+) -> None:
+    _, large = two
+    large.says = lambda body: "so " * 60 + "\\boxed{5}"
+    house = in_usd(priced("large", large, DEAR, n=[1, 4]))
+    text, _ = question(0)
+    most = len(text.encode()) + 16
+    for n, tokens in ((1, 30), (4, 40), (1, 0)):
+        budget = (n * most * 2.5 + tokens * 10.0) / 1e6
+        uniscale = {"budget": {"usd": budget}}
+        before = len(served(large))
+        reply = asked(house, 0, model=f"large/{n}/1/1", graded=False, uniscale=uniscale)
+        usages = [usage for _, usage in served(large)[before:]]
+        assert len(usages) == (n if tokens else 0)
+        assert sum(usage["completion_tokens"] for usage in usages) <= tokens
+        assert usd(usages, DEAR) <= budget
+        if not tokens:
+            assert reply["uniscale"]["error"] == "the budget of usd ran out"
+    with house.http() as client:
+        body = {"model": "auto", "messages": [{"role": "user", "content": text}]}
+        refused = client.post(ASK, json={**body, "uniscale": {"budget": {"eflops": 1e12}}})
+    assert refused.status_code == 400, refused.text
+    assert (
+        "budget.eflops: is given, but costs are in USD; give budget.usd" in refused.json()["error"]["message"]
+    )

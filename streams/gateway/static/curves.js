@@ -1,11 +1,11 @@
 // Accuracy and cost over time, the policy's beside its control's, with changes of catalogue and objectives marked.
 
 import uPlot from '/static/vendor/uPlot.esm.js';
-import { clock, eflops, el } from '/static/dom.js';
+import { clock, cost, el } from '/static/dom.js';
 
 const KINDS = [
   { title: 'Accuracy, %', of: (point) => (point.accuracy === null ? null : 100 * point.accuracy), ticks: (u, values) => values.map((v) => v.toFixed(0)) },
-  { title: 'Mean eFLOPs', of: (point) => point.eflops, ticks: (u, values) => values.map(eflops) },
+  { title: 'Mean cost', of: (point) => point.cost, ticks: (u, values) => values.map(cost) },
 ];
 
 export function curves() {

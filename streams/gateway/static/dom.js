@@ -43,8 +43,15 @@ export function tile(value, label) {
 
 export const percent = (share) => (share === null || share === undefined ? '–' : `${(100 * share).toFixed(0)} %`);
 
-export function eflops(value) {
+// The unit of costs, `eflops` or `usd`: one for a whole deployment, as the gateway says.
+let unit = 'eflops';
+export const counted = (said) => { unit = said ?? unit; };
+export const named = () => unit;
+export const inUnit = () => (unit === 'usd' ? 'USD' : 'eFLOPs');
+
+export function cost(value) {
   if (value === null || value === undefined) return '–';
+  if (unit === 'usd') return value.toPrecision(3);
   const units = ['', ' k', ' M', ' G', ' T', ' P', ' E'];
   let at = 0;
   while (Math.abs(value) >= 1000 && at < units.length - 1) { value /= 1000; at += 1; }

@@ -2,7 +2,7 @@
 
 import { get } from '/static/api.js';
 import { curves } from '/static/curves.js';
-import { clock, eflops, el, percent, replace, table, tile } from '/static/dom.js';
+import { clock, cost, counted, el, inUnit, named, percent, replace, table, tile } from '/static/dom.js';
 
 const EVERY_MS = 3000;
 
@@ -14,6 +14,7 @@ export async function now(view) {
   const refresh = async () => {
     const [found, latest] = await Promise.all([get('/v1/now?limit=1000'), get('/v1/queries?limit=20')]);
     seen = Date.now() / 1000;
+    counted(found.unit);
     parts.said.textContent = '';
     replace(parts.top, header(found));
     drawn.show(found.series, found.marks);
@@ -30,7 +31,7 @@ function header(found) {
   const { policy, control } = found.cohorts;
   const arm = (name, group) => [
     tile(percent(group.accuracy?.mean), `accuracy of the ${name}${spread(group.accuracy, percent)}`),
-    tile(eflops(group.eflops?.mean), `mean eFLOPs of the ${name}${spread(group.eflops, eflops)}`)];
+    tile(cost(group.cost?.mean), `mean ${inUnit()} of the ${name}${spread(group.cost, cost)}`)];
   return [
     el('p', { class: 'sentence', 'aria-live': 'polite' }, sentence(found)),
     el('div', { class: 'tiles' },
@@ -62,8 +63,8 @@ function chosenFor(found, kind) {
   if (found.every((g) => g.of === null || /^\d+$/.test(g.of))) found = [...found].sort((a, b) => (a.of ?? Infinity) - (b.of ?? Infinity));
   const often = (group) => group.choices.map((c) => `${c.action} (${percent(c.queries / group.queries)})`).join(', ');
   return [el('h2', {}, `Chosen by ${kind}`),
-    table(`Chosen by ${kind}`, [titled(kind), 'Queries', 'Most often', 'Accuracy', 'Mean eFLOPs'],
-      found.map((g) => [name(g.of), String(g.queries), el('td', { class: 'text' }, often(g)), percent(g.accuracy?.mean), eflops(g.eflops?.mean)]))];
+    table(`Chosen by ${kind}`, [titled(kind), 'Queries', 'Most often', 'Accuracy', `Mean ${inUnit()}`],
+      found.map((g) => [name(g.of), String(g.queries), el('td', { class: 'text' }, often(g)), percent(g.accuracy?.mean), cost(g.cost?.mean)]))];
 }
 
 // Of the first two keys, the second's values down, the first's across. In each cell what is chosen most often, and how often.
@@ -85,8 +86,8 @@ function tables(found, latest) {
   return [
     el('h2', {}, 'What the policy chooses'),
     found.choices.length
-      ? table('What the policy chooses', ['Configuration', 'Queries', 'Accuracy', 'Mean eFLOPs'],
-        found.choices.map((c) => [c.action, String(c.queries), percent(c.accuracy?.mean), eflops(c.eflops?.mean)]))
+      ? table('What the policy chooses', ['Configuration', 'Queries', 'Accuracy', `Mean ${inUnit()}`],
+        found.choices.map((c) => [c.action, String(c.queries), percent(c.accuracy?.mean), cost(c.cost?.mean)]))
       : el('p', { class: 'quiet' }, 'Nothing yet.'),
     ...crossed(found.crossed, found.group_by),
     ...[...found.group_by, 'objective'].flatMap((kind) => chosenFor(found.by[kind], kind) ?? []),
@@ -109,10 +110,10 @@ function state(model) {
 const workers = (count) => (count === 0 ? el('span', { class: 'bad' }, 'none') : count === null ? null : String(count));
 
 export function list(queries) {
-  return table('Queries', ['Time', 'Question', 'Configuration', 'Status', 'Right', 'eFLOPs'], queries.map((q) => [
+  return table('Queries', ['Time', 'Question', 'Configuration', 'Status', 'Right', inUnit()], queries.map((q) => [
     clock(q.created),
     el('td', { class: 'text' }, el('a', { href: `#query/${encodeURIComponent(q.id)}` }, q.question || q.id)),
-    q.action, q.status, right(q.correct), eflops(q.eflops),
+    q.action, q.status, right(q.correct), cost(q[named()]),
   ]));
 }
 

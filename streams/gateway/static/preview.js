@@ -1,7 +1,7 @@
 // What would run: asked again at every change of the question, the slider or the model. Nothing runs for it.
 
 import { Refused, post } from '/static/api.js';
-import { eflops, el, percent, table } from '/static/dom.js';
+import { cost, counted, el, inUnit, named, percent, table } from '/static/dom.js';
 
 const PAUSE_MS = 150;
 
@@ -43,6 +43,7 @@ export function preview(body) {
 
 // The choice in words: what, why, and what came second.
 export function explain(found) {
+  counted(found.objective.unit);
   const { choice, runner_up: second } = found;
   const learned = found.policy.version > 0;
   const said = [el('b', {}, found.action)];
@@ -54,7 +55,7 @@ export function explain(found) {
   else if (found.reason !== 'pinned') said.push(` ${reward(choice)}.`);
   if (learned && second) said.push(` The runner-up is ${second.action}${second.predicted ? `: ${terms(second)}` : ''}; it ranks ${(choice.score - second.score).toPrecision(2)} lower.`);
   if (found.reason === 'policy' && choice.propensity !== null && choice.propensity < 0.995) said.push(` With a chance of ${percent(1 - choice.propensity)} another one runs, to explore or as the control group.`);
-  if (found.shortfall !== null && found.objective.mean_cost) said.push(` The target of ${eflops(found.objective.mean_cost)} eFLOPs a query cannot be met: recent queries cost ${eflops(found.shortfall)} at least.`);
+  if (found.shortfall !== null && found.objective.mean_cost) said.push(` The target of ${cost(found.objective.mean_cost)} ${inUnit()} a query cannot be met: recent queries cost ${cost(found.shortfall)} at least.`);
   else if (found.shortfall !== null) said.push(` The target of ${percent(found.objective.accuracy)} of the accuracy within reach cannot be met: ${percent(found.shortfall)} can be had on recent queries.`);
   if (!found.served) said.push(' No executor serves it now, so the question would wait.');
   for (const [model, drift] of Object.entries(found.drifted)) said.push(el('span', { class: 'drift' }, noticed(model, drift)));
@@ -71,14 +72,14 @@ function noticed(model, { cost, accuracy_seq: since }) {
 
 // A regression may predict more than everything, or less than nothing.
 const share = (value) => percent(Math.min(1, Math.max(0, value)));
-const terms = ({ predicted }) => `predicted accuracy ${share(predicted.correct)} at about ${eflops(predicted.eflops)} eFLOPs`;
+const terms = ({ predicted }) => `predicted accuracy ${share(predicted.correct)} at about ${cost(predicted[named()])} ${inUnit()}`;
 const reward = ({ mean, width }) => `Its expected reward is ${mean.toFixed(3)} ± ${Math.abs(width).toFixed(3)}`;
 
 function configurations(found) {
   const rows = found.configurations.slice(0, 8).map((c) => [
-    c.action, c.predicted ? share(c.predicted.correct) : null, c.predicted ? eflops(c.predicted.eflops) : null,
+    c.action, c.predicted ? share(c.predicted.correct) : null, c.predicted ? cost(c.predicted[named()]) : null,
     c.mean.toFixed(3), Math.abs(c.width).toFixed(3), c.score.toFixed(3), c.propensity === null ? null : percent(c.propensity)]);
-  return table('The best configurations', ['Configuration', 'Predicted accuracy', 'Predicted eFLOPs', 'Expected reward', 'Width', 'Score', 'Chance'], rows);
+  return table('The best configurations', ['Configuration', 'Predicted accuracy', `Predicted ${inUnit()}`, 'Expected reward', 'Width', 'Score', 'Chance'], rows);
 }
 
 function grounds(found) {

@@ -1,7 +1,7 @@
 // One query: what was chosen and why, the search, the answer, its price, and feedback.
 
 import { get, post } from '/static/api.js';
-import { eflops, el, table } from '/static/dom.js';
+import { cost, counted, el, inUnit, table } from '/static/dom.js';
 import { drawTree, legend, listed } from '/static/tree.js';
 import { list, right } from '/static/now.js';
 
@@ -29,6 +29,7 @@ export function story(found, again) {
     parts.push(el('p', {}, `Status ${found.answer.status}${found.answer.score === null ? (found.answer.text ? ', no verifier scored it' : '') : `, verifier's score ${found.answer.score.toFixed(3)}`}${found.answer.error ? `: ${found.answer.error}` : ''}. `, found.reward ? el('span', {}, 'Right: ', right(found.reward.correct)) : ''));
     parts.push(feedback(found.id, again));
     if (found.answer.eflops) parts.push(el('h2', {}, 'Price, eFLOPs'), price(found.answer.eflops));
+    if (found.answer.usd) parts.push(el('h2', {}, 'Price, USD'), billed(found.answer));
     parts.push(el('h2', {}, 'Time, seconds'), time(found.answer.timings));
   } else parts.push(el('p', { class: 'quiet' }, 'No answer yet.'));
   if (found.search?.length) parts.push(el('h2', {}, 'Search'), legend(), drawTree(found.search), listed(found.search));
@@ -36,6 +37,7 @@ export function story(found, again) {
 }
 
 export function why(decision) {
+  counted(decision.objective.unit);
   const out = decision.candidates > 1 ? ` out of ${decision.candidates} configurations` : '';
   const seconds = [`${decision.action} was chosen${out}`];
   const reasons = { policy: 'by the policy', 'warm-up': 'at random, because the policy is still warming up', floor: 'at random, by the exploration floor', pinned: 'because the request asked for it', control: 'because the query is in the control group' };
@@ -54,7 +56,7 @@ function second({ action, mean, width, runners_up: [next] }) {
 
 function purpose(objective) {
   if (objective.name) return `the objective ${objective.name}`;
-  if (objective.aim === 'mean_cost') return `a mean cost of ${eflops(objective.mean_cost)} eFLOPs`;
+  if (objective.aim === 'mean_cost') return `a mean cost of ${cost(objective.mean_cost)} ${inUnit()}`;
   if (objective.aim === 'accuracy') return `${(100 * objective.accuracy).toFixed(0)} % of the accuracy within reach`;
   const { correct, score, cost } = objective.weights;
   return `weights of ${correct.toFixed(2)} for correctness, ${score.toFixed(2)} for the score and ${cost.toFixed(2)} for cost`;
@@ -66,8 +68,11 @@ function runners(decision) {
     decision.runners_up.map((c) => [c.action, c.mean.toFixed(3), c.width.toFixed(3), c.score.toFixed(3)]));
 }
 
+const billed = ({ usd, usage }) => table('Price', ['Prompt tokens', 'Of them cached', 'Generated tokens', 'USD'],
+  [[String(usage.prompt_tokens), String(usage.prompt_tokens_details.cached_tokens), String(usage.completion_tokens), usd.toPrecision(3)]]);
+
 const price = (parts) => table('Price', ['Prefill', 'Decoding', 'Verification', 'Total'],
-  [[eflops(parts.prefill), eflops(parts.decoding), eflops(parts.verifier), eflops(parts.total)]]);
+  [[cost(parts.prefill), cost(parts.decoding), cost(parts.verifier), cost(parts.total)]]);
 
 const COMPONENTS = {
   admission_s: 'Admission', embed_s: 'Embedding', decide_s: 'Decision', queue_s: 'Queue', generate_s: 'Generation', verify_s: 'Verification',

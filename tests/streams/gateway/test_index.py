@@ -95,10 +95,10 @@ def test_records_may_come_in_any_order_and_twice(order: tuple[int, ...]) -> None
 def test_the_list_says_where_the_time_of_an_answer_went() -> None:
     index, spent = Index(100), Spent(admission_s=0.25, generate_s=1.5)
     index.query(query("q"), 1000)
-    assert routes._listed(index.latest(1)[0])["timings"] is None
+    assert routes._listed(index.latest(1)[0], "eflops")["timings"] is None
     answer = structs.replace(told("q"), spent=spent)
     index.answer(answer, encode(answer), 3000)
-    timings = routes._listed(index.latest(1)[0])["timings"]
+    timings = routes._listed(index.latest(1)[0], "eflops")["timings"]
     assert timings == {**structs.asdict(spent), "rest_s": 0.25, "total_s": 2.0}
     assert timings == responses.timings(spent, index.timeline("q").total_s)
 

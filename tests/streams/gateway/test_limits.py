@@ -178,7 +178,7 @@ def test_gateways_that_read_one_log_count_the_same() -> None:
     assert first.usage.used("other", now_ms) == Used(mean=8.0)
     # Without an Answer a query stops to count when it must have expired.
     later = first.usage.used("k", now_ms + 3_600_000)
-    assert (later.minute, later.in_flight, later.reserved, later.eflops) == (0, 0, 0.0, 8.0)
+    assert (later.minute, later.in_flight, later.reserved, later.spent) == (0, 0, 0.0, 8.0)
     assert first.usage.used("k", now_ms + 26 * 3_600_000).spent == 0.0
 
 

@@ -40,7 +40,7 @@ async def test_a_gateway_that_starts_again_knows_what_a_key_spent_in_a_day(
         await asyncio.sleep(120)  # rewards open for feedback have closed, too
 
     def spent() -> float:
-        return gateways[-1].index.usage.used("0f", cluster.broker.now_ms()).eflops
+        return gateways[-1].index.usage.used("0f", cluster.broker.now_ms()).spent
 
     await asked(0, 10)
     await asyncio.sleep(20 * HOUR_S)

@@ -20,13 +20,13 @@ def listed(at: int, **known: Any) -> Listed:
 
 def answered(at: int, cohort: str, correct: float, eflops: float) -> Listed:
     return listed(
-        at, cohort=cohort, randomised=True, status="ok", action="m/1/1/1", correct=correct, eflops=eflops
+        at, cohort=cohort, randomised=True, status="ok", action="m/1/1/1", correct=correct, cost=eflops
     )
 
 
 def test_nothing_is_said_of_nothing() -> None:
     found = now([])
-    assert found["cohorts"]["policy"] == {"queries": 0, "accuracy": None, "eflops": None}
+    assert found["cohorts"]["policy"] == {"queries": 0, "accuracy": None, "cost": None}
     assert uplift([])["accuracy_difference"] is None
 
 
@@ -44,7 +44,7 @@ def test_the_policy_beside_the_control_group() -> None:
 def test_what_no_draw_gave_to_a_cohort_is_not_compared() -> None:
     """Pinned queries, for instance: they say nothing of the policy, and are no random sample either."""
     queries = [answered(0, "policy", 1.0, 1e9), answered(1, "control", 1.0, 1e9)]
-    pinned = [listed(2, cohort="policy", randomised=False, status="ok", correct=0.0, eflops=1e12)]
+    pinned = [listed(2, cohort="policy", randomised=False, status="ok", correct=0.0, cost=1e12)]
     assert uplift(queries + pinned) == uplift(queries)
 
 
@@ -72,7 +72,7 @@ def test_whatever_is_known_the_numbers_can_be_sent(
             action=c and "m/1/1/1",
             status=s,
             correct=r,
-            eflops=e,
+            cost=e,
         )
         for at, (c, s, r, e) in enumerate(rows)
     ]
@@ -84,7 +84,7 @@ def test_whatever_is_known_the_numbers_can_be_sent(
 def test_what_is_chosen_for_whom() -> None:
     queries = [
         listed(at, action="big/1/1/1" if at % 3 else "small/1/1/1", groups=("algebra" if at < 9 else None, "5"),
-               objective="thrift", status="ok", correct=1.0, eflops=2e9)
+               objective="thrift", status="ok", correct=1.0, cost=2e9)
         for at in range(12)
     ]  # fmt: skip
     queries.append(listed(12, groups=("algebra", None)))  # not decided yet
@@ -112,14 +112,12 @@ def test_paired_baselines_are_the_control_where_no_draw_made_one() -> None:
     def pair(at: int) -> list[Listed]:
         pinned = {"baseline_of": f"q-{at}", "action": "big/2/1/1", "reason": "pinned", "cohort": "policy"}
         return [
-            listed(at, cohort="policy", status="ok", action="m/1/1/1", correct=0.5, eflops=1e9),
-            structs.replace(
-                listed(at + 1, status="ok", correct=1.0, eflops=2e9, **pinned), query_id=f"t-{at}"
-            ),
+            listed(at, cohort="policy", status="ok", action="m/1/1/1", correct=0.5, cost=1e9),
+            structs.replace(listed(at + 1, status="ok", correct=1.0, cost=2e9, **pinned), query_id=f"t-{at}"),
         ]
 
     queries = [each for at in range(0, 100, 2) for each in pair(at)]
-    lonely = listed(999, cohort="policy", status="ok", action="m/1/1/1", correct=0.0, eflops=9e9)
+    lonely = listed(999, cohort="policy", status="ok", action="m/1/1/1", correct=0.0, cost=9e9)
     found = uplift([lonely, *queries])
     assert found["accuracy_difference"]["mean"] == -0.5
     assert found["cost_ratio"]["mean"] == 0.5
