@@ -115,7 +115,7 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return bool(self.tool_calls) or self.role == "tool"
 
 
-class Budget(Struct, frozen=True, kw_only=True):
+class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Limits on what a search may spend; when one runs out, the best completed path is the answer.
 
     Attributes:

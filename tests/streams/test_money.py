@@ -306,12 +306,12 @@ def test_the_gateway_speaks_of_usd_where_costs_are(
         shown = client.get(f"/v1/queries/{reply['id']}").json()
         assert shown["decision"]["prices"] == CHEAP
         [listed] = client.get("/v1/queries").json()["data"]
-        assert listed["usd"] == reply["uniscale"]["usd"] == reward.price.cost  # type: ignore[union-attr]
+        assert listed["usd"] == reply["uniscale"]["usd"] == reward.price.cost
         asked_first = {"model": "auto", "messages": [{"role": "user", "content": "number 3?"}]}
         found = client.post("/v1/decide", json=asked_first).json()
         assert found["objective"]["unit"] == "usd"
     counted = house.call(lambda c: next(w.metrics for w in c.workers if w.service == "aggregator").text())
-    assert f'uniscale_usd_total{{model="small"}} {reward.price.cost}' in counted.decode()  # type: ignore[union-attr]
+    assert f'uniscale_usd_total{{model="small"}} {reward.price.cost}' in counted.decode()
 
 
 def test_what_a_key_may_spend_a_day_is_in_usd(
