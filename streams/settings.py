@@ -416,7 +416,7 @@ class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{fiel
     recent: int = 20_000
     # Streams that an API key may have open at once.
     streams: int = 256
-    # GET requests that an API key may make a minute, and feedbacks if it has no limit of requests.
+    # GET requests that an API key may make a minute, and feedback requests of a key without `--per-minute`.
     reads: int = 600
     # Metadata keys by which the page groups choices, for instance `family, level`; the first two also together.
     group_by: tuple[str, ...] = ()

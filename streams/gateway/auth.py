@@ -499,7 +499,7 @@ class Gate:
         """Count feedback of a key. Raises ApiError 429 above its limit of requests, or else of reads."""
         if who.entry is not None:
             most = who.entry.per_minute or self._most_reads
-            _count(_lately(self._feedback[who.key], now_ms), most, "feedbacks", now_ms)
+            _count(_lately(self._feedback[who.key], now_ms), most, "feedback requests", now_ms)
 
     def preview(self, who: Credential, size: int, used: Used, now_ms: int) -> None:
         """Count or refuse a preview, which costs the decider as much as a decision.

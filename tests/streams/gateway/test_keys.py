@@ -26,7 +26,8 @@ def test_feedback_is_limited_by_the_minute(house: Callable[..., House]) -> None:
     with guarded.http(guarded.key("shop", per_minute=2)) as client:
         told = {"id": client.post(ASK, json=PLAIN).json()["id"], "value": True}
         assert [client.post("/v1/feedback", json=told).json()["duplicate"] for _ in range(2)] == [False, True]
-        assert "2 feedbacks a minute" in refused(client.post("/v1/feedback", json=told), 429)["message"]
+        told_thrice = refused(client.post("/v1/feedback", json=told), 429)
+        assert "2 feedback requests a minute" in told_thrice["message"]
 
 
 def test_keys_scopes_and_tenants(house: Callable[..., House]) -> None:
