@@ -70,7 +70,7 @@ FIXES = {
         "shortfall",
         {
             "    if best <= 0.0:\n"
-            "        return None  # nothing was right yet: what share can be had is not known\n": ""
+            "        return None  # no answer was right yet: the feasible share is unknown\n": ""
         },
         (198,),
     ),
