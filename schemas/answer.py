@@ -6,20 +6,11 @@ from msgspec import Meta, Struct, field
 
 from schemas.action import Action
 from schemas.errors import InvalidField
+from schemas.failure import QUESTIONABLE, Cause, Fault
 from schemas.forest import Count, Draft, Limits, Unit
 from schemas.record import Record, check_id
 from schemas.search import Billed, Served
 from schemas.spent import Spent
-
-Fault = Literal["", "infrastructure", "model"]
-"""infrastructure: an endpoint, an engine or a machine failed, which says nothing about the action. model: the action's
-model produced no text, which counts as a wrong answer; `cause` says why."""
-
-Cause = Literal["", "timeout", "empty", "undecodable", "refused", "filtered"]
-"""Why a search ended without a text. timeout: the model was still generating when the deployment's time limit for a
-search ran out, or its server did not reply in time. empty: a completion without text. undecodable: the reply was not a
-completion. refused: the model's server refused the request (400, 413, 422). filtered: a content filter withheld the
-text. Empty: anything else."""
 
 Status = Literal["ok", "unfinished", "budget", "expired", "failed", "rejected", "cancelled"]
 """ok: a completed path. unfinished: no path completed; the best cut-off one is returned and flagged. budget: tokens,
@@ -32,10 +23,6 @@ FAILURES: Final[frozenset[Status]] = frozenset({"expired", "failed"})
 
 UNCOUNTED: Final[frozenset[Status]] = frozenset({"cancelled", "rejected"})
 """These say nothing about the choice of a configuration."""
-
-
-QUESTIONABLE: Final[frozenset[Cause]] = frozenset({"refused", "filtered"})
-"""Causes blamed on the question, unless the model fails the operator's probe as well."""
 
 
 class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,6 +73,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         status: How it ended.
         by: The service that wrote it.
         action: The action that ran; None when none was chosen.
+        attempt: Which attempt at the query it ends, 1 for the first.
         group: The executor group that ran it; empty when none did.
         seq: The Decision's sequence number; None without one.
         text: The chosen path's text; None when there is none.
@@ -121,6 +109,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     status: Status
     by: str
     action: Action | None = None
+    attempt: Count = 1
     group: str = ""
     seq: Count | None = None
     text: str | None = None

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from schemas.action import Action
+from schemas.errors import InvalidField
+from schemas.failure import EarlierAttempt
 from schemas.forest import Count, PriceFactor
 from schemas.objective import ObjectiveInForce
 from schemas.prices import Prices
@@ -64,7 +66,7 @@ class PolicyState(Struct, frozen=True, kw_only=True):
 
 
 class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
-    """The action chosen for one query. Key: query_id.
+    """The action chosen for one query, or for a further attempt at it. Key: query_id.
 
     Attributes:
         query: The whole Query: the executor needs text and budget, the aggregator reference and deadlines.
@@ -99,6 +101,10 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         spent: Where its time has gone so far.
         verified: Which models a verifier scored when it was made. Unless `all`, no score stands in for a correctness
             that nobody told.
+        attempt: Which attempt at the query it is, 1 for the first. A later one has the objective and the cohort of the
+            first and is never `randomised`; its propensity is given what was excluded.
+        excluded: Models left out because an earlier attempt failed on them, or on the server that they share with it.
+        earlier: The attempts before it, which failed.
     """
 
     query: Query
@@ -129,10 +135,16 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     prices: Prices | None = None
     spent: Spent = field(default_factory=Spent)
     verified: Verified = "all"
+    attempt: Count = 1
+    excluded: tuple[str, ...] = ()
+    earlier: tuple[EarlierAttempt, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a decision that no executor could run."""
         check_group("Decision", self.group)
+        if [each.attempt for each in self.earlier] != list(range(1, self.attempt)):
+            why = f"is not attempts 1 to {self.attempt - 1}; give each that failed before attempt {self.attempt}"
+            raise InvalidField("Decision", "earlier", why)
 
     @property
     def query_id(self) -> str:

@@ -165,14 +165,14 @@ def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> d
 def readable_id(value: bytes | None) -> str | None:
     """Return the query_id in an arbitrary value, or None when it has no valid one.
 
-    The id is the record's own or that of the Query or SearchStep it carries. A poison record with a readable id still
+    The id is the record's own or that of the Query, SearchStep or Answer it carries. A poison record with a readable id still
     gets an Answer, so only an id that can be a key is returned.
     """
     try:
         plain = load(value)
     except UniscaleError:
         return None
-    for carrier in (plain, plain.get("query"), plain.get("search")):
+    for carrier in (plain, plain.get("query"), plain.get("search"), plain.get("answer")):
         if isinstance(carrier, dict):
             found = carrier.get("query_id")
             if isinstance(found, str) and is_id(found):
@@ -184,6 +184,7 @@ class _Carrier(Struct):
     query_id: str = ""
     query: "_Carrier | None" = None
     search: "_Carrier | None" = None
+    answer: "_Carrier | None" = None
 
 
 _carriers = msgspec.json.Decoder(_Carrier)
@@ -199,7 +200,7 @@ def quick_id(value: bytes | None) -> str | None:
         carrier = _carriers.decode(_unframed(plain, "record") if plain.startswith(_ZSTD_MAGIC) else plain)
     except (UniscaleError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return readable_id(value)  # fields with these names may hold anything
-    for each in (carrier, carrier.query, carrier.search):
+    for each in (carrier, carrier.query, carrier.search, carrier.answer):
         if each is not None and each.query_id and is_id(each.query_id):
             return each.query_id
     return None

@@ -5,9 +5,10 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from schemas.action import Action
-from schemas.answer import Fault, Status
+from schemas.answer import Status
 from schemas.decision import Verified
 from schemas.errors import InvalidField
+from schemas.failure import EarlierAttempt, Fault
 from schemas.forest import Count, PriceFactor, Unit
 from schemas.objective import CostUnit, ObjectiveInForce
 from schemas.prices import Billed, Prices
@@ -168,6 +169,9 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
             then unknown, but not because feedback failed to come.
         verified: As the Decision said. Unless it is `all`, one model's score says nothing about another's: the column
             Score takes the value of `correct`, and where that is not known, the cost alone is learned.
+        attempt: Which attempt at the query the Answer ends, 1 for the first. `seq`, `action`, `price` and `log_cost` are
+            its own; `charge` counts them all.
+        earlier: The attempts before it, which failed.
     """
 
     reward_id: str
@@ -194,6 +198,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     missing: str = ""
     closed_early: bool = False
     verified: Verified = "all"
+    attempt: Count = 1
+    earlier: tuple[EarlierAttempt, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse terms that contradict the kind."""
@@ -231,6 +237,12 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     def closes(self) -> bool:
         """Return whether this is the query's last reward."""
         return self.kind in CLOSING
+
+    @property
+    def cost(self) -> float | None:
+        """Return what the query cost, all attempts together; None when nothing ran, or nobody knows."""
+        before = sum(each.cost for each in self.earlier)
+        return before + self.price.cost if self.price is not None else before or None
 
     @property
     def failed(self) -> bool:

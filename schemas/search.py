@@ -29,7 +29,7 @@ class Served(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
     """The drafts of one step, for scoring. Key: query_id. Its value is a zstd frame.
 
-    The first record per (query_id, step), in offset order, counts.
+    The first record per (query_id, attempt, step), in offset order, counts.
 
     Attributes:
         query_id: The query's id.
@@ -42,6 +42,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
         engine: The engine that generates.
         sent_ms: When it was sent, ms since the epoch on the executor's clock.
         billed: The tokens so far as the upstream counted them; None where the engine counts them itself.
+        attempt: Which attempt at the query it belongs to, 1 for the first.
     """
 
     framed: ClassVar[bool] = True
@@ -56,6 +57,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
     engine: Served | None = None
     billed: Billed | None = None
     sent_ms: Millis = 0
+    attempt: Count = 1
 
     def __post_init__(self) -> None:
         """Refuse a step with nothing to score."""
@@ -97,7 +99,7 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Verification(Record, frozen=True, kw_only=True, tag="verification.v1"):
     """A scored step. Key: query_id. Its value is a zstd frame.
 
-    The first record per (query_id, step), in offset order, counts.
+    The first record per (query_id, attempt, step), in offset order, counts.
 
     Attributes:
         search: The whole SearchStep.

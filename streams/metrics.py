@@ -115,6 +115,12 @@ class Metrics:
             "model",
             "cause",
         )
+        self.failed_attempts = counter(
+            "failed_attempts",
+            "Attempts at queries that came to nothing: `retried` on another model, or `answered` so",
+            "model",
+            "outcome",
+        )
         self.probes = counter(
             "probes",
             "Operator's questions to models whose queries fail: `passed` or `failed`",

@@ -212,16 +212,19 @@ class QuerySettings(Section, frozen=True):
     """Defaults of queries, and how many are in flight."""
 
     LEAST: ClassVar = {
-        **dict.fromkeys(("max_in_flight", "max_open_rewards", "max_open_rewards_per_account"), 1),
+        **dict.fromkeys(("max_in_flight", "max_open_rewards", "max_open_rewards_per_account", "attempts"), 1),
         "feedback_wait_s": 0,
     }
-    MOST: ClassVar = {"timeout_s": MAX_TIMEOUT_S, "feedback_wait_s": MAX_WAIT_S}
+    MOST: ClassVar = {"timeout_s": MAX_TIMEOUT_S, "feedback_wait_s": MAX_WAIT_S, "attempts": 10}
     ABOVE_0: ClassVar = ("timeout_s",)
 
     # Queries admitted and not yet answered, in all; others wait in the embedder.
     max_in_flight: int = 256
     # Timeout of queries that set none: after it a query is answered `expired`.
     timeout_s: float = 600.0
+    # Most attempts at a query: if its model fails before any text was sent, another model is chosen for it. 1: none after
+    # the first.
+    attempts: int = 1
     # How long a reward waits for feedback after the answer, if the query has no reference and sets no wait itself.
     feedback_wait_s: float = 0.0
     # Most rewards that may wait for feedback. Beyond it, the oldest reward of the account with the most open ones is

@@ -22,7 +22,7 @@ class Timeline:
     Attributes:
         query: The Query that was decided; before the Decision, the first one on record.
         at_ms: Append times in ms since the epoch, by stage: query, context, decision, step/1, verification/1, …,
-            answer, feedback, reward/<kind>.
+            answer, feedback, reward/<kind>; of a further attempt, with its number: decision (2).
     """
 
     query_id: str
@@ -51,13 +51,13 @@ class Timeline:
                     if record.appended_ms:
                         self.at_ms["query"] = record.appended_ms
                 self.decisions.append(record)
-                stage = "decision"
+                stage = _stage("decision", record.attempt)
             case SearchStep():
                 self.steps.append(record)
-                stage = f"step/{record.step}"
+                stage = _stage(f"step/{record.step}", record.attempt)
             case Verification():
                 self.verifications.append(record)
-                stage = f"verification/{record.step}"
+                stage = _stage(f"verification/{record.step}", record.search.attempt)
             case Answer():
                 self.answers.append(record)
                 stage = "answer"
@@ -81,8 +81,10 @@ class Timeline:
 
     @property
     def decision(self) -> Decision | None:
-        """The Decision that counts: the first."""
-        return self.decisions[0] if self.decisions else None
+        """The Decision that counts: that of the Answer's attempt, or else of the last; of repeated ones, the first."""
+        answer = self.answer
+        ended = (d for d in self.decisions if answer is not None and d.seq == answer.seq)
+        return next(ended, max(self.decisions, key=lambda d: d.attempt, default=None))
 
     @property
     def answer(self) -> Answer | None:
@@ -108,7 +110,7 @@ class Timeline:
     def eflops(self) -> float | None:
         """Cost of the query from its closing Reward; None before that, and if nothing ran."""
         closing = self.closing
-        return None if closing is None or closing.price is None else closing.price.cost
+        return None if closing is None else closing.cost
 
     @property
     def total_s(self) -> float | None:
@@ -119,7 +121,12 @@ class Timeline:
     @property
     def repeats(self) -> int:
         """How many records repeat an earlier one."""
-        extra = sum(max(0, len(records) - 1) for records in (self.contexts, self.decisions, self.answers))
-        extra += len(self.steps) - len({s.step for s in self.steps})
-        extra += len(self.verifications) - len({v.step for v in self.verifications})
+        extra = sum(max(0, len(records) - 1) for records in (self.contexts, self.answers))
+        extra += len(self.decisions) - len({d.attempt for d in self.decisions})
+        extra += len(self.steps) - len({(s.attempt, s.step) for s in self.steps})
+        extra += len(self.verifications) - len({(v.search.attempt, v.step) for v in self.verifications})
         return extra + len(self.rewards) - len({r.kind for r in self.rewards})
+
+
+def _stage(name: str, attempt: int) -> str:
+    return name if attempt == 1 else f"{name} ({attempt})"

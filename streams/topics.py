@@ -71,6 +71,7 @@ class Topics:
         self.query = prefix + "query"
         self.context = prefix + "context"
         self.decision = prefix + "action-decision"
+        self.attempt_failed = prefix + "attempt-failed"
         self.search_step = prefix + "search-step"
         self.answer = prefix + "answer"
         self.feedback = prefix + "feedback"
@@ -131,6 +132,7 @@ class Topics:
             topic(self.context, "Context", "policy shard", ""),
             topic(self.decision, "Decision", "query_id", join, 30 * DAY_MS),
             topic(self.search_step, "SearchStep", "query_id", group_n, DAY_MS),
+            topic(self.attempt_failed, "AttemptFailed", "policy shard", "", 30 * DAY_MS),
             topic(self.answer, "Answer", "query_id", join, 30 * DAY_MS),
             topic(self.feedback, "Feedback", "query_id", join, 30 * DAY_MS),
             topic(self.due, "Due", "query_id", join, DAY_MS),

@@ -154,14 +154,15 @@ class Explored:
     ) -> list[Prediction]:
         """Return the inner predictions with the drawn action and the mixed probabilities."""
         inner = self.inner.predict(contexts, objectives, seed)
-        return [self._explored(of, seed, self.decisions + i) for i, of in enumerate(inner)]
+        pairs = enumerate(zip(inner, contexts, strict=True))
+        return [self._explored(of, seed, self.decisions + i, context.drawn) for i, (of, context) in pairs]
 
-    def _explored(self, of: Prediction, seed: int, round_: int) -> Prediction:
+    def _explored(self, of: Prediction, seed: int, round_: int, drawn: bool) -> Prediction:
         if round_ < self.warm_up:
             return uniform(of, seed, "warm-up")
         if self.floor:
             of = floored(of, self.floor, seed)
-        return controlled(of, self.control) if self.control else of
+        return controlled(of, self.control) if self.control and drawn else of
 
     def drifted(self) -> Mapping[str, Drift]:
         """Return the changes that the inner policy has detected."""

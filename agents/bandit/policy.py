@@ -163,11 +163,17 @@ class ActionVector:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One query to decide: its embedding s_q, shape (d_q,), and the actions it may use (None: all active)."""
+    """One query to decide: its embedding s_q, shape (d_q,), and the actions it may use (None: all active).
+
+    Attributes:
+        query_id: Id of the query, or of a further attempt at it: every random draw derives from it.
+        drawn: Whether its cohort is drawn. A further attempt keeps that of the first.
+    """
 
     query_id: str
     embedding: Vector
     allowed: frozenset[str] | None = None
+    drawn: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The decider: Context in, Decision out; Reward in, learning (Alg. 1)."""
+"""The decider: Context in, Decision out; Reward in, learning (Alg. 1); AttemptFailed in, another Decision or an Answer."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError
 from agents.catalogue.steering import Steering
 from agents.decider import snapshot
+from agents.decider.attempts import Before, Failure, Followed, affects, failed, superseded
 from agents.decider.fold import offer, tell
 from agents.decider.recovery import Records, Recovered, restore
 from agents.decider.rewards import Move, RewardRules, Verdict, applied
 from agents.decider.rows import (
+    ENDED,
     GROWTH,
     REFIT_BYTES,
     ActionRow,
@@ -49,10 +51,11 @@ from agents.decider.snapshot import EndedIds
 from schemas.action import Action
 from schemas.decision import MAX_SEED, Decision, PolicyState, Predicted, ScoredAction
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError
+from schemas.failure import attempt_id
 from schemas.objective import UNITS, CostUnit, ObjectiveInForce
 from schemas.prices import Prices, Rate
 from schemas.query import Origin, Query, QueryContext
-from schemas.record import MAX_VALUE, encode
+from schemas.record import MAX_VALUE, decode, encode
 from schemas.reward import Reward
 
 # Results of the decider: for each record a Decision, a changed row or an error.
@@ -86,10 +89,12 @@ class Learned:
 
     Attributes:
         rows: The new row of its query. If a call has refitted the policy, the estimates follow the last changed row.
+        ended: Attempts whose rows have ended.
     """
 
     query_id: str
     verdict: Verdict | None = None
+    ended: tuple[str, ...] = ()
     rows: tuple[tuple[bytes, bytes], ...] = ()
     error: UniscaleError | None = None
 
@@ -136,12 +141,14 @@ class DecisionEnvironment:
         space: The available actions of that catalogue.
         living: Models with a recent executor heartbeat; None assumes that all are running.
         waiting: Models of that catalogue that are not available yet because no server has embedded their actions.
+        excluded: Models left out because an earlier attempt at the query failed there.
     """
 
     steering: Steering
     space: ActionSpace
     living: frozenset[str] | None = None
     waiting: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
 
     def choices(self, query: Query) -> tuple[int, ...]:
         """Return the indices of the actions that a query may choose from.
@@ -157,9 +164,9 @@ class DecisionEnvironment:
                 f"{field}: {', '.join(sorted(asked))}: not on offer yet, because its descriptions are not embedded "
                 "(the decider's log says why); try again later, or allow another model"
             )
-        living, short = self.living, self.short_models(query)
-        if short:
-            living = (frozenset(self.space.models) if living is None else living) - short
+        living, left_out = self.living, self.short_models(query) | self.excluded
+        if left_out:
+            living = (frozenset(self.space.models) if living is None else living) - left_out
         return self.space.choices(
             pinned=pinned,
             allowed_models=None if allowed is None else [m for m in allowed if m not in self.waiting],
@@ -181,7 +188,7 @@ class DecisionEnvironment:
             for name in self.space.models
             if size > catalogue.model(name).engine.context_tokens * _TOKEN_BYTES
         )
-        able = set(self.space.models)
+        able = set(self.space.models) - self.excluded
         if self.living is not None:
             able &= self.living
         if query.allowed_models is not None:
@@ -213,6 +220,7 @@ def decisions(
     price_factors: Mapping[str, Rate],
     limit: int,
     timer: Timer,
+    before: Before | None = None,
 ) -> list[tuple[Decided, Row]]:
     """Return a Decision for each Context, all made from one state of the policy, with their rows.
 
@@ -227,6 +235,7 @@ def decisions(
         price_factors: What each model charges, as known to the policy; 1 for an eFLOP on those not listed.
         limit: Maximum bytes of a row.
         timer: Measures how long they take, which each Decision records.
+        before: What further attempts at their queries take over; None for first ones.
 
     Raises:
         UniscaleError: One of them must be rejected, whatever the others are.
@@ -235,8 +244,14 @@ def decisions(
     shadow_price = (
         cache(policy.pacer.shadow_price) if policy.pacer else None
     )  # made from one state, so the same for all
-    objectives = [in_force(record, environment, policy.name, shadow_price) for record, _ in asked]
-    contexts = [context_of(record, environment, encoder, policy.traits.surface) for record, _ in asked]
+    attempt = 1 if before is None else before.decision.attempt + 1
+    objectives = [
+        in_force(record, environment, policy.name, shadow_price) if before is None else before.decision.objective
+        for record, _ in asked
+    ]
+    contexts = [
+        context_of(record, environment, encoder, policy.traits.surface, attempt) for record, _ in asked
+    ]
     choices = choose(policy, contexts, [Objective.of(o) for o in objectives], seed)
     decide_s = timer() - began_s
     made = []
@@ -251,6 +266,7 @@ def decisions(
             seed=seed,
             price_factors=price_factors,
             decide_s=decide_s,
+            before=before,
         )
         value = encode(decision)
         if len(value) > limit:
@@ -266,10 +282,11 @@ def decisions(
             context_origin=origin,
             decision=msgspec.Raw(without_question(decision)),
             batch=seq,
+            attempt=attempt,
             tenant=record.query.account,
-            paced=choice.cohort == "policy" and record.query.pinned is None,
+            paced=decision.cohort == "policy" and record.query.pinned is None,
         )
-        stored = (record.query_id.encode(), encode_row(row, limit))
+        stored = (row.key, encode_row(row, limit))
         made.append((Decided(record.query_id, value, decision.group, stored), row))
     return made
 
@@ -315,7 +332,11 @@ def check_budget(query: Query, unit: CostUnit) -> None:
 
 
 def context_of(
-    record: QueryContext, environment: DecisionEnvironment, encoder: str = "", surface: bool = False
+    record: QueryContext,
+    environment: DecisionEnvironment,
+    encoder: str = "",
+    surface: bool = False,
+    attempt: int = 1,
 ) -> Context:
     """Return a Context as input of the policy.
 
@@ -324,6 +345,7 @@ def context_of(
         environment: The current choices.
         encoder: Id of the encoder of the action vectors; empty accepts any.
         surface: Whether surface counts of the question follow the embedding.
+        attempt: Which attempt at the query is to be decided.
 
     Raises:
         InvalidObservation: The embedding comes from another encoder.
@@ -339,7 +361,7 @@ def context_of(
     vector = np.frombuffer(record.embedding, dtype="<f4").astype(np.float64)
     if surface:
         vector = np.concatenate([vector, counts(record.query.question)])
-    return Context(record.query_id, vector, allowed)
+    return Context(attempt_id(record.query_id, attempt), vector, allowed, drawn=attempt == 1)
 
 
 def decision_of(
@@ -353,6 +375,7 @@ def decision_of(
     seed: int,
     price_factors: Mapping[str, Rate],
     decide_s: float,
+    before: Before | None = None,
 ) -> Decision:
     """Return the Decision for a choice, with every term that explains it.
 
@@ -366,7 +389,9 @@ def decision_of(
         seed: The decider's seed, from which the query's seed derives.
         price_factors: What each model charges, as the policy knew it; 1 for an eFLOP on those not listed.
         decide_s: Seconds taken by the choice.
+        before: What a further attempt takes over.
     """
+    attempt = 1 if before is None else before.decision.attempt + 1
     action = Action.parse(choice.action_id)
     catalogue = environment.steering.catalogue
     pinned = record.query.pinned is not None
@@ -382,7 +407,7 @@ def decision_of(
         action=action,
         group=catalogue.model(action.model).group,
         seq=seq,
-        seed=seed_of(seed, record.query),
+        seed=seed_of(seed, record.query, attempt),
         objective=objective,
         policy=PolicyState(name=policy, version=choice.version),
         catalogue_version=catalogue.version,
@@ -398,7 +423,7 @@ def decision_of(
         masked_models=environment.masked_models(),
         short_models=tuple(sorted(environment.short_models(record.query))),
         reason="pinned" if pinned else choice.reason,
-        cohort=choice.cohort,
+        cohort=choice.cohort if before is None else before.decision.cohort,
         randomised=choice.randomised,
         propensity=choice.propensity,
         propensity_draws=choice.propensity_draws,
@@ -408,11 +433,16 @@ def decision_of(
         prices=rate if isinstance(rate, Prices) else None,
         spent=record.spent.plus(decide_s=decide_s),
         verified=catalogue.verified,
+        attempt=attempt,
+        excluded=tuple(sorted(environment.excluded)),
+        earlier=() if before is None else before.earlier,
     )
 
 
-def seed_of(seed: int, query: Query) -> int:
+def seed_of(seed: int, query: Query, attempt: int = 1) -> int:
     """Return the seed of a query, from which those of its steps and paths derive: from the client's seed, or its id.
+
+    Each attempt has its own.
 
     >>> first, second = Query(query_id="q-1", text="Hm?", seed=7), Query(query_id="q-2", text="Hm?", seed=7)
     >>> seed_of(0, first) == seed_of(0, second) != seed_of(1, first)
@@ -420,6 +450,7 @@ def seed_of(seed: int, query: Query) -> int:
     """
     # Ids have no spaces, so a client's seed never collides with the id of another query.
     name = query.query_id if query.seed is None else f"seed {query.seed}"
+    name = name if attempt == 1 else f"{name} attempt {attempt}"
     digest = hashlib.blake2b(f"{seed}\x1f{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & MAX_SEED
 
@@ -432,7 +463,7 @@ def seed_of(seed: int, query: Query) -> int:
 # in a batch does not affect the others.
 
 Rows = Callable[[str], bytes | None]
-"""Looks up a row of the table by query_id; None if there is none."""
+"""Looks up a row of the table by the id of its attempt (`attempt_id`); None if there is none."""
 
 
 def untimed() -> float:
@@ -474,6 +505,7 @@ class Decider:
     clock: int = 0
     context_offset: int = -1
     reward_offset: int = -1
+    failure_offset: int = -1
     verdicts: Counter[str] = field(default_factory=Counter)
     actions: dict[str, ActionRow] = field(default_factory=dict)
     offered: tuple[str, ...] = ()
@@ -554,22 +586,19 @@ class Decider:
         moves: list[Move] = []
         for reward, offset in rewards:
             try:
-                row = newer.get(reward.query_id) or self._row(reward.query_id, rows)
-                if row is None and self.ended.find(reward.query_id) is not None:
-                    results.append(Learned(reward.query_id, "late"))
-                    continue
-                self._checked(row)
-                verdict, move = applied(row, reward, offset, self.seq + len(moves), self.rules, self.shares)
+                verdict, found = self._applied(reward, offset, newer, rows, self.seq + len(moves))
             except DeciderError as error:
                 results.append(Learned(reward.query_id, error=error))
                 continue
-            if move is None:
-                results.append(Learned(reward.query_id, verdict))
-                continue
-            newer[reward.query_id] = move.row
-            moves.append(move)
+            moves += found
+            newer |= {move.row.name: move.row for move in found}
             results.append(
-                Learned(reward.query_id, verdict, ((reward.query_id.encode(), encode_row(move.row)),))
+                Learned(
+                    reward.query_id,
+                    verdict,
+                    tuple(move.row.name for move in found if move.row.stage in ENDED),
+                    tuple((move.row.key, encode_row(move.row)) for move in found),
+                )
             )
         self._tell(moves)
         self.seq += len(moves)
@@ -578,6 +607,38 @@ class Decider:
         if moves and (estimated := self._estimated()):
             last = max(at for at, each in enumerate(results) if each.rows)
             results[last] = replace(results[last], rows=results[last].rows + estimated)
+        return results
+
+    def follow(
+        self,
+        failures: Sequence[Failure],
+        rows: Rows,
+        environment: DecisionEnvironment,
+        *,
+        attempts: int,
+        timer: Timer = untimed,
+    ) -> list[Followed]:
+        """End the row of each attempt that failed, and decide again for its query, given what failed.
+
+        Args:
+            failures: What failed, in offset order.
+            rows: The table.
+            environment: Catalogue, objectives and living executors.
+            attempts: Most attempts at a query.
+            timer: As for `decide`.
+        """
+        made: dict[bytes, bytes] = {}
+        results: list[Followed] = []
+        for failure in failures:
+
+            def newer(name: str) -> bytes | None:
+                return made.get(name.encode()) or rows(name)
+
+            try:
+                results.append(self._follow(failure, newer, environment, attempts, timer))
+            except DeciderError as error:
+                results.append(Followed(failure.record.query_id, error=error))
+            made.update(results[-1].rows)
         return results
 
     def recover(
@@ -603,6 +664,7 @@ class Decider:
         )
         self.seq, self.clock = restored.seq, restored.clock
         self.context_offset, self.reward_offset = restored.context_offset, restored.reward_offset
+        self.failure_offset = restored.failure_offset
         self.actions, self.offered = restored.actions, restored.offered.actions
         self.price_factors = restored.offered.price_factors
         self.prior, self.shares, self.ended = restored.prior, restored.shares, restored.ended
@@ -651,7 +713,8 @@ class Decider:
             carried: Its content besides the policy; None for a snapshot that needs the whole log, such as a prior.
             present: Keys of the snapshot records that exist already.
         """
-        offsets = {"context_offset": self.context_offset, "reward_offset": self.reward_offset}
+        names = ("context_offset", "reward_offset", "failure_offset")
+        offsets = {name: getattr(self, name) for name in names}
         written = snapshot.write(
             self.policy.state(),
             version=self.seq - 1,
@@ -711,11 +774,101 @@ class Decider:
         self.policy.refits.results.clear()
         return tuple((row.key, encode_row(row)) for row in found)
 
-    def _row(self, query_id: str, rows: Rows) -> Row | None:
-        value = rows(query_id)
+    def _applied(
+        self, reward: Reward, offset: int, newer: Mapping[str, Row], rows: Rows, seq: int
+    ) -> tuple[Verdict, list[Move]]:
+        """Return the verdict on a reward, and what it changes: the row of its attempt, and those of later ones."""
+        query_id, attempt = reward.query_id, reward.attempt
+        name = attempt_id(query_id, attempt)
+        row = newer.get(name) or self._row(name, rows)
+        verdict: Verdict = "late"
+        moves: list[Move] = []
+        if row is not None or self.ended.find(query_id) is None:
+            self._checked(row)
+            verdict, move = applied(row, reward, offset, seq, self.rules, self.shares)
+            moves += [] if move is None else [move]
+        # A search that ran twice may answer although it had failed: then the attempt that followed has nothing to end.
+        while reward.closes:
+            attempt += 1
+            name = attempt_id(query_id, attempt)
+            if (later := newer.get(name) or self._row(name, rows)) is None:
+                break
+            if later.stage not in ENDED:
+                self._checked(later)
+                moves.append(superseded(later, offset, seq + len(moves)))
+        return verdict, moves
+
+    def _follow(
+        self, failure: Failure, rows: Rows, environment: DecisionEnvironment, attempts: int, timer: Timer
+    ) -> Followed:
+        record, context = failure.record, failure.context
+        query_id, attempt = record.query_id, record.attempt
+        next_ = self._row(attempt_id(query_id, attempt + 1), rows)
+        if next_ is not None:  # delivered before
+            if context is None:
+                return Followed(query_id)
+            decision = with_question(bytes(next_.decision), context.query)
+            return Followed(query_id, encode(decision), decision.group)
+        row = self._row(attempt_id(query_id, attempt), rows)
+        if row is None:
+            # A log that was reset does not know the query, which must end all the same.
+            return Followed(query_id, answer=None if self.ended.find(query_id) else record.answer)
+        if row.failure_offset == failure.offset:
+            return Followed(query_id, answer=record.answer)
+        if not affects(row, record):
+            return Followed(query_id)  # its query has been answered, or the record is a copy
+        self._checked(row)
+        before = Before.of(decode(bytes(row.decision), Decision), failure)
+        move = failed(row, failure, self.seq, self.shares, learn=before.decision.query.learn)
+        self._tell([move])
+        self.seq += 1
+        self.failure_offset = max(self.failure_offset, failure.offset)
+        ended = ((row.key, encode_row(move.row)), *self._estimated())
+        possible = failure.in_time and attempt < attempts
+        made = self._again(row, failure.context, before, environment, timer) if possible else None
+        if made is None or made.row is None:
+            return Followed(query_id, answer=record.answer, rows=ended)
+        return Followed(query_id, made.value, made.group, rows=(*ended, made.row))
+
+    def _again(
+        self,
+        row: Row,
+        context: QueryContext | None,
+        before: Before,
+        environment: DecisionEnvironment,
+        timer: Timer,
+    ) -> Decided | None:
+        """Return the next Decision for the query of an attempt that failed; None if there can be none."""
+        if context is None or context.query.pinned is not None or not before.affordable(context.query):
+            return None
+        try:
+            usable = {environment.space[at].model for at in environment.choices(context.query)}
+            excluded = before.left_out(environment.steering.catalogue, usable)
+            [(made, next_)] = decisions(
+                self.policy,
+                [(context, row.context_origin)],
+                replace(environment, excluded=excluded),
+                seq=self.seq,
+                clock=self.clock,
+                seed=self.seed,
+                encoder=self.encoder,
+                price_factors=self.price_factors,
+                limit=self.limit - GROWTH,
+                timer=timer,
+                before=before,
+            )
+        except UniscaleError:  # no other model can take it now
+            return None
+        tell(self.policy, "decided", [next_])
+        self.seq += 1
+        self.clock += 1
+        return made
+
+    def _row(self, name: str, rows: Rows) -> Row | None:
+        value = rows(name)
         if value is None:
             return None
-        row = decode_row(query_id.encode(), value)
+        row = decode_row(name.encode(), value)
         return row if isinstance(row, Row) else None
 
     def _checked(self, row: Row | None) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from agents.bandit.errors import CorruptState
+from schemas.failure import attempt_id
 
 # A row may wait for its reward for weeks, and a snapshot is written every few minutes. A chunk has one row per line and
 # is stored under the SHA-256 of its bytes. When a row changes or ends, its line becomes invalid; the snapshot says
@@ -162,6 +163,7 @@ def _filled(
 
 class _Line(Struct):
     query_id: str
+    attempt: int = 1
     stage: str = "pending"
 
 
@@ -204,7 +206,7 @@ class HeldRows(Mapping[bytes, bytes]):
             if len(values) != part.count:
                 raise CorruptState(f"{what} rows", len(values), part.count)
             rows = [_LINES.decode(value) for value in values]
-            keys = [row.query_id.encode() for row in rows]
+            keys = [attempt_id(row.query_id, row.attempt).encode() for row in rows]
             for at in map(int, np.flatnonzero(lines)):
                 self._places[keys[at]] = number, at
                 if rows[at].stage == "pending":

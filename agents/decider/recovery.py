@@ -30,7 +30,7 @@ class Recovered:
         folded: Events folded in addition to the snapshot.
         snapshot_version: Sequence number of the snapshot used; -1 for none.
         refused: Newer snapshots that were damaged, each with its reason.
-        next_context, next_reward: First offsets that the log does not cover. If the group's commit is ahead of the log,
+        next_context, next_reward, next_failure: First offsets that the log does not cover. If the group's commit is ahead of the log,
             reading restarts here.
         carried: Rows, by key, that come from the snapshot because the log no longer has them.
         foreign: Keys of skipped records, which the learner cannot have written, in the log and in the snapshots' topic.
@@ -42,6 +42,7 @@ class Recovered:
     refused: tuple[CorruptState, ...]
     next_context: int
     next_reward: int
+    next_failure: int
     carried: Mapping[bytes, bytes]
     foreign: tuple[Sequence[bytes], Sequence[bytes]] = ((), ())
     open_rows: OpenRows = field(default_factory=OpenRows)
@@ -55,6 +56,7 @@ class Restored:
     clock: int
     context_offset: int
     reward_offset: int
+    failure_offset: int
     actions: dict[str, ActionRow]
     offered: OfferRow
     prior: str
@@ -113,11 +115,13 @@ def restore(
         raise CorruptState(prior.what, prior.found, prior.wanted, _fix(rows, policy, FIX_PRIOR))
     clock, shares = 0, TeachingShares()
     contexts, rewards = [row.context_origin.offset for row in rows], [row.reward_offset for row in rows]
+    failures = [row.failure_offset for row in rows]
     if found is not None:
         ended, clock = found.ended, found.manifest.clock
         shares = TeachingShares.of(found.manifest.taught)
         contexts.append(found.manifest.context_offset)
         rewards.append(found.manifest.reward_offset)
+        failures.append(found.manifest.failure_offset)
     if not offers and not rows and found is None:
         # A crash interrupted the first offer. The centre must be computed from the whole offer, not from part of it.
         actions.clear()
@@ -135,11 +139,13 @@ def restore(
         ) from error
     shares.extend(taught(rows, after))
     context_offset, reward_offset = max(contexts, default=-1), max(rewards, default=-1)
+    failure_offset = max(failures, default=-1)
     return Restored(
         seq=max(after, folded.last_seq) + 1,
         clock=max(clock, folded.clock),
         context_offset=context_offset,
         reward_offset=reward_offset,
+        failure_offset=failure_offset,
         actions=actions,
         offered=on_offer(offers),
         prior=prior_of(known),
@@ -151,6 +157,7 @@ def restore(
             tuple(refused),
             context_offset + 1,
             reward_offset + 1,
+            failure_offset + 1,
             ChainMap(carried, held),  # type: ignore[arg-type]
             foreign,
             held.chunks,

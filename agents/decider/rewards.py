@@ -95,12 +95,8 @@ def applied(
     # The cost is charged to the tenant's own account, whether or not anything is learned.
     paid = {} if log_cost is None else {"paid": math.exp(log_cost)}
     if reward.failed:
-        change |= paid | {"entered": reward.correct}
-        if not (reward.learn and _weighed(row, shares, change)):
-            return _abandoned(row, seq, change)
-        return "failed", _move(
-            "failure", row, change | {"correct": reward.correct, "stage": "failed", "learned_seq": seq}
-        )
+        move = ended_by_failure(row, seq, change | paid, shares, at_fault=True, learn=reward.learn)
+        return ("failed" if move.what == "failure" else "abandoned"), move
     if reward.closes and reward.cost_only and score is None:
         score = 0.0  # nothing is learned from it
     if score is None or log_cost is None:
@@ -125,6 +121,25 @@ def applied(
         return "priced", _move("cost", row, {**change, "stage": "priced", "ended_seq": seq})
     change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
     return "learned", _move("reward", row, change)
+
+
+def ended_by_failure(
+    row: Row, seq: int, change: dict[str, Any], shares: TeachingShares, *, at_fault: bool, learn: bool
+) -> Move:
+    """Return the row of an attempt without an answer, as it ends: a wrong answer and a try if its model is at fault.
+
+    Args:
+        row: The row.
+        seq: The next sequence number.
+        change: What else changes, such as what it `paid`.
+        shares: As for `applied`.
+        at_fault: Whether its model is at fault; otherwise nothing is learned.
+        learn: Whether anything may be learned from its query.
+    """
+    change = change | {"entered": 0.0} if at_fault else change
+    if not (at_fault and learn and _weighed(row, shares, change)):
+        return _abandoned(row, seq, change)[1]
+    return _move("failure", row, change | {"correct": 0.0, "stage": "failed", "learned_seq": seq})
 
 
 def _weighed(row: Row, shares: TeachingShares, change: dict[str, Any]) -> int:

@@ -9,9 +9,12 @@ run. It also has its source offsets: after a crash, the learner trusts its rows 
        ├──final, correction, default──────────────────────────▶ closed
        ├──default of an answer that the client's bounds cut,
        │  or that nobody graded and no score may stand in for─▶ priced      (its cost alone is learned)
-       ├──final of an answer that its model failed to give────────────▶ failed      (that it was wrong is learned)
+       ├──final of an answer that its model failed to give, or its
+       │  AttemptFailed───────────────────────────────────────▶ failed      (that it was wrong is learned)
        └──the first of a tenant that has taught enough (weight 0); a reward without score or cost,
-          or of a query with learn: false────────────────────▶ abandoned   (nothing is learned)
+          or of a query with learn: false; an AttemptFailed that
+          is not its model's fault; the reward that closes its query
+          with an earlier attempt────────────────────────────▶ abandoned   (nothing is learned)
 
 An action keeps its row even after its model is gone, because the rows of decisions refer to it. Each offer holds from
 its sequence number until that of the next.
@@ -39,6 +42,7 @@ from agents.bandit.policy import (
 )
 from schemas.decision import Decision, Predicted, Verified
 from schemas.errors import RecordTooLarge
+from schemas.failure import attempt_id
 from schemas.objective import CostUnit, ObjectiveInForce
 from schemas.prices import Rate
 from schemas.query import Origin, Query
@@ -166,9 +170,10 @@ def refit_rows(outcomes: int, result: bytes, seq: int, size: int = REFIT_BYTES) 
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-row.v1", tag_field="schema"):
-    """One decision and its outcome. Key: query_id.
+    """One decision and its outcome. Key: query_id, and for a later attempt a space and its number.
 
     Attributes:
+        attempt: Which attempt at the query it is, 1 for the first.
         seq: Sequence number of the decision, in one order with the updates.
         clock: Number of decisions before it.
         action: Id of the chosen action.
@@ -181,7 +186,8 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 if there was none.
         kinds: Rewards applied, in order.
         paced: Whether its cost counts towards the objective's target; that of a control or pinned query does not.
-        reward_offset: Offset of the last reward applied.
+        reward_offset: Offset of the last reward applied, or of the one that closed the query with an earlier attempt.
+        failure_offset: Offset of the AttemptFailed that ended it; -1 if none did.
         tenant: The tenant whose outcome it is (`Query.account`).
         weight: 0 if its tenant had exceeded its share, so that nothing is learned from it.
         paid: Cost of an outcome whose cost is not learned, for its tenant's account; 0 if unknown.
@@ -201,12 +207,14 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     context_origin: Origin
     decision: msgspec.Raw
     batch: int
+    attempt: int = 1
     stage: Stage = "pending"
     learned_seq: int = -1
     corrected_seq: int = -1
     ended_seq: int = -1
     kinds: tuple[Kind, ...] = ()
     reward_offset: int = -1
+    failure_offset: int = -1
     paced: bool = True
     tenant: str = ""
     weight: int = 1
@@ -222,7 +230,12 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     @property
     def key(self) -> bytes:
         """Return the row's key."""
-        return self.query_id.encode()
+        return self.name.encode()
+
+    @property
+    def name(self) -> str:
+        """Return the identity of the attempt, under which a policy knows it."""
+        return attempt_id(self.query_id, self.attempt)
 
     @property
     def seqs(self) -> tuple[int, ...]:
@@ -243,7 +256,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         paid = self.paid or None
         correct = self.entered if self.paid else None
         return Pending(
-            self.query_id, self.vector(), self.action, self._target, self.tenant, abandoned, paid, correct
+            self.name, self.vector(), self.action, self._target, self.tenant, abandoned, paid, correct
         )
 
     @property
@@ -257,7 +270,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         if kind == "correction" and (target := self._target) is not None:
             told = _TOLD.decode(self.decision).predicted
         return Observation(
-            observation_id=self.query_id,
+            observation_id=self.name,
             embedding=self.vector(),
             action_id=self.action,
             correct=correct,

@@ -53,7 +53,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     Attributes:
         version: The sequence number up to which the state contains everything.
         clock: Number of decisions by then.
-        context_offset, reward_offset: Newest offsets in it; -1 for none.
+        context_offset, reward_offset, failure_offset: Newest offsets in it; -1 for none.
         chunks: SHA-256 of each chunk, in order.
         sha256: SHA-256 of all chunks together.
         size: Bytes of all chunks together.
@@ -74,6 +74,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     chunks: tuple[str, ...]
     sha256: str
     size: int
+    failure_offset: int = -1
     prior: str = ""
     log_offset: int = -1
     rows: tuple[str, ...] = ()
@@ -523,6 +524,7 @@ def write(
     clock: int,
     context_offset: int,
     reward_offset: int,
+    failure_offset: int = -1,
     chunk_bytes: int = CHUNK_BYTES,
     prior: str = "",
     taught: Window | None = None,
@@ -537,6 +539,7 @@ def write(
         clock: Decisions made.
         context_offset: Newest Context offset in the state.
         reward_offset: Newest Reward offset in the state.
+        failure_offset: Newest AttemptFailed offset in the state.
         chunk_bytes: Size of a chunk.
         prior: SHA-256 of the prior, for version -1.
         taught: The tenants of the latest outcomes.
@@ -560,6 +563,7 @@ def write(
         clock=clock,
         context_offset=context_offset,
         reward_offset=reward_offset,
+        failure_offset=failure_offset,
         chunks=tuple(map(digest, chunks)),
         sha256=digest(state),
         size=len(state),

@@ -126,7 +126,7 @@ def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int)
         rate = offered.price_factors.get(made.action.model, 1.0)
         if (charged := made.prices or made.price_factor) != rate:
             yield Mismatch(row.query_id, row.seq, "price_factor", charged, rate)
-        own = seed_of(seed, made.query)
+        own = seed_of(seed, made.query, made.attempt)
         if made.seed != own:
             yield Mismatch(row.query_id, row.seq, "seed", made.seed, own)
         for field, logged, replayed in _differences(policy, row, made, of):
@@ -140,16 +140,19 @@ def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
         pinned=query.pinned,
         # One that was not on offer yet was left out.
         allowed_models=None if allowed is None else [m for m in allowed if m in space.models],
-        available_models=set(space.models) - {*decision.masked_models, *decision.short_models},
+        available_models=set(space.models)
+        - {*decision.masked_models, *decision.short_models, *decision.excluded},
         answers=query.n,
     )
-    return Context(row.query_id, row.vector(), frozenset(space[i].id for i in left))
+    allowed_ids = frozenset(space[i].id for i in left)
+    return Context(row.name, row.vector(), allowed_ids, drawn=decision.attempt == 1)
 
 
 def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -> Iterator[Difference]:
     """Yield (field, logged, replayed) of what the state does not call for."""
     target = Target.of(row.objective, row.tenant)
-    if target is not None and policy.pacer is not None:
+    # A further attempt has the objective of the first, λ included, and its cohort.
+    if target is not None and policy.pacer is not None and decision.attempt == 1:
         shadow_price = policy.pacer.shadow_price(target)
         if not _close(row.objective.price, shadow_price, relative=True):
             yield "objective.price", row.objective.price, shadow_price
@@ -176,13 +179,15 @@ def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -
 def _provenance(policy: Policy, row: Row, decision: Decision, chosen: Choice) -> Iterator[Difference]:
     """Yield what differs in who chose, for which group, and in what the Decision and its row both say."""
     reason = chosen.reason if decision.query.pinned is None else "pinned"
+    cohort = chosen.cohort if decision.attempt == 1 else decision.cohort
     for field, logged, replayed in (
         ("policy.name", decision.policy.name, policy.name),
         ("objective", decision.objective, row.objective),
         ("seq", decision.seq, row.seq),
         ("origin", decision.origin, row.query_origin),
         ("reason", decision.reason, reason),
-        ("cohort", decision.cohort, chosen.cohort),
+        ("attempt", decision.attempt, row.attempt),
+        ("cohort", decision.cohort, cohort),
         ("randomised", decision.randomised, chosen.randomised),
         ("propensity_draws", decision.propensity_draws, chosen.propensity_draws),
     ):

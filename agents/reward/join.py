@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from agents.catalogue.models import Architecture
 from schemas.action import Action
-from schemas.answer import Answer, Fault, Status
+from schemas.answer import Answer, Status
 from schemas.decision import Cohort, Decision, Verified
 from schemas.errors import UnreadableRecord
+from schemas.failure import EarlierAttempt, Fault
 from schemas.forest import Unit
 from schemas.grader import Grader
 from schemas.objective import ObjectiveInForce
@@ -41,6 +42,9 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `generator` is the model's architecture when the Decision arrived: the search's cost can be worked out even when the
     model has been removed from the catalogue, its record compacted and this process restarted since. `cohort` is empty
     where no draw chose it.
+
+    That of a further attempt at the query replaces the one before: what both share is the same, and `earlier` says what
+    came before it.
     """
 
     seq: int
@@ -59,6 +63,18 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cohort: Cohort | Literal[""] = ""
     spent: Spent = field(default_factory=Spent)  # for the Answer, should it expire
     verified: Verified = "all"
+    attempt: int = 1
+    earlier: tuple[EarlierAttempt, ...] = ()
+
+    def of(self, attempt: int) -> "DecisionInfo":
+        """Return what is kept with the sequence number and the action of one of the attempts so far."""
+        for each in self.earlier:
+            if each.attempt == attempt:
+                before = self.earlier[: attempt - 1]
+                return replace(
+                    self, seq=each.seq, action=each.action, generator=None, attempt=attempt, earlier=before
+                )
+        return self
 
 
 class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +93,7 @@ class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bounded: bool = False  # the client's own bounds cut it
     unscored: bool = False  # it has a text that nothing scored
     missing: str = ""  # why a term could not be worked out
+    attempt: int = 0  # which it ends; 0 where the Answer names none
 
 
 class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -201,6 +218,8 @@ def _possible(row: JoinRow) -> bool:
         return row.answer is None and row.scored is None and not row.provisional
     if row.decision is None:
         return (row.answer is None) != (row.scored is None) and not row.provisional
+    if row.answer is not None and row.scored is None and not row.provisional:
+        return row.answer.attempt > row.decision.attempt  # whose Decision is still to be read
     return row.provisional and row.answer is None and row.scored is not None
 
 
@@ -270,11 +289,14 @@ def reward_of(
         missing=scored.missing,
         closed_early=closed_early,
         verified=decision.verified,
+        attempt=decision.attempt,
+        earlier=decision.earlier,
     )
 
 
 def _charge(decision: DecisionInfo, scored: ScoredAnswer) -> Charge | None:
     spent = scored.cut_cost + (0.0 if scored.price is None else scored.price.cost)
+    spent += sum(each.cost for each in decision.earlier)
     if not decision.key or not spent:
         return None
     unit = decision.objective.cost_range.unit
@@ -296,6 +318,9 @@ def _scalar(
 #     final         the reference told correctness, or the model gave no text, so that all is known at once
 #     default       correctness did not come in time, nothing could be run, or the client's own bounds cut the answer;
 #                   the row closes with what it has. Where too many rewards are open, the time is over early
+#
+# The first Answer ends the query, whichever attempt it ends. One that is read before the Decision of its attempt waits
+# for it. A Decision of a further attempt replaces the one before.
 #
 # Feedback counts if no more than the query's feedback wait lies between it and the Answer, whichever was appended
 # first, and if the Decision, which knows that wait, was appended before the deployment's own was over. If not, it is
@@ -376,10 +401,18 @@ def to_value(
     Working out cost and grade takes time that the fold does not have: do both, then call `on` with the result.
     """
     if isinstance(record, Answer) and row is not None and row.decision is not None and row.scored is None:
-        return row.decision.reference, record
-    if isinstance(record, Decision) and row is not None and row.decision is None and row.answer is not None:
+        met = row.answer is None and record.attempt <= row.decision.attempt
+        return (row.decision.reference, record) if met else None
+    if isinstance(record, Decision) and row is not None and _settles(row, record):
+        assert row.answer is not None
         return record.query.reference, row.answer
     return None
+
+
+def _settles(row: JoinRow, record: Decision) -> bool:
+    """Return whether a Decision is the one that an Answer read before it waits for: of its attempt, or a later one."""
+    known = 0 if row.decision is None else row.decision.attempt
+    return row.answer is not None and row.answer.attempt <= record.attempt and known < record.attempt
 
 
 def on(
@@ -456,7 +489,10 @@ def _fitted(transition: Transition, timeouts: Timeouts) -> Transition:
         row = replace(row, parked=None, orphaned=row.parked.origin, forget_ms=forget_ms)
     if row.answer is not None and len(encode_row(row)) > most_bytes:
         missing = f"price, correct: the Answer came before its Decision and does not fit a row of {most_bytes} bytes"
-        scored = ScoredAnswer(status=row.answer.status, missing=missing, fault=row.answer.fault)
+        named = row.answer.attempt if row.answer.seq is not None else 0
+        scored = ScoredAnswer(
+            status=row.answer.status, missing=missing, fault=row.answer.fault, attempt=named
+        )
         row = replace(row, answer=None, scored=scored)
     if row.decision is not None and len(encode_row(row)) > most_bytes:
         row = replace(row, decision=replace(row.decision, reference=None, grader=None, tenant=""))
@@ -472,7 +508,9 @@ def _on_decision(
     generator: Architecture | None,
     grader: Grader | None,
 ) -> Transition:
-    if row.decision is not None:
+    if (known := row.decision) is not None and (
+        record.attempt <= known.attempt or row.expiry_sent or row.provisional
+    ):
         return Transition(row, counts=("duplicate_decision",))
     query = record.query
     timeout_ms = timeouts.timeout_ms if query.timeout_s is None else int(query.timeout_s * 1000)
@@ -494,9 +532,12 @@ def _on_decision(
         generator=generator,
         spent=record.spent,
         verified=record.verified,
+        attempt=record.attempt,
+        earlier=record.earlier,
     )
-    row = replace(row, decision=decision, forget_ms=None)
-    return _judged(row, Transition(row) if row.answered_ms is None else _settle(row, value or row.scored))
+    settles = row.answered_ms is not None and (row.answer is None or _settles(row, record))
+    row = replace(row, decision=decision, forget_ms=None if settles or row.answered_ms is None else row.forget_ms)
+    return _judged(row, _settle(row, value or row.scored) if settles else Transition(row))
 
 
 def _on_answer(
@@ -506,7 +547,7 @@ def _on_answer(
     if row.answered_ms is not None:
         return Transition(row, counts=("duplicate_answer",))
     row = replace(row, answered_ms=at_ms)
-    if row.decision is None:
+    if row.decision is None or row.decision.attempt < answer.attempt:
         return Transition(replace(row, answer=answer, forget_ms=at_ms + timeouts.keep_ms))
     return _judged(row, _settle(row, value))
 
@@ -518,7 +559,8 @@ def _settle(row: JoinRow, value: ScoredAnswer | None) -> Transition:
     assert row.decision is not None
     wait_ms = row.decision.feedback_ms
     # Neither text is needed any more, nor what the cost was worked out from.
-    decision = replace(row.decision, reference=None, grader=None, generator=None, spent=Spent())
+    decision = row.decision.of(value.attempt) if value.attempt else row.decision
+    decision = replace(decision, reference=None, grader=None, generator=None, spent=Spent())
     row = replace(row, decision=decision, answer=None, scored=value, parked=None)
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:
@@ -557,7 +599,7 @@ def _judged(row: JoinRow, transition: Transition) -> Transition:
         transition: What that leads to without the Feedback, which stays in its row where there is no Answer.
     """
     parked, decision = row.parked, row.decision
-    if parked is None or decision is None:
+    if parked is None or decision is None or (transition.row is not None and transition.row.answer is not None):
         return transition
     answered_ms = row.answered_ms
     unmet = answered_ms is not None and answered_ms > row.parked_deadline_ms
@@ -642,6 +684,7 @@ def _expired(row: JoinRow, decision: DecisionInfo) -> Answer:
         status="expired",
         by="aggregator",
         action=decision.action,
+        attempt=decision.attempt,
         seq=decision.seq,
         spent=decision.spent,
         error=f"no answer within {decision.timeout_ms / 1000:g} s; is an executor of this model running?",

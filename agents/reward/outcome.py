@@ -228,4 +228,5 @@ def value(
         fault=answer.fault,
         bounded=answer.bounded,
         missing="; ".join(missing)[:MAX_MISSING],
+        attempt=answer.attempt if answer.seq is not None else 0,
     )

@@ -16,8 +16,9 @@ from agents.serving.engine import Drafted, Engine, Prefix
 from agents.serving.errors import DeadlinePassedError, ServingError
 from agents.serving.retries import within
 from schemas.action import Action
-from schemas.answer import QUESTIONABLE, Answer, Cause, Completion, CutStep, Fault, Probe, Status
+from schemas.answer import Answer, Completion, CutStep, Probe, Status
 from schemas.decision import Decision
+from schemas.failure import QUESTIONABLE, Cause, Fault
 from schemas.forest import Forest, Limits, Stop
 from schemas.prices import MILLION
 from schemas.query import Message
@@ -65,13 +66,14 @@ def limits_of(
     """
     query = decision.query
     timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
+    budget_tokens, budget_eflops = _budget_left(decision)
     # Without an append time, a deadline has no starting point.
     began_ms = decision.appended_ms or None
     return msgspec.structs.replace(
         limits(sampling, rules),
         budget_tokens=_affordable(decision, prompts),
-        budget_eflops=query.budget.eflops if query.budget else None,
-        budget_usd=query.budget.usd if query.budget else None,
+        budget_eflops=_left(decision, query.budget.eflops if query.budget else None),
+        budget_usd=_left(decision, query.budget.usd if query.budget else None),
         max_tokens=query.max_tokens,
         stop=query.stop,
         seeded=query.seed is not None,
@@ -85,14 +87,25 @@ def limits_of(
     )
 
 
+def _left(decision: Decision, most: float | None) -> float | None:
+    """Return what earlier attempts left of a bound on the cost; None for no bound."""
+    return None if most is None else max(0.0, most - sum(each.cost for each in decision.earlier))
+
+
 def _affordable(decision: Decision, prompts: int) -> int | None:
     """Return the most tokens that a query's budget lets be generated; None for no bound."""
     budget, prices = decision.query.budget, decision.prices
-    if budget is None or budget.usd is None or prices is None:
-        return None if budget is None else budget.tokens
-    left = budget.usd * MILLION - prices.input * longest_prompt(decision.query.chat) * prompts
+    if budget is None:
+        return None
+    tokens = budget.tokens
+    if tokens is not None:
+        tokens = max(0, tokens - sum(each.tokens for each in decision.earlier))
+    usd = _left(decision, budget.usd)
+    if usd is None or prices is None:
+        return tokens
+    left = usd * MILLION - prices.input * longest_prompt(decision.query.chat) * prompts
     bought = max(0, math.floor(left / prices.output))
-    return bought if budget.tokens is None else min(bought, budget.tokens)
+    return bought if tokens is None else min(bought, tokens)
 
 
 def sampling_of(limits: Limits, max_tokens: int) -> Sampling:
@@ -121,6 +134,7 @@ class Job:
     ask: Ask
     spent: Spent = field(default_factory=Spent)
     billed: Billed | None = None
+    attempt: int = 1
 
     @property
     def step(self) -> int:
@@ -133,11 +147,11 @@ class Job:
         return self.forest.action
 
 
-# Remembers which step of each query was done last, so that a record delivered twice is dropped, not searched again.
+# Remembers which step of each attempt was done last, so that a record delivered twice is dropped, not searched again.
 
 
 class Progress:
-    """The last step of each query that this process has done, for the most recent queries.
+    """The last step of each attempt at a query that this process has done, for the most recent ones.
 
     It is bounded, and lost with the process. A step it no longer knows is done again, which wastes time and changes the
     result only where the repeat fails (its engine is away, its time is over): that Answer is then the first.
@@ -149,18 +163,18 @@ class Progress:
     """
 
     def __init__(self, most: int = 10_000) -> None:
-        """Remember at most so many queries."""
+        """Remember at most so many attempts."""
         self._most = most
         self._done: OrderedDict[str, int] = OrderedDict()
 
-    def behind(self, query_id: str, step: int) -> bool:
+    def behind(self, attempt: str, step: int) -> bool:
         """Return whether a record that leads to `step` is outdated: that step or a later one has been done."""
-        return step <= self._done.get(query_id, -1)
+        return step <= self._done.get(attempt, -1)
 
-    def done(self, query_id: str, step: int) -> None:
+    def done(self, attempt: str, step: int) -> None:
         """Record that the result of a step has been delivered; call it after the delivery, not before."""
-        self._done[query_id] = max(step, self._done.get(query_id, -1))
-        self._done.move_to_end(query_id)
+        self._done[attempt] = max(step, self._done.get(attempt, -1))
+        self._done.move_to_end(attempt)
         while len(self._done) > self._most:
             self._done.popitem(last=False)
 
@@ -206,6 +220,7 @@ def answer_of(
         status=status,
         by="executor",
         action=forest.action,
+        attempt=source.attempt,
         group=source.group,
         seq=source.seq,
         text=chosen.text if chosen else None,
@@ -323,6 +338,7 @@ def _without_search(decision: Decision, status: Status, why: str) -> Answer:
         status=status,
         by="executor",
         action=decision.action,
+        attempt=decision.attempt,
         group=decision.group,
         seq=decision.seq,
         spent=decision.spent,
@@ -382,6 +398,7 @@ def begin(
         forest=plant(decision.action, limits_of(decision, sampling, rules, verified, prompts)),
         ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
         spent=decision.spent.plus(queue_s=waited_s),
+        attempt=decision.attempt,
     )
     return _next(job, now_ms, None)
 
@@ -429,6 +446,7 @@ def _after(step: SearchStep, forest: Forest, took: Spent) -> Job:
         ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
         spent=took,
         billed=step.billed,
+        attempt=step.attempt,
     )
 
 
@@ -482,6 +500,7 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
         engine=engine.served,
         billed=_billed(job.billed, drafts),
         sent_ms=now_ms,
+        attempt=job.attempt,
     )
 
 

@@ -27,8 +27,8 @@ from a generator, that outweighs `infrastructure`.
 
 from typing import ClassVar
 
-from schemas.answer import Cause
 from schemas.errors import UniscaleError
+from schemas.failure import Cause
 
 
 class ServingError(UniscaleError):

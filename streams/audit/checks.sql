@@ -30,7 +30,20 @@ AND (l.q_part IS NOT c.q_part OR l.q_off IS NOT c.q_off);
 
 -- name: decisions_differ
 SELECT query_id, 'two Decisions that differ'
-FROM Decision WHERE error IS NULL GROUP BY query_id HAVING count(*) > 1 AND count(DISTINCT whole) > 1;
+FROM Decision WHERE error IS NULL GROUP BY query_id, attempt HAVING count(*) > 1 AND count(DISTINCT whole) > 1;
+
+-- name: attempt_passed_over
+SELECT f.query_id, 'its attempt ' || f.attempt || ' failed and was passed over: no further Decision, no Answer'
+FROM Failure f JOIN Timeline t USING (query_id)
+WHERE f.early AND f.error IS NULL AND f.off + :batch <= :failures_done AND t.answer IS NULL
+AND t.since_ms > max(:kept_answer, :kept_decision)
+AND NOT EXISTS (SELECT 1 FROM Decision d WHERE d.query_id = f.query_id AND d.attempt > f.attempt);
+
+-- name: decision_without_failure
+SELECT d.query_id, 'attempt ' || d.attempt || ' was decided, but attempt ' || (d.attempt - 1) || ' did not fail'
+FROM Decision d
+WHERE d.early AND d.error IS NULL AND d.attempt > 1 AND d.appended_ms > :kept_failure
+AND NOT EXISTS (SELECT 1 FROM Failure f WHERE f.query_id = d.query_id AND f.attempt = d.attempt - 1);
 
 -- name: decision_for_no_query
 SELECT t.query_id, 'its Decision names a Query at ' || d.q_part || '/' || d.q_off || ', where there is another record'
@@ -129,6 +142,24 @@ AND (
         SELECT 1 FROM Feedback f WHERE f.query_id = r.query_id AND NOT f.learn AND f.grade = r.correct
         AND f.graded_by = r.graded_by AND NOT r.learn
     ))
+);
+
+-- name: reward_of_other_attempts
+-- A Reward says of each attempt before its own what it cost: all that a query cost is in it.
+SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': it ends attempt ' || r.attempt || ', and of those before '
+    || iif((SELECT count(*) FROM Earlier e WHERE e.query_id = r.query_id AND e.off = r.off) <> r.attempt - 1,
+        'one is missing', 'one is not what failed')
+FROM Reward r JOIN Timeline t USING (query_id)
+WHERE r.early AND r.error IS NULL AND (
+    (SELECT count(*) FROM Earlier e WHERE e.query_id = r.query_id AND e.off = r.off) <> r.attempt - 1
+    OR EXISTS (
+        SELECT 1 FROM Earlier e WHERE e.query_id = r.query_id AND e.off = r.off
+        AND EXISTS (SELECT 1 FROM Failure f WHERE f.query_id = e.query_id AND f.attempt = e.attempt)
+        AND NOT EXISTS (
+            SELECT 1 FROM Failure f WHERE f.query_id = e.query_id AND f.attempt = e.attempt AND f.seq = e.seq
+            AND f.action = e.action AND (f.eflops IS NULL OR close(f.eflops, e.eflops))
+        )
+    )
 );
 
 -- name: reward_without_answer
@@ -266,8 +297,10 @@ SELECT t.query_id, 'the learner''s row: ' || CASE
     ELSE 'its Query is not that of the Decision'
 END
 FROM Timeline t JOIN Row l ON l.rowid = t.learner JOIN Decision d ON d.rowid = t.decision
-WHERE l.seq <> d.seq OR l.action <> d.action OR l.objective <> d.objective OR l.decision <> d.whole
-OR l.q_part <> d.q_part OR l.q_off <> d.q_off;
+WHERE l.attempt = d.attempt AND (
+    l.seq <> d.seq OR l.action <> d.action OR l.objective <> d.objective OR l.decision <> d.whole
+    OR l.q_part <> d.q_part OR l.q_off <> d.q_off
+);
 
 -- name: row_embedding
 SELECT DISTINCT l.query_id, 'the learner''s row: its embedding is not the Context''s'
@@ -290,13 +323,13 @@ END;
 -- name: row_stage
 SELECT l.query_id, 'the learner''s row is ' || l.stage || ' by ' || iif(l.kinds = '', 'nothing', l.kinds)
     || '; by its Rewards, ' || p.stage || ' by ' || iif(p.kinds = '', 'nothing', p.kinds)
-FROM Row l JOIN Applied p USING (query_id) JOIN Timeline t USING (query_id)
+FROM Row l JOIN Applied p USING (query_id, seq) JOIN Timeline t USING (query_id)
 WHERE t.since_ms > :kept_reward AND (l.stage <> p.stage OR l.kinds <> p.kinds);
 
 -- name: row_updates
 SELECT l.query_id, 'the learner''s row has updates at ' || l.learned || ' and ' || l.corrected || ', its Rewards make '
     || p.updates
-FROM Row l JOIN Applied p USING (query_id) JOIN Timeline t USING (query_id)
+FROM Row l JOIN Applied p USING (query_id, seq) JOIN Timeline t USING (query_id)
 WHERE t.since_ms > :kept_reward AND l.stage = p.stage AND l.kinds = p.kinds
 AND (l.learned >= 0) + (l.corrected >= 0) <> p.updates;
 
@@ -308,7 +341,7 @@ SELECT l.query_id, 'the learner''s row: ' || CASE
     WHEN l.factor <> coalesce(r.factor, 1) THEN 'price_factor is ' || l.factor || ', its Reward''s ' || said(r.factor)
     ELSE 'correct is ' || said(l.correct) || ', its Reward''s ' || said(p.correct)
 END
-FROM Row l JOIN Applied p USING (query_id) JOIN Timeline t USING (query_id) JOIN Reward r ON r.rowid = p.entered
+FROM Row l JOIN Applied p USING (query_id, seq) JOIN Timeline t USING (query_id) JOIN Reward r ON r.rowid = p.entered
 WHERE t.since_ms > :kept_reward AND l.stage = p.stage AND l.kinds = p.kinds AND l.learned >= 0 AND (
     l.score IS NOT r.score OR l.log_cost IS NOT r.log_cost OR l.factor <> coalesce(r.factor, 1)
     OR (l.correct IS NOT p.correct AND NOT (p.correct IS NULL AND l.correct = 0))

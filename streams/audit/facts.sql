@@ -26,7 +26,22 @@ CREATE TABLE Decision (
     whole BLOB NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, objective BLOB NOT NULL, version INTEGER NOT NULL,
     q_part INTEGER NOT NULL, q_off INTEGER NOT NULL, asked BLOB NOT NULL, gold INTEGER, appended_ms INTEGER NOT NULL,
     learn INTEGER NOT NULL, timeout_ms INTEGER, wait_ms INTEGER, factor REAL NOT NULL, verified TEXT NOT NULL,
-    prices TEXT NOT NULL
+    prices TEXT NOT NULL, attempt INTEGER NOT NULL
+) STRICT;
+
+-- name: failure
+-- An attempt at a query that failed and ended nothing. `failed` is whether its model was at fault, `eflops` what its
+-- search cost by its trace (0 if nothing ran, NULL if its model is not known, or has had several versions).
+CREATE TABLE Failure (
+    query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, failed INTEGER NOT NULL, eflops REAL
+) STRICT;
+
+-- name: earlier
+-- An attempt that the Reward at an offset says was made before.
+CREATE TABLE Earlier (
+    query_id TEXT NOT NULL, off INTEGER NOT NULL, attempt INTEGER NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL,
+    eflops REAL NOT NULL
 ) STRICT;
 
 -- name: answer
@@ -40,7 +55,7 @@ CREATE TABLE Answer (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     said BLOB NOT NULL, status TEXT NOT NULL, service TEXT NOT NULL, action TEXT, seq INTEGER, text INTEGER NOT NULL,
     extracted INTEGER NOT NULL, number INTEGER, score REAL, path_score REAL, factor REAL, fault INTEGER NOT NULL,
-    failed INTEGER NOT NULL, excused INTEGER NOT NULL, forgotten INTEGER NOT NULL, prices TEXT
+    failed INTEGER NOT NULL, excused INTEGER NOT NULL, forgotten INTEGER NOT NULL, prices TEXT, attempt INTEGER NOT NULL
 ) STRICT;
 
 -- name: worked
@@ -66,7 +81,7 @@ CREATE TABLE Reward (
     unscored INTEGER NOT NULL, cost_only INTEGER NOT NULL, closed_early INTEGER NOT NULL, failed INTEGER NOT NULL,
     verified TEXT NOT NULL, priced INTEGER NOT NULL, paid REAL,
     eflops REAL, prefill_eflops REAL, decoding_eflops REAL, verifier_eflops REAL,
-    compute_flops REAL, memory_bytes REAL, intensity REAL, factor REAL
+    compute_flops REAL, memory_bytes REAL, intensity REAL, factor REAL, attempt INTEGER NOT NULL
 ) STRICT;
 
 -- name: feedback
@@ -77,14 +92,16 @@ CREATE TABLE Feedback (
 ) STRICT;
 
 -- name: row
--- The newest row of a query in the learner's log.
+-- The newest row of an attempt at a query in the learner's log, `name` its key. `f_off` is the offset of the
+-- AttemptFailed that ended it; -1 if none did.
 CREATE TABLE Row (
-    query_id TEXT PRIMARY KEY, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
+    query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     seq INTEGER NOT NULL, clock INTEGER NOT NULL, action TEXT NOT NULL, objective BLOB NOT NULL,
     q_part INTEGER NOT NULL, q_off INTEGER NOT NULL, c_off INTEGER NOT NULL, appended_ms INTEGER NOT NULL,
     decision BLOB NOT NULL, vector BLOB NOT NULL, stage TEXT NOT NULL, weight INTEGER NOT NULL,
     learned INTEGER NOT NULL, corrected INTEGER NOT NULL, ended INTEGER NOT NULL, kinds TEXT NOT NULL,
-    r_off INTEGER NOT NULL, correct REAL, score REAL NOT NULL, log_cost REAL NOT NULL, factor REAL NOT NULL
+    r_off INTEGER NOT NULL, correct REAL, score REAL NOT NULL, log_cost REAL NOT NULL, factor REAL NOT NULL,
+    attempt INTEGER NOT NULL, f_off INTEGER NOT NULL, name TEXT PRIMARY KEY
 ) STRICT;
 
 -- name: join_row

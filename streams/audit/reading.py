@@ -30,6 +30,7 @@ TABLES: Final = {
     "answer": "Answer",
     "reward": "Reward",
     "feedback": "Feedback",
+    "failure": "Failure",
     "learner": "Row",
     "join": "JoinRow",
 }
@@ -227,6 +228,7 @@ class Facts:
         queries_done: Offset of the newest Query that had become a Context by the first capture, by partition.
         contexts_done: Offset of the newest Context that had been decided by then.
         rewards_done: Offset of the newest Reward that had been applied by then.
+        failures_done: Offset of the newest AttemptFailed that had been followed by then.
         unreadable: Number of records that left no fact, by kind of topic.
         unpriced: Number of Answers whose cost cannot be computed, by model: the catalogue does not have it.
     """
@@ -237,7 +239,7 @@ class Facts:
         self._entered_ms: dict[str, int] = {}
         self._add, self._drop = ledger.add, ledger.drop
         self.queries_done: dict[int, int] = {}
-        self.contexts_done = self.rewards_done = -1
+        self.contexts_done = self.rewards_done = self.failures_done = -1
         self.unreadable: dict[str, int] = {}
         self.unpriced: dict[str, int] = {}
 
@@ -274,7 +276,8 @@ class Facts:
             else:
                 self._drop("Chunk", "key", key)
         elif kind in ("learner", "join") and raw.value is None:
-            self._drop(TABLES[kind], "query_id", key.decode(errors="replace"))
+            column = "name" if kind == "learner" else "query_id"
+            self._drop(TABLES[kind], column, key.decode(errors="replace"))
 
     def _control(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         if r["schema"] == "catalogue-entry.v1":
@@ -303,7 +306,17 @@ class Facts:
             _objective(r), r["policy"]["version"], r["origin"]["partition"], r["origin"]["offset"],
             _asked(query), _whole_number(str(reference) if isinstance(reference, str | int) else None),
             r.get("appended_ms", 0), query.get("learn", True), *_waits(query), r.get("price_factor", 1.0),
-            r.get("verified", "all"), prices_of(r),
+            r.get("verified", "all"), prices_of(r), r.get("attempt", 1),
+        )  # fmt: skip
+
+    def _failure(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        answer = r["answer"]
+        prices = self._catalogue.prices(answer)
+        eflops = None if answer.get("trace") else 0.0
+        eflops = prices[0].cost if len(prices) == 1 else eflops
+        self._add(
+            "Failure", answer["query_id"], *where, answer.get("attempt", 1), answer["seq"], _action(answer["action"]),
+            answer.get("fault") == "model", eflops,
         )  # fmt: skip
 
     def _answer(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
@@ -320,7 +333,7 @@ class Facts:
             extracted is not None, _whole_number(extracted), r.get("score"),
             sum(scores) / len(scores) if scores else None, factor_of(r), bool(r.get("fault")),
             r.get("fault") == "model", _excused(r), forgotten,
-            None if r.get("limits") is None else prices_of(r["limits"]),
+            None if r.get("limits") is None else prices_of(r["limits"]), r.get("attempt", 1),
         )  # fmt: skip
         if unknown:
             self.unpriced[model] = self.unpriced.get(model, 0) + 1
@@ -343,8 +356,13 @@ class Facts:
             r.get("graded_by", ""), bool(r.get("grader")), _boxed(r), bool(r.get("missing")), r.get("learn", True),
             r.get("bounded", False), unscored, cost_only, r.get("closed_early", False), r.get("fault") == "model",
             r.get("verified", "all"), stated is not None, math.log(paid) if paid > 0 else None,
-            *(price.get(name) for name in PriceTerms._fields),
+            *(price.get(name) for name in PriceTerms._fields), r.get("attempt", 1),
         )  # fmt: skip
+        for each in r.get("earlier", ()):
+            self._add(
+                "Earlier", r["query_id"], where[1], each["attempt"], each["seq"], _action(each["action"]),
+                each.get("cost", 0.0),
+            )  # fmt: skip
 
     def _feedback(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         source = (r.get("graded_by", "person"), r.get("learn", True))
@@ -365,10 +383,12 @@ class Facts:
             r.get("weight", 1),
             r.get("learned_seq", -1), r.get("corrected_seq", -1), r.get("ended_seq", -1), ",".join(r.get("kinds", ())),
             r.get("reward_offset", -1), r.get("correct"), r.get("score", 0.0), r.get("log_cost", 0.0),
-            r.get("price_factor", 1.0),
+            r.get("price_factor", 1.0), attempt := r.get("attempt", 1), r.get("failure_offset", -1),
+            r["query_id"] if attempt == 1 else f"{r['query_id']} {attempt}",
         )  # fmt: skip
         if where[2]:
             self.contexts_done = max(self.contexts_done, c_off)
+            self.failures_done = max(self.failures_done, r.get("failure_offset", -1))
             self.rewards_done = max(self.rewards_done, r.get("reward_offset", -1))
 
     def _join(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:

@@ -152,6 +152,7 @@ def _names(topics: Topics) -> dict[str, str]:
         "join": topics.changelog("aggregator", "join"),
         "reward": topics.reward,
         "feedback": topics.feedback,
+        "failure": topics.attempt_failed,
         "answer": topics.answer,
         "decision": topics.decision,
         "context": topics.context,
@@ -199,10 +200,11 @@ def _known(
         "window": WINDOW * settings.kafka.concurrency,
         "contexts_done": facts.contexts_done,
         "rewards_done": facts.rewards_done,
+        "failures_done": facts.failures_done,
         "timeout_ms": int(settings.queries.timeout_s * 1000),
         "wait_ms": int(settings.queries.feedback_wait_s * 1000),
     }
-    for kind in ("context", "decision", "answer", "reward", "feedback"):
+    for kind in ("context", "decision", "answer", "reward", "feedback", "failure"):
         oldest = (ms for (topic, _), ms in oldest_ms.items() if topic == names[kind])
         known[f"kept_{kind}"] = max(oldest, default=-_EVER_MS)
     return known

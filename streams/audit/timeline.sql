@@ -23,27 +23,44 @@ CREATE INDEX by_id_Reward ON Reward (query_id, part, off);
 -- name: by_feedback
 CREATE INDEX by_id_Feedback ON Feedback (query_id, part, off);
 
+-- name: by_failure
+CREATE INDEX by_id_Failure ON Failure (query_id, attempt, off);
+
+-- name: by_row
+CREATE INDEX by_id_Row ON Row (query_id, attempt);
+
 -- name: by_place
 CREATE INDEX by_place_Worked ON Worked (part, off);
 
 -- name: timeline
 CREATE TABLE Timeline AS
-WITH Id AS (
+WITH Known AS (
     SELECT query_id FROM Query WHERE query_id IS NOT NULL
     UNION SELECT query_id FROM Context
     UNION SELECT query_id FROM Decision
     UNION SELECT query_id FROM Answer
     UNION SELECT query_id FROM Reward
     UNION SELECT query_id FROM Row
+), Id AS (
+    -- The attempt that its Reward says has ended it, or else its Answer; without either, or without its records, the last.
+    SELECT query_id, coalesce(
+        (SELECT r.attempt FROM Reward r WHERE r.query_id = Known.query_id AND r.error IS NULL ORDER BY r.off LIMIT 1),
+        (SELECT a.attempt FROM Answer a WHERE a.query_id = Known.query_id AND a.error IS NULL AND a.seq IS NOT NULL
+            ORDER BY a.part, a.off LIMIT 1)
+    ) AS attempt FROM Known
 ), Found AS (
     SELECT
         query_id,
         -- One that was given up may have been handled all the same: who sent its dead letter died before it had
         -- committed, and the next one read it again. Then it counts.
+        coalesce((SELECT d.rowid FROM Decision d WHERE d.query_id = Id.query_id AND d.attempt = Id.attempt AND (
+            d.error IS NULL OR d.error <> 'MisplacedRecord' AND EXISTS (
+                SELECT 1 FROM Reward r WHERE r.query_id = d.query_id AND r.error IS NULL AND r.seq = d.seq))
+            ORDER BY d.error IS NOT NULL, d.part, d.off LIMIT 1),
         (SELECT d.rowid FROM Decision d WHERE d.query_id = Id.query_id AND (
             d.error IS NULL OR d.error <> 'MisplacedRecord' AND EXISTS (
                 SELECT 1 FROM Reward r WHERE r.query_id = d.query_id AND r.error IS NULL AND r.seq = d.seq))
-            ORDER BY d.error IS NOT NULL, d.part, d.off LIMIT 1) AS decision,
+            ORDER BY d.error IS NOT NULL, d.attempt DESC, d.part, d.off LIMIT 1)) AS decision,
         -- Likewise, unless another came before its Reward.
         (SELECT a.rowid FROM Answer a WHERE a.query_id = Id.query_id AND (
             a.error IS NULL OR a.status <> 'expired' AND EXISTS (
@@ -54,7 +71,8 @@ WITH Id AS (
             ), a.part, a.off LIMIT 1) AS answer,
         (SELECT r.rowid FROM Reward r WHERE r.query_id = Id.query_id AND r.error IS NULL
             AND r.kind IN ('final', 'correction', 'default') ORDER BY r.part, r.off LIMIT 1) AS closing,
-        (SELECT l.rowid FROM Row l WHERE l.query_id = Id.query_id) AS learner,
+        coalesce((SELECT l.rowid FROM Row l WHERE l.query_id = Id.query_id AND l.attempt = Id.attempt),
+            (SELECT l.rowid FROM Row l WHERE l.query_id = Id.query_id ORDER BY l.attempt DESC LIMIT 1)) AS learner,
         -- Before this time none of its records was written: without a Query, Decision or row, no query waits longer
         -- than sixty days for its Answer and its feedback.
         coalesce(
@@ -95,7 +113,7 @@ CREATE TABLE State AS
 WITH Fact AS (
     SELECT
         t.*,
-        a.status, a.service, a.ts AS answered_ms, l.stage, c.status AS closing_status,
+        a.status, a.service, a.ts AS answered_ms, l.stage, l.f_off, c.status AS closing_status,
         CASE WHEN t.query IS NOT NULL THEN q.ts WHEN t.decision IS NOT NULL THEN d.appended_ms ELSE t.since_ms END
             AS asked_ms,
         coalesce(iif(t.decision IS NULL, q.timeout_ms, d.timeout_ms), :timeout_ms) AS timeout_ms,
@@ -124,7 +142,7 @@ WITH Fact AS (
         WHEN answer IS NULL THEN CASE
             WHEN no_answer IS NOT NULL THEN NULL
             WHEN decision IS NULL AND learner IS NULL AND coalesce(no_context, no_query) IS NOT NULL THEN NULL
-            WHEN closing IS NOT NULL OR stage IN ('closed', 'priced', 'failed', 'abandoned') THEN NULL
+            WHEN closing IS NOT NULL OR stage IN ('closed', 'priced', 'failed', 'abandoned') AND f_off < 0 THEN NULL
             WHEN decision IS NOT NULL THEN 'executor'
             WHEN embedded OR learner IS NOT NULL THEN 'decider'
             ELSE 'embedder' END
@@ -200,7 +218,7 @@ AND a.status <> 'cancelled' AND NOT r.bounded AND (r.own_score IS NOT NULL OR r.
 CREATE TABLE Applied AS
 WITH Own AS (
     SELECT
-        r.rowid AS id, r.query_id, r.off, r.kind, iif(r.learn, r.correct, NULL) AS correct,
+        r.rowid AS id, r.query_id, l.seq, r.off, r.kind, iif(r.learn, r.correct, NULL) AS correct,
         r.cost_only, r.failed, l.weight, l.r_off, l.stage AS row_stage,
         r.kind IN ('final', 'correction', 'default') AS closes,
         r.learn AND (r.failed OR (r.score IS NOT NULL OR r.cost_only) AND r.log_cost IS NOT NULL) AS learnable
@@ -211,19 +229,24 @@ WITH Own AS (
         SELECT 1 FROM Reward x WHERE x.query_id = r.query_id AND x.kind = r.kind AND x.seq = r.seq
         AND x.action = r.action AND x.error IS NULL AND x.off <= l.r_off)
 ), One AS (
-    SELECT query_id, min(off) AS off, id, kind, correct, CASE
+    SELECT query_id, seq, min(off) AS off, id, kind, correct, CASE
         -- A tenant that has taught enough teaches nothing.
         WHEN NOT (learnable AND weight) THEN 'abandoned' WHEN failed THEN 'failed' WHEN cost_only THEN 'priced' WHEN closes THEN 'closed' ELSE 'learned'
     END AS stage
-    FROM Own WHERE off <= r_off AND (closes OR learnable) GROUP BY query_id
+    FROM Own WHERE off <= r_off AND (closes OR learnable) GROUP BY query_id, seq
 ), Two AS (
-    SELECT o.query_id, min(o.off) AS off, o.kind, o.correct
-    FROM Own o JOIN One USING (query_id)
-    WHERE One.stage = 'learned' AND o.closes AND o.off > One.off AND o.off <= o.r_off GROUP BY o.query_id
+    SELECT o.query_id, o.seq, min(o.off) AS off, o.kind, o.correct
+    FROM Own o JOIN One USING (query_id, seq)
+    WHERE One.stage = 'learned' AND o.closes AND o.off > One.off AND o.off <= o.r_off GROUP BY o.query_id, o.seq
 )
 SELECT
-    l.query_id,
+    l.query_id, l.seq,
     CASE
+        -- What ended an attempt other than a Reward of its own: its AttemptFailed, or a Reward of an earlier attempt.
+        WHEN f.query_id IS NOT NULL THEN iif(f.failed AND l.weight AND l.stage = 'failed', 'failed', 'abandoned')
+        WHEN l.attempt > 1 AND EXISTS (
+            SELECT 1 FROM Reward r WHERE r.query_id = l.query_id AND r.off = l.r_off AND r.attempt < l.attempt
+        ) THEN 'abandoned'
         -- A deployment may drop an answer that nobody graded.
         WHEN l.stage = 'abandoned' AND One.kind = 'default' THEN 'abandoned'
         WHEN Two.kind IS NOT NULL THEN 'closed'
@@ -231,13 +254,15 @@ SELECT
     END AS stage,
     coalesce(One.kind || ',' || Two.kind, One.kind, '') AS kinds,
     iif(One.stage IN ('learned', 'closed'), One.id, NULL) AS entered,
-    iif(l.stage = 'abandoned' AND One.kind = 'default', 0,
+    iif(f.query_id IS NOT NULL, f.failed AND l.stage = 'failed', 0)
+    + iif(l.stage = 'abandoned' AND One.kind = 'default', 0,
         coalesce(One.stage IN ('learned', 'closed', 'failed'), 0) + (Two.correct IS NOT NULL)) AS updates,
     coalesce(One.correct, Two.correct) AS correct
-FROM Row l LEFT JOIN One USING (query_id) LEFT JOIN Two USING (query_id);
+FROM Row l LEFT JOIN One USING (query_id, seq) LEFT JOIN Two USING (query_id, seq)
+LEFT JOIN Failure f ON f.query_id = l.query_id AND f.attempt = l.attempt AND f.off = l.f_off;
 
 -- name: applied_by_id
-CREATE UNIQUE INDEX by_id_Applied ON Applied (query_id);
+CREATE UNIQUE INDEX by_id_Applied ON Applied (query_id, seq);
 
 -- name: change
 -- Decisions and changes of the policy, in one order.

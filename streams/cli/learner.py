@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -20,6 +21,7 @@ from agents.embedding import embedded_text, encoder_id
 from agents.encoders import encoder_of
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
+from schemas.failure import attempt_id
 from schemas.record import Record, decode
 from schemas.reward import Reward
 from streams.control import catalogue_of
@@ -152,7 +154,14 @@ class _Log:
 
     def _decisions(self, keys: Collection[bytes]) -> dict[bytes, bytes]:
         read = read_all(self.settings, [self.topics.decision])
-        return {each.key: each.value for each in read if each.key in keys and each.key and each.value}
+        ids = {key.partition(b" ")[0] for key in keys}
+        found = dict[bytes, bytes]()
+        for each in read:
+            if each.key in ids and each.value:
+                with suppress(UniscaleError):
+                    decision = decode(each.value, Decision)
+                    found[attempt_id(decision.query_id, decision.attempt).encode()] = each.value
+        return found
 
 
 @click.group()

@@ -130,9 +130,9 @@ class Replay:
                 self.ends["id taken"] += 1
             case Reward(query_id=query_id, closes=True) if query_id in self._unclosed:
                 self._unclosed.remove(query_id)
-                if record.price is not None:
+                if (cost := record.cost) is not None:
                     self.priced += 1
-                    self.costs[record.price.unit] += record.price.cost
+                    self.costs[record.objective.cost_range.unit] += cost
                 if record.correct is not None:
                     self.graded += 1
                     self.correct += record.correct

@@ -289,7 +289,7 @@ class Index:
         self._trim_if_due()
 
     def decision(self, decision: Decision, value: bytes, at_ms: int) -> bool:
-        """Add a Decision, with the Query it carries, and return whether it is the first, which counts.
+        """Add a Decision, with the Query it carries, and return whether it counts: the first of the last attempt.
 
         Args:
             decision: The Decision.
@@ -298,7 +298,10 @@ class Index:
         """
         self.query(decision.query, decision.appended_ms or at_ms)
         if not self._first("decision", decision.query_id, value, at_ms):
-            return False
+            known = self.decision_of(decision.query_id) if decision.attempt > 1 else None
+            if known is None or known.attempt >= decision.attempt:
+                return False
+            self._set(decision.query_id, decision=value)
         self._set(
             decision.query_id,
             question=decision.query.question[:200],
@@ -339,7 +342,7 @@ class Index:
 
         Args:
             query_id: Its id.
-            total: Cost of its search; None if unknown.
+            total: Cost of its searches; None if unknown.
             cut: Upper bound on the cost of a step that its deadline cut.
         """
         done = self._db.execute(
@@ -359,7 +362,7 @@ class Index:
             at_ms: When it was appended.
         """
         if reward.charge is not None:
-            price = None if reward.price is None else reward.price.cost
+            price = reward.cost
             cut = reward.charge.eflops + reward.charge.usd - (price or 0.0)
             self._charge(reward.query_id, reward.charge.key, at_ms, price, cut)
 

@@ -179,11 +179,13 @@ class ChatRequest(Struct, frozen=True):
     """A request to `/v1/chat/completions`.
 
     Attributes:
+        models: The models that may answer, as `uniscale.allowed_models`; not a field of OpenAI's API, but of others'.
         ignored: Names of its unsupported fields, in the order of the request; not a field of the API.
     """
 
     model: str
     messages: list[dict[str, Any]]
+    models: tuple[str, ...] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -277,14 +279,17 @@ def to_query(
     if asked.objective is not None and _has_objective(extension):
         why = f"the model name already asks for objective {asked.objective!r}; give one of the two"
         raise invalid("uniscale", why)
-    if asked.model is not None and extension.allowed_models not in (None, (asked.model,)):
+    if request.models is not None and extension.allowed_models not in (None, request.models):
+        raise invalid("models", "uniscale.allowed_models names other models; give one of the two")
+    allowed = request.models if extension.allowed_models is None else extension.allowed_models
+    if asked.model is not None and allowed not in (None, (asked.model,)):
         why = f"the model name already asks for {asked.model!r}; give one of the two"
-        raise invalid("uniscale.allowed_models", why)
+        raise invalid("models" if request.models is not None else "uniscale.allowed_models", why)
     own = msgspec.structs.asdict(extension)
     del own["progress"]
     own["metadata"] = {**_metadata(request), GATEWAY: kept}
     own["objective"] = asked.objective or extension.objective
-    own["allowed_models"] = (asked.model,) if asked.model else extension.allowed_models
+    own["allowed_models"] = (asked.model,) if asked.model else allowed
     try:
         return Query(
             **own,

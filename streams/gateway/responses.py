@@ -135,6 +135,12 @@ def details(
         "group": None if decision is None else decision.cohort,
         **picked(answer, "status", "complete", "score", "seq"),
         "scores": [one.score for one in answer.answers],
+        "attempts": answer.attempt,
+        "earlier": [
+            {"action": each.action.id, "cost": each.cost, **picked(each, "attempt", "cause", "error")}
+            for each in (() if decision is None else decision.earlier)
+            if each.attempt < answer.attempt
+        ],
         **_costs(answer, cost_model),
         "timings": timings(answer.spent, total_s),
         "error": why(answer),
@@ -184,6 +190,12 @@ def parts(cost: Cost) -> dict[str, float]:
         "decoding": cost.decoding_eflops,
         "verifier": cost.verifier_eflops,
     }
+
+
+def total(price: Cost | None, decision: Decision | None) -> float | None:
+    """Return what a query cost, given the cost of its last attempt; None if nothing ran or nobody knows."""
+    before = sum(each.cost for each in decision.earlier) if decision is not None else 0.0
+    return before + price.cost if price is not None else before or None
 
 
 def cut(answer: Answer, cost_model: CostModel) -> float:

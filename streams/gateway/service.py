@@ -101,9 +101,9 @@ class GatewayService:
     def _on_answer(self, answer: Answer, raw: ConsumerRecord) -> None:
         self.searches.ended(answer.query_id)
         if self.index.answer(answer, raw.value or b"", raw.timestamp_ms):  # the first one counts
-            price = responses.price(answer, self.runtime.control.cost_model)
-            total = None if price is None else price.cost
-            self.index.priced(answer.query_id, total, responses.cut(answer, self.runtime.control.cost_model))
+            cost_model, decision = self.runtime.control.cost_model, self.index.decision_of(answer.query_id)
+            total = responses.total(responses.price(answer, cost_model), decision)
+            self.index.priced(answer.query_id, total, responses.cut(answer, cost_model))
             self.searches.requests.seen(answer.query_id, answer)
 
     def _on_reward(self, reward: Reward, raw: ConsumerRecord) -> None:

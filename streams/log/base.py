@@ -210,6 +210,13 @@ class Log(Protocol):
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
         """Return consumer groups by id; those that have never committed anything are left out. Raises Unavailable."""
 
+    async def at(self, origin: Origin) -> ConsumerRecord | None:
+        """Return the record at an origin; None if its topic does not have it any more.
+
+        Raises:
+            Unavailable: the broker cannot be read.
+        """
+
     async def append_again(self, origin: Origin) -> bool:
         """Append a copy of the record at an origin to its topic; return whether the topic still has that record.
 

@@ -383,6 +383,11 @@ class KafkaLog:
         with _unavailable("the consumer groups"):
             return await asyncio.to_thread(kafka_admin.groups, self.settings, app_ids)
 
+    async def at(self, origin: Origin) -> ConsumerRecord | None:
+        """Read the record; see the protocol."""
+        with _unavailable(str(origin)):
+            return await self._at(TopicPartition(origin.topic, origin.partition), origin.offset)
+
     async def append_again(self, origin: Origin) -> bool:
         """Read the record and send it; see the protocol."""
         tp = TopicPartition(origin.topic, origin.partition)

@@ -336,12 +336,16 @@ class MemoryLog:
                 found[app] = ConsumerGroup(waiting)
         return found
 
+    async def at(self, origin: Origin) -> ConsumerRecord | None:
+        """Return what lies at an origin; see the protocol."""
+        found = self._broker.at(origin.topic, origin.partition, origin.offset)
+        return found[1] if found is not None and found[1].offset == origin.offset else None
+
     async def append_again(self, origin: Origin) -> bool:
         """Append what lies at an origin; see the protocol."""
-        found = self._broker.at(origin.topic, origin.partition, origin.offset)
-        if found is None or found[1].offset != origin.offset:
+        if (found := await self.at(origin)) is None:
             return False
-        await self._append(Outgoing(origin.topic, found[1].key, found[1].value or b""))
+        await self._append(Outgoing(origin.topic, found.key, found.value or b""))
         return True
 
     async def _produce(self, record: Outgoing) -> None:

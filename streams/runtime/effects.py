@@ -140,8 +140,8 @@ class Ordered(ABC):
     lock: asyncio.Lock
 
     @abstractmethod
-    async def ready(self, kind: type[Record]) -> None:
-        """Prepare for a batch of these records; an error raised here has changed nothing."""
+    async def ready(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
+        """Prepare for a batch of records of a kind; an error raised here has changed nothing."""
 
     @abstractmethod
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
@@ -200,13 +200,13 @@ async def _handle_batch(
     async with service.lock:
         if not all(map(runtime.is_ours, records)):
             return  # the group rebalanced during the wait: another worker may own them now
-        await service.ready(each.kind)
         batch, refused = list[tuple[Record, ConsumerRecord]](), list[Refusal]()
         for at in records:
             try:
                 batch.append((decode(at.value, each.kind), at))
             except UniscaleError as error:
                 refused.append(Refusal(error, at.value, at.origin, answer=True))
+        await service.ready(each.kind, batch)
         with service.changing():
             effects = await service.on_batch(batch)
             await service.write(effects.rows)

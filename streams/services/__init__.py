@@ -20,6 +20,7 @@ SERVICES lists them. Importing it loads no engine, encoder or policy: a service'
 from typing import Any
 
 from schemas.answer import Answer
+from schemas.attempt import AttemptFailed
 from schemas.decision import Decision
 from schemas.query import Query, QueryContext
 from schemas.reward import Due, Feedback, Reward
@@ -80,6 +81,7 @@ DECIDER = ServiceSpec(
     inputs={
         "context": Input(QueryContext, "decide", most=32),
         "reward": Input(Reward, "learn", most=32),
+        "attempt-failed": Input(AttemptFailed, "retry", most=32),
     },
     outputs=("action-decision", "action-decision.<group>", "answer", "dead-letter"),
     state=("decider-pending-changelog", "learner-snapshot"),
@@ -103,8 +105,8 @@ EXECUTOR = ServiceSpec(
         "action-decision.<group>": Input(Decision, "begin"),
         "verification.<group>": Input(Verification, "search"),
     },
-    outputs=("search-step", "answer", "heartbeat", "dead-letter"),
-    follows=("cancel.<group>",),
+    outputs=("search-step", "answer", "attempt-failed", "heartbeat", "dead-letter"),
+    follows=("cancel.<group>", "attempt-failed"),
     build=_build_executor,
     grouped=True,
 )

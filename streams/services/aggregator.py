@@ -294,13 +294,14 @@ class AggregatorService(Keyed[JoinRow]):
         message: Message,
     ) -> ScoredAnswer:
         decision = row.decision if row is not None else None
+        ran = decision if decision is not None and decision.action == answer.action else None
         work = partial(
             value,
             reference,
             answer,
             cost_model=self.runtime.control.cost_model,
             grader=grader,
-            generator=decision.generator if decision is not None else None,
+            generator=ran.generator if ran is not None else None,
         )
         try:
             return work(ask=ask_later)
@@ -381,7 +382,7 @@ class AggregatorService(Keyed[JoinRow]):
         if correct is not None:
             metrics.cohort_queries.labels(cohort, "graded").inc()
             metrics.cohort_correct.labels(cohort).inc(correct)
-        cost = None if reward.price is None else reward.price.cost
+        cost = reward.cost
         if cost is not None:
             in_usd = reward.objective.cost_range.unit == "usd"
             (metrics.cohort_usd if in_usd else metrics.cohort_eflops).labels(cohort).inc(cost)

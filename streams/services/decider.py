@@ -1,4 +1,4 @@
-"""The decider service: turns Contexts into Decisions and learns from Rewards; its policy and its metrics."""
+"""The decider service: turns Contexts into Decisions, learns from Rewards and follows AttemptFailed; its metrics."""
 
 import asyncio
 import logging
@@ -24,12 +24,18 @@ from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import beside_catalogue
 from agents.catalogue.models import ActionError, Catalogue
+from agents.decider.attempts import Failure, Followed
 from agents.decider.decider import Decided, Decider, DecisionEnvironment, Learned
+from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import EndedIds
 from agents.embedding import BadEmbedding, Encoder, EncoderError, EncoderRefused, embed_actions, encoder_id
 from agents.encoders import encoder_of
+from agents.reward.outcome import cost_of
 from schemas.action import Action
+from schemas.attempt import AttemptFailed
 from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.failure import attempt_id
 from schemas.objective import UNITS, ObjectiveInForce
 from schemas.query import QueryContext
 from schemas.record import Record, decode
@@ -158,19 +164,19 @@ class PendingDecisions:
         self._since_ms.clear()  # another worker may have learned from them since
         self.runtime.metrics.pending.set(count)
 
-    def add(self, query_id: str, appended_ms: int) -> None:
-        """Count a decision, with the append time of its Context in ms since the epoch."""
+    def add(self, attempt: str, appended_ms: int) -> None:
+        """Count the decision of an attempt, with the append time of its Context in ms since the epoch."""
         self._count += 1
-        self._since_ms[query_id] = appended_ms
+        self._since_ms[attempt] = appended_ms
 
-    def heard(self, query_id: str) -> None:
+    def heard(self, attempt: str) -> None:
         """Stop tracking the age of a decision: a reward arrived that is not learned from yet."""
-        self._since_ms.pop(query_id, None)
+        self._since_ms.pop(attempt, None)
 
-    def remove(self, query_id: str) -> None:
+    def remove(self, attempt: str) -> None:
         """Remove a decision whose reward was learned or charged, or that was abandoned."""
         self._count -= 1
-        self._since_ms.pop(query_id, None)
+        self._since_ms.pop(attempt, None)
 
     def show(self) -> None:
         """Update both gauges; the age is 0 if no decision has one."""
@@ -603,6 +609,7 @@ class DeciderService(Ordered):
         self.drift = DriftNotice(runtime.metrics)
         self.lock = asyncio.Lock()
         self._beats_awaited = False
+        self._contexts: dict[str, QueryContext] = {}  # of the AttemptFailed of a batch, by query
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
@@ -616,14 +623,18 @@ class DeciderService(Ordered):
             await service.learner.embedded(runtime.control.catalogue)
         return service
 
-    async def ready(self, kind: type[Record]) -> None:
+    async def ready(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
         """Wait for the learner and, before the first decision, for executors' heartbeats."""
         if kind is QueryContext:
             await self._wait_for_executors()
-        await self.learner.ready()  # last: the decision must see the catalogue that is offered
+        await self.learner.ready()  # after the wait: the decision must see the catalogue that is offered
+        if kind is AttemptFailed:
+            # A row holds no question: what is decided again is the Context that was decided first.
+            found = await asyncio.gather(*(self._context(record) for record, _ in batch))
+            self._contexts = {context.query_id: context for context in found if context is not None}
 
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
-        """Decide for contexts, or learn from rewards.
+        """Decide for contexts, learn from rewards, or follow attempts that failed.
 
         A refit on all outcomes runs in a thread: it can take a second and would block the event loop. Only the holder
         of the lock reads the learner meanwhile.
@@ -632,6 +643,10 @@ class DeciderService(Ordered):
             return BatchEffects()
         if isinstance(batch[0][0], QueryContext):
             return self._decide(batch)
+        if isinstance(batch[0][0], AttemptFailed):
+            if self.learner.live.policy.refits.due(len(batch)):
+                return await self.runtime.in_thread(lambda: self._follow(batch))
+            return self._follow(batch)
         if self.learner.live.policy.refits.due(len(batch)):
             return await self.runtime.in_thread(lambda: self._learn(batch))
         return self._learn(batch)
@@ -721,19 +736,96 @@ class DeciderService(Ordered):
             then=partial(self._learned, done),
         )
 
+    async def _context(self, record: AttemptFailed) -> QueryContext | None:
+        """Return the Context of a query, None if it is not there any more, or the learner does not know the query.
+
+        Raises:
+            Unavailable: The broker cannot be read.
+        """
+        names = (attempt_id(record.query_id, record.attempt + more) for more in (0, 1))
+        value = next((found for name in names if (found := self.learner.row(name))), None)
+        row = None if value is None else decode_row(key_of(record.query_id), value)
+        there = await self.runtime.log.at(row.context_origin) if isinstance(row, Row) else None
+        try:
+            return None if there is None else decode(there.value, QueryContext)
+        except UniscaleError as error:
+            log.error("%s: its Context cannot be read again: %s", record.query_id, error)
+            return None
+
+    def _failure(self, record: AttemptFailed, at: ConsumerRecord) -> Failure:
+        context = self._contexts.get(record.query_id)
+        cost = None
+        try:
+            cost = cost_of(record.answer, self.runtime.control.cost_model)
+        except (UniscaleError, ValueError, ArithmeticError) as error:
+            log.warning("%s: what its attempt %d cost is not known: %s", record.query_id, record.attempt, error)
+        in_time = context is not None and self._in_time(context)
+        return Failure(record, at.offset, context, None if cost is None else cost.cost or None, in_time)
+
+    def _in_time(self, context: QueryContext) -> bool:
+        timeout_s = context.query.timeout_s or self.runtime.settings.queries.timeout_s
+        until_ms = context.appended_ms + timeout_s * 1000
+        return not context.appended_ms or self.runtime.clock.now_ms() < until_ms
+
+    def _follow(self, batch: Sequence[tuple[AttemptFailed, ConsumerRecord]]) -> BatchEffects:
+        """Decide again for the query of each attempt that failed, or end it with the Answer of that attempt."""
+        assert self.learner.offered is not None, "nothing is on offer"
+        living, _ = self.environments(self.learner.offered.space)
+        results = self.learner.live.follow(
+            [self._failure(record, at) for record, at in batch],
+            self.learner.row,
+            living,
+            attempts=self.runtime.settings.queries.attempts,
+            timer=self.runtime.monotonic,
+        )
+        done = list(zip(batch, results, strict=True))
+        return BatchEffects(
+            rows=[row for each in results for row in each.rows],
+            send=[out for each in results for out in self._following(each)],
+            refused=[
+                Refusal(each.error, at.value, at.origin, answer=True) for (_, at), each in done if each.error
+            ],
+            then=partial(self._followed, done),
+        )
+
+    def _following(self, followed: Followed) -> list[Outgoing]:
+        if followed.answer is not None:
+            return [Outgoing.of(self.runtime.topics.answer, followed.answer)]
+        return self._outgoing(Decided(followed.query_id, followed.value, followed.group))
+
+    def _followed(self, done: Sequence[tuple[tuple[AttemptFailed, ConsumerRecord], Followed]]) -> None:
+        metrics = self.runtime.metrics
+        for (record, at), each in done:
+            if each.error is not None:
+                continue
+            if not each.rows:
+                metrics.duplicates.labels(at.topic).inc()
+                continue
+            self.pending.remove(attempt_id(record.query_id, record.attempt))
+            model = record.answer.action.model if record.answer.action else ""
+            metrics.failed_attempts.labels(model, "answered" if each.value is None else "retried").inc()
+            if each.value is not None:
+                decision = decode(each.value, Decision)
+                self.pending.add(attempt_id(decision.query_id, decision.attempt), at.timestamp_ms)
+                self._count(decision)
+        self.drift.learned(self.learner.live.policy)
+
     def _learned(self, done: Sequence[tuple[tuple[Reward, ConsumerRecord], Learned]]) -> None:
         metrics = self.runtime.metrics
         for (reward, at), each in done:
             if each.error is not None:
                 continue
-            if each.rows:
+            name = attempt_id(reward.query_id, reward.attempt)
+            for later in set(each.ended) - {name}:
+                self.pending.remove(later)
+            if each.rows and each.verdict != "late":
                 metrics.rewards_applied.labels(reward.kind).inc()
                 if each.verdict in ("learned", "priced", "failed", "abandoned"):
-                    self.pending.remove(reward.query_id)
+                    self.pending.remove(name)
                 continue
             metrics.rewards_ignored.labels(each.verdict).inc()
             if each.verdict == "unlearnable":
-                self.pending.heard(reward.query_id)
+                self.pending.heard(name)
             if each.verdict == "duplicate":
                 metrics.duplicates.labels(at.topic).inc()
             elif each.verdict == "differs":

@@ -1,4 +1,4 @@
-"""The service of one executor group: Decision or Verification in, SearchStep or Answer out.
+"""The service of one executor group: Decision or Verification in, SearchStep, Answer or AttemptFailed out.
 
 Each call awaits the engine, and all share one continuous batch: `UNISCALE_CONCURRENCY` is how many queries a worker
 has in flight.
@@ -34,10 +34,12 @@ from agents.serving.errors import DeadlinePassedError, ServingError, UnknownEngi
 from agents.serving.registry import GroupEngines
 from agents.serving.retries import within
 from agents.serving.vllm_host import EngineHost
-from schemas.answer import QUESTIONABLE, Answer, Probe
+from schemas.answer import Answer, Probe
+from schemas.attempt import AttemptFailed
 from schemas.control import Cancel, Heartbeat, ModelHealth
 from schemas.decision import Decision
 from schemas.errors import RecordTooLarge, UniscaleError
+from schemas.failure import QUESTIONABLE, attempt_id
 from schemas.record import decode, encode
 from schemas.search import SearchStep, Verification
 from streams.log.base import ConsumerRecord, Outgoing, Unavailable
@@ -45,6 +47,7 @@ from streams.runtime.effects import Effects, Keyed
 from streams.runtime.errors import Death
 from streams.runtime.runtime import Runtime
 from streams.services.hosting import engines_of, unless_vllm_hangs, watch_vllm
+from streams.topics import SHARD
 
 log = logging.getLogger("streams.executor")
 
@@ -54,11 +57,15 @@ _ENDED = 1 << 30
 CANCELS = 32_000
 """Cancel records to remember, and to read again at startup."""
 
+FAILURES = 32_000
+"""Failed attempts to read again at startup: a search that is redelivered must not end its query a second way."""
+
 
 class ExecutorService(Keyed[None]):
     """The searches of one group; keeps no state that a restart would need.
 
     Attributes:
+        retries: Whether a query whose attempt fails may be decided again.
         since_ms: When it became ready, ms since the epoch. An older Decision may have been handled by another process
             already.
     """
@@ -73,6 +80,7 @@ class ExecutorService(Keyed[None]):
             cut_completes=settings.executor.cut_completes,
             timeout_s=settings.queries.timeout_s,
         )
+        self.retries = settings.queries.attempts > 1
         self.progress = Progress(most=max(10_000, 16 * settings.queries.max_in_flight))
         self.busy: set[str] = set()
         self.since_ms = runtime.clock.now_ms()
@@ -94,6 +102,8 @@ class ExecutorService(Keyed[None]):
         await service.engines.probe()  # so that servers that are up are ready in the first heartbeat
         begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
         await runtime.log.tail([runtime.topics.cancel_for(runtime.group)], service.on_cancel, begin=begin)
+        if service.retries:
+            await runtime.log.tail([runtime.topics.attempt_failed], service.on_failed, begin=FAILURES)
         service.since_ms = runtime.clock.now_ms()  # loading takes minutes
         runtime.background("the heartbeat", service._beat)
         runtime.background("vLLM", lambda: watch_vllm(service._host))
@@ -103,7 +113,8 @@ class ExecutorService(Keyed[None]):
     async def on(self, row: None, message: Decision | Verification, at: ConsumerRecord) -> Effects[None]:
         """Start a search, or continue it with the next step or end it."""
         step = 1 if isinstance(message, Decision) else message.step + 1
-        if self.progress.behind(message.query_id, step):
+        search = message if isinstance(message, Decision) else message.search
+        if self.progress.behind(attempt_id(message.query_id, search.attempt), step):
             return Effects(then=self.runtime.metrics.duplicates.labels(at.topic).inc)
         began_s = self.runtime.monotonic()
         next_ = self._begin(message, at) if isinstance(message, Decision) else self._resume(message)
@@ -127,11 +138,17 @@ class ExecutorService(Keyed[None]):
             # Another process may have continued the search: if one of its steps is in flight, it ends the search with
             # the best path. If not, the aggregator ends it when the query expires.
             return Effects()
-        out = Outgoing.of(self.runtime.topics.answer, done)
-        return Effects(send=[out], then=partial(self._ended, done))
+        return Effects(send=[self._end(done)], then=partial(self._ended, done))
+
+    def _end(self, answer: Answer) -> Outgoing:
+        """Return what ends an attempt: its Answer, or, if it came to nothing, what the decider follows."""
+        if self.retries and answer.status == "failed" and answer.text is None:
+            failed = encode(AttemptFailed(answer=answer))
+            return Outgoing(self.runtime.topics.attempt_failed, SHARD, failed)
+        return Outgoing.of(self.runtime.topics.answer, answer)
 
     def _ended(self, answer: Answer) -> None:
-        self.progress.done(answer.query_id, _ENDED)
+        self.progress.done(attempt_id(answer.query_id, answer.attempt), _ENDED)
         if answer.fault == "model" and answer.action is not None:
             self.runtime.metrics.model_failures.labels(answer.action.model, answer.cause).inc()
             self.engines.suspect(answer.action.model)
@@ -190,6 +207,15 @@ class ExecutorService(Keyed[None]):
         while len(self._cancelled) > CANCELS:
             self._cancelled.popitem(last=False)
 
+    def on_failed(self, record: ConsumerRecord) -> None:
+        """Remember an attempt that failed, whichever process ran it."""
+        try:
+            failed = decode(record.value, AttemptFailed)
+        except UniscaleError as error:
+            log.warning("%s: %s", record.coordinates, error)
+            return
+        self.progress.done(attempt_id(failed.query_id, failed.attempt), _ENDED)
+
     async def _go(self, job: Job) -> SearchStep | Answer:
         self.busy.add(job.query_id)
         try:
@@ -215,7 +241,7 @@ class ExecutorService(Keyed[None]):
         return None
 
     def _drafted(self, step: SearchStep) -> None:
-        self.progress.done(step.query_id, step.step)
+        self.progress.done(attempt_id(step.query_id, step.attempt), step.step)
         self._count(step)
 
     def _count(self, step: SearchStep) -> None:

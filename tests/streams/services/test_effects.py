@@ -534,7 +534,7 @@ async def test_contexts_in_rows_and_what_they_hold_out_and_the_same_again_for_a_
     cluster = Cluster(in_memory(), SERVICES)
     worker = await cluster.start("decider")
     service: DeciderService = worker.built
-    await service.ready(Reward)
+    await service.ready(Reward, [])
     before = len(cluster.broker.effects)
     taken = replace(context, query=replace(context.query, text="another"), origin=at(asked, offset=9).origin)
     effects = await service.on_batch([(context, asked), (taken, at(asked, offset=1))])

@@ -1,0 +1,156 @@
+"""What follows an attempt that failed: its row ends, and another model is chosen for its query, if any can answer.
+
+The executor writes AttemptFailed and no Answer; the decider alone follows it. So there is one next Decision, or the
+Answer that the record carries, and the row says which: redelivered, the record leads to the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agents.bandit.policy import check_log_cost
+from agents.catalogue.models import Catalogue
+from agents.decider.rewards import Move, ended_by_failure
+from agents.decider.rows import Row
+from agents.decider.shares import TeachingShares
+from schemas.answer import Answer
+from schemas.attempt import AttemptFailed
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.failure import EarlierAttempt
+from schemas.query import Query, QueryContext
+
+ERROR: Final = 200
+"""Most characters of an error that later records repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An AttemptFailed, with what the decider needs to know to follow it.
+
+    Attributes:
+        record: The record.
+        offset: Its offset in its topic.
+        context: The Context of its query; None if its topic has it no longer.
+        cost: What the attempt cost, in the unit of its objective; None if nothing ran, or nobody knows.
+        in_time: Whether its query has time left.
+    """
+
+    record: AttemptFailed
+    offset: int
+    context: QueryContext | None = None
+    cost: float | None = None
+    in_time: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The result for one AttemptFailed: the next Decision, the Answer that ends the query, nothing, or an error.
+
+    Attributes:
+        query_id: The query's id.
+        value: The next Decision's bytes.
+        group: The executor group that also gets it.
+        answer: The Answer, where there is no next Decision.
+        rows: Rows to write first; none for a record that was delivered before.
+    """
+
+    query_id: str
+    value: bytes | None = None
+    group: str = ""
+    answer: Answer | None = None
+    rows: tuple[tuple[bytes, bytes], ...] = ()
+    error: UniscaleError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a further attempt takes over from the one before.
+
+    Attributes:
+        decision: Its Decision, whose objective and cohort stay in force.
+        earlier: All attempts so far.
+    """
+
+    decision: Decision
+    earlier: tuple[EarlierAttempt, ...]
+
+    @classmethod
+    def of(cls, decision: Decision, failure: Failure) -> Before:
+        """Return it for a Decision and how its attempt failed."""
+        answer = failure.record.answer
+        attempt = EarlierAttempt(
+            attempt=decision.attempt,
+            seq=decision.seq,
+            action=decision.action,
+            fault=answer.fault,
+            cause=answer.cause,
+            error=(answer.error or "")[:ERROR],
+            tokens=answer.generated_tokens,
+            cost=failure.cost or 0.0,
+        )
+        return cls(decision, (*decision.earlier, attempt))
+
+    def affordable(self, query: Query) -> bool:
+        """Return whether a query's budget is not spent."""
+        budget = query.budget
+        if budget is None:
+            return True
+        tokens, cost = (sum(each.tokens for each in self.earlier), sum(each.cost for each in self.earlier))
+        bounds = ((budget.tokens, tokens), (budget.eflops, cost), (budget.usd, cost))
+        return all(most is None or spent < most for most, spent in bounds)
+
+    def left_out(self, catalogue: Catalogue, usable: Collection[str]) -> frozenset[str]:
+        """Return the models that are not asked again: those that failed, and what shares a server that was at fault.
+
+        Args:
+            catalogue: The models.
+            usable: Those that the query could have otherwise. Models on such a server stay if there are no others.
+        """
+        servers = {model.name: urlsplit(model.endpoint.url or "").netloc for model in catalogue.models}
+        failed = frozenset(each.action.model for each in self.earlier)
+        ours = (each.action.model for each in self.earlier if each.fault == "infrastructure")
+        at_fault = {servers.get(name, "") for name in ours} - {""}
+        siblings = frozenset(name for name, server in servers.items() if server in at_fault)
+        return failed | siblings if set(usable) - failed - siblings else failed
+
+
+def failed(row: Row, failure: Failure, seq: int, shares: TeachingShares, *, learn: bool) -> Move:
+    """Return the row of an attempt that failed, as it ends, with what to tell the policy.
+
+    A wrong answer if its model is at fault, as a Reward of such an Answer (decision 18); otherwise nothing is learned.
+
+    Args:
+        row: The row.
+        failure: How its attempt failed.
+        seq: The next sequence number.
+        shares: Who taught before.
+        learn: Whether anything may be learned from its query.
+
+    Raises:
+        InvalidObservation: Its cost is out of range; nothing has changed.
+    """
+    change: dict[str, Any] = {"failure_offset": failure.offset}
+    if failure.cost is not None:
+        check_log_cost(row.query_id, math.log(failure.cost))
+        change["paid"] = failure.cost
+    at_fault = failure.record.answer.fault == "model"
+    return ended_by_failure(row, seq, change, shares, at_fault=at_fault, learn=learn)
+
+
+def superseded(row: Row, offset: int, seq: int) -> Move:
+    """Return the row of a later attempt at a query that an earlier one ended: nothing is learned of it."""
+    change = {"reward_offset": offset, "stage": "abandoned", "ended_seq": seq}
+    return Move("abandoned", msgspec.structs.replace(row, **change))
+
+
+def affects(row: Row, record: AttemptFailed) -> bool:
+    """Return whether an AttemptFailed is of a row's attempt, and that attempt is still open."""
+    answer, action = record.answer, record.answer.action
+    return (row.stage, row.seq) == ("pending", answer.seq) and action is not None and action.id == row.action

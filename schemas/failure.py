@@ -1,0 +1,54 @@
+"""Why a search came to nothing, and the attempts at a query that failed before the one that counts."""
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from schemas.action import Action
+from schemas.forest import Count
+
+Fault = Literal["", "infrastructure", "model"]
+"""infrastructure: an endpoint, an engine or a machine failed, which says nothing about the action. model: the action's
+model produced no text, which counts as a wrong answer; `cause` says why."""
+
+Cause = Literal["", "timeout", "empty", "undecodable", "refused", "filtered"]
+"""Why a search ended without a text. timeout: the model was still generating when the deployment's time limit for a
+search ran out, or its server did not reply in time. empty: a completion without text. undecodable: the reply was not a
+completion. refused: the model's server refused the request (400, 413, 422). filtered: a content filter withheld the
+text. Empty: anything else."""
+
+QUESTIONABLE: Final[frozenset[Cause]] = frozenset({"refused", "filtered"})
+"""Causes blamed on the question, unless the model fails the operator's probe as well."""
+
+
+class EarlierAttempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt at a query that failed before any of its text was sent.
+
+    Attributes:
+        attempt: Its number, 1 for the first.
+        seq: Its Decision's sequence number.
+        action: What ran.
+        fault: Whose fault it was.
+        cause: What left it without a text, if that may be its model's fault.
+        error: Why it failed.
+        tokens: Tokens that it generated.
+        cost: What it cost, in the unit of its objective; 0 if nothing ran, or the cost is unknown.
+    """
+
+    attempt: Count
+    seq: Count
+    action: Action
+    fault: Fault = ""
+    cause: Cause = ""
+    error: str = ""
+    tokens: Count = 0
+    cost: float = 0.0
+
+
+def attempt_id(query_id: str, attempt: int) -> str:
+    """Return the identity of an attempt: that of its query for the first. No query's id has a space.
+
+    >>> attempt_id("q-1", 1), attempt_id("q-1", 2)
+    ('q-1', 'q-1 2')
+    """
+    return query_id if attempt == 1 else f"{query_id} {attempt}"
