@@ -25,10 +25,14 @@ class AttemptFailed(Record, frozen=True, kw_only=True, tag="attempt-failed.v1"):
         """Refuse an attempt that has not failed, or that nobody decided."""
         answer = self.answer
         if answer.status != "failed" or answer.text is not None:
-            why = f"is {answer.status}{'' if answer.text is None else ', with a text'}; write the Answer itself"
+            why = (
+                f"is {answer.status}{'' if answer.text is None else ', with a text'}; write the Answer itself"
+            )
             raise InvalidField("AttemptFailed", "answer.status", why)
         if answer.seq is None or answer.action is None:
-            raise InvalidField("AttemptFailed", "answer.seq", "is missing, or its action is; give the Decision's")
+            raise InvalidField(
+                "AttemptFailed", "answer.seq", "is missing, or its action is; give the Decision's"
+            )
 
     @property
     def query_id(self) -> str:

@@ -165,8 +165,8 @@ def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> d
 def readable_id(value: bytes | None) -> str | None:
     """Return the query_id in an arbitrary value, or None when it has no valid one.
 
-    The id is the record's own or that of the Query, SearchStep or Answer it carries. A poison record with a readable id still
-    gets an Answer, so only an id that can be a key is returned.
+    The id is the record's own or that of the Query, SearchStep or Answer it carries. A poison record with a readable id
+    still gets an Answer, so only an id that can be a key is returned.
     """
     try:
         plain = load(value)

@@ -169,8 +169,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
             then unknown, but not because feedback failed to come.
         verified: As the Decision said. Unless it is `all`, one model's score says nothing about another's: the column
             Score takes the value of `correct`, and where that is not known, the cost alone is learned.
-        attempt: Which attempt at the query the Answer ends, 1 for the first. `seq`, `action`, `price` and `log_cost` are
-            its own; `charge` counts them all.
+        attempt: Which attempt at the query the Answer ends, 1 for the first. `seq`, `action`, `price` and `log_cost`
+            are its own; `charge` counts them all.
         earlier: The attempts before it, which failed.
     """
 

@@ -222,8 +222,7 @@ class QuerySettings(Section, frozen=True):
     max_in_flight: int = 256
     # Timeout of queries that set none: after it a query is answered `expired`.
     timeout_s: float = 600.0
-    # Most attempts at a query: if its model fails before any text was sent, another model is chosen for it. 1: none after
-    # the first.
+    # Most attempts at a query: if its model fails before any text was sent, another model is chosen. 1: one attempt.
     attempts: int = 1
     # How long a reward waits for feedback after the answer, if the query has no reference and sets no wait itself.
     feedback_wait_s: float = 0.0

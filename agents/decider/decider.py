@@ -1,4 +1,4 @@
-"""The decider: Context in, Decision out; Reward in, learning (Alg. 1); AttemptFailed in, another Decision or an Answer."""
+"""The decider: Context in, Decision out; Reward in, learning (Alg. 1); AttemptFailed in, what follows it out."""
 
 from __future__ import annotations
 
@@ -246,7 +246,9 @@ def decisions(
     )  # made from one state, so the same for all
     attempt = 1 if before is None else before.decision.attempt + 1
     objectives = [
-        in_force(record, environment, policy.name, shadow_price) if before is None else before.decision.objective
+        in_force(record, environment, policy.name, shadow_price)
+        if before is None
+        else before.decision.objective
         for record, _ in asked
     ]
     contexts = [

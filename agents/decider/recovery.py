@@ -30,8 +30,8 @@ class Recovered:
         folded: Events folded in addition to the snapshot.
         snapshot_version: Sequence number of the snapshot used; -1 for none.
         refused: Newer snapshots that were damaged, each with its reason.
-        next_context, next_reward, next_failure: First offsets that the log does not cover. If the group's commit is ahead of the log,
-            reading restarts here.
+        next_context, next_reward, next_failure: First offsets that the log does not cover. If the group's commit is
+            ahead of the log, reading restarts here.
         carried: Rows, by key, that come from the snapshot because the log no longer has them.
         foreign: Keys of skipped records, which the learner cannot have written, in the log and in the snapshots' topic.
         open_rows: The chunks of open decisions of the snapshot used.

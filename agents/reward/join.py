@@ -536,7 +536,9 @@ def _on_decision(
         earlier=record.earlier,
     )
     settles = row.answered_ms is not None and (row.answer is None or _settles(row, record))
-    row = replace(row, decision=decision, forget_ms=None if settles or row.answered_ms is None else row.forget_ms)
+    row = replace(
+        row, decision=decision, forget_ms=None if settles or row.answered_ms is None else row.forget_ms
+    )
     return _judged(row, _settle(row, value or row.scored) if settles else Transition(row))
 
 
@@ -599,7 +601,11 @@ def _judged(row: JoinRow, transition: Transition) -> Transition:
         transition: What that leads to without the Feedback, which stays in its row where there is no Answer.
     """
     parked, decision = row.parked, row.decision
-    if parked is None or decision is None or (transition.row is not None and transition.row.answer is not None):
+    if (
+        parked is None
+        or decision is None
+        or (transition.row is not None and transition.row.answer is not None)
+    ):
         return transition
     answered_ms = row.answered_ms
     unmet = answered_ms is not None and answered_ms > row.parked_deadline_ms

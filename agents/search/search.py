@@ -66,7 +66,6 @@ def limits_of(
     """
     query = decision.query
     timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
-    budget_tokens, budget_eflops = _budget_left(decision)
     # Without an append time, a deadline has no starting point.
     began_ms = decision.appended_ms or None
     return msgspec.structs.replace(

@@ -758,7 +758,9 @@ class DeciderService(Ordered):
         try:
             cost = cost_of(record.answer, self.runtime.control.cost_model)
         except (UniscaleError, ValueError, ArithmeticError) as error:
-            log.warning("%s: what its attempt %d cost is not known: %s", record.query_id, record.attempt, error)
+            log.warning(
+                "%s: what its attempt %d cost is not known: %s", record.query_id, record.attempt, error
+            )
         in_time = context is not None and self._in_time(context)
         return Failure(record, at.offset, context, None if cost is None else cost.cost or None, in_time)
 

@@ -291,9 +291,7 @@ def test_no_query_fails_while_another_entry_could_answer(
         assert (reward.status, reward.attempt) == ("ok", reply["uniscale"]["attempts"])
         assert [each.action.model for each in reward.earlier] == [name] * (reward.attempt - 1)
     [answer] = [a for a in house.read(house.topics.answer, Answer) if a.query_id == retried[0]["id"]]
-    first, second = (
-        d for d in house.read(house.topics.decision, Decision) if d.query_id == retried[0]["id"]
-    )
+    first, second = (d for d in house.read(house.topics.decision, Decision) if d.query_id == retried[0]["id"])
     assert (first.attempt, second.attempt, answer.attempt, answer.seq) == (1, 2, 2, second.seq)
     assert second.excluded == (name,)
     assert second.objective == first.objective
