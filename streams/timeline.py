@@ -7,6 +7,7 @@ in `streams/audit/timeline.sql`, because it shares no code with what it checks.
 from dataclasses import dataclass, field
 
 from schemas.answer import Answer
+from schemas.attempt import AttemptFailed
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query, QueryContext
@@ -31,6 +32,7 @@ class Timeline:
     decisions: list[Decision] = field(default_factory=list)
     steps: list[SearchStep] = field(default_factory=list)
     verifications: list[Verification] = field(default_factory=list)
+    failures: list[AttemptFailed] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
     feedback: list[Feedback] = field(default_factory=list)
@@ -58,6 +60,9 @@ class Timeline:
             case Verification():
                 self.verifications.append(record)
                 stage = _stage(f"verification/{record.step}", record.search.attempt)
+            case AttemptFailed():
+                self.failures.append(record)
+                stage = _stage("attempt-failed", record.attempt)
             case Answer():
                 self.answers.append(record)
                 stage = "answer"

@@ -124,6 +124,7 @@ SHOWN: Final[dict[Kind, tuple[str, ...]]] = {
     "decision": ("action", "reason", "objective.name", "mean", "width", "propensity"),
     "step": ("group", "forest.step"),
     "verification": ("search.group", "search.forest.step", "scores.score", "verify_s"),
+    "attempt-failed": ("answer.attempt", "answer.action", "answer.fault", "answer.cause", "answer.error"),
     "answer": ("status", "action", "score", "extracted", "steps", "by", "error"),
     "feedback": ("correct", "graded_by", "source"),
     "reward": ("kind", "status", "action", "correct", "score", "price.cost", "reward", "graded_by"),

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, get_args
 from msgspec import Struct
 
 from schemas.answer import Answer
+from schemas.attempt import AttemptFailed
 from schemas.control import Cancel, ControlRecord, Heartbeat, decode_control
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -26,7 +27,16 @@ from streams.topics import Topics
 # Decoded records with their kind: one QueryEvent for each record that is not a row of a service's table.
 
 OfQueries = Literal[
-    "query", "context", "decision", "step", "verification", "answer", "feedback", "reward", "dead-letter"
+    "query",
+    "context",
+    "decision",
+    "step",
+    "verification",
+    "attempt-failed",
+    "answer",
+    "feedback",
+    "reward",
+    "dead-letter",
 ]
 Kind = OfQueries | Literal["due", "cancel", "control", "heartbeat"]
 """The kinds of records."""
@@ -40,6 +50,7 @@ RECORDS: dict[Kind, Any] = {
     "decision": Decision,
     "step": SearchStep,
     "verification": Verification,
+    "attempt-failed": AttemptFailed,
     "answer": Answer,
     "feedback": Feedback,
     "reward": Reward,
@@ -120,6 +131,7 @@ def _plain(topics: Topics) -> dict[str, Kind]:
         topics.context: "context",
         topics.decision: "decision",
         topics.search_step: "step",
+        topics.attempt_failed: "attempt-failed",
         topics.answer: "answer",
         topics.feedback: "feedback",
         topics.reward: "reward",

@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 
 from agents.bandit.errors import CorruptState
 from agents.decider.rows import own_row
+from schemas.action import Action
+from schemas.answer import Answer
+from schemas.attempt import AttemptFailed
 from schemas.control import Cancel, KeyEntry, ObjectiveEntry
 from schemas.errors import UniscaleError
 from schemas.objective import Weights
@@ -137,10 +140,22 @@ def poison(dose: Dose, samples: Mapping[str, Sequence[Raw]]) -> tuple[str, Raw]:
     return topic, (key, made)
 
 
+_FAILED = Answer(
+    query_id=NOBODY,
+    status="failed",
+    by="executor",
+    action=Action(model="small", qp=1, cp=1, bs=1),
+    group="mini",
+    seq=0,
+    error="429",
+)
+
+
 def of_nobody(t: Topics) -> list[tuple[str, str, Record]]:
     """Return a record of each topic that the services of a deployment leave empty, with topic and key."""
     return [
         (t.feedback, NOBODY, Feedback(query_id=NOBODY, correct=True, metadata={"a": 1})),
+        (t.attempt_failed, "0", AttemptFailed(answer=_FAILED)),
         (t.due, NOBODY, Due(query_id=NOBODY, kind="timeout", deadline_ms=0)),
         (t.cancel_for("mini"), NOBODY, Cancel(query_id=NOBODY, by="gateway", reason="hung up")),
         (t.control, "o", ObjectiveEntry(name=NOBODY, op="set", weights=Weights(correct=1.0))),
