@@ -163,6 +163,7 @@ def send(settings: Settings) -> Iterator[Send]:
         "decision": topics.decision,
         "step": topics.search_step,
         "verification": topics.verification_for("mini"),
+        "attempt-failed": topics.attempt_failed,
         "dead-letter": topics.dead_letter,
         "cancel": topics.cancel_for("mini"),
     }
