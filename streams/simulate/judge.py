@@ -141,10 +141,11 @@ def _graded(life: Life, answers: Mapping[str, Sequence[tuple[ConsumerRecord, Ans
 
 def _in_time(life: Life, answers: dict[str, tuple[ConsumerRecord, Answer]]) -> Iterator[str]:
     """Yield answers that report a timeout too early."""
-    appended = {}
+    appended: dict[str, tuple[int, float | None]] = {}
     for record in life.records(life.topics.decision):
         decision = decode(record.value, Decision)
-        appended[decision.query_id] = decision.appended_ms, decision.query.timeout_s
+        # After a reset, a query sent again is decided again; the first Answer is that of its first Decision.
+        appended.setdefault(decision.query_id, (decision.appended_ms, decision.query.timeout_s))
     for query_id, (record, answer) in answers.items():
         out_of_time = answer.status == "expired" or "deadline" in (answer.error or "").lower()
         if not out_of_time or query_id not in appended:
