@@ -134,6 +134,8 @@ def repaired(
     kept |= restored
     left_out = _rows(log, [key for key in without if key not in restored])
     found = decider.recover(kept.items(), snapshots.items(), whole=False, without=left_out)
+    # Sequence numbers of rows that are left out are not given again, and version -1 is a prior's.
+    decider.seq = max([decider.seq, 1, *(row.last_seq + 1 for row in left_out.values())])
     for row in left_out.values():
         decider.ended.add(row.query_id, row.query_origin, row.context_origin.offset)
     rows = ChainMap(found.carried, kept)  # type: ignore[arg-type]

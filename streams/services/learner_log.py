@@ -207,6 +207,7 @@ class LearnerLog:
         topics = self.runtime.topics
         first = await self.runtime.log.first_offsets((topics.query, topics.context))
         end = (await self.runtime.log.end_offsets((self.changelog,)))[self.changelog, 0]
+        self._require_current()  # its rows go with the partition
         changed = self._changed
         # Use the table's key objects, to share them.
         keys = [key for key in self.table if key in changed or key.startswith(b"\x00")]
@@ -235,7 +236,11 @@ class LearnerLog:
             made = decider.snapshot(self.chunk_bytes, carried=carried, present=self._present)
             return made, carried.open_rows, ended
 
-        records, still_open, ended = await self.runtime.in_thread(made)
+        try:
+            records, still_open, ended = await self.runtime.in_thread(made)
+        except CorruptState:
+            self._require_current()  # the rows went while the thread read them
+            raise
         await self._post(records)
         self._open, self._changed, self._ended = still_open, {}, self._ended | ended
         self._manifests |= manifests(dict(records[-1:]))

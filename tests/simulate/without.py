@@ -162,6 +162,18 @@ FIXES = {
         (47, 128),
         Fix(contextual.Contextual, "_read_refit", {'meta["history"] != history.digest': "False"}, ()),
     ),
+    "a repair does not give a number again, nor write a prior": Fix(
+        life, "repaired", {"decider.seq = max(": "max("}, (1105301, 1114579)
+    ),
+    "a snapshot of rows that went with the partition ends no worker": Fix(
+        LearnerLog,
+        "_write",
+        {
+            "self._require_current()  # its rows go with the partition": "",
+            "except CorruptState:": "except ():",
+        },
+        (1103765,),
+    ),
 }
 
 

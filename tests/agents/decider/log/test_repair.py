@@ -186,6 +186,21 @@ def test_a_row_left_out_does_not_come_back_as_the_snapshot_had_it(make_shard: An
     assert isinstance(shard.ask(shard.context("late"))[0].error, DuplicateQuery)
 
 
+def test_numbers_of_rows_left_out_stay_empty(make_shard: Any) -> None:
+    """Even if no row remains: version -1 is a prior's, which later snapshots do not replace."""
+    shard = make_shard(LinUCB)
+    life(shard, 1)
+    queries = [key for key, value in parts(shard)[0].items() if isinstance(decode_row(key, value), Row)]
+    used = shard.decider.seq
+    mended(shard, queries)
+    shard.crash()
+    assert shard.decider.seq >= used
+    assert not any(snapshot.is_prior(key) for key in parts(shard)[1])
+    life(shard, 3)
+    shard.apply(shard.snapshot(SMALL))
+    shard.crash()
+
+
 lives = st.lists(
     st.tuples(st.sampled_from(["ask", "ask", "reward", "reward", "snapshot", "crash"]), st.integers(1, 4)),
     min_size=8, max_size=20,
