@@ -1,0 +1,139 @@
+"""A query whose model fails is decided again; workers killed between two attempts leave one Answer and both costs."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from agents.catalogue.models import Model, Sampling
+from agents.serving.engine import Drafted, Prefix
+from agents.serving.errors import EngineFaultError
+from agents.serving.recorded import RecordedEngine, Recording
+from agents.serving.registry import GroupEngines, HostingOptions, Loaded
+from schemas.answer import Answer
+from schemas.attempt import AttemptFailed
+from schemas.decision import Decision
+from schemas.search import SearchStep
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import executor
+from tests.support.cluster import (
+    Ask,
+    Audit,
+    InMemory,
+    closing,
+    decider_of,
+    learner_rows,
+    read,
+    recovered,
+    reproduced,
+    running,
+    send,
+    worker_of,
+)
+from tests.support.recorded import recorded_paths
+
+
+class Failing(RecordedEngine):
+    """Fails a client's search at its second step, which is priced, while its model is among `down`."""
+
+    down: frozenset[str] = frozenset()
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        await asyncio.sleep(0.2)
+        if self.model in Failing.down and step_id.endswith("/2"):
+            raise EngineFaultError(f"{self.model}: HTTP 500")
+        return await super().generate(step_id, prefixes, n, seeds, sampling)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
+    recording = Recording(recorded_paths(12, samples=3, steps=(1, 3)))
+
+    class Engines(GroupEngines):
+        async def _started(self, model: Model) -> Loaded:
+            return Loaded(Failing(recording, model.name))
+
+    def engines(*_: object) -> Engines:
+        return Engines(HostingOptions(), recording, asyncio.get_running_loop().time)
+
+    monkeypatch.setattr(executor, "engines_of", engines)
+    monkeypatch.setattr(Failing, "down", frozenset({"large"}))
+    return Failing
+
+
+def failures(cluster: Cluster) -> list[AttemptFailed]:
+    return read(cluster, cluster.topics.attempt_failed, AttemptFailed)
+
+
+def seconds(cluster: Cluster) -> list[Decision]:
+    return [each for each in read(cluster, cluster.topics.decision, Decision) if each.attempt == 2]
+
+
+Moment = Callable[[Cluster], bool]
+
+MOMENTS: dict[str, Moment] = {
+    "the attempt has failed": lambda cluster: bool(failures(cluster)),
+    "it was decided again": lambda cluster: bool(seconds(cluster)),
+    "the second attempt has begun": lambda cluster: any(
+        each.attempt == 2 for each in read(cluster, cluster.topics.search_step, SearchStep)
+    ),
+    "it was answered": lambda cluster: any(
+        each.attempt == 2 for each in read(cluster, cluster.topics.answer, Answer)
+    ),
+}
+
+
+@pytest.mark.parametrize("heals", [False, True], ids=["down", "up again"])
+@pytest.mark.parametrize(
+    "killed", [("executor",), ("decider",), ("executor", "decider", "aggregator")], ids=str
+)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_workers_killed_between_two_attempts_leave_one_answer_and_both_costs(
+    moment: str,
+    killed: tuple[str, ...],
+    heals: bool,
+    in_memory: InMemory,
+    ask: Ask,
+    audited: Audit,
+    failing: type[Failing],
+) -> None:
+    async def scenario() -> None:
+        async with running(in_memory(attempts=2, warm_up=50), seed=3) as cluster:
+            for number in range(12):
+                send(cluster, ask(number, allowed_models=("large", "small")))
+            await cluster.until(lambda: MOMENTS[moment](cluster))
+            for service in killed:
+                cluster.kill(worker_of(cluster, service))
+            if heals:
+                failing.down = frozenset()
+            await cluster.until(lambda: len(closing(cluster)) == 12 and not cluster.busy)
+            check(cluster, audited)
+
+    run(scenario())
+
+
+def check(cluster: Cluster, audited: Audit) -> None:
+    """Every query was answered, whatever its first attempt came to; and all that it cost is in its Reward."""
+    answers = read(cluster, cluster.topics.answer, Answer)
+    # A search of several paths may have completed one before its model failed: that is an answer.
+    assert all(each.text is not None for each in answers)
+    failed: dict[str, Any] = {each.query_id: each.answer for each in failures(cluster)}
+    rewards = closing(cluster)
+    assert any(each.attempt == 2 for each in rewards.values())
+    for query_id, reward in rewards.items():
+        assert reward.price is not None
+        if reward.attempt == 2:
+            [earlier] = reward.earlier
+            assert (earlier.seq, earlier.action) == (failed[query_id].seq, failed[query_id].action)
+            assert earlier.cost > 0.0, "its first step"
+            assert reward.cost == pytest.approx(earlier.cost + reward.price.cost)
+    rows = learner_rows(cluster)
+    assert all(row.stage in ("closed", "abandoned", "failed") for row in rows)
+    assert sum(row.attempt == 1 for row in rows) == 12
+    audited(cluster)
+    reproduced(cluster)
+    assert decider_of(cluster).policy.version == recovered(cluster).policy.version
