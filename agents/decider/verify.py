@@ -1,9 +1,9 @@
-"""Does the log reproduce every Decision? Replay it and compare.
+"""Check whether the log reproduces every Decision: replay it and compare.
 
 Decisions and updates share one order, so the policy that made a Decision is the fold of everything before it. The live
-run may have scored in batches, and sums in another order differ in their last digits. So an action counts as reproduced
-if its score is within TOLERANCE of the best. Everything else that a Decision says of the choice is compared with what
-the replay says of that action: its terms, its probability, who drew it and for which group, and the runners-up.
+run may have scored in batches, and sums in another order differ in their last digits, so an action counts as reproduced
+if its score is within TOLERANCE of the best. All other fields of the Decision are compared with the replay of that
+action: its terms, its probability, the reason and the cohort, and the runners-up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from schemas.decision import Decision
 from schemas.record import decode
 
 TOLERANCE: Final = 1e-9
-"""Relative difference of scores that rounding may cause; a fold and the live run agree within it."""
+"""Relative difference of scores that rounding may cause between a fold and the live run."""
 
 
 Difference: TypeAlias = tuple[str, object, object]
@@ -49,10 +49,10 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
     """Return the rows of a log and the sequence number after which they can be replayed.
 
     That number is -1, before everything, unless rows have left the log. In that case a snapshot contains them, and the
-    policy is loaded from the oldest complete one that stays.
+    policy is loaded from the oldest complete one that was kept.
 
     Args:
-        policy: A fresh policy with the settings of the live run.
+        policy: A new policy with the settings of the live run.
         records: Every key and value of the whole log and of the snapshots.
 
     Raises:
@@ -69,7 +69,7 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
         if refused:
             raise refused[0]
         return log, -1
-    # A decider that ended while it deleted rows has not deleted the older snapshots, which these rows would follow.
+    # A decider that stopped while deleting rows has not yet deleted the older snapshots, which these rows would follow.
     left = set(snapshot.obsolete(snapshots, snapshot.manifests(snapshots)))
     later = {k: v for k, v in snapshots.items() if not is_prior(k) and k not in left}
     found, refused = snapshot.read(later, policy.load, oldest=True)
@@ -84,7 +84,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
     """Replay a log in order and yield every Decision that differs.
 
     Args:
-        policy: Of the settings of the live run; fresh, or loaded from a snapshot.
+        policy: A policy with the settings of the live run, new or loaded from a snapshot.
         rows: Every row of the log.
         seed: The live run's seed.
         after: Sequence number of that snapshot; -1 for none.
@@ -103,13 +103,13 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
                 offer(policy, offered, actions)
         decided = [row for row in rows_of_kind if isinstance(row, Row)]
         if kind == "decided":
-            # Decided together, so from one state: λ too.
+            # Decided together, so from one state, including λ.
             yield from _compared(policy, decided, offered, seed)
         tell(policy, kind, decided)
 
 
 def _together(event: LogEvent) -> tuple[EventKind, int]:
-    """Return what events of one batch share: decisions made from one state, updates one at a time."""
+    """Return the batch key of an event: decisions from one state share it, updates have their own."""
     row = event.row
     if event.kind == "decided" and isinstance(row, Row):
         return "decided", row.batch
@@ -117,7 +117,7 @@ def _together(event: LogEvent) -> tuple[EventKind, int]:
 
 
 def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int) -> Iterator[Mismatch]:
-    """Yield what differs in decisions that were made together, from the state before the first of them."""
+    """Yield the differences in decisions that were made together, from the state before the first of them."""
     decisions = [decode(bytes(row.decision), Decision) for row in rows]
     contexts = [_context(row, made, offered.actions) for row, made in zip(rows, decisions, strict=True)]
     objectives = [Objective.of(row.objective) for row in rows]
@@ -138,7 +138,7 @@ def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
     query, allowed = decision.query, decision.query.allowed_models
     left = space.choices(
         pinned=query.pinned,
-        # One that was not on offer yet was left out.
+        # A model that was not offered yet was left out.
         allowed_models=None if allowed is None else [m for m in allowed if m in space.models],
         available_models=set(space.models)
         - {*decision.masked_models, *decision.short_models, *decision.excluded},
@@ -149,7 +149,7 @@ def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
 
 
 def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -> Iterator[Difference]:
-    """Yield (field, logged, replayed) of what the state does not call for."""
+    """Yield (field, logged, replayed) for every field that the state does not reproduce."""
     target = Target.of(row.objective, row.tenant)
     # A further attempt has the objective of the first, λ included, and its cohort.
     if target is not None and policy.pacer is not None and decision.attempt == 1:
@@ -162,7 +162,7 @@ def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -
         yield "policy.version", decision.policy.version, policy.version
     ids, at = list(of.action_ids), of.chosen
     if decision.action.id in ids and of.reason == "policy":
-        # Where two actions score alike to rounding, either reproduces the decision.
+        # If two actions have equal scores up to rounding, either reproduces the decision.
         own = ids.index(decision.action.id)
         if _close(float(of.score[own]), float(of.score[at])):
             at = own
@@ -177,7 +177,7 @@ def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -
 
 
 def _provenance(policy: Policy, row: Row, decision: Decision, chosen: Choice) -> Iterator[Difference]:
-    """Yield what differs in who chose, for which group, and in what the Decision and its row both say."""
+    """Yield differences in reason and cohort, and in the fields that the Decision shares with its row."""
     reason = chosen.reason if decision.query.pinned is None else "pinned"
     cohort = chosen.cohort if decision.attempt == 1 else decision.cohort
     for field, logged, replayed in (
@@ -200,9 +200,9 @@ def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Diff
 
     Args:
         decision: The Decision.
-        chosen: What the replay says of its action.
+        chosen: The replayed terms of its action.
         sure: Whether rounding cannot have made another action the best. If it can, the probabilities of the best
-            actions and the prediction that goes with the choice may be those of another tie.
+            actions and the prediction of the choice may be those of another tie.
     """
     by_policy = decision.query.pinned is None and chosen.reason not in ("warm-up", "control")
     numbers: list[tuple[str, float | None, float | None]] = [
@@ -225,7 +225,7 @@ def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Diff
 
 
 def _runners_up(decision: Decision, chosen: Choice, of: Prediction) -> Iterator[Difference]:
-    """Yield the runners-up that differ; of those that score alike to rounding, any order is right."""
+    """Yield the runners-up that differ; those with equal scores up to rounding may be in any order."""
     logged, replayed = decision.runners_up, chosen.runners_up
     others = {each.action for each in logged} - {chosen.action_id}
     if not len(others) == len(logged) == len(replayed):

@@ -1,4 +1,4 @@
-"""Is an answer right? What it says against the query's reference.
+"""Grading: compare an answer with the query's reference.
 
 grade        graders, references, where an answer is read, and the exact rules first: the module to begin with
 quantities   numbers, units and words, compared exactly

@@ -1,6 +1,6 @@
-"""Patterns and JSON Schemas of clients. They run in grading processes alone: one may take for ever, or all memory.
+"""Patterns and JSON Schemas of clients. They run only in grading processes: one may run forever, or use all memory.
 
-Importing jsonschema takes a tenth of a second: a grading process does so before its first request.
+Importing jsonschema takes a tenth of a second; a grading process does so before its first request.
 """
 
 import re
@@ -18,12 +18,12 @@ from schemas.errors import shown
 
 
 def matches(patterns: Sequence[str], text: str) -> bool:
-    """Return whether one of some patterns is found in a text."""
+    """Return whether any of some patterns occurs in a text."""
     return any(re.search(pattern, text) for pattern in patterns)
 
 
 def conforms(schema: Mapping[str, Any], value: Any) -> bool:
-    """Return whether a value meets a JSON Schema. What the schema refers to is in itself: nothing is fetched."""
+    """Return whether a value conforms to a JSON Schema. References must be internal: nothing is fetched."""
     return bool(_validator(schema).is_valid(value))
 
 
@@ -32,7 +32,7 @@ def refusal(patterns: Sequence[str] = (), schema: Mapping[str, Any] | None = Non
     for pattern in patterns:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of what Python may read differently one day
+                warnings.simplefilter("ignore")  # of syntax that may change
                 re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             return f"is {shown(pattern)}, which is no regular expression ({error}); correct it"
@@ -40,7 +40,7 @@ def refusal(patterns: Sequence[str] = (), schema: Mapping[str, Any] | None = Non
 
 
 def _validator(schema: Mapping[str, Any]) -> Any:
-    # An empty registry: by default, what a schema refers to would be fetched from wherever its author says.
+    # An empty registry: by default, references would be fetched from any URL in the schema.
     return validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
 
 
@@ -56,7 +56,7 @@ def _schema_refusal(schema: Mapping[str, Any]) -> str:
         "",
         [],
         {},
-    )  # a schema that refers to itself at once has no end at any value
+    )  # a schema that refers directly to itself recurses forever for any value
     try:
         validator.check_schema(schema)
         for reference in _references(schema):

@@ -6,7 +6,8 @@ solution that boxes it), `{"tests": [[input, output], …]}` for a program, or a
 and words are decided here; other mathematics, programs, and the patterns and schemas of clients go to a grading
 process, whose time is limited.
 
-The grader alone shifts accuracy, so its name and version go with every result. docs/grading.md says the rules.
+A different grader alone changes accuracy, so its name and version are recorded with every result. docs/grading.md says
+the rules.
 """
 
 import json
@@ -26,17 +27,17 @@ from schemas.grader import Grader
 from schemas.query import MAX_TESTS
 
 GRADER = "boxed"
-# Raise when a change could grade an answer differently.
+# Increase when a change could grade an answer differently.
 GRADER_REVISION = 2
 REVISION: Final = 1  # of the graders other than `boxed` and `boxed-only`
-MAX_ANSWER = 4_000  # characters inside the box; longer is no answer
+MAX_ANSWER = 4_000  # characters inside the box; anything longer is not an answer
 MAX_PATTERNS: Final = 4_000  # characters of all patterns of a query together
 
-_NAMED: Final = frozenset({"boxed-only", "boxed"})  # they compare alike, so a Reward has one name for both
+_NAMED: Final = frozenset({"boxed-only", "boxed"})  # they compare alike: one name for both in a Reward
 
 
 Rule: TypeAlias = Literal["math-verify", "program", "regex", "schema"]
-"""What a grading process decides by."""
+"""The rule by which a grading process decides."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ How: TypeAlias = (
 )
 
 Read: TypeAlias = Literal["box", "last-line", "text", "fence"]
-"""Where an answer was read: the last box, the last line, the whole text, or the last fenced block."""
+"""Where an answer was found: the last box, the last line, the whole text, or the last fenced block."""
 
 
 class BadReference(UniscaleError, ValueError):
@@ -70,7 +71,7 @@ class Undecided(UniscaleError):
 
 @dataclass(frozen=True)
 class Grade:
-    """One graded answer: what was read from it and where, how it was decided, and by which grader."""
+    """One graded answer: the answer found and where, the deciding rule, and the grader."""
 
     correct: bool
     answer: str | None
@@ -81,7 +82,7 @@ class Grade:
 
     @property
     def rule(self) -> str:
-        """Return what decided, after where the answer was read if one was.
+        """Return the deciding rule, preceded by where the answer was found, if one was.
 
         >>> Grade(correct=True, answer="7", how="number").rule
         'box/number'
@@ -111,13 +112,13 @@ def grade(text: str, reference: object, *, ask: AskGrader, grader: Grader | None
 
     Args:
         text: The whole path.
-        reference: What `Query.reference` holds; None only where the grader needs none.
+        reference: The content of `Query.reference`; None only if the grader needs none.
         ask: Asks a grading process where no exact rule decides; called at most once.
         grader: Which; None is `boxed-only`, for which an answer without a complete box is wrong.
 
     Raises:
         BadReference: `boxed-only` or `boxed` cannot grade against the reference.
-        InvalidField: grader and reference do not belong together, or one cannot be used.
+        InvalidField: grader and reference do not match, or one is invalid.
         UniscaleError: what `ask` raises.
 
     >>> grade(r"12 + 5 = 17, so \boxed{017}", 17, ask=ask_later).how
@@ -135,14 +136,14 @@ def grade(text: str, reference: object, *, ask: AskGrader, grader: Grader | None
 
 
 def check(grader: Grader | None, reference: object) -> dict[str, object] | None:
-    """Refuse a reference that a grader could never grade against.
+    """Reject a reference that a grader can never grade against.
 
     Args:
         grader: Which; None is `boxed-only`.
-        reference: What `Query.reference` holds.
+        reference: The content of `Query.reference`.
 
     Returns:
-        The patterns or the schema that a grading process is to try (`GradingPool.refusal`); None where there are none.
+        The patterns or the schema for a grading process to check (`GradingPool.refusal`); None if there are none.
 
     Raises:
         InvalidField: naming the field of the Query and the fix.
@@ -170,10 +171,10 @@ def check(grader: Grader | None, reference: object) -> dict[str, object] | None:
 
 
 def read_reference(reference: object) -> object:
-    """Return the object in a reference that is JSON text with `tests`; any other as it is.
+    """Parse a reference that is JSON text with `tests`; return any other unchanged.
 
     Raises:
-        BadReference: JSON that is nested too deeply to be read.
+        BadReference: JSON that is nested too deeply to be parsed.
 
     >>> read_reference('{"tests": [["a", "b"]]}'), read_reference("{1, 2}")
     ({'tests': [['a', 'b']]}, '{1, 2}')
@@ -190,12 +191,12 @@ def read_reference(reference: object) -> object:
 
 
 def gold_of(reference: object) -> str:
-    r"""Return the answer in a reference: a number's digits, what follows GSM8K's ####, a box, or the text.
+    r"""Return the answer in a reference: the digits of a number, the text after GSM8K's ####, a box, or the text.
 
     >>> gold_of("He makes <<9*2=18>>18 dollars.\n#### 1,018"), gold_of(0.5), gold_of("$x+1$")
     ('1,018', '0.5', 'x+1')
     """
-    # math-verify reads no powers of ten such as 1e-05.
+    # math-verify does not parse powers of ten such as 1e-05.
     text = reference if isinstance(reference, str) else format(Decimal(repr(reference)), "f")
     if "####" in text:
         text = text.rpartition("####")[2]
@@ -205,7 +206,7 @@ def gold_of(reference: object) -> str:
 
 
 def check_reference(reference: object) -> None:
-    """Refuse a reference that could never be graded against.
+    """Reject a reference that no answer can be graded against.
 
     Raises:
         BadReference: naming what is wrong and what to give.
@@ -244,7 +245,7 @@ def _is_value(value: Value | object) -> bool:
 
 
 def is_program(reference: object) -> bool:
-    """Return whether a reference holds the tests of a program, so that no default grader applies to it."""
+    """Return whether a reference contains the tests of a program, so that no default grader applies to it."""
     if isinstance(reference, str):
         try:
             reference = read_reference(reference)
@@ -257,11 +258,11 @@ def _refused(why: str) -> InvalidField:
     return InvalidField("Query", "reference", why)
 
 
-# What a reference accepts, in the form that its grader compares.
+# The accepted answers of a reference, in the form that its grader compares.
 
 
 def _accepted(name: str, reference: object) -> list[Any]:
-    """Return what a reference accepts: its items if it is a list.
+    """Return the accepted answers of a reference: its items if it is a list.
 
     Raises:
         InvalidField: an item is of a kind that the grader cannot compare.
@@ -285,7 +286,7 @@ def _accepted(name: str, reference: object) -> list[Any]:
 
 
 def _text_of(item: Any) -> str:
-    """Return a text as it is, and a number in digits."""
+    """Return a text unchanged, and a number as digits."""
     text = item if isinstance(item, str) else format(Decimal(repr(item)), "f")
     if not text.strip():
         raise _refused("is an empty text; give the right answer, or leave reference out")
@@ -308,7 +309,7 @@ def _pattern(item: Any) -> str:
 
 
 def _json_of(item: Any) -> Any:
-    """Return the JSON value that an item is; a text holds it as JSON."""
+    """Return the JSON value of an item; a text is parsed as JSON."""
     if not isinstance(item, str):
         return item
     try:
@@ -343,7 +344,7 @@ _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""Return what the last complete `\boxed{…}` holds, braces inside balanced, or None.
+    r"""Return the content of the last complete `\boxed{…}` with balanced braces, or None.
 
     >>> extract_boxed(r"so \boxed{\frac{1}{2}} and \boxed{3")
     '\\frac{1}{2}'
@@ -364,14 +365,14 @@ def extract_boxed(text: str) -> str | None:
 
 
 def _answer(text: str) -> tuple[str | None, Read]:
-    """Return the last complete box of a text, or its last line that is not blank; None where it has neither."""
+    """Return the last complete box of a text, or its last non-blank line; None if it has neither."""
     if (boxed := extract_boxed(text)) is not None:
         return boxed, "box"
     lines = text.rstrip().rpartition("\n")
     return lines[2].strip() or None, "last-line"
 
 
-# How each grader compares. What each returns: whether it is right, what it read, where, and what decided.
+# How each grader compares. Each returns: whether it is right, the answer found, where, and the deciding rule.
 
 Decided = tuple[bool, str | None, Read, How]
 
@@ -402,13 +403,13 @@ def _boxed(name: str, text: str, accepted: Sequence[Any], ask: AskGrader) -> Dec
             return True, answer, read, found[1]
         else:
             known.add(found[1])
-    if undecided:  # one request for all: a list takes a grading process no longer than one answer does
+    if undecided:  # one request for all items, within the time of one answer
         verdict = ask("math-verify", {"gold": sorted(undecided), "answer": answer})
         return verdict.correct, answer, read, verdict.how
     return False, answer, read, min(known)
 
 
-# A run of digits with what may be in a number, not the end of a word or of another number (`x2`, `2024-01`).
+# A run of digits and other characters of a number, not the end of a word or of another number (`x2`, `2024-01`).
 _NUMBERS = re.compile(
     r"(?<![\w.])(?:(?<![\w.)])[-+−])?\\?\$?"
     r"(?:\\[dt]?frac\{[0-9]+\}\{[0-9]+\}|[0-9]+ [0-9]+/[0-9]+|[0-9]+/[0-9]+"
@@ -481,7 +482,7 @@ _GRADERS: dict[str, Callable[[Grader, str, Sequence[Any], AskGrader], Decided]] 
 
 
 def _spaced(text: str) -> str:
-    """Return a text in Unicode's composed form, with one space for each run of white space and none at its ends."""
+    """Return a text in NFC, with runs of white space collapsed and trimmed."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
@@ -490,7 +491,7 @@ def _folded(text: str) -> str:
 
 
 def _holds(text: str, wanted: str) -> bool:
-    """Return whether a text holds another as words of its own: no letter or digit goes on at its ends.
+    """Return whether a text contains another as whole words, without a letter or digit directly before or after it.
 
     >>> _holds("it is no. 5", "no"), _holds("i know", "no"), _holds("1.5 or 15", "5")
     (True, False, False)
@@ -507,7 +508,7 @@ def _holds(text: str, wanted: str) -> bool:
 
 
 def _goes_on(beyond: str, edge: str) -> bool:
-    """Return whether the two characters beyond an edge belong to its word, or to its number."""
+    """Return whether the two characters beyond an edge continue its word or its number."""
     if not beyond or not edge.isalnum():
         return False
     return beyond[0].isalnum() or (edge.isdigit() and beyond[0] in ".," and beyond[1:].isdigit())
@@ -517,7 +518,7 @@ _FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re
 
 
 def _json_parts(text: str) -> Iterator[tuple[str, Read]]:
-    """Yield where the JSON of an answer may be: the whole text, its last fenced block, its last line."""
+    """Yield the candidates for an answer's JSON: the whole text, its last fenced block, its last line."""
     yield text.strip(), "text"
     if fences := _FENCE.findall(text):
         yield fences[-1].strip(), "fence"
@@ -525,7 +526,7 @@ def _json_parts(text: str) -> Iterator[tuple[str, Read]]:
 
 
 def _loads(text: str) -> Any:
-    """Return a JSON value. Raises ValueError, also for what Python alone takes for JSON, and for what is too deep."""
+    """Return a JSON value. Raises ValueError, also for Python's extensions of JSON and for excessive nesting."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -543,7 +544,7 @@ def _same_fields(value: Any, wanted: Any, fields: Sequence[str]) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal: 1 is 1.0, and neither is true.
+    """Return whether two JSON values are equal: 1 equals 1.0, and neither equals true.
 
     >>> _same({"a": [1, "x"]}, {"a": [1.0, "x"]}), _same(1, True)
     (True, False)

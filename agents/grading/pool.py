@@ -1,8 +1,8 @@
-"""Processes that grade answers: each answer within a time and a memory limit that hold.
+"""Processes that grade answers, with enforced limits of time and memory.
 
 Answers come from models and references from clients, so neither is trusted. math-verify may hang inside compiled code,
-where neither a thread nor a signal handler reaches it, and a program with many tests takes its time. Here both run in
-processes of their own, without the environment of this one, which holds its secrets. A process that is out of time is
+where neither a thread nor a signal handler can interrupt it, and a program with many tests takes long. Both run in
+separate processes, without this process's environment, which contains secrets. A process that exceeds its time is
 killed and replaced.
 """
 
@@ -23,7 +23,7 @@ from schemas.errors import UniscaleError
 _ROOT = Path(__file__).resolve().parents[2]
 _WORKER = "agents.grading.worker"
 _START_TIMEOUT_S = 120.0  # importing sympy on a busy machine; not part of an answer's time
-# All that a grading process is given of the environment: where libraries are, and how text is encoded.
+# The only environment variables passed to a grading process: library paths and text encoding.
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
@@ -32,17 +32,17 @@ class GradingPoolError(UniscaleError):
 
 
 class GraderFailed(UniscaleError):
-    """A grading process ran out of time, or died: nobody knows whether the answer is right."""
+    """A grading process ran out of time or died, so it is unknown whether the answer is right."""
 
 
 class GradingPool:
     r"""Grade answers in processes that can be killed. Safe to call from several threads.
 
     Args:
-        workers: Processes, started when first needed; so many answers are graded at once, others wait.
+        workers: Number of processes, started on demand. As many answers are graded concurrently; others wait.
         timeout_s: Longest time one answer may take.
-        memory_mb: Most memory one process may map.
-        environ: The environment of this process, of which almost nothing is passed on.
+        memory_mb: Maximum memory that one process may map.
+        environ: The environment of this process; almost nothing of it is passed on.
 
     >>> with GradingPool() as pool:
     ...     pool.ask("math-verify", {"gold": [r"\frac{1}{2}"], "answer": "0.5"})
@@ -69,14 +69,14 @@ class GradingPool:
         self.started = 0
 
     def ask(self, rule: Rule, request: Mapping[str, object]) -> Verdict:
-        """Return what a request comes to. Blocks at most `timeout_s`, and while a process starts.
+        """Return the result of a request. Blocks at most `timeout_s`, and while a process starts.
 
         Args:
-            rule: What decides.
+            rule: The rule that decides.
             request: As `agents.grading.worker` reads it.
 
         Raises:
-            GraderFailed: it did not say.
+            GraderFailed: no result within the limits.
             GradingPoolError: no grading process starts.
         """
         return Verdict(correct=bool(self._reply(rule, request)["correct"]), how=rule)
@@ -85,7 +85,7 @@ class GradingPool:
         """Return why patterns or a schema cannot be used; empty if they can. Blocks as `ask` does.
 
         Raises:
-            GraderFailed: it did not say, for instance because they take too long to compile.
+            GraderFailed: no result within the limits, for instance because they take too long to compile.
             GradingPoolError: no grading process starts.
         """
         return str(self._reply("check", {"check": request})["why"])
@@ -116,7 +116,7 @@ class GradingPool:
             if reply is None:
                 hung = process.poll() is None
                 _kill(process)
-                # Another starts now: this answer waits for it, and not the next one, whose tenant would pay.
+                # Start the replacement now, so that this answer waits for it and not the next one, from another tenant.
                 with contextlib.suppress(GradingPoolError):
                     process = self._start()
                     if kind == "math-verify":
@@ -137,7 +137,7 @@ class GradingPool:
     def _start(self) -> "subprocess.Popen[str]":
         self.started += 1
         process = subprocess.Popen(
-            # -P: the working directory, wherever that is, holds no modules.
+            # -P: do not import modules from the working directory, wherever that is.
             [sys.executable, "-P", "-B", "-m", _WORKER, str(self._timeout_s), str(self._memory_mb)],
             env=self._environ | {"PYTHONPATH": str(_ROOT)},
             stdin=subprocess.PIPE,
@@ -146,7 +146,7 @@ class GradingPool:
             text=True,
             encoding="utf-8",
         )
-        self._mathematicians.discard(process.pid)  # the system may give a number again
+        self._mathematicians.discard(process.pid)  # the system may reuse a pid
         if _read(process, _START_TIMEOUT_S) is None:
             _kill(process)
             raise GradingPoolError(f"the grading process ({_WORKER}) did not start; free memory")
@@ -169,7 +169,7 @@ class GradingPool:
             process.stdin.write(line + "\n")
             process.stdin.flush()
         except BrokenPipeError:
-            process.wait()  # it may have closed its end and not be gone yet
+            process.wait()  # it may have closed its end but not exited yet
             return None
         return _read(process, self._timeout_s if timeout_s is None else timeout_s)
 
@@ -194,5 +194,5 @@ def _kill(process: "subprocess.Popen[str] | None") -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            with contextlib.suppress(BrokenPipeError):  # an unsent request to a process that is gone
+            with contextlib.suppress(BrokenPipeError):  # an unsent request to a process that has exited
                 stream.close()

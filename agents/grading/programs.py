@@ -1,7 +1,7 @@
 """List programs, the language of answers to code questions: list or text operations, run on given inputs.
 
 A program is operations joined by " | ", such as `keep even | add 3 | take 2`. It is safe by construction: no evaluation
-of text, no loops, every value bounded in length and size. The services run it in a process of its own all the same
+of text, no loops, every value bounded in length and size. The services still run it in a separate process
 (`GradingPool`), because many tests on long inputs take seconds.
 """
 
@@ -26,7 +26,7 @@ _WORD = re.compile(r"[A-Za-z]|[a-z]{2,40}")
 
 
 class ProgramError(UniscaleError, ValueError):
-    """A program that is not in the language, does not fit its input, or outgrows the bounds."""
+    """A program that is not in the language, does not fit its input, or exceeds the bounds."""
 
 
 _LISTS: dict[str, Callable[[list[int]], list[int]]] = {
@@ -82,7 +82,7 @@ def run(program: str, value: Value) -> Value:
 
 
 def passes(program: str, tests: Tests) -> bool:
-    """Tell whether a program turns every input into its output. A program that fails on one does not pass.
+    """Return whether a program turns every input into its output. A program that fails on one does not pass.
 
     >>> passes("sort | take 1", [([3, 1], [1]), ([5], [5])])
     True

@@ -1,7 +1,7 @@
-"""What is compared without mathematics: numbers, numbers with a unit, and words.
+"""Comparison without mathematics: numbers, numbers with a unit, and words.
 
 math-verify reads every text as mathematics: `hello` is a product of letters there, equal to `olleh`, and `K-G-V` a
-difference, equal to `K-V-G`; it does not read `1 1/2` and `1e-5` as numbers. So it gets only what is left.
+difference, equal to `K-V-G`; it does not read `1 1/2` and `1e-5` as numbers. So it is only used for the rest.
 """
 
 import re
@@ -14,7 +14,7 @@ _ALIKE = str.maketrans(
     | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
     | {"½": " 1/2", "¼": " 1/4", "¾": " 3/4"}
 )
-"""Characters by what they stand for."""
+"""Characters with the same meaning."""
 
 _SPACES = re.compile(r"\\[,!;: ]|\s+|\\left(?![a-z])|\\right(?![a-z])")
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W_]) (?=[^\W_])")
@@ -28,13 +28,13 @@ _AMOUNT = (
     r"(?:(?P<above>[0-9]+)/(?P<below>[0-9]+)|\\[dt]?frac\{(?P<top>[0-9]+)\}\{(?P<bottom>[0-9]+)\}))"
 )
 _QUANTITY = re.compile(rf"{_AMOUNT}(?: (?P<unit>[^\W\d_]{{3,}}(?: [^\W\d_]+)*))?")
-# Words with one of three letters, a path such as K-G-V, or a date. What is shorter may be a product of variables.
+# Words with one of three letters, a path such as K-G-V, or a date. Anything shorter may be a product of variables.
 _WORDS = re.compile(
     r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ ,'’&-]+[^\W\d_]+)*|(?i:no)|[A-Z](?:-[A-Z])+|[0-9]{4}-[0-9]{2}-[0-9]{2}"
 )
 _NO_MATHEMATICS = re.compile(r"[\w ,'’&-]+")
 _FUNCTION = re.compile(r"\b(?:pi|tau|sqrt|sin|cos|tan|log|ln|exp|inf|infinity|mod)\b", re.IGNORECASE)
-# What makes another number of the one before it.
+# Suffixes that change the value of a number.
 _NO_UNIT = re.compile(
     r"\b(?:and|or|to|plus|minus|times|over|choose|more|less|fewer|than|point|per ?cent|percent(?:age)?s?|basis"
     r"|half|halves|squared|cubed|twice|double|factorials?|gross"
@@ -43,11 +43,11 @@ _NO_UNIT = re.compile(
     r"|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega)\b",
     re.IGNORECASE,
 )
-_MAX_DIGITS = 1_000  # Python refuses to read more than 4,300
+_MAX_DIGITS = 1_000  # Python refuses to parse more than 4,300
 
 
 def as_number(text: str) -> Fraction | None:
-    r"""Return the number that a text is, exactly, else None.
+    r"""Return the exact number that a text denotes, else None.
 
     Signs, leading zeros, thousands, $, a full stop, decimals, powers of ten, fractions and mixed numbers are read.
 
@@ -64,7 +64,7 @@ def as_number(text: str) -> Fraction | None:
 
 
 def _quantity(text: str) -> tuple[Fraction, str] | None:
-    """Return the number that a text is, and the words of its unit, if it has one."""
+    """Return the number that a text denotes, and the words of its unit, if any."""
     found = _QUANTITY.fullmatch(_unwrapped(text)) if len(text) <= _MAX_DIGITS else None
     if found is None:
         return None
@@ -93,9 +93,9 @@ def _six(number: Fraction) -> str:
 
 
 def compare_exactly(gold: str, answer: str) -> tuple[bool, Literal["number", "text"]] | None:
-    """Return whether an answer is right and how that is known, None where it takes mathematics.
+    """Return whether an answer is right and by which rule; None if the comparison needs mathematics.
 
-    Units are compared where one begins like the other; case does not matter in words.
+    Units match if one is a prefix of the other; words are compared without case.
     """
     wanted, given = _quantity(gold), _quantity(answer)
     if wanted is not None and given is not None:
@@ -113,7 +113,7 @@ def compare_exactly(gold: str, answer: str) -> tuple[bool, Literal["number", "te
 
 
 def _plain(text: str) -> str:
-    """Return a text without the space that means nothing."""
+    """Return a text without insignificant space."""
     spaced = _SPACES.sub(" ", text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
     return _BETWEEN_WORDS.sub("\0", _alike(spaced)).replace(" ", "").strip("$").removesuffix(".")
 
@@ -124,5 +124,5 @@ def _unwrapped(text: str) -> str:
 
 
 def _alike(text: str) -> str:
-    """Return a text with one character for those that look alike, without a full stop and double space."""
+    """Return a text with look-alike characters unified, without a final full stop and double spaces."""
     return " ".join(text.translate(_ALIKE).split()).removesuffix("$").removesuffix(".").rstrip()

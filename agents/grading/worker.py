@@ -1,8 +1,8 @@
 """A process of `GradingPool`: one JSON line in, one out.
 
-It runs alone because grading may never end: math-verify's own time-outs need the main thread of a process,
-and a signal handler cannot interrupt compiled code. So they are off, and the process dies instead: its parent
-kills it, and an alarm without a handler does so when there is no parent any more.
+It is a separate process because grading may never end: math-verify's own time-outs need the main thread of a process,
+and a signal handler cannot interrupt compiled code. So they are disabled, and the process is killed instead, by its
+parent or, once that has exited, by an alarm without a handler.
 """
 
 import json
@@ -24,7 +24,7 @@ def main(timeout_s: float, memory_mb: int) -> None:
     {"correct"}, {"check"} with {"why"}, or all of them with {"error"}. {"math"} comes once before the first with
     `gold`, and is answered with {"ready"}.
     """
-    # The protocol keeps a descriptor of its own: a parser that prints must not break it.
+    # The protocol uses its own descriptor, so that a parser that prints cannot break it.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     _limit(resource.RLIMIT_AS, memory_mb * 2**20)
@@ -35,7 +35,7 @@ def main(timeout_s: float, memory_mb: int) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "math" in request:
-            graders["gold"] = _mathematics()  # takes seconds, which are not an answer's
+            graders["gold"] = _mathematics()  # takes seconds, which do not count towards an answer's limit
             _say(out, {"ready": True})
             continue
         signal.setitimer(signal.ITIMER_REAL, timeout_s + 1.0)
@@ -46,7 +46,7 @@ def main(timeout_s: float, memory_mb: int) -> None:
             else:
                 grade = next(grader for name, grader in graders.items() if name in request)
                 reply = {"correct": grade(**request)}
-        except (Exception, RecursionError, MemoryError) as error:  # the library promises no error type
+        except (Exception, RecursionError, MemoryError) as error:  # its exceptions are undocumented
             reply = {"error": type(error).__name__}
         signal.setitimer(signal.ITIMER_REAL, 0)
         _say(out, reply)
@@ -56,7 +56,7 @@ def _mathematics() -> Callable[..., bool]:
     """Return math-verify's comparison. Importing it takes seconds and a hundred megabytes."""
     import logging
 
-    logging.disable(logging.CRITICAL)  # one warning a call that the time-outs are off
+    logging.disable(logging.CRITICAL)  # avoids a warning on each call that time-outs are disabled
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     config = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
