@@ -170,6 +170,9 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(
                 f"step {self.step}, scored {self.scored}, best {self.best} contradict each other"
             )
+        best = self.drafts[self.best] if self.best >= 0 else None
+        if best is not None and not completes(best.fate, best.finish, self.limits):
+            raise ValueError(f"best {self.best} is no completed path: give one that is, or -1")
 
     def path(self, index: int) -> tuple[int, ...]:
         """Return the indices of a path from its root to the draft."""
