@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 import os
 import shutil
 import signal
@@ -120,6 +121,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for needed in item.iter_markers("data"):
             if missing := [name for name in needed.args if not (DATA / name).exists()]:
                 item.add_marker(pytest.mark.skip(reason=f"needs ../shared/data/{missing[0]}"))
+
+
+@pytest.fixture(autouse=True)
+def _logging_enabled() -> Iterator[None]:
+    """What a test runs in this process may switch logging off; the next one may want to read it."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
