@@ -207,7 +207,6 @@ class LearnerLog:
         topics = self.runtime.topics
         first = await self.runtime.log.first_offsets((topics.query, topics.context))
         end = (await self.runtime.log.end_offsets((self.changelog,)))[self.changelog, 0]
-        self._require_current()  # its rows go with the partition
         changed = self._changed
         # Use the table's key objects, to share them.
         keys = [key for key in self.table if key in changed or key.startswith(b"\x00")]
@@ -239,7 +238,7 @@ class LearnerLog:
         try:
             records, still_open, ended = await self.runtime.in_thread(made)
         except CorruptState:
-            self._require_current()  # the rows went while the thread read them
+            self._require_current()  # the rows have gone with the partition
             raise
         await self._post(records)
         self._open, self._changed, self._ended = still_open, {}, self._ended | ended

@@ -166,13 +166,7 @@ FIXES = {
         life, "repaired", {"decider.seq = max(": "max("}, (1105301, 1114579)
     ),
     "a snapshot of rows that went with the partition ends no worker": Fix(
-        LearnerLog,
-        "_write",
-        {
-            "self._require_current()  # its rows go with the partition": "",
-            "except CorruptState:": "except ():",
-        },
-        (1103765,),
+        LearnerLog, "_write", {"except CorruptState:": "except ():"}, (1103765,)
     ),
 }
 
