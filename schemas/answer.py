@@ -8,8 +8,9 @@ from schemas.action import Action
 from schemas.errors import InvalidField
 from schemas.failure import QUESTIONABLE, Cause, Fault
 from schemas.forest import Count, Draft, Limits, Unit
+from schemas.prices import Billed
 from schemas.record import Record, check_id
-from schemas.search import Billed, Served
+from schemas.search import Served
 from schemas.spent import Spent
 
 Status = Literal["ok", "unfinished", "budget", "expired", "failed", "rejected", "cancelled"]

@@ -11,8 +11,7 @@ from schemas.decision import Seed
 from schemas.errors import InvalidField
 from schemas.forest import Finish as Finish
 from schemas.forest import Forest, Unit
-from schemas.prices import Billed as Billed
-from schemas.prices import Count
+from schemas.prices import Billed, Count
 from schemas.query import Message
 from schemas.record import Millis, Record, check_group, check_id
 from schemas.spent import Seconds, Spent

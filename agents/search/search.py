@@ -20,9 +20,9 @@ from schemas.answer import Answer, Completion, CutStep, Probe, Status
 from schemas.decision import Decision
 from schemas.failure import QUESTIONABLE, Cause, Fault
 from schemas.forest import Forest, Limits, Stop
-from schemas.prices import MILLION
+from schemas.prices import MILLION, Billed
 from schemas.query import Message
-from schemas.search import Billed, SearchStep, Served, Verification
+from schemas.search import SearchStep, Served, Verification
 from schemas.spent import Spent
 
 # The limits of a search: set once when it begins, from catalogue, deployment and query.

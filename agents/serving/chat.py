@@ -13,8 +13,9 @@ from agents.serving.engine import Drafted, Prefix, check_seeds
 from agents.serving.errors import ContentFilteredError, EngineBusyError, EngineReplyError, ServingError
 from agents.serving.http import JsonServer, all_of
 from schemas.forest import Count, Finish
+from schemas.prices import Billed
 from schemas.query import Message
-from schemas.search import Billed, Served
+from schemas.search import Served
 
 PATH = "/v1/chat/completions"
 

@@ -9,8 +9,9 @@ from agents.catalogue.models import Sampling
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import CACHED_BYTES, ChatPrompts, RecentTokens, digest
 from schemas.forest import Finish
+from schemas.prices import Billed
 from schemas.query import Message
-from schemas.search import Billed, Served
+from schemas.search import Served
 
 # The engine protocol: prefixes in, drafts of one step out.
 #

@@ -14,8 +14,9 @@ from agents.serving.registry import GroupEngines, HostingOptions, Loaded
 from agents.serving.retries import Retries
 from schemas.answer import Answer
 from schemas.decision import Decision
+from schemas.prices import Billed
 from schemas.reward import Reward
-from schemas.search import Billed, SearchStep
+from schemas.search import SearchStep
 from streams.control import Control
 from streams.local.broker import free_port
 from streams.services import SERVICES, executor

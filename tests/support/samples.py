@@ -21,11 +21,11 @@ from schemas.failure import EarlierAttempt
 from schemas.forest import Draft, Forest, Limits
 from schemas.grader import Grader
 from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.prices import Prices
+from schemas.prices import Billed, Prices
 from schemas.query import Budget, Message, Origin, Query, QueryContext, ToolCall, pack
 from schemas.record import Record
 from schemas.reward import Charge, Cost, Due, Feedback, Reward
-from schemas.search import Billed, Scored, SearchStep, Served, Verification
+from schemas.search import Scored, SearchStep, Served, Verification
 from schemas.spent import Spent
 
 ACTION = Action(model="mini-3", qp=1, cp=2, bs=1)

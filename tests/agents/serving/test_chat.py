@@ -24,8 +24,8 @@ from agents.serving.errors import (
 )
 from agents.serving.http import JsonServer, ServerSettings
 from agents.serving.retries import Retries
+from schemas.prices import Billed
 from schemas.query import Message
-from schemas.search import Billed
 from tests.support.upstream import Upstream
 
 SAMPLING = Sampling(temperature=1.0, step_tokens=32, depth_limit=1)

@@ -15,8 +15,8 @@ from agents.serving.http import HttpEngine, JsonServer, ServerSettings
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import HttpRows, last_score
+from schemas.prices import Billed
 from schemas.query import Message
-from schemas.search import Billed
 from tests.support.vllm_servers import vllm_servers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
