@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 
-from agents.catalogue.models import Model, Sampling
+from agents.catalogue.models import Sampling
 from agents.serving.engine import Drafted, Prefix
 from agents.serving.errors import EngineFaultError
-from agents.serving.recorded import RecordedEngine, Recording
-from agents.serving.registry import GroupEngines, HostingOptions, Loaded
+from agents.serving.recorded import RecordedEngine
 from schemas.answer import Answer
 from schemas.attempt import AttemptFailed
 from schemas.decision import Decision
 from schemas.search import SearchStep
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import executor
 from tests.support.cluster import (
     Ask,
     Audit,
@@ -32,7 +30,7 @@ from tests.support.cluster import (
     send,
     worker_of,
 )
-from tests.support.recorded import recorded_paths
+from tests.support.recorded_engines import run_on
 
 
 class Failing(RecordedEngine):
@@ -51,16 +49,7 @@ class Failing(RecordedEngine):
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
-    recording = Recording(recorded_paths(12, samples=3, steps=(1, 3)))
-
-    class Engines(GroupEngines):
-        async def _started(self, model: Model) -> Loaded:
-            return Loaded(Failing(recording, model.name))
-
-    def engines(*_: object) -> Engines:
-        return Engines(HostingOptions(), recording, asyncio.get_running_loop().time)
-
-    monkeypatch.setattr(executor, "engines_of", engines)
+    run_on(monkeypatch, Failing)
     monkeypatch.setattr(Failing, "down", frozenset({"large"}))
     return Failing
 

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from agents.catalogue.models import Model, Sampling
+from agents.catalogue.models import Sampling
 from agents.serving.engine import Drafted, Prefix
 from agents.serving.errors import EngineReplyError, RequestRefusedError
-from agents.serving.recorded import RecordedEngine, Recording
-from agents.serving.registry import GroupEngines, HostingOptions, Loaded
+from agents.serving.recorded import RecordedEngine
 from schemas.answer import Answer
 from schemas.decision import Decision
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES, executor
+from streams.services import SERVICES
 from streams.settings import Settings
 from tests.support.cluster import (
     Ask,
@@ -30,7 +29,7 @@ from tests.support.cluster import (
     send,
     worker_of,
 )
-from tests.support.recorded import recorded_paths
+from tests.support.recorded_engines import run_on
 
 LARGE = "large/1/1/1"
 
@@ -63,16 +62,7 @@ class Failing(RecordedEngine):
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
-    recording = Recording(recorded_paths(12, samples=3, steps=(1, 3)))
-
-    class Engines(GroupEngines):
-        async def _started(self, model: Model) -> Loaded:
-            return Loaded(Failing(recording, model.name))
-
-    def engines(*_: object) -> Engines:
-        return Engines(HostingOptions(), recording, asyncio.get_running_loop().time)
-
-    monkeypatch.setattr(executor, "engines_of", engines)
+    run_on(monkeypatch, Failing)
     monkeypatch.setattr(Failing, "how", "")
     monkeypatch.setattr(Failing, "asked", 0)
     return Failing
