@@ -142,10 +142,9 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     def __post_init__(self) -> None:
         """Refuse a decision that no executor could run."""
         check_group("Decision", self.group)
-        # Against as many numbers as there are attempts: a record may claim any number of its own.
-        if [each.attempt for each in self.earlier] != [*range(1, len(self.earlier) + 1)] or (
-            len(self.earlier) != self.attempt - 1
-        ):
+        numbers = [each.attempt for each in self.earlier]
+        # No list as long as a record claims to have attempts.
+        if len(numbers) != self.attempt - 1 or numbers != list(range(1, self.attempt)):
             why = f"is not attempts 1 to {self.attempt - 1}; give each that failed before attempt {self.attempt}"
             raise InvalidField("Decision", "earlier", why)
 

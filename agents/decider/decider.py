@@ -738,18 +738,7 @@ class Decider:
         for start in range(0, len(asked), step):
             part = asked[start : start + step]
             try:
-                made = decisions(
-                    self.policy,
-                    part,
-                    environment,
-                    seq=self.seq,
-                    clock=self.clock,
-                    seed=self.seed,
-                    encoder=self.encoder,
-                    price_factors=self.price_factors,
-                    limit=self.limit - GROWTH,
-                    timer=timer,
-                )
+                made = self._decisions(part, environment, timer)
             except UniscaleError as error:
                 if len(part) == 1:
                     results.append(Decided(part[0][0].query_id, error=error))
@@ -846,25 +835,36 @@ class Decider:
         try:
             usable = {environment.space[at].model for at in environment.choices(context.query)}
             excluded = before.left_out(environment.steering.catalogue, usable)
-            [(made, next_)] = decisions(
-                self.policy,
-                [(context, row.context_origin)],
-                replace(environment, excluded=excluded),
-                seq=self.seq,
-                clock=self.clock,
-                seed=self.seed,
-                encoder=self.encoder,
-                price_factors=self.price_factors,
-                limit=self.limit - GROWTH,
-                timer=timer,
-                before=before,
-            )
+            asked = [(context, row.context_origin)]
+            [(made, next_)] = self._decisions(asked, replace(environment, excluded=excluded), timer, before)
         except UniscaleError:  # no other model can take it now
             return None
         tell(self.policy, "decided", [next_])
         self.seq += 1
         self.clock += 1
         return made
+
+    def _decisions(
+        self,
+        asked: Sequence[tuple[QueryContext, Origin]],
+        environment: DecisionEnvironment,
+        timer: Timer,
+        before: Before | None = None,
+    ) -> list[tuple[Decided, Row]]:
+        """Return what `decisions` makes of the present state, without changing it."""
+        return decisions(
+            self.policy,
+            asked,
+            environment,
+            seq=self.seq,
+            clock=self.clock,
+            seed=self.seed,
+            encoder=self.encoder,
+            price_factors=self.price_factors,
+            limit=self.limit - GROWTH,
+            timer=timer,
+            before=before,
+        )
 
     def _row(self, name: str, rows: Rows) -> Row | None:
         value = rows(name)

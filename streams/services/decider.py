@@ -643,13 +643,10 @@ class DeciderService(Ordered):
             return BatchEffects()
         if isinstance(batch[0][0], QueryContext):
             return self._decide(batch)
-        if isinstance(batch[0][0], AttemptFailed):
-            if self.learner.live.policy.refits.due(len(batch)):
-                return await self.runtime.in_thread(lambda: self._follow(batch))
-            return self._follow(batch)
+        learn = self._follow if isinstance(batch[0][0], AttemptFailed) else self._learn
         if self.learner.live.policy.refits.due(len(batch)):
-            return await self.runtime.in_thread(lambda: self._learn(batch))
-        return self._learn(batch)
+            return await self.runtime.in_thread(partial(learn, batch))
+        return learn(batch)
 
     def changing(self) -> AbstractContextManager[None]:
         """See the learner's."""
