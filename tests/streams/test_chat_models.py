@@ -152,7 +152,10 @@ def test_no_opinion_of_a_verifier_enters_correctness_in_a_mixed_fleet(
 
     other = Upstream(says=lambda body: "\\boxed{0}")
     house = start(chat("first", upstream), chat("second", other), recorded=("small", "large"), warm_up=8)
-    replies = [asked(house, at % 12, graded=bool(at % 2)) for at in range(24)]
+    # Each model has one query with a reference and one without; the others leave the choice to the policy.
+    names = ("small", "large", "first", "second")
+    limits: list[dict[str, Any]] = [{"models": [names[at // 2]]} if at < 8 else {} for at in range(24)]
+    replies = [asked(house, at % 12, graded=bool(at % 2), **limits[at]) for at in range(24)]
     ids = [reply["id"] for reply in replies]
     rewards = house.closing(*ids)
     decisions = {each.query_id: each for each in house.read(house.topics.decision, Decision)}
