@@ -49,18 +49,22 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
     """Return the rows of a log and the sequence number after which they can be replayed.
 
     That number is -1, before everything, unless rows have left the log. In that case a snapshot contains them, and the
-    policy is loaded from the oldest complete one that was kept.
+    policy is loaded from the oldest complete one that was kept. There is no row if nothing has been decided since
+    `learner reset`.
 
     Args:
         policy: A new policy with the settings of the live run.
         records: Every key and value of the whole log and of the snapshots.
 
     Raises:
-        CorruptState: There is no row, a row cannot be read, or rows are missing that no snapshot contains.
+        CorruptState: There is no row and the log was never reset, a row cannot be read, or rows are missing that no
+            snapshot contains.
     """
     snapshots = {k: v for k, v in records.items() if is_record(k)}
     log = [decode_row(k, v) for k, v in records.items() if k not in snapshots]
     decided = [row for row in log if isinstance(row, Row)]
+    if not decided and snapshot.RESET_KEY in records:
+        return log, -1
     if not decided:
         raise CorruptState("the decider's log", "no rows", "at least one decision")
     if (absent := untold(decided)) is None:

@@ -47,7 +47,7 @@ AND NOT EXISTS (SELECT 1 FROM Failure f WHERE f.query_id = d.query_id AND f.atte
 
 -- name: decision_for_no_query
 SELECT t.query_id, 'its Decision names a Query at ' || d.q_part || '/' || d.q_off || ', where there is another record'
-FROM Timeline t JOIN Decision d ON d.rowid = t.decision JOIN Held h ON h.part = d.q_part
+FROM Timeline t JOIN Decision d ON d.rowid = t.decision JOIN Held h ON h.topic = :query_topic AND h.part = d.q_part
 WHERE d.early AND t.query IS NULL AND d.q_off >= h.begin AND d.q_off < h."end";
 
 -- name: decision_for_another_question
@@ -239,7 +239,7 @@ AND a.text AND NOT a.fault AND a.status <> 'cancelled' AND NOT r.bounded AND NOT
 -- name: feedback_uncounted
 -- Feedback before the Answer counts if the Answer comes within the query's feedback wait, and the Decision within the
 -- deployment's; the shorter one is enough for both. One in another partition than the Answer is sent on, and its time
--- is then that of its copy.
+-- is then that of its copy. If the first one was given up, a later one was its duplicate, also after the first expired.
 SELECT query_id, 'Reward ' || query_id || '/default, though its Feedback came in time'
 FROM Untold u
 WHERE EXISTS (
@@ -247,6 +247,10 @@ WHERE EXISTS (
     AND f.ts > u.answered_ms - min(u.wait_ms, :wait_ms)
 )
 AND NOT EXISTS (SELECT 1 FROM Feedback f WHERE f.query_id = u.query_id AND f.error IS NOT NULL)
+AND NOT EXISTS (
+    SELECT 1 FROM Letter l JOIN Held h ON h.topic = l.topic AND h.part = l.part
+    WHERE l.topic = :feedback_topic AND l.query_id = u.query_id AND l.off < h."begin"
+)
 AND NOT EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = u.query_id AND r.graded_by NOT IN ('', 'score'));
 
 -- name: default_early

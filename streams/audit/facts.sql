@@ -113,7 +113,7 @@ CREATE TABLE JoinRow (
 -- name: letter
 -- A record that was given up.
 CREATE TABLE Letter (
-    topic TEXT, part INTEGER, off INTEGER, error TEXT NOT NULL, PRIMARY KEY (topic, part, off)
+    topic TEXT, part INTEGER, off INTEGER, error TEXT NOT NULL, query_id TEXT, PRIMARY KEY (topic, part, off)
 ) STRICT;
 
 -- name: embedded
@@ -121,8 +121,10 @@ CREATE TABLE Letter (
 CREATE TABLE Embedded (part INTEGER PRIMARY KEY, off INTEGER NOT NULL) STRICT;
 
 -- name: held
--- The offsets that a partition of the queries holds.
-CREATE TABLE Held (part INTEGER PRIMARY KEY, "begin" INTEGER NOT NULL, "end" INTEGER NOT NULL) STRICT;
+-- The offsets that a partition of the queries or of the feedback holds.
+CREATE TABLE Held (
+    topic TEXT, part INTEGER, "begin" INTEGER NOT NULL, "end" INTEGER NOT NULL, PRIMARY KEY (topic, part)
+) STRICT;
 
 -- name: chunk
 -- A raw record of a snapshot of the policy.

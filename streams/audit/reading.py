@@ -370,7 +370,7 @@ class Facts:
 
     def _dead_letter(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         at = r["origin"]
-        self._add("Letter", at["topic"], at["partition"], at["offset"], str(r["error"]))
+        self._add("Letter", at["topic"], at["partition"], at["offset"], str(r["error"]), r.get("query_id"))
 
     def _learner(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         vector, c_off = b64decode(r["embedding"]), r["context_origin"]["offset"]

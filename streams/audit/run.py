@@ -131,8 +131,8 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
         for part, offset in facts.queries_done.items():
             ledger.add("Embedded", part, offset)
         for (topic, part), span in second.items():
-            if topic == names["query"]:
-                ledger.add("Held", part, span.begin, span.end)
+            if topic in (names["query"], names["feedback"]):
+                ledger.add("Held", topic, part, span.begin, span.end)
         known = _known(facts, names, oldest_ms, settings) | {"now_ms": now_ms}
         _account(Checks(ledger, names, known), report)
         report.unreadable, report.unpriced = facts.unreadable, facts.unpriced
@@ -197,6 +197,7 @@ def _known(
     """
     known: dict[str, Any] = {
         "query_topic": names["query"],
+        "feedback_topic": names["feedback"],
         "window": WINDOW * settings.kafka.concurrency,
         "contexts_done": facts.contexts_done,
         "rewards_done": facts.rewards_done,

@@ -284,7 +284,10 @@ CREATE TABLE MissingRow AS
 SELECT t.query_id FROM Timeline t JOIN Decision d ON d.rowid = t.decision
 WHERE d.early AND t.learner IS NULL
 AND (
-    EXISTS (SELECT 1 FROM Held h WHERE h.part = d.q_part AND d.q_off >= h.begin AND d.q_off < h."end")
+    EXISTS (
+        SELECT 1 FROM Held h
+        WHERE h.topic = :query_topic AND h.part = d.q_part AND d.q_off >= h.begin AND d.q_off < h."end"
+    )
     OR EXISTS (SELECT 1 FROM Context c WHERE c.query_id = t.query_id AND c.error IS NULL)
 )
 AND NOT ended(t.query_id) AND NOT before_reset(d.part, d.off);

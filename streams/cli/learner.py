@@ -342,6 +342,8 @@ def verify_decisions(settings: Settings) -> None:
             f"{m.query_id} (sequence number {m.seq}): {m.field} is {m.logged!r} in the log, {m.replayed!r} replayed"
         )
     since = f" after sequence number {after}, where the snapshot ends" if after >= 0 else ""
+    if not decisions and RESET_KEY in records:
+        since = " since `learner reset`"
     click.echo(f"{decisions} decisions replayed{since}, {len(found)} mismatches")
     for other in other_kernels(manifests(records).values()):
         click.echo(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from agents.decider.rows import REFIT_KEY, Row, decode_row
-from agents.decider.snapshot import RESET_KEY, SNAPSHOT_KEY
+from agents.decider.snapshot import SNAPSHOT_KEY
 from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer
 from schemas.control import Heartbeat
@@ -97,8 +97,6 @@ def _replayed(life: Life) -> Iterator[str]:
     """Yield decisions that cannot be reproduced from the log."""
     settings = life.world.settings
     log, snapshots = life.broker.changelog(life.log, 0), life.snapshots()
-    if RESET_KEY in snapshots and not any(isinstance(decode_row(*each), Row) for each in log.items()):
-        return  # nothing was decided after the reset
     for worker in life.cluster.workers:
         if isinstance(service := worker.built, DeciderService) and life.seen["decision"]:
             policy = policy_of(settings, service.encoder)

@@ -79,6 +79,10 @@ def test_check_export_repair_and_reset(deploy: Deploy, ask: Ask, tmp_path: Path)
     loop.supervisor.park("decider")
     loop.until(lambda: learner(loop, "reset", "--yes").returncode == 0, what="the reset")
     assert loop.learner_rows(gone=False) == []
+    verify = [*python(), "verify-decisions"]
+    verified = subprocess.run(verify, env=loop.environ, capture_output=True, text=True, check=False)
+    assert verified.returncode == 0, verified.stderr
+    assert "0 decisions replayed since `learner reset`, 0 mismatches" in verified.stdout
     loop.supervisor.unpark("decider")
     last = loop.serve(*(ask(n) for n in range(40, 45)))
     assert {r.query_id for r in loop.learner_rows(gone=False) if isinstance(r, Row)} == last

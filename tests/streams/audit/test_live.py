@@ -170,8 +170,11 @@ def test_an_expired_query_is_a_state_of_its_own(log: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "why", ["late", "given up", "in another partition", "cancelled", "not waited for", "cut short"]
-)
+    "why",
+    [
+        "late", "given up", "given up and expired", "in another partition", "cancelled", "not waited for", "cut short",
+    ],
+)  # fmt: skip
 def test_feedback_that_need_not_count_raises_no_alarm(log: Any, why: str) -> None:
     answered_ms = next(r.timestamp_ms for r in log.records[log.topics.answer, 0] if r.key == b"h68")
     log.put(log.topics.feedback, "h68", Feedback(query_id="h68", correct=True))
@@ -183,6 +186,13 @@ def test_feedback_that_need_not_count_raises_no_alarm(log: Any, why: str) -> Non
             origin = Origin(topic=log.topics.feedback, partition=0, offset=raws[-1].offset)
             letter = DeadLetter.of(b"{}", ValueError("no"), service="aggregator", origin=origin)
             log.append(log.topics.dead_letter, letter.key.encode(), encode(letter))
+        case "given up and expired":
+            origin = Origin(topic=log.topics.feedback, partition=0, offset=raws[0].offset)
+            given_up = encode(Feedback(query_id="h68", correct=False))
+            letter = DeadLetter.of(given_up, ValueError("no"), service="aggregator", origin=origin)
+            log.append(log.topics.dead_letter, letter.key.encode(), encode(letter))
+            assert log.audit().checks == {"feedback_uncounted"}  # as long as the topic holds that offset
+            log.begins[log.topics.feedback, 0] = raws[0].offset + 1
         case "in another partition":
             log.records[log.topics.feedback, 1] = [raws.pop()]
         case "cancelled":

@@ -12,11 +12,13 @@ from msgspec.structs import replace
 from agents.bandit.baselines import KNN, Uniform
 from agents.bandit.contextual import Contextual
 from agents.bandit.contextual_features import ContextualFeatures
+from agents.bandit.errors import CorruptState
 from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import LinUCB, Thompson
 from agents.decider.rows import AnyRow, Row, decode_row
-from agents.decider.verify import mismatches
+from agents.decider.snapshot import RESET_KEY
+from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision
 from schemas.record import decode, encode
 
@@ -47,6 +49,14 @@ def lived(make_shard: Callable[..., Any], inner: Callable[[Any], Any]) -> Any:
 def log(make_shard: Callable[..., Any]) -> tuple[Any, list[AnyRow]]:
     shard = lived(make_shard, LinUCB)
     return shard, [decode_row(key, value) for key, value in shard.table.items()]
+
+
+def test_an_empty_log_is_corrupt_unless_it_was_reset(make_shard: Callable[..., Any]) -> None:
+    policy = make_shard(LinUCB).policy()
+    with pytest.raises(CorruptState, match="no rows"):
+        opened(policy, {})
+    rows, after = opened(policy, {RESET_KEY: b'{"0":7}'})
+    assert list(mismatches(policy, rows, 7, after)) == []
 
 
 @pytest.mark.parametrize("name", MAKERS)
