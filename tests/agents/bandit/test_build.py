@@ -105,7 +105,7 @@ def test_a_policy_is_added_in_one_place(world: Any) -> None:
         register_policy("toy", ToyOptions)(lambda options, on: Uniform(on.features(options)))
 
 
-def test_the_documentation_lists_every_policy_and_its_own_options() -> None:
+def test_docs_list_every_policy_with_its_options() -> None:
     page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([a-z-]+)` \|(.*)$", page, re.MULTILINE))
     assert rows.keys() == kinds().keys()

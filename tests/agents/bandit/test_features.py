@@ -26,7 +26,7 @@ def test_coordinates_keep_every_inner_product(world: Any) -> None:
     assert np.allclose(gram, features.vectors @ features.vectors.T, atol=1e-12)
 
 
-def test_vectors_nearly_inside_the_span_keep_the_basis_orthonormal() -> None:
+def test_nearly_dependent_vectors_keep_basis_orthonormal() -> None:
     rng = np.random.default_rng(0)
     features = FeatureMap(FeatureSettings(4, 40))
     base = rng.normal(size=40)
@@ -135,7 +135,7 @@ def test_surface_counts_are_what_their_names_say(text: str) -> None:
     assert counts(text).tolist() == np.log1p(plain).astype(np.float32).tolist()
 
 
-def test_surface_counts_of_a_huge_question_take_time_linear_in_its_length() -> None:
+def test_surface_counts_take_linear_time() -> None:
     began_s = time.process_time()
     counts("." * 200_000 + "x")  # two minutes, were every rest of the row tried
     assert time.process_time() - began_s < 5.0

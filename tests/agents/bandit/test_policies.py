@@ -92,9 +92,7 @@ def test_a_batch_makes_the_choices_of_single_calls(
     )
 
 
-def test_the_same_seed_makes_the_same_choices_and_another_seed_may_not(
-    policy: Policy, world: Any, quality: Any
-) -> None:
+def test_same_seed_makes_the_same_choices(policy: Policy, world: Any, quality: Any) -> None:
     contexts = [world.context() for _ in range(20)]
     once = choose(policy, contexts, [quality] * 20, seed=1)
     assert once == choose(policy, contexts, [quality] * 20, seed=1)
@@ -118,9 +116,7 @@ def test_a_choice_carries_every_term_that_explains_it(policy: Policy, world: Any
         assert all(choice.score >= c.score - 1e-12 for c in choice.runners_up)
 
 
-def test_probabilities_are_a_distribution_over_the_allowed_actions(
-    policy: Policy, world: Any, quality: Any
-) -> None:
+def test_probabilities_sum_to_one_over_allowed_actions(policy: Policy, world: Any, quality: Any) -> None:
     world.train(policy, 8)
     some = frozenset(a.action_id for a in world.actions()[:4])
     for allowed in (None, some):
@@ -264,7 +260,7 @@ def test_a_correction_replaces_what_was_imputed(
     assert np.allclose(one.score, two.score, rtol=1e-9, atol=1e-9)
 
 
-def test_what_is_told_together_counts_as_if_told_one_after_the_other(
+def test_batched_outcomes_count_as_single_ones(
     policy: Policy, name: str, world: Any, make_world: Any, quality: Any
 ) -> None:
     """Decisions made and abandoned, and outcomes of every kind, mixed."""

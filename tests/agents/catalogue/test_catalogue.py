@@ -305,7 +305,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         load_catalogue(path)
 
 
-def test_own_objectives_are_in_force_until_control_says_otherwise(qwen3: Catalogue) -> None:
+def test_configured_objectives_hold_until_control_replaces_them(qwen3: Catalogue) -> None:
     asked = {"thrifty": {"accuracy": 0.9}, "careful": {"mean_cost": 1e12}}
     start = Steering.of(qwen3, {name: decode_objective(name, goal) for name, goal in asked.items()})
     assert start.objectives.in_force("thrifty").accuracy == 0.9
@@ -362,9 +362,7 @@ def test_an_entry_without_a_verifier_has_the_catalogues(load: Load, content: dic
     assert load(content).verified == "some"
 
 
-def test_without_a_verifier_one_path_or_several_are_on_offer_and_no_candidates(
-    load: Load, content: dict[str, Any]
-) -> None:
+def test_without_a_verifier_candidate_parallelism_is_not_offered(load: Load, content: dict[str, Any]) -> None:
     content["models"][0]["verifier"] = "none"
     mixed = load(content)
     space = uis_space(mixed, ((1, 1), (4, 1), (4, 4)))
@@ -393,6 +391,6 @@ def test_the_verifier_of_an_entry_is_one_that_there_is(load: Load, content: dict
         load(content)
 
 
-def test_the_fingerprint_of_a_catalogue_without_new_fields_is_what_it_was(qwen3: Catalogue) -> None:
+def test_fingerprint_of_the_shipped_catalogue_is_unchanged(qwen3: Catalogue) -> None:
     """Recordings name it."""
     assert qwen3.fingerprint == "cb6b8148b638f7b4"

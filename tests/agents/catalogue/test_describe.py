@@ -27,7 +27,7 @@ def test_the_model_half_is_the_papers_example(qwen3: Catalogue) -> None:
     )
 
 
-def test_the_strategy_half_is_the_papers_example_but_for_the_impact() -> None:
+def test_strategy_text_is_the_papers_except_the_impact() -> None:
     printed = (
         "Parallel_Trees(QP): 4 | Path_Candidates(CP): 16 | Beam_Width(BS): 4 | Expansions_per_Step: 4 | "
         "Resource_Impact: 16x | Strategy_Mode: Balanced-Search | Optimization_Priority: Balanced-Efficiency"
@@ -70,7 +70,7 @@ def test_no_two_actions_share_a_text(qwen3: Catalogue) -> None:
     assert len(set(describe_actions(space, qwen3))) == 168 + 18
 
 
-def test_a_missing_anchor_is_left_out_and_a_missing_size_is_counted(qwen3: Catalogue) -> None:
+def test_missing_anchor_is_omitted_and_missing_size_computed(qwen3: Catalogue) -> None:
     model = qwen3.model("qwen3-14b")
     one = msgspec.structs.replace(model, anchors=model.anchors[2:3], params="")
     assert describe_model(one) == "Model: qwen3-14b | Params: 14.8B | Math_AIME24: 31.70"

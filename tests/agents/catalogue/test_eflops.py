@@ -127,7 +127,7 @@ def test_closed_form_equals_the_sum_over_single_tokens(
     assert got.log_cost == pytest.approx(math.log(float(total)), rel=1e-12)
 
 
-def test_weights_are_loaded_once_per_position_and_once_per_verified_step() -> None:
+def test_weights_load_once_per_position_and_verified_step() -> None:
     generator, verifier = architecture(), architecture(parameters=500)
     narrow = search_cost(10, [Row(-1, 8)], generator, verifier)
     wide = search_cost(10, [Row(-1, 8)] * 4, generator, verifier)
@@ -137,7 +137,7 @@ def test_weights_are_loaded_once_per_position_and_once_per_verified_step() -> No
     assert wide.verification.bytes == 4 * narrow.verification.bytes - 3 * 500 * 2
 
 
-def test_the_dearest_action_of_the_largest_model_is_priced_without_rounding_to_nothing() -> None:
+def test_one_more_token_raises_even_the_dearest_cost() -> None:
     large = Architecture(parameters=32_760_000_000, layers=64, query_heads=64, kv_heads=8, head_dim=128)
     small = Architecture(parameters=1_540_000_000, layers=28, query_heads=12, kv_heads=2, head_dim=128)
     rows = [Row(-1, 200) for _ in range(64)] + [Row(i, 200) for i in range(64)]

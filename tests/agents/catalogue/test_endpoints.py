@@ -87,9 +87,7 @@ def test_costs_follow_from_a_price_or_an_architecture(load: Load, hosted: dict[s
         load(hosted)
 
 
-def test_other_kinds_need_a_checkpoint_and_a_verifier_does_not_chat(
-    load: Load, content: dict[str, Any]
-) -> None:
+def test_checkpoint_required_and_chat_verifier_refused(load: Load, content: dict[str, Any]) -> None:
     del content["models"][0]["checkpoint"]
     with pytest.raises(CatalogueError, match="model 'small', field checkpoint: is missing; give it"):
         load(content)

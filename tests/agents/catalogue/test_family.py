@@ -87,7 +87,7 @@ def test_shards_are_summed_and_an_output_head_of_its_own_counts(family: Path) ->
     assert read_architecture(folder)["parameters"] == 2 * 10 * 32 + 32
 
 
-def test_a_config_without_head_dim_or_kv_heads_has_the_usual_meaning(family: Path) -> None:
+def test_missing_head_dim_and_kv_heads_have_defaults(family: Path) -> None:
     folder = family / "models" / "tiny-a"
     edit(folder / "config.json", head_dim=..., num_key_value_heads=...)
     assert read_architecture(folder) | {"parameters": 0} == {
@@ -127,7 +127,7 @@ def test_a_damaged_checkpoint_is_refused(family: Path, damage: bytes) -> None:
         load(family)
 
 
-def test_a_checkpoint_without_weights_or_with_packed_ones_is_refused(family: Path) -> None:
+def test_checkpoint_without_or_with_packed_weights_is_refused(family: Path) -> None:
     file = family / "models" / "tiny-a" / "model.safetensors"
     save_file({"packed": np.zeros((3, 3), np.int32)}, file)
     with pytest.raises(CatalogueError, match="tensor packed: dtype 'I32' cannot be counted"):

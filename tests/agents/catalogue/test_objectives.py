@@ -58,7 +58,7 @@ def test_what_is_not_there_is_named() -> None:
         Objectives(cost_range=RANGE, default="none")
 
 
-def test_a_goal_by_mean_cost_or_accuracy_weighs_correctness_alone() -> None:
+def test_cost_and_accuracy_targets_weigh_correctness_alone() -> None:
     objectives = OBJECTIVES.set("cheap", MeanCost(2e10), 3).set("right", Accuracy(0.98), 4)
     cheap = objectives.of(Query(query_id="a", text="?", objective="cheap"))
     right = objectives.of(Query(query_id="a", text="?", objective="right"))

@@ -76,7 +76,7 @@ def test_a_record_seen_before_changes_nothing(qwen3: Catalogue) -> None:
     assert once.after(CatalogueEntry(name="new", op="remove"), 4) is once
 
 
-def test_a_price_holds_until_the_next_one_or_the_models_next_entry(qwen3: Catalogue) -> None:
+def test_price_factor_holds_until_next_factor_or_entry(qwen3: Catalogue) -> None:
     dear, cheap = PriceFactorEntry(name="qwen3-4b", factor=3.0), PriceFactorEntry(name="qwen3-4b", factor=0.5)
     after = fold(Steering.of(qwen3), dear, cheap)
     assert after.catalogue.price_factors == {"qwen3-4b": 0.5}

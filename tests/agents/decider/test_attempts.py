@@ -162,7 +162,7 @@ def test_the_query_s_rewards_end_the_rows_of_both_attempts(shard: Shard) -> None
     assert {shard.entry("q0").stage} == {"abandoned"}
 
 
-def test_an_answer_of_the_attempt_that_failed_ends_the_one_that_followed(shard: Shard) -> None:
+def test_late_answer_of_a_failed_attempt_ends_the_next(shard: Shard) -> None:
     """Its search was run twice, and came to something the second time."""
     made = shard.ask(shard.context())[0]
     context = shard.context("q0")[0]

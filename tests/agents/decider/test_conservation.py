@@ -17,9 +17,7 @@ KINDS = ["provisional", "final", "correction", "default", "failed"]
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_any_order_of_rewards_conserves_decisions_and_equals_the_fold(
-    make_shard: Any, data: st.DataObject
-) -> None:
+def test_any_reward_order_conserves_decisions(make_shard: Any, data: st.DataObject) -> None:
     shard = make_shard(LinUCB, seed=data.draw(st.integers(0, 99)))
     made = shard.ask(*(shard.context() for _ in range(6)))
     deliveries = []

@@ -126,7 +126,7 @@ def test_n_answers_need_a_wide_search(plain_shard: Any) -> None:
         assert decode(made.value, Decision).candidates == 18  # pairs with 16, 32 or 64 paths: 5 + 6 + 7
 
 
-def test_the_order_of_decisions_and_updates_has_no_gap_and_no_double(shard: Any) -> None:
+def test_sequence_numbers_have_no_gap_or_duplicate(shard: Any) -> None:
     live(shard)
     rows = [r for r in (decode_row(k, v) for k, v in shard.table.items()) if isinstance(r, Row)]
     places = [r.seq for r in rows]
@@ -162,7 +162,7 @@ def test_every_decision_is_reproduced_from_the_log(shard: Any) -> None:
     assert list(mismatches(shard.policy(), rows, seed=7)) == []
 
 
-def test_a_model_too_short_for_a_question_is_left_out_where_another_can_run_it(make_shard: Any) -> None:
+def test_model_with_too_short_a_context_is_left_out(make_shard: Any) -> None:
     shard = make_shard(MAKERS["contextual"], models=3, pairs=((1, 1),))
     first, second, _ = shard.space.models
     models = [
@@ -201,7 +201,7 @@ def account_of(shard: Any, decided: Any) -> Any:
     return shard.decider.policy.pacer.status(target)
 
 
-def test_an_account_takes_the_correctness_that_is_told_later_and_not_what_stood_in_for_it(
+def test_account_counts_corrections_not_imputed_scores(
     make_shard: Any,
 ) -> None:
     shard = make_shard(MAKERS["contextual"], models=2, pairs=((1, 1),))
@@ -218,7 +218,7 @@ def test_an_account_takes_the_correctness_that_is_told_later_and_not_what_stood_
     assert account_of(shard, made) == account
 
 
-def test_what_a_cancelled_search_cost_counts_in_the_account_of_its_tenant(make_shard: Any) -> None:
+def test_cancelled_search_is_charged_to_its_tenants_account(make_shard: Any) -> None:
     shard = make_shard(MAKERS["contextual"], models=2, pairs=((1, 1),))
     for _ in range(10):
         [made] = shard.ask(shard.context(mean_cost=1e13))
@@ -245,7 +245,7 @@ def test_a_forged_decision_is_found(plain_shard: Any) -> None:
     assert [(m.query_id, m.field) for m in found][:1] == [(victim.query_id, "action")]
 
 
-def test_a_redelivered_context_sends_the_same_bytes_and_changes_nothing(shard: Any) -> None:
+def test_redelivered_context_resends_the_same_bytes(shard: Any) -> None:
     context = shard.context()
     first, twin = shard.ask(context, context)
     assert twin.value == first.value
@@ -325,7 +325,7 @@ def test_duplicate_late_and_orphan_rewards_change_nothing(shard: Any) -> None:
     assert shard.decider.verdicts["orphan"] == 2
 
 
-def test_a_reward_that_contradicts_one_of_its_identity_is_ignored_and_named(shard: Any) -> None:
+def test_contradicting_reward_is_ignored_and_reported(shard: Any) -> None:
     (made,) = shard.ask(shard.context())
     shard.tell(final := shard.reward(made, correct=1.0))
     state = shard.decider.policy.state()
@@ -443,7 +443,7 @@ def test_the_row_of_a_question_of_a_megabyte_does_not_hold_it(plain_shard: Any) 
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_the_score_of_an_answer_that_nothing_scored_is_its_correctness(make_shard: Any, name: str) -> None:
+def test_unscored_answer_is_learned_by_its_correctness(make_shard: Any, name: str) -> None:
     """Without either its cost alone is learned, under any rules, and the log folds to what the live run made of it."""
     shard = make_shard(MAKERS[name], rules=RewardRules(default="wrong"))
     live(shard, 4)
@@ -479,9 +479,7 @@ def test_a_cost_in_another_unit_is_not_taken_for_eflops(plain_shard: Any) -> Non
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_an_answer_that_its_client_cut_is_closed_without_correctness_under_any_rules(
-    make_shard: Any, name: str
-) -> None:
+def test_answer_cut_by_its_client_teaches_its_cost_alone(make_shard: Any, name: str) -> None:
     """Only the cost may be learned, and the log folds to what the live run made of it."""
     shard = make_shard(MAKERS[name], rules=RewardRules(default="wrong"))
     live(shard, 4)
@@ -503,7 +501,7 @@ def test_an_answer_that_its_client_cut_is_closed_without_correctness_under_any_r
 
 
 @pytest.mark.parametrize("name", ["linucb", "thompson"])
-def test_what_a_model_that_never_answered_would_cost_is_not_invented(make_shard: Any, name: str) -> None:
+def test_model_that_never_answers_is_soon_avoided(make_shard: Any, name: str) -> None:
     """A small cost, predicted from nothing, would make its failures earn more than what others answer."""
     shard, chosen = make_shard(MAKERS[name], models=2, pairs=((1, 1),)), []
     failing = shard.space.models[1]
@@ -517,9 +515,7 @@ def test_what_a_model_that_never_answered_would_cost_is_not_invented(make_shard:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_model_s_failure_teaches_that_it_was_wrong_and_was_tried_and_not_what_it_cost(
-    make_shard: Any, name: str
-) -> None:
+def test_model_failure_teaches_a_wrong_answer_and_no_cost(make_shard: Any, name: str) -> None:
     """The log folds to what the live run made of it, and reproduces every decision."""
     shard = make_shard(MAKERS[name], rules=RewardRules(default="drop"))
     live(shard, 4)

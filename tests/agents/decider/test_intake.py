@@ -32,7 +32,7 @@ EMBEDDINGS = st.one_of(
     embeddings=st.lists(EMBEDDINGS, min_size=1, max_size=4),
     terms=st.lists(st.tuples(*[NUMBERS] * 3), max_size=4),
 )
-def test_whatever_is_offered_the_learner_holds_what_is_sound_and_nothing_else(
+def test_only_valid_input_enters_the_learner(
     make_shard: Any, embeddings: list[Any], terms: list[tuple[float, float, float]]
 ) -> None:
     shard = make_shard(LinUCB)
@@ -74,7 +74,7 @@ def test_whatever_is_offered_the_learner_holds_what_is_sound_and_nothing_else(
     assert np.isfinite(gram.theta).all()
 
 
-def test_a_row_that_rewards_could_make_too_long_is_refused_before_it_is_decided(make_shard: Any) -> None:
+def test_row_without_room_for_rewards_is_refused_undecided(make_shard: Any) -> None:
     shard = make_shard(LinUCB, limit=40_000)
     decided = []
     for size in range(19_000, 25_000, 60):

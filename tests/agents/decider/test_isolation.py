@@ -90,7 +90,7 @@ def test_who_has_asked_enough_is_served_to_the_bit_as_if_alone() -> None:
     assert beside == alone
 
 
-def test_newcomers_pay_next_to_nothing_for_what_a_hostile_tenant_asks() -> None:
+def test_hostile_tenant_barely_changes_newcomers_costs() -> None:
     alone, beside = (mean_cost(bill(300, hostile=h)) for h in (False, True))
     assert beside == pytest.approx(alone, rel=0.05)
 
@@ -113,7 +113,7 @@ def recent(**of: int) -> RecentContexts:
     return made
 
 
-def test_a_newcomer_borrows_equally_and_the_newest_and_nothing_once_it_has_enough() -> None:
+def test_newcomer_borrows_recent_contexts_of_others_equally() -> None:
     window = recent(a=300, b=200, c=3, n=2).window("n")
     assert Counter(chr(int(z[0])) for z in window) == {"a": 2, "b": 2, "c": 2, "n": 2}
     assert [int(z[1]) for z in window if chr(int(z[0])) == "a"] == [298, 299]
@@ -143,7 +143,7 @@ def test_contexts_are_bounded_and_who_has_the_most_makes_room(monkeypatch: pytes
     assert sum(len(own) for own in other.of.values()) == 100
 
 
-def test_a_tenant_without_contexts_is_forgotten_so_that_names_are_bounded_too(
+def test_tenant_without_contexts_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pacing, "KEPT", 5)

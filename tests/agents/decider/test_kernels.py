@@ -45,7 +45,7 @@ def chosen(kernel: str) -> str:
     return str(found[0])
 
 
-def test_every_policy_is_compared_over_2000_decisions_and_networks_over_200() -> None:
+def test_every_policy_has_a_case_of_enough_decisions() -> None:
     assert set(kinds()) <= CASES.keys()
     for name in kinds():
         assert CASES[name].policy == name
@@ -59,7 +59,7 @@ def test_a_restored_learner_goes_on_as_the_live_one_for_a_while(name: str) -> No
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("kernel", [*KERNELS, ""])
-def test_a_restored_learner_goes_on_as_the_live_one_with_these_kernels(kernel: str) -> None:
+def test_restored_learner_matches_the_live_one_on_each_kernel(kernel: str) -> None:
     if kernel and KERNELS[kernel] not in Path("/proc/cpuinfo").read_text().split():
         pytest.skip(f"this processor cannot run the kernels for {kernel}")
     runs = chosen(kernel)

@@ -110,7 +110,7 @@ def test_what_a_prediction_rests_on_adds_up_to_it(make_shard: Any, name: str) ->
     assert 0.25 * np.sqrt(sum(g.variance for g in found.contributions)) == pytest.approx(best.width)
 
 
-def test_what_is_drawn_beside_the_policy_shows_in_the_propensities(make_shard: Any) -> None:
+def test_propensities_include_floor_warm_up_and_control_group(make_shard: Any) -> None:
     action = make_shard(LinUCB).space[0].id
     shard = make_shard(
         lambda f: Explored(LinUCB(f), floor=0.2, warm_up=5, control=ControlGroup(0.3, action, "salt"))

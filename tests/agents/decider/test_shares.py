@@ -79,7 +79,7 @@ def contextual(_: FeatureMap) -> Contextual:
 
 
 @pytest.mark.parametrize("policy", [contextual, LinUCB])
-def test_a_hostile_tenant_teaches_no_more_than_the_others_together(policy: Any) -> None:
+def test_one_tenant_teaches_no_more_than_all_others(policy: Any) -> None:
     shard = Shard(policy)
     assert taught(shard, "h" * 20) == ["learned"] * 20
     hostile = taught(shard, "e" * 50, correct=0.0)
@@ -91,7 +91,7 @@ def test_a_hostile_tenant_teaches_no_more_than_the_others_together(policy: Any) 
 
 
 @pytest.mark.parametrize("policy", [contextual, LinUCB])
-def test_what_may_not_teach_teaches_nothing_and_settles_the_account_of_its_own_tenant(policy: Any) -> None:
+def test_unlearned_reward_changes_only_its_tenants_account(policy: Any) -> None:
     shard = Shard(policy, seed=2)
     taught(shard, "h" * 20)
     before, targets = known(shard), {"accuracy": 0.9} if policy is contextual else {}

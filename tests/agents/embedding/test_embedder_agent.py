@@ -30,7 +30,7 @@ def arrival(query_id: str, text: str, offset: int = 0) -> ArrivedQuery:
     )
 
 
-def test_a_context_carries_the_query_its_vector_and_where_it_came_from(encoder: MiniLM) -> None:
+def test_context_carries_query_vector_and_origin(encoder: MiniLM) -> None:
     arrivals = [arrival("a", "What is 2 + 2?", 7), arrival("b", "Name a river.", 8)]
     first, second = embed(arrivals, encoder=encoder)
     assert first.query == arrivals[0].query

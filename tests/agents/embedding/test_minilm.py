@@ -85,7 +85,7 @@ def test_long_text_is_cut_at_the_end() -> None:
     assert np.array_equal(rows[1], rows[2])
 
 
-def test_the_longest_text_of_a_query_passes_at_the_models_full_length() -> None:
+def test_longest_query_text_is_encoded_at_full_length() -> None:
     encoder = MiniLM(max_tokens=512)
     rows = encoder.encode(["word " * 400_000, "x" * 2_000_000, " " * 40_000 + "the end"])
     assert np.isfinite(rows).all()

@@ -116,7 +116,7 @@ def test_the_url_may_end_in_v1_or_not(server: Embeddings, suffix: str) -> None:
     assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
-def test_empty_text_is_sent_as_the_defined_one_and_long_text_is_cut(server: Embeddings) -> None:
+def test_empty_text_is_replaced_and_long_text_cut(server: Embeddings) -> None:
     with client_of(server, max_characters=10) as client:
         client.encode([" ", "0123456789", "0123456789!"])
     assert server.bodies[0]["input"] == ["(empty)", "0123456789", "0123456789"]
@@ -163,7 +163,7 @@ def at_text(text: str, reply: Reply) -> Reply:
 
 
 @pytest.mark.parametrize("status", [408, 502, 503, 504])
-def test_a_text_that_gets_no_answer_while_another_is_embedded_is_told_from_a_server_that_is_away(
+def test_text_that_alone_fails_is_named_unanswered(
     encoder: HttpEncoder, server: Embeddings, status: int
 ) -> None:
     server.replies = [at_text("a", lambda _: (status, {"error": "no"}))] * 4
@@ -172,7 +172,7 @@ def test_a_text_that_gets_no_answer_while_another_is_embedded_is_told_from_a_ser
     assert [body["input"] for body in server.bodies] == [["a"]] * 3 + [[EMPTY_TEXT]]
 
 
-def test_a_text_at_which_the_server_closes_the_connection_is_told_from_a_server_that_is_away() -> None:
+def test_text_that_closes_the_connection_is_named_unanswered() -> None:
     def reply(request: httpx.Request) -> httpx.Response:
         texts = json.loads(request.content)["input"]
         if "a" in texts:
@@ -190,7 +190,7 @@ def test_a_text_at_which_the_server_closes_the_connection_is_told_from_a_server_
 
 
 @pytest.mark.parametrize("status", [500, 503])
-def test_no_text_is_to_blame_while_the_server_fails_at_another_one_too(
+def test_no_text_is_blamed_while_another_fails_too(
     encoder: HttpEncoder, server: Embeddings, status: int
 ) -> None:
     """The other one is tried once: behind a load balancer, a server may fail every second time."""
@@ -303,7 +303,7 @@ def test_an_answer_that_is_no_embedding_is_refused(
     ],
     ids=["401", "403", "404", "page", "dimension"],
 )
-def test_a_server_that_embeds_no_text_is_unavailable_and_no_text_is_to_blame(
+def test_server_that_embeds_nothing_is_unavailable(
     encoder: HttpEncoder, server: Embeddings, reply: Reply
 ) -> None:
     server.replies = [reply, reply]

@@ -273,7 +273,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("grader", "reference", "why"), BAD)
-def test_a_reference_that_cannot_be_graded_against_is_refused_by_name(
+def test_ungradable_reference_is_refused_with_the_reason(
     grader: str | Grader, reference: object, why: str
 ) -> None:
     with pytest.raises(InvalidField) as refused:
@@ -310,7 +310,7 @@ def test_patterns_and_schemas_are_refused_with_the_reason(request_: dict[str, An
     assert bool(found) == bool(why)
 
 
-def test_the_tests_of_a_program_say_themselves_how_an_answer_is_graded() -> None:
+def test_reference_with_tests_is_graded_as_a_program() -> None:
     tests = {"tests": [["a", "b"]]}
     assert is_program(tests)
     assert is_program(json.dumps(tests))
@@ -324,7 +324,7 @@ def pool() -> Iterator[GradingPool]:
 
 
 @pytest.mark.seconds
-def test_a_grading_process_compares_mathematics_with_each_of_a_list() -> None:
+def test_mathematics_is_compared_with_each_of_a_list() -> None:
     with GradingPool(workers=1, timeout_s=60.0) as pool:
         found = grade("2x", ["y", "x+x"], ask=pool.ask, grader=Grader(name="boxed"))
     assert (found.correct, found.rule) == (True, "last-line/math-verify")

@@ -59,7 +59,7 @@ def test_math_verify_compares(pool: GradingPool, gold: str, answer: str, correct
 
 
 @pytest.mark.seconds
-def test_a_hanging_comparison_is_killed_and_followed_by_a_working_one() -> None:
+def test_hanging_comparison_is_killed_and_the_next_works() -> None:
     with GradingPool(timeout_s=1.0) as pool, pytest.raises(GraderFailed, match="no result in 1 s"):
         equal(pool, "5", r"(10^{10^{10}})!")
     with GradingPool(timeout_s=30.0) as pool:
@@ -67,7 +67,7 @@ def test_a_hanging_comparison_is_killed_and_followed_by_a_working_one() -> None:
 
 
 @pytest.mark.seconds
-def test_a_process_is_replaced_in_the_turn_of_the_answer_that_it_was_lost_to(
+def test_lost_process_is_replaced_before_the_next_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with GradingPool(workers=1, timeout_s=30.0) as pool:
@@ -124,7 +124,7 @@ SLOW = " | ".join(["times 1"] * 32), [[list(range(10_000)), list(range(10_000))]
 
 
 @pytest.mark.seconds
-def test_a_process_that_dies_while_it_grades_says_neither_right_nor_wrong() -> None:
+def test_process_dying_while_grading_is_an_error() -> None:
     with GradingPool(workers=1, timeout_s=60.0) as pool, ThreadPoolExecutor(1) as threads:
         assert passed(pool, "add 3").correct
         process = pool._idle.get()
@@ -155,7 +155,7 @@ def test_a_grading_process_is_given_no_secret_and_writes_no_file(tmp_path: Path)
 
 
 @pytest.mark.seconds
-def test_several_answers_are_graded_at_once_and_a_program_that_takes_too_long_is_killed() -> None:
+def test_slow_program_is_killed_while_others_are_graded() -> None:
     # Needs about twice the limit on a fast core: neither a quick machine nor a busy one may end it by itself.
     with GradingPool(workers=2, timeout_s=4.0) as pool, ThreadPoolExecutor(2) as threads:
         hung = threads.submit(passed, pool, *SLOW)

@@ -132,7 +132,7 @@ def test_a_reference_makes_the_first_reward_final() -> None:
     assert join.row is None, "what is closed takes no place"
 
 
-def test_what_nothing_scored_is_learned_by_its_correctness_or_else_by_its_cost() -> None:
+def test_unscored_answer_is_learned_by_correctness_or_cost() -> None:
     unscored = replace(answer(), score=None)
     graded, judged, unknown = Join(correct=1.0), Join(), Join()
     for join in (graded, judged, unknown):
@@ -152,7 +152,7 @@ def test_what_nothing_scored_is_learned_by_its_correctness_or_else_by_its_cost()
     assert [join.rewards[-1].graded_by for join in (graded, judged, unknown)] == ["reference", "person", ""]
 
 
-def test_a_row_says_of_each_topic_what_it_has_seen_and_an_older_one_does_not_replace_it() -> None:
+def test_older_row_does_not_replace_a_newer_one() -> None:
     def at(offset: int) -> Origin:
         return Origin(topic="any", partition=0, offset=offset)
 
@@ -171,7 +171,7 @@ def test_a_row_says_of_each_topic_what_it_has_seen_and_an_older_one_does_not_rep
     assert not newer(b"no row", whole)
 
 
-def test_without_correctness_a_provisional_waits_for_its_correction() -> None:
+def test_provisional_without_correctness_awaits_correction() -> None:
     join = Join().answered()
     (provisional,) = join.rewards
     assert (provisional.kind, provisional.closes) == ("provisional", False)
@@ -207,7 +207,7 @@ def test_feedback_that_never_comes_is_a_default_at_its_deadline() -> None:
     assert [reward.graded_by for reward in join.rewards] == ["", "score"]
 
 
-def test_feedback_appended_after_its_deadline_is_late_even_before_the_due() -> None:
+def test_feedback_appended_after_its_deadline_is_late() -> None:
     join = Join().answered()
     join.take(feedback(), 33_001)
     assert join.counts == ["late_feedback"]
@@ -252,7 +252,7 @@ def test_the_query_s_own_waits_count_from_append_times() -> None:
     assert dues(join.row) == (("feedback", 7_000),)
 
 
-def test_what_its_model_left_without_a_text_is_wrong_at_once_whoever_could_grade_it() -> None:
+def test_answer_without_text_by_model_fault_is_wrong_at_once() -> None:
     """No feedback is awaited, and the reference is not asked: there is nothing to grade."""
     blamed = replace(answer("failed"), fault="model", cause="timeout")
     for query in ({"reference": "4"}, {"feedback_wait_s": 100.0}):
@@ -303,7 +303,7 @@ def test_a_lone_orphan_is_forgotten_in_the_end() -> None:
     assert join.due("forget").row is None
 
 
-def test_feedback_that_outwaits_its_answer_becomes_an_orphan_and_the_query_goes_on() -> None:
+def test_parked_feedback_becomes_an_orphan_when_due() -> None:
     join = Join()
     join.take(decision(), 1_100)
     join.take(feedback(), 1_200)
@@ -312,7 +312,7 @@ def test_feedback_that_outwaits_its_answer_becomes_an_orphan_and_the_query_goes_
     assert join.kinds() == ["provisional"]
 
 
-def test_a_silent_executor_ends_in_an_expired_answer_and_a_closed_reward() -> None:
+def test_silent_executor_leads_to_expired_answer_and_reward() -> None:
     join = Join()
     join.take(decision(), 1_100)
     (expired,) = join.due("timeout").out
@@ -408,7 +408,7 @@ RECORDS = [
     crashes=st.lists(st.booleans(), min_size=12, max_size=12),
     correct=st.sampled_from([None, 0.0, 1.0]),
 )
-def test_any_order_any_repetition_any_crash_makes_each_reward_once(
+def test_any_order_repetition_or_crash_rewards_once(
     order: list[Decision | Answer | Feedback],
     gaps: list[int],
     fires: list[bool],
@@ -533,7 +533,7 @@ def read(
 # The Decision comes too long after the feedback, and the query's wait is the shorter one.
 @example(times_s=(10, 20, 2), wait_s=60, deployment_s=3, end="ok", learn=True, fires=(False, False, False))
 @example(times_s=(1, 20, 2), wait_s=3, deployment_s=60, end="ok", learn=True, fires=(False, False, False))
-def test_rewards_and_what_becomes_of_feedback_follow_from_append_times_alone(
+def test_append_times_alone_decide_rewards_and_feedback(
     times_s: tuple[int, int, int],
     wait_s: int,
     deployment_s: int,
@@ -589,7 +589,7 @@ def test_a_row_of_the_first_version_is_read_for_ever() -> None:
     assert decode_row(GOLDEN_ROW) == replace(join.row, decision=decision, seen=(-1, -1, -1, -1))
 
 
-def test_feedback_parked_without_its_append_time_waits_as_long_as_its_row_says() -> None:
+def test_feedback_parked_without_append_time_uses_the_row() -> None:
     for answered_ms, kinds in ((2_000, ["provisional", "correction"]), (5_001, ["provisional"])):
         join = Join()
         join.row = decode_row(
@@ -608,7 +608,7 @@ def test_feedback_parked_without_its_append_time_waits_as_long_as_its_row_says()
 SMALL = Timeouts(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000, row_bytes=2_000)
 
 
-def test_feedback_that_does_not_fit_its_row_is_a_dead_letter_and_the_query_closes() -> None:
+def test_oversized_feedback_is_a_dead_letter() -> None:
     join = Join(timeouts=SMALL)
     join.take(decision(), 1_100)
     large = Feedback(query_id="q", correct=1.0, metadata={"note": "x" * 3_000})
@@ -622,7 +622,7 @@ def test_feedback_that_does_not_fit_its_row_is_a_dead_letter_and_the_query_close
     assert join.kinds() == ["provisional", "default"]
 
 
-def test_an_early_answer_that_does_not_fit_closes_its_query_with_the_price_unknown() -> None:
+def test_oversized_early_answer_closes_without_a_price() -> None:
     join = Join(timeouts=SMALL)
     transition = join.take(replace(answer(), text="x" * 3_000), 900)
     assert transition.counts == ("oversized",)
@@ -672,7 +672,7 @@ def test_a_row_always_fits(sizes: tuple[int, int, int], order: list[int], most: 
     assert sum(kind in CLOSING for kind in join.kinds()) == 1
 
 
-def test_the_architecture_of_the_model_is_kept_until_the_answer_is_priced() -> None:
+def test_architecture_is_kept_until_the_answer_is_priced() -> None:
     generator = Architecture(parameters=1000, layers=2, query_heads=4, kv_heads=2, head_dim=8)
     transition = on(None, Arrival(decision(), 1_100, ORIGIN), WAITS, None, generator)
     assert transition.row is not None
@@ -712,9 +712,7 @@ def test_a_cancelled_search_is_priced_and_never_learned_from() -> None:
     ("finish", "complete", "bounded"),
     [("max_tokens", False, True), ("stop", True, True), ("length", False, False), ("eos", True, False)],
 )
-def test_what_the_client_s_own_bounds_cut_teaches_cost_and_never_wrong(
-    finish: Any, complete: bool, bounded: bool
-) -> None:
+def test_answer_cut_by_client_bounds_teaches_cost_only(finish: Any, complete: bool, bounded: bool) -> None:
     """Neither the reference nor a judgement of the user counts: the configuration was not let finish."""
     trace = (
         Draft(parent=-1, depth=1, tokens=3, finish=finish, score=0.5, fate="finished" if complete else "cut"),

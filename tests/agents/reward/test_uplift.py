@@ -27,13 +27,13 @@ def missed(
     return ever
 
 
-def test_looking_all_the_time_misses_the_truth_no_more_often_than_promised() -> None:
+def test_continuous_looks_keep_the_promised_coverage() -> None:
     rng = np.random.default_rng(0)
     runs = np.array([missed(rng, 1000, (0.8, 0.85), (3.0, 10.0)) for _ in range(60)])
     assert runs.mean(axis=0).max() <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 60)
 
 
-def test_an_ordinary_interval_would_have_missed_it_far_more_often() -> None:
+def test_fixed_sample_interval_misses_under_continuous_looks() -> None:
     """The reason for all this: the same looking with 1.96 standard errors."""
     rng = np.random.default_rng(1)
     runs = 60

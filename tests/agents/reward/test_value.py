@@ -50,7 +50,7 @@ def answer(**changes: object) -> Answer:
     return Answer(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def test_a_step_that_was_cut_costs_at_most_what_its_longest_drafts_would_have() -> None:
+def test_cut_step_costs_at_most_its_longest_drafts() -> None:
     first = answer(trace=(), path=(), text=None, status="budget", prompt_tokens=0)
     assert cost_of_cut(first, COST_MODEL) == 0.0
     lost = CutStep(parents=(-1, -1), tokens=7, prompt_tokens=10)
@@ -75,7 +75,7 @@ def unasked(rule: Rule, request: object) -> Verdict:
     raise AssertionError("a grading process was asked")
 
 
-def test_an_answer_without_a_score_is_unscored_unless_there_is_no_answer() -> None:
+def test_answer_without_score_is_unscored_if_there_is_a_text() -> None:
     plain = value("4", answer(score=None), cost_model=COST_MODEL, ask=unasked)
     assert (plain.unscored, plain.score, plain.correct) == (True, None, 1.0)
     for no_answer in (
@@ -99,7 +99,7 @@ def test_the_price_of_an_answer_is_the_worked_example() -> None:
     assert cost.intensity == 156.0
 
 
-def test_a_price_factor_multiplies_what_is_paid_and_not_what_was_done() -> None:
+def test_price_factor_multiplies_cost_but_not_work() -> None:
     limits = Limits(depth_limit=4, step_tokens=9, price_factor=3.0)
     cost, plain = cost_of(answer(limits=limits), COST_MODEL), cost_of(answer(), COST_MODEL)
     assert cost is not None
@@ -174,9 +174,7 @@ NESTED = '{"tests": ' + "[" * 100_000 + "]" * 100_000 + "}"
     ],
     ids=["nested", "no tests", "empty"],
 )
-def test_a_reference_that_cannot_be_graded_leaves_correct_unknown_and_says_why(
-    reference: object, why: str
-) -> None:
+def test_ungradable_reference_leaves_correctness_unknown(reference: object, why: str) -> None:
     scored = value(reference, answer(), cost_model=COST_MODEL, ask=unasked)
     assert (scored.correct, scored.grader) == (None, "")
     assert scored.missing.startswith(f"correct: {why}")
@@ -222,7 +220,7 @@ def test_the_verifier_is_priced_by_its_name_in_the_catalogue() -> None:
         cost_of(answer(verifier=Served(name="vllm", model="gone")), cost_model)
 
 
-def test_a_removed_model_is_priced_by_what_was_kept_of_its_decision() -> None:
+def test_removed_model_is_priced_by_its_kept_architecture() -> None:
     gone = CostModel(generators={}, verifiers={"prm": VERIFIER}, verifier="prm")
     scored = value(None, answer(), cost_model=gone, ask=unasked, generator=GENERATOR)
     assert scored.price == cost_of(answer(), COST_MODEL)

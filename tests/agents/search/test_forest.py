@@ -150,7 +150,7 @@ def smallest_limit(forest: Forest) -> int:
     return min(control.limit for control in history(forest))
 
 
-def test_early_exit_changes_no_answer_while_no_path_outgrows_h_max() -> None:
+def test_early_exit_keeps_the_answer_up_to_h_max() -> None:
     met = pruned = 0
     for seed in range(180):
         world = World(seed, ends=0.5, grid=10**6)

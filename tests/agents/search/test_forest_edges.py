@@ -93,7 +93,7 @@ def test_the_state_goes_through_the_wire_after_every_call() -> None:
     assert forest.verifier_tokens == 11 * len(forest.drafts)
 
 
-def test_a_draft_cut_by_its_token_limit_goes_on_in_the_middle_of_its_step() -> None:
+def test_draft_cut_by_length_resumes_within_its_step() -> None:
     forest = advance(plant(COT, limits()), ("half a st", "length", 0.9))
     assert forest.drafts[0].fate == "kept"
     forest = advance(forest, ("ep\n\n", "separator", 0.5))
@@ -141,7 +141,7 @@ def test_a_token_budget_is_never_exceeded(budget: int) -> None:
     assert (ended.index >= 0) == (budget >= 8)
 
 
-def test_the_best_completed_path_is_returned_when_a_budget_runs_out() -> None:
+def test_exhausted_budget_returns_the_best_completed_path() -> None:
     forest = advance(plant(WIDE, limits()), ("a", "eos", 0.4), ("b\n\n", "separator", 0.6))
     assert spent(forest, eflops=1e30, now_ms=10**15) is None
     stopped = stop(forest, "deadline")
@@ -152,7 +152,7 @@ def test_the_best_completed_path_is_returned_when_a_budget_runs_out() -> None:
     assert stop(stopped, "tokens") is stopped
 
 
-def test_the_best_live_path_is_returned_when_nothing_was_completed() -> None:
+def test_exhausted_budget_without_completion_returns_live_path() -> None:
     forest = advance(plant(WIDE, limits()), ("a\n\n", "separator", 0.4), ("b\n\n", "separator", 0.6))
     ended = outcome(stop(forest, "eflops"))
     assert (ended.status, ended.complete, ended.score, ended.completed) == ("budget", False, 0.6, 0)
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_refused() -> None:
     assert ask(waiting, "q") is None
 
 
-def test_a_parent_stands_before_its_children_and_steps_stand_together() -> None:
+def test_drafts_are_ordered_by_parent_and_depth() -> None:
     forest = plant(WIDE, limits())
     for _ in range(4):
         forest = advance(forest, ("x\n\n", "separator", 0.5), ("y\n\n", "separator", 0.6))
@@ -206,7 +206,7 @@ def test_a_parent_stands_before_its_children_and_steps_stand_together() -> None:
         assert len(forest.path(at)) == draft.depth
 
 
-def test_a_path_that_reaches_the_client_s_most_tokens_is_cut_and_never_completes() -> None:
+def test_path_at_max_tokens_is_cut_and_never_completes() -> None:
     for literal in (False, True):
         forest = plant(WIDE, limits(max_tokens=8, cut_completes=literal))
         request = ask(forest, "q")
@@ -234,7 +234,7 @@ def test_a_stop_text_ends_its_path_and_is_not_returned() -> None:
     assert (outcome(forest).status, outcome(forest).complete) == ("ok", True)
 
 
-def test_a_stop_text_may_begin_in_an_earlier_step_or_be_the_delimiter() -> None:
+def test_stop_text_may_span_steps_or_be_the_delimiter() -> None:
     forest = advance(plant(COT, limits(stop=("end\n\nnow",))), ("the end\n\n", "separator", 0.9))
     assert forest.drafts[0].fate == "kept"
     forest = advance(forest, ("nowhere", "eos", 0.9))
@@ -243,7 +243,7 @@ def test_a_stop_text_may_begin_in_an_earlier_step_or_be_the_delimiter() -> None:
     assert (forest.over, forest.answer(0)) == (True, "one")
 
 
-def test_a_client_s_seed_gives_the_same_drafts_whatever_the_query_s_id() -> None:
+def test_client_seed_gives_the_same_drafts_for_any_id() -> None:
     own, seeded = plant(WIDE, limits()), plant(WIDE, limits(seeded=True))
     assert ask(seeded, "q-1", 5) == ask(seeded, "q-2", 5) != ask(seeded, "q-1", 6)
     assert ask(own, "q-1", 5) != ask(own, "q-2", 5)

@@ -129,7 +129,7 @@ def run(engine: CountingEngine | None = None, asked: Decision | None = None, **q
     return finish(begun(asked or decision(**query)), engine or CountingEngine(), Clock())  # type: ignore[arg-type]
 
 
-def test_a_search_goes_from_decision_to_answer_through_its_records() -> None:
+def test_search_runs_from_decision_to_answer_by_records() -> None:
     engine, clock = CountingEngine(), Clock()
     work = begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS + 50, arrived_ms=START_MS + 20)
     answer = finish(work, engine, clock)
@@ -153,7 +153,7 @@ def test_a_search_goes_from_decision_to_answer_through_its_records() -> None:
     assert answer.spent.verify_s == pytest.approx(0.75)
 
 
-def test_the_time_before_the_search_and_that_of_search_control_are_in_its_answer() -> None:
+def test_answer_reports_time_before_search_and_in_control() -> None:
     before = Spent(admission_s=0.5, embed_s=0.01, decide_s=0.002)
     asked = msgspec.structs.replace(decision(), spent=before)
     work = begin(asked, SAMPLING, rules=RULES, now_ms=START_MS + 50, arrived_ms=START_MS + 20)
@@ -216,7 +216,7 @@ def test_a_search_keeps_the_price_it_was_decided_at() -> None:
     assert answer.limits.price_factor == 3.0
 
 
-def test_a_deadline_ends_the_search_while_there_is_time_to_say_so() -> None:
+def test_search_ends_a_second_before_its_query_expires() -> None:
     work = begun(decision(timeout_s=10.0))
     assert work.forest.limits.deadline_ms == START_MS + 9_000
     assert work.forest.limits.expires_ms == START_MS + 10_000
@@ -229,13 +229,13 @@ def test_a_deadline_ends_the_search_while_there_is_time_to_say_so() -> None:
     assert (late.status, late.complete, late.error) == ("budget", False, "the budget of deadline ran out")
 
 
-def test_a_query_that_arrives_too_late_is_answered_without_an_engine() -> None:
+def test_late_query_is_answered_without_an_engine() -> None:
     answer = begin(decision(timeout_s=1.0), SAMPLING, rules=RULES, now_ms=START_MS + 5_000)
     assert isinstance(answer, Answer)
     assert (answer.status, answer.text, answer.trace, answer.score) == ("budget", None, (), None)
 
 
-def test_a_search_that_cannot_go_on_keeps_its_best_completed_path() -> None:
+def test_failed_search_answers_with_the_error() -> None:
     engine, clock = CountingEngine(ends=1), Clock()
     rules = SearchRules(early_exit=False)
     work = begin(decision(qp=1, cp=1, bs=1), SAMPLING, rules=rules, now_ms=START_MS)
@@ -300,7 +300,7 @@ def test_a_stop_text_cuts_the_answer() -> None:
     assert run(stop=("no such text",)).text == run().text
 
 
-def test_the_client_s_seed_gives_the_same_answer_under_another_id() -> None:
+def test_client_seed_gives_the_same_answer_for_any_id() -> None:
     def of(query_id: str, seed: int | None) -> str | None:
         asked = decision(seed=seed)
         asked = msgspec.structs.replace(asked, query=msgspec.structs.replace(asked.query, query_id=query_id))
@@ -349,7 +349,7 @@ def second_step(engine: Hanging) -> Job:
     return job
 
 
-def test_a_step_that_hangs_ends_at_the_deadline_with_the_best_path_so_far() -> None:
+def test_hanging_step_ends_at_deadline_with_best_path() -> None:
     engine = Hanging()
     job = second_step(engine)
     engine.hangs = True
@@ -396,7 +396,7 @@ def test_only_a_fault_of_the_infrastructure_is_marked(error: Exception | str, fa
         assert str(error) in (answer.error or "")
 
 
-def test_only_a_search_that_its_model_alone_kept_from_a_text_is_its_fault() -> None:
+def test_deadline_is_the_models_fault_if_it_took_most_time() -> None:
     """Half of 90 s were waited for in the queue, or are what the client gave: neither says anything of the model."""
     assert used_up(overdue(begun(DECISION), generate_s=89.0), RULES)
     assert not used_up(overdue(begun(DECISION), generate_s=45.0), RULES)
@@ -404,7 +404,7 @@ def test_only_a_search_that_its_model_alone_kept_from_a_text_is_its_fault() -> N
     assert not used_up(failed(DECISION, "why"), RULES)
 
 
-def test_a_refusal_is_the_model_s_fault_if_it_fails_the_operator_s_question_as_well() -> None:
+def test_refusal_is_the_models_fault_if_its_probe_failed() -> None:
     refused, passed = failed(DECISION, RequestRefusedError("HTTP 400")), Probe(passed=True)
     for probe, fault in ((None, ""), (passed, ""), (Probe(passed=False, age_s=3.0), "model")):
         answer = blamed(refused, "refused", probe)
@@ -425,7 +425,7 @@ class Silent(CountingEngine):
         return [Drafted(text=" \n", finish="eos", tokens=1, prompt_tokens=9)] * (n * len(prefixes))
 
 
-def test_an_empty_completion_is_a_failure_of_its_model_that_has_a_price() -> None:
+def test_empty_completion_is_a_priced_model_failure() -> None:
     step = drafted(begun(DECISION), Silent())
     scores = tuple(Scored(score=0.9) for _ in step.forest.pending)
     answer = resume(Verification(search=step, scores=scores, verifier=Served(name="v")), now_ms=START_MS)

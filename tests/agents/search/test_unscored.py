@@ -40,11 +40,11 @@ def told(texts: Sequence[tuple[str, Finish]], cp: int = 1, bs: int = 1) -> Fores
         (["none", "other", "\\boxed{3}", "\\boxed{4}", "\\boxed{4}"], 3),
     ],
 )
-def test_the_most_frequent_answer_is_chosen_and_of_equals_the_first(texts: list[str], best: int) -> None:
+def test_most_frequent_answer_wins_and_ties_go_to_the_first(texts: list[str], best: int) -> None:
     assert told([(text, "eos") for text in texts]).best == best
 
 
-def test_a_path_ends_by_itself_or_at_the_depth_limit_and_no_score_is_invented() -> None:
+def test_paths_end_naturally_or_at_the_depth_limit_unscored() -> None:
     forest = told([("\\boxed{1}", "eos"), ("a\n\n", "separator"), ("b", "context")])
     assert [each.fate for each in forest.drafts] == ["finished", "kept", "cut"]
     assert all(each.score is None for each in forest.drafts)

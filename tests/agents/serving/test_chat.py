@@ -114,7 +114,7 @@ def test_cached_and_reasoning_tokens_are_billed_as_counted(upstream: Upstream) -
     assert made.billed == Billed(input=90, cached_input=64, output=41, reasoning=30)
 
 
-def test_an_answer_is_bounded_by_the_client_the_entry_and_the_context(upstream: Upstream) -> None:
+def test_max_tokens_is_bounded_by_client_entry_and_context(upstream: Upstream) -> None:
     upstream.says = lambda body: "word " * 50
     assert [made.finish for made in ask(upstream)] == ["length"]
     bounded = Prefix(messages=ASKED.messages, max_tokens=3)

@@ -145,7 +145,7 @@ def test_drafts_and_their_endings_are_read_as_vllm_tells_them(server, prompts) -
     assert [draft.token_ids for draft in drafts] == [prompts.encode(draft.text) for draft in drafts]
 
 
-def test_the_prompt_goes_out_as_the_tokens_of_the_models_own_template(server, prompts) -> None:
+def test_prompt_is_sent_as_tokens_of_the_models_template(server, prompts) -> None:
     ask(server, prompts, api_key="secret-key")
     [request] = server.requests
     ids = prompts.prompt([("user", "How many is 12 + 7?")])
@@ -311,9 +311,7 @@ def test_the_breaker_counts_what_is_the_endpoint_s_fault(server, prompts, status
     assert breaker.state == ("open" if opens else "closed")
 
 
-def test_an_endpoint_that_never_replies_counts_when_requests_have_waited_for_long_in_all(
-    server, prompts
-) -> None:
+def test_silence_over_several_requests_opens_the_breaker(server, prompts) -> None:
     breaker = Breaker(lambda: 0.0, failures=1)
     server.spoilt = ["stall"] * 4
 
@@ -345,7 +343,7 @@ def test_an_answer_ends_the_silence() -> None:
     assert silence.seconds(1005.0) == 2.0
 
 
-async def test_a_connection_is_idle_once_its_last_request_has_ended_and_closed_says_so(server) -> None:
+async def test_connection_is_idle_after_its_last_request(server) -> None:
     connection = JsonServer(ServerSettings(url=server.url))
     await connection.idle()
     server.spoilt = ["stall"]

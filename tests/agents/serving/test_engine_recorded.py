@@ -45,7 +45,7 @@ def test_a_model_that_was_not_recorded_is_an_error() -> None:
         asyncio.run(engine.generate("q/1", [ROOT], 1, [0], SAMPLING))
 
 
-def test_a_step_beyond_the_client_s_most_tokens_is_cut_and_scored_as_the_whole_step() -> None:
+def test_step_over_max_tokens_is_cut_and_scored_whole() -> None:
     engine = RecordedEngine(RECORDING, "mini-m")
     bounded = Prefix(messages=ROOT.messages, max_tokens=3)
     (draft,) = asyncio.run(engine.generate("q/1", [bounded], 1, [2], SAMPLING))

@@ -83,7 +83,7 @@ def test_a_forgotten_path_is_encoded_again(host, prompts, engine) -> None:
     )
 
 
-def test_tokens_the_model_chose_are_continued_even_where_the_text_reads_differently(prompts) -> None:
+def test_continuation_keeps_the_tokens_the_model_chose(prompts) -> None:
     """The model wrote `a`, `b` as two tokens; encoding `ab` again gives one."""
     continuer = Continuer("micro-a", prompts, 256)
     plan = continuer.plan(ROOT, SAMPLING)
@@ -94,7 +94,7 @@ def test_tokens_the_model_chose_are_continued_even_where_the_text_reads_differen
     assert again.prompt_ids != plan.prompt_ids + prompts.encode("ab\n\n")
 
 
-def test_a_token_that_reaches_beyond_the_delimiter_is_not_continued_from(prompts) -> None:
+def test_token_crossing_the_delimiter_is_not_continued(prompts) -> None:
     """One token of the vocabulary is a blank line and a Q: the text is cut between them."""
     continuer = Continuer("micro-a", prompts, 256)
     plan = continuer.plan(ROOT, SAMPLING)
@@ -137,7 +137,7 @@ def test_a_question_that_fills_the_context_is_refused(engine) -> None:
         generate(engine, [long], 1, [0])
 
 
-def test_an_instruction_becomes_the_system_message_unless_there_is_one(prompts) -> None:
+def test_instruction_is_the_default_system_message(prompts) -> None:
     continuer = Continuer("m", prompts, 256, instruction="Reason.")
     own = Prefix(messages=(Message(role="system", content="Mine."), *CHAT))
     assert prompts.decode(continuer.plan(ROOT, SAMPLING).prompt_ids).startswith("Reason.")

@@ -110,7 +110,7 @@ async def test_a_model_that_cannot_be_loaded_harms_nobody_and_says_why() -> None
     await registry.close()
 
 
-async def test_a_model_that_dies_of_its_first_question_is_not_served_and_the_others_are() -> None:
+async def test_model_that_dies_on_its_first_question_is_not_served() -> None:
     registry: Any = ModelRegistry(Loader())
     registry.want([model("a"), model("b", "deadly"), model("c")])
     await registry.settled()
@@ -119,14 +119,14 @@ async def test_a_model_that_dies_of_its_first_question_is_not_served_and_the_oth
     assert why == "EngineStartError: b: died of its first question: CUDA error"
 
 
-async def test_a_model_that_does_not_answer_its_first_question_holds_nobody_up() -> None:
+async def test_model_stuck_on_its_first_question_delays_nobody() -> None:
     registry: Any = ModelRegistry(Loader(), probes=ProbeRules(timeout_s=0.01))
     registry.want([model("a", "stuck"), model("b")])
     await registry.settled()
     assert states(registry) == {"a": "ready", "b": "ready"}
 
 
-async def test_a_model_whose_death_took_others_with_it_keeps_the_process_from_starting() -> None:
+async def test_model_that_breaks_others_stops_the_start() -> None:
     registry: Any = ModelRegistry(Loader())
     registry.want([model("a"), model("b", "harmful")])
     with pytest.raises(EngineStartError, match="a: died of its first question: its context is gone"):
@@ -159,7 +159,7 @@ async def test_when_nothing_can_be_loaded_the_start_fails() -> None:
         await registry.settled()
 
 
-async def test_a_failed_model_is_tried_again_after_a_while_or_when_its_entry_changes() -> None:
+async def test_failed_model_is_retried_later_or_on_a_new_entry() -> None:
     now, loader = [0.0], Loader()
     registry: Any = ModelRegistry(loader, clock=lambda: now[0], retry_s=60.0)
     for now_s, tried in ((0.0, 1), (59.0, 1), (60.0, 2), (61.0, 2)):
@@ -173,7 +173,7 @@ async def test_a_failed_model_is_tried_again_after_a_while_or_when_its_entry_cha
     assert loader.loaded.count("b") == 1
 
 
-async def test_a_changed_entry_is_loaded_anew_unless_only_its_description_changed() -> None:
+async def test_changed_entry_is_reloaded_unless_only_described_anew() -> None:
     loader = Loader()
     registry: Any = ModelRegistry(loader)
     first = await registry.get(model("a"))
@@ -187,7 +187,7 @@ async def test_a_changed_entry_is_loaded_anew_unless_only_its_description_change
     assert loader.loaded == ["a", "a"]
 
 
-async def test_what_was_asked_of_an_engine_is_answered_before_it_is_closed_for_a_changed_entry() -> None:
+async def test_replaced_engine_answers_before_it_closes() -> None:
     server = Slow()
     server.listen()
     connection = JsonServer(ServerSettings(url=server.url))
@@ -216,7 +216,7 @@ async def test_what_was_asked_of_an_engine_is_answered_before_it_is_closed_for_a
     server.close()
 
 
-async def test_the_failure_of_an_entry_that_was_corrected_meanwhile_is_not_its_successors() -> None:
+async def test_failure_of_a_corrected_entry_spares_its_successor() -> None:
     now, loader = [0.0], Loader()
     registry: Any = ModelRegistry(loader, clock=lambda: now[0], retry_s=60.0)
     registry.want([model("a", "broken")])
@@ -244,9 +244,7 @@ async def probed(server: Slow) -> Breaker:
 @pytest.mark.parametrize(
     ("status", "state"), [(500, "open"), *((status, "half-open") for status in (200, 403, 404, 429))]
 )
-async def test_a_probe_asks_whether_the_endpoint_is_back_and_not_whether_it_lists_its_models(
-    status: int, state: str
-) -> None:
+async def test_endpoint_that_lists_no_models_may_be_back(status: int, state: str) -> None:
     server = Slow(status)
     server.go.set()
     assert (await probed(server)).state == state
@@ -259,7 +257,7 @@ async def test_a_probe_gives_up_on_a_server_that_hangs(monkeypatch: pytest.Monke
     assert (breaker.state, breaker.why) == ("open", f"{server.url}/v1/models: no reply in 0.2 s")
 
 
-async def test_a_model_whose_endpoint_fails_is_suspended_until_it_is_back() -> None:
+async def test_model_is_suspended_while_its_endpoint_fails() -> None:
     now = [0.0]
     breaker = Breaker(lambda: now[0], failures=1, pause_s=10.0)
     # Nobody listens at port 9 of this machine.
@@ -301,7 +299,7 @@ class LoadingHandler(JsonHandler):
         )
 
 
-async def test_a_model_at_a_server_is_loading_until_its_first_answer_and_what_is_asked_before_waits() -> None:
+async def test_remote_model_is_loading_until_its_first_answer() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

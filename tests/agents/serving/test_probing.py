@@ -68,7 +68,7 @@ async def ticked(probed: Prober, seconds: float) -> None:
 
 
 @on_virtual_clock
-async def test_a_verdict_is_that_of_a_probe_under_a_minute_old_or_of_one_that_all_wait_for() -> None:
+async def test_verdict_reuses_a_probe_under_a_minute_old() -> None:
     engine = Engine()
     probed = prober(engine, question="Well?")
     verdicts = await asyncio.gather(probed.verdict(), probed.verdict())
@@ -103,7 +103,7 @@ async def test_a_spent_budget_leaves_whose_fault_it_is_unknown() -> None:
     ids=str,
 )
 @on_virtual_clock
-async def test_three_failed_probes_suspend_a_model_and_one_that_passes_lifts_that(
+async def test_three_failed_probes_suspend_until_one_passes(
     wrong: Exception | str,
 ) -> None:
     engine = Engine()
@@ -132,7 +132,7 @@ async def test_three_failed_probes_suspend_a_model_and_one_that_passes_lifts_tha
 
 
 @on_virtual_clock
-async def test_probes_of_a_suspended_model_grow_rare_and_never_exceed_the_budget() -> None:
+async def test_probes_of_a_suspended_model_become_rare() -> None:
     engine = Engine()
     engine.wrong = RequestRefusedError("HTTP 400")
     probed = prober(engine, per_minute=1)

@@ -85,7 +85,7 @@ def test_a_deadline_cuts_off_attempts_and_pauses_alike() -> None:
         asyncio.run(asyncio.wait_for(run(call), 5))
 
 
-def test_a_timeout_of_somebody_else_is_not_taken_for_the_deadline() -> None:
+def test_foreign_timeout_is_not_the_deadline() -> None:
     async def other() -> None:
         raise TimeoutError("of a library")
 

@@ -69,9 +69,7 @@ def formats(micro) -> list[Format]:
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["skywork", "step-tags"])
-def test_the_fewest_leading_steps_are_dropped_and_few_prompts_are_made(
-    formats: list[Format], which: int
-) -> None:
+def test_fewest_leading_steps_dropped_by_bisection(formats: list[Format], which: int) -> None:
     rng, dropped = random.Random(which), set()
     for _ in range(200):
         counted, source = Counted(formats[which]), Source()
@@ -89,7 +87,7 @@ def test_the_fewest_leading_steps_are_dropped_and_few_prompts_are_made(
     assert len(dropped) > 10
 
 
-async def test_prompts_are_made_in_one_thread_and_the_event_loop_goes_on() -> None:
+async def test_prompts_are_made_off_the_event_loop() -> None:
     counted, turns = Counted(OneTokenAStep(), seconds=0.005), 0
     verifier = model(counted, Source(), ThreadPoolExecutor(1))
     long = asyncio.gather(*(verifier.score("q", [["step"] * 80] * 8) for _ in range(2)))

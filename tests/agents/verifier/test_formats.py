@@ -27,7 +27,7 @@ def test_a_step_tag_follows_every_step_without_its_blank_line(prompts) -> None:
     assert rendered.positions[-1] == len(rendered.token_ids) - 2
 
 
-def test_the_tokenizer_is_the_one_in_the_folder_whatever_the_model_type(prompts) -> None:
+def test_tokenizer_comes_from_the_folder_for_any_model_type(prompts) -> None:
     """Beside a Qwen2 config, transformers' AutoTokenizer would split otherwise and lose every space."""
     assert text(prompts, prompts.encode("12 + 7\n\nis 19")) == "12 + 7\n\nis 19"
 
@@ -51,7 +51,7 @@ def test_a_wrong_step_tag_is_refused_at_the_start(prompts) -> None:
         StepTagFormat(prompts, "<|step|>", tag_id=7)
 
 
-def test_skywork_reads_lines_and_scores_a_step_at_its_last_newline(prompts) -> None:
+def test_skywork_scores_a_step_at_its_last_newline(prompts) -> None:
     steps = ("line one\nline two\n\n", "three\n\n", "\n\n", "four")
     rendered = SkyworkFormat(prompts).render("12 + 7?", steps)
     assert text(prompts, rendered.token_ids) == "12 + 7?\nline one\nline two\nthree\n\nfour\n"

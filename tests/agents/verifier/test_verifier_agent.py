@@ -85,7 +85,7 @@ class HangingVerifier(RecordedVerifier):
         raise AssertionError("nobody waits so long")
 
 
-def test_a_verifier_that_hangs_is_given_up_when_the_query_expires() -> None:
+def test_hanging_verifier_is_abandoned_at_expiry() -> None:
     step = second_step((0, "b"))
     limits = replace(step.forest.limits, deadline_ms=900, expires_ms=1_000)
     step = replace(step, forest=replace(step.forest, limits=limits))

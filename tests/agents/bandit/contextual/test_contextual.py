@@ -40,7 +40,7 @@ from tests.support.traffic import (
 )
 
 
-def test_what_is_dear_is_explored_the_less_the_more_it_costs_at_the_price_in_force() -> None:
+def test_exploration_width_shrinks_with_cost_at_the_shadow_price() -> None:
     policy = contextual(alpha=1.0)
     policy.offer(actions())
     query = Traffic().question()[1]
@@ -62,7 +62,7 @@ def mean_cost(policy: Contextual, target: Target) -> float:
 
 
 @pytest.mark.parametrize("mean_eflops", [8e9, 2e10])
-def test_spend_comes_within_five_per_cent_and_stays_there_through_drifts(mean_eflops: float) -> None:
+def test_spend_stays_within_5_percent_through_drifts(mean_eflops: float) -> None:
     policy, traffic, target = contextual(), Traffic(), Target("t", mean_cost=mean_eflops)
     policy.offer(actions())
     live(policy, 1000, target=target, traffic=traffic)
@@ -96,7 +96,7 @@ def test_a_target_that_cannot_be_met_is_known_with_what_can() -> None:
     assert policy.state() == before
 
 
-def test_where_nothing_was_right_yet_an_accuracy_sets_hardly_a_price_and_the_policy_keeps_looking() -> None:
+def test_accuracy_target_keeps_exploring_before_any_right_answer() -> None:
     """The large model is right on one question in ten, and the others never are."""
     policy, rng, target = contextual(), np.random.default_rng(0), Target("a", accuracy=0.98)
     policy.offer(actions())
@@ -255,7 +255,7 @@ def test_the_log_keeps_what_a_row_needs(make_shard: Callable[..., Any]) -> None:
     assert decode_row(*pinned.row).paced is False  # type: ignore[union-attr]
 
 
-def test_without_a_prior_it_fits_its_directions_to_its_own_history() -> None:
+def test_without_a_prior_directions_are_fitted_to_own_history() -> None:
     """What decides here lies in the embedding, where no count sees it."""
     found = {}
     for refits in ((100, 300), ()):
@@ -302,7 +302,7 @@ def questions(traffic: Traffic, count: int) -> list[Context]:
     return [Context(*traffic.question()[:2]) for _ in range(count)]
 
 
-def test_before_anything_is_known_every_model_is_tried_alike_in_its_cheapest_configuration() -> None:
+def test_cold_start_tries_each_models_cheapest_action_equally() -> None:
     policy = contextual()
     policy.offer(actions())
     scored = policy.predict(questions(Traffic(), 900), [PLAIN] * 900, 1)
@@ -318,7 +318,7 @@ def test_before_anything_is_known_every_model_is_tried_alike_in_its_cheapest_con
         assert told["small/1/1/1"] == pytest.approx(1 / 3)
 
 
-def test_a_model_that_joins_is_tried_until_something_is_known_of_it() -> None:
+def test_new_model_is_tried_until_it_has_outcomes() -> None:
     policy, traffic = contextual(), Traffic()
     policy.offer(actions())
     teach(policy, traffic, 90, in_turn=True)
@@ -363,7 +363,7 @@ def test_a_good_model_that_joins_gets_its_share() -> None:
     assert np.mean(chosen[150:]) > 0.5
 
 
-def test_a_share_is_of_what_can_be_reached_or_of_the_best_single_configuration() -> None:
+def test_accuracy_is_relative_to_reachable_or_best_single() -> None:
     """Each model is right on its own half: what can be reached is far above what either reaches alone."""
     reached = {}
     for accuracy_of in ("reachable", "best"):
@@ -393,7 +393,7 @@ def test_a_share_is_of_what_can_be_reached_or_of_the_best_single_configuration()
     assert reached["reachable"] > reached["best"] + 0.1
 
 
-def test_what_can_be_reached_is_taken_less_its_doubt_and_never_below_the_best_single_one() -> None:
+def test_reachable_accuracy_less_doubt_never_below_best_single() -> None:
     accuracy = np.array([[0.2, 0.9], [0.8, 0.5]])
     for doubt, expected in ((0.0, 0.85), (0.1, 0.75), (0.5, 0.7)):
         forecast = Forecast(accuracy, np.ones((2, 2)), doubt)
@@ -401,7 +401,7 @@ def test_what_can_be_reached_is_taken_less_its_doubt_and_never_below_the_best_si
         assert forecast.best_accuracy(reachable=False) == pytest.approx(0.7)
 
 
-def test_the_price_that_keeps_the_whole_accuracy_is_not_decided_by_rounding() -> None:
+def test_shadow_price_for_full_accuracy_survives_rounding() -> None:
     rng = np.random.default_rng(0)
     for queries in range(10, 60):
         cost = np.stack([rng.uniform(1, 2, queries), rng.uniform(5, 9, queries)], axis=1)
@@ -429,7 +429,7 @@ def test_a_state_is_loaded_to_the_byte_and_goes_on_alike(refits: tuple[int, ...]
 
 @pytest.mark.parametrize("read", [False, True], ids=["estimated", "read"])
 @pytest.mark.parametrize("first", [3, 1], ids=["searches", "one shape"])
-def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first: int, read: bool) -> None:
+def test_later_offers_change_nothing_learned_before(first: int, read: bool) -> None:
     """A log is read back with every action it ever offered there from the start: both must come to the same."""
     early, late, traffic = contextual(), contextual(), Traffic(6)
     known = [each for each in actions() if int(each.action_id.split("/")[1]) in (1, 4, 16)[:first]]
@@ -480,7 +480,7 @@ def learned(told: list[Observation], known: bytes = b"") -> Contextual:
     return policy
 
 
-def test_what_was_estimated_of_another_history_is_estimated_again() -> None:
+def test_refit_result_of_another_history_is_recomputed() -> None:
     told = outcomes(41)
     whole = learned(told[:40]).refits.results[40]
     left = [each for each in told if each is not told[2]]
@@ -493,7 +493,7 @@ def test_what_was_estimated_of_another_history_is_estimated_again() -> None:
     assert learned(told[:40], whole).refits.results == {40: whole}
 
 
-def test_a_result_of_an_earlier_release_has_no_digest_and_is_read() -> None:
+def test_refit_result_without_a_digest_is_read() -> None:
     told = outcomes(40)
     policy = learned(told)
     meta, arrays = unpack(policy.refits.results[40], policy.name, policy.identity())
@@ -533,7 +533,7 @@ def test_open_decisions_of_an_account_share_it() -> None:
     assert len({id(account) for each in (pacer, other) for account, _, _ in each.open.values()}) == 1
 
 
-def test_an_account_of_an_earlier_release_begins_its_calibration_anew() -> None:
+def test_account_of_an_earlier_release_restarts_calibration() -> None:
     """It counted scores that stood in for correctness."""
     policy, other, target = contextual(), contextual(), Target("a", accuracy=0.9)
     policy.offer(actions())

@@ -17,7 +17,7 @@ from tests.support.traffic import PLAIN, Traffic, actions, contextual, decide, l
 TARGET = Target("a", accuracy=0.9)
 
 
-def test_longer_searches_of_a_model_are_noticed_and_those_of_others_are_not() -> None:
+def test_cost_drift_of_one_model_changes_its_factor_alone() -> None:
     policy, traffic = contextual(), Traffic(7)
     policy.offer(actions())
     learn_paced(policy, traffic, 1_000)
@@ -138,7 +138,7 @@ def test_scores_that_are_not_calibrated_are_no_drift(
     assert -0.1 < predicted(policy, "").min() < predicted(policy, "").max() < 1.1
 
 
-def test_a_model_that_is_wrong_by_later_feedback_is_noticed_and_learned_again() -> None:
+def test_accuracy_drift_by_late_feedback_is_relearned() -> None:
     policy, other, traffic = contextual(refits=()), contextual(refits=()), Traffic(12)
     policy.offer(actions())
     learn_paced(policy, traffic, 1_000)
@@ -159,7 +159,7 @@ def test_a_model_that_is_wrong_by_later_feedback_is_noticed_and_learned_again() 
     assert other.state() == policy.state()
 
 
-def test_what_is_told_after_a_refit_replaces_what_stood_in_for_it() -> None:
+def test_feedback_after_a_refit_replaces_imputed_scores() -> None:
     found = []
     for score in (0.1, 0.9):
         policy, traffic = contextual(refits=(400,)), Traffic(13)
@@ -184,7 +184,7 @@ def cut_short(policy: Contextual, traffic: Traffic, rounds: int) -> None:
         policy.learn([replace(outcome, kind="cost")])
 
 
-def test_a_cost_alone_moves_the_costs_and_neither_correctness_nor_its_width() -> None:
+def test_cost_only_outcome_leaves_correctness_and_width() -> None:
     policy, traffic = contextual(), Traffic(7)
     policy.offer(actions())
     learn_paced(policy, traffic, 300)
@@ -243,7 +243,7 @@ def fleet() -> Contextual:
     return policy
 
 
-def test_a_model_that_falls_silent_wrong_is_left_within_250_outcomes() -> None:
+def test_degraded_model_loses_its_share_within_250_outcomes() -> None:
     policy = fleet()
     before = serve(policy, 1000)
     assert before[500:].count("a") > 350
@@ -302,7 +302,7 @@ def fail(policy: Contextual, traffic: Traffic, model: str, paid: float | None = 
     policy.learn([outcome])
 
 
-def test_a_failure_moves_correctness_and_counts_as_a_try_and_leaves_costs_alone() -> None:
+def test_failure_lowers_correctness_and_leaves_costs() -> None:
     policy, traffic = contextual(refits=()), Traffic(7)
     policy.offer(actions())
     learn_paced(policy, traffic, 300)
@@ -329,7 +329,7 @@ def account_of(policy: Contextual) -> Any:
     return copy.copy(policy.pacer.accounts[TARGET.account_id])
 
 
-def test_a_refit_takes_correctness_from_a_failure_and_its_costs_from_the_others() -> None:
+def test_refit_learns_correctness_but_no_cost_from_failures() -> None:
     """The anchors are those of a history without the failures."""
     found = {}
     for failures in (0, 15):
@@ -348,7 +348,7 @@ def test_a_refit_takes_correctness_from_a_failure_and_its_costs_from_the_others(
     assert some.estimates.tried["large"] == plain.estimates.tried["large"] + 15
 
 
-def test_a_policy_of_which_every_query_failed_goes_on_and_survives_a_restart() -> None:
+def test_policy_with_only_failures_survives_a_restart() -> None:
     policy, traffic = contextual(), Traffic(7)
     policy.offer(actions())
     for _ in range(25):

@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_refused_and_nothing_changes() -> None:
         teach(taught, history(actions))
 
 
-def test_a_prior_of_other_costs_is_refused_and_one_that_does_not_name_them_is_taken(
+def test_prior_with_another_cost_basis_is_refused(
     make_shard: Callable[..., Any],
 ) -> None:
     shard = make_shard(lambda _: policy(encoder=""))

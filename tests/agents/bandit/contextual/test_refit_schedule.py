@@ -8,7 +8,7 @@ from agents.bandit.history import RefitSchedule
 from agents.bandit.policy import Objective, Observation
 
 
-def test_a_question_asked_again_is_one_question_with_several_outcomes() -> None:
+def test_repeated_question_is_kept_once_with_all_outcomes() -> None:
     schedule, rng = RefitSchedule((6, 100)), np.random.default_rng(0)
     asked = rng.normal(size=(3, 4))
     objective = Objective(1, 0, 0, 0, 1)
@@ -23,7 +23,7 @@ def test_a_question_asked_again_is_one_question_with_several_outcomes() -> None:
     assert history.log_cost.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_correction_reaches_the_outcome_that_was_kept_and_the_last_refit_forgets_all() -> None:
+def test_correction_updates_kept_outcome_until_the_last_refit() -> None:
     schedule, asked = RefitSchedule((2, 3)), np.zeros(4)
     objective = Objective(1, 0, 0, 0, 1)
     seen = [Observation(f"q{n}", asked, "m/1/1/1", 0.0, 0.5, 1.0, 0.0, objective) for n in range(4)]

@@ -87,7 +87,7 @@ def drawn(on: ContextualFeatures, variances: dict[str, float], seed: int = 1) ->
 
 
 @pytest.mark.parametrize("sizes", [True, False])
-def test_predictions_solve_the_normal_equations_with_the_variance_of_each_block(sizes: bool) -> None:
+def test_predictions_solve_the_normal_equations_per_block(sizes: bool) -> None:
     policy = contextual(refits=())
     policy.offer(actions() if sizes else actions(tuple((name, 0.0) for name, _ in MODELS)))
     traffic, rows, right, paid = Traffic(), [], [], []
@@ -131,7 +131,7 @@ def test_forecasts_of_many_queries_are_the_predictions_of_each() -> None:
     assert found.doubt > 0
 
 
-def test_a_coefficient_that_is_loosened_gains_variance_and_keeps_its_value() -> None:
+def test_loosened_coefficient_gains_variance_keeps_value() -> None:
     rng = np.random.default_rng(0)
     ridge = Ridge(np.full(6, 2.0), 2)
     for _ in range(20):
@@ -147,7 +147,7 @@ def test_a_coefficient_that_is_loosened_gains_variance_and_keeps_its_value() -> 
     assert ridge.half == pytest.approx(half)
 
 
-def test_half_of_the_symmetric_matrices_is_kept_and_the_whole_comes_back_to_the_bit() -> None:
+def test_snapshot_of_matrix_halves_restores_bit_for_bit() -> None:
     rng = np.random.default_rng(0)
     ridge, other = Ridge(np.full(7, 2.0), 2), Ridge(np.zeros(0), 2)
     for at in range(50):
@@ -214,7 +214,7 @@ def test_what_a_question_has_of_its_own_is_a_noise_apart() -> None:
     [(True, (1, 4), [210, 140, 70]), (True, (1,), [140, 70]), (False, (1, 4), [70])],
     ids=["searches", "models", "single rows"],
 )
-def test_evidence_is_of_what_rows_models_and_questions_have_of_their_own(
+def test_evidence_splits_into_rows_models_and_questions(
     whole: bool, widths: tuple[int, ...], counts: list[int]
 ) -> None:
     on = features(models=3, rank=9, widths=widths)
@@ -270,7 +270,7 @@ def test_a_capped_history_predicts_the_same_less_surely() -> None:
     assert (full.outcomes, capped.outcomes) == (2400.0, 240.0)
 
 
-def test_new_features_begin_with_the_usual_variance_and_change_no_prediction() -> None:
+def test_new_features_change_no_existing_prediction() -> None:
     policy, traffic = contextual(refits=()), Traffic()
     policy.offer(actions())
     teach(policy, traffic, 60, in_turn=True)
@@ -285,7 +285,7 @@ def test_new_features_begin_with_the_usual_variance_and_change_no_prediction() -
 
 
 @pytest.mark.parametrize("models", [4, 12, 40, 60])
-def test_where_models_are_many_z_is_shorter_and_the_counts_give_way_to_directions(models: int) -> None:
+def test_with_many_models_directions_replace_counts(models: int) -> None:
     on = plain_features(40, models)
     assert on.rank == 10, "before anything is known, the counts"
     fit_directions(on, *told(on, 60))
@@ -297,9 +297,7 @@ def test_where_models_are_many_z_is_shorter_and_the_counts_give_way_to_direction
 
 
 @pytest.mark.parametrize(("questions", "learned"), [(12, False), (DIM, False), (DIM + 1, True)])
-def test_directions_are_learned_where_questions_outnumber_what_describes_them(
-    questions: int, learned: bool
-) -> None:
+def test_directions_need_more_questions_than_dimensions(questions: int, learned: bool) -> None:
     on = plain_features(20)
     history, targets = told(on, questions)
     z = fit_directions(on, history, targets)
@@ -312,7 +310,7 @@ def test_directions_are_learned_where_questions_outnumber_what_describes_them(
     assert within != learned, "fitted without the question itself"
 
 
-def test_what_is_alike_is_close_in_the_kernel_and_what_is_like_nothing_is_at_zero() -> None:
+def test_kernel_features_approximate_similarity() -> None:
     rng = np.random.default_rng(3)
     on = plain_features(30)
     history, targets = told(on, 20)
@@ -367,7 +365,7 @@ def test_the_size_of_a_hosted_model_is_read_from_what_it_costs() -> None:
         assert made.sides[:, size] == pytest.approx([-1.0, 1.0, expected, 0.0], abs=0.06)  # shrunk a little
 
 
-def test_where_no_size_is_told_the_dearest_model_counts_as_the_largest() -> None:
+def test_without_sizes_the_dearest_model_counts_as_largest() -> None:
     made = features(models=3)
     size = made.names.index("size")
     assert not made.sides[:, size].any()

@@ -80,7 +80,7 @@ def test_equals_algorithm_1_over_long_sequences(
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), w=weights, limits=bounds)
-def test_any_objective_is_answered_as_if_it_had_always_been_in_force(
+def test_any_objective_scores_as_if_always_in_force(
     make_world: Any, plain: Any, seed: int, w: tuple[float, float, float], limits: tuple[float, float]
 ) -> None:
     """θ(w) = A⁻¹Bw against LinUCB trained from scratch on rewards scalarised with w and the bounds."""
@@ -104,7 +104,7 @@ def test_any_objective_is_answered_as_if_it_had_always_been_in_force(
         assert score[mine] >= score.max() - 1e-9 * max(1.0, abs(score.max()))
 
 
-def test_scalar_form_keeps_rewards_under_the_weights_of_their_day(
+def test_scalar_reward_keeps_the_weights_of_its_time(
     world: Any, plain: Any, quality: Any, thrift: Any
 ) -> None:
     policy = LinUCB(world.features(), LinUCBSettings(reward="scalar"))
@@ -131,7 +131,7 @@ def test_greedy_is_linucb_without_width(world: Any, quality: Any) -> None:
     assert scored.chosen == int(np.argmax(scored.mean))
 
 
-def test_outstanding_decisions_narrow_the_width_and_leave_the_mean(world: Any, quality: Any) -> None:
+def test_pending_decisions_narrow_width_and_leave_mean(world: Any, quality: Any) -> None:
     policy = LinUCB(world.features(), LinUCBSettings(widths="decided"))
     policy.offer(world.actions())
     world.train(policy, 10)

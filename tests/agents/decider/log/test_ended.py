@@ -25,7 +25,7 @@ def again(ended: EndedIds) -> EndedIds:
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8), PLACES, max_size=60), st.integers(1, 20))
-def test_every_id_is_found_at_its_place_before_and_after_a_restart(
+def test_every_id_is_found_before_and_after_a_restart(
     asked: dict[str, tuple[int, int]], array_ids: int
 ) -> None:
     ended = EndedIds(array_ids=array_ids)
@@ -40,7 +40,7 @@ def test_every_id_is_found_at_its_place_before_and_after_a_restart(
     assert ended.find("none of them, as it is longer") is None
 
 
-def test_an_array_is_forgotten_once_neither_query_nor_context_can_come_again() -> None:
+def test_array_is_dropped_once_no_id_can_be_redelivered() -> None:
     def made() -> EndedIds:
         ended = EndedIds(array_ids=10)
         for n in range(25):

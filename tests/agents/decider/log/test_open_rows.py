@@ -111,7 +111,7 @@ def apply_incrementally(shard: Any, held: OpenRows, changed: dict[bytes, None]) 
     return carried.open_rows, sum(len(data) for key, data in writes if key.startswith(ROWS_KEY))
 
 
-def test_rows_that_wait_are_not_written_by_each_snapshot_and_still_learn_after_a_recovery(
+def test_waiting_rows_are_not_rewritten_by_each_snapshot(
     make_shard: Any,
 ) -> None:
     shard = make_shard(LinUCB)

@@ -74,7 +74,7 @@ def missing(shard: Any) -> set[bytes | None]:
 
 
 @pytest.mark.parametrize("damage", [unreadable, doubled, missing])
-def test_what_is_refused_is_named_and_without_it_the_learner_starts(shard: Any, damage: Any) -> None:
+def test_refused_rows_are_named_and_repair_recovers(shard: Any, damage: Any) -> None:
     assert refused(*parts(shard)) == []
     seq = shard.decider.seq
     keys = damage(shard)
@@ -158,7 +158,7 @@ def mended(shard: Any, without: list[bytes]) -> None:
     shard.apply((key, None) for key in gone)
 
 
-def test_a_repair_takes_no_estimate_of_the_whole_history_for_one_of_what_remains(make_shard: Any) -> None:
+def test_repair_discards_refits_of_the_whole_history(make_shard: Any) -> None:
     shard = self_taught(make_shard)
     life(shard, 8)
     early = min((row for row in map(shard.entry, ("q0", "q1", "q3"))), key=lambda row: row.learned_seq).key
@@ -171,7 +171,7 @@ def test_a_repair_takes_no_estimate_of_the_whole_history_for_one_of_what_remains
     assert shard.decider.policy.state() == anew
 
 
-def test_a_row_left_out_does_not_come_back_as_the_snapshot_had_it(make_shard: Any) -> None:
+def test_row_left_out_does_not_return_from_a_snapshot(make_shard: Any) -> None:
     shard = make_shard(LinUCB)
     (decided,) = shard.ask(shard.context("late"))
     shard.apply(shard.snapshot(SMALL))

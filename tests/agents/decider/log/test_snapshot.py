@@ -62,7 +62,7 @@ def test_recovery_from_a_snapshot_equals_the_live_learner(shard: Any) -> None:
 @pytest.mark.parametrize(
     "damage", ["truncated", "flipped", "missing", "swapped", "manifest", "other-version"]
 )
-def test_a_damaged_snapshot_is_refused_and_the_one_before_is_used(shard: Any, damage: str) -> None:
+def test_damaged_snapshot_falls_back_to_the_one_before(shard: Any, damage: str) -> None:
     before, version = shard.decider, newest(shard)
     older = min(versions(shard.table))
     first, second = (SNAPSHOT_KEY + f"{version}/{i}".encode() for i in (0, 1))
@@ -108,7 +108,7 @@ def test_with_no_whole_snapshot_left_the_whole_log_is_folded(make_shard: Any) ->
     shard.same_as(before)
 
 
-def test_a_snapshot_of_other_settings_is_refused_and_the_log_is_folded(make_shard: Any) -> None:
+def test_snapshot_of_other_settings_is_refused_log_folded(make_shard: Any) -> None:
     shard = make_shard(LinUCB)
     life(shard, 5)
     shard.table |= shard.decider.snapshot(SMALL)
@@ -149,7 +149,7 @@ def test_a_crash_between_any_two_writes_recovers_the_same_state(shard: Any, dama
         shard.same_as(before)
 
 
-def test_an_open_row_is_carried_and_an_ended_one_is_remembered_by_its_id(make_shard: Any) -> None:
+def test_snapshot_carries_open_rows_and_ended_ids(make_shard: Any) -> None:
     shard = make_shard(LinUCB)
     asked = [shard.context() for _ in range(3)]
     old, late, open_ = shard.ask(*asked)
@@ -180,7 +180,7 @@ def test_an_open_row_is_carried_and_an_ended_one_is_remembered_by_its_id(make_sh
     assert shard.tell(shard.reward(open_))[0].verdict == "learned"
 
 
-def test_the_log_of_another_policy_is_refused_and_the_policy_is_named(shard: Any, make_shard: Any) -> None:
+def test_log_of_another_policy_is_refused_by_name(shard: Any, make_shard: Any) -> None:
     other = make_shard(lambda features: KNN(features))
     other.table = shard.table
     with pytest.raises(CorruptState, match="set UNISCALE_POLICY=linucb to go on, or begin anew"):
@@ -201,7 +201,7 @@ def test_a_row_without_a_key_is_nobodys(shard: Any) -> None:
     shard.same_as(before)
 
 
-def test_what_was_learned_anew_is_cut_into_rows_and_a_snapshot_leaves_them_behind() -> None:
+def test_refit_result_is_split_into_rows_and_read_back() -> None:
     result = bytes(range(250)) * 10
     rows = [(row.key, encode_row(row)) for row in refit_rows(640, result, seq=7, size=1000)]
     read = [decode_row(*row) for row in rows]

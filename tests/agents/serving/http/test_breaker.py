@@ -22,7 +22,7 @@ def opened(clock: Clock) -> Breaker:
     return breaker
 
 
-def test_failures_in_a_row_open_it_and_a_success_between_does_not_count() -> None:
+def test_success_resets_the_count_of_failures() -> None:
     breaker = Breaker(Clock(), failures=3)
     for _ in range(10):
         breaker.failed("x")

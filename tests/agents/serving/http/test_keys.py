@@ -22,7 +22,7 @@ def test_a_key_goes_to_its_own_host_and_port() -> None:
         assert keys.of(url) == ""
 
 
-def test_the_shared_key_goes_to_the_endpoints_of_the_catalogue_file_alone() -> None:
+def test_shared_key_goes_only_to_catalogue_endpoints() -> None:
     keys = Keys.read("other=own", shared="shared", urls=["http://vllm:8000", "https://c.example/v1"])
     assert (keys.of("http://vllm:8000/v1"), keys.of("https://c.example")) == ("shared", "shared")
     assert (keys.of("http://other:1"), keys.of("http://added-by-a-record:8000")) == ("own", "")

@@ -85,7 +85,7 @@ def test_a_draft_depends_on_its_seed_and_not_on_its_batch(host, prompt) -> None:
     assert len({draft.token_ids for draft in together}) > 40
 
 
-def test_a_stop_string_stays_in_the_text_and_is_told_from_the_end(host, prompt, prompts) -> None:
+def test_stop_string_is_kept_and_reported(host, prompt, prompts) -> None:
     completions = asyncio.run(host.run("micro-a", drafts(prompt, range(200), max_tokens=60)))
     stopped = [each for each in completions if each.stop == "\n\n"]
     ended = [each for each in completions if each.finish == "stop" and each.stop is None]
@@ -113,7 +113,7 @@ def test_many_callers_share_the_engines_and_get_their_own(host, prompt) -> None:
     assert [[draft.token_ids for draft in pair] for pair in again] == same
 
 
-def test_more_seeded_prompts_than_one_step_holds_are_all_answered(host, prompt) -> None:
+def test_seeded_prompts_beyond_one_step_are_all_answered(host, prompt) -> None:
     """On a CPU vLLM dies when a seeded prompt is cut over two steps: none may be."""
     long = (prompt * 40)[:200]
 
@@ -212,7 +212,7 @@ def test_an_idle_host_uses_no_processor(host) -> None:
     assert time.process_time() - began < 0.1
 
 
-def test_the_death_of_an_engine_reaches_all_its_waiters_and_no_others(host, micro, prompt) -> None:
+def test_engine_death_reaches_its_waiters_alone(host, micro, prompt) -> None:
     doomed = HostedModel(name="doomed", path=micro.path("micro-a"), context_tokens=256)
 
     async def sabotage():

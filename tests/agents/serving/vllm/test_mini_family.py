@@ -31,7 +31,7 @@ def family() -> tuple[list[Model], list[VerifierModel]]:
     return msgspec.convert(generators, list[Model]), msgspec.convert(verifiers, list[VerifierModel])
 
 
-def test_every_generator_drafts_steps_and_every_verifier_scores_them(host, family) -> None:
+def test_all_generators_draft_and_all_verifiers_score(host, family) -> None:
     generators, verifiers = family
     options = HostingOptions(folder=str(ROOT))
     root = Prefix(messages=(Message(role="user", content=QUESTION),))

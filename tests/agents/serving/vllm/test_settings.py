@@ -61,7 +61,7 @@ def test_the_catalogue_s_cache_and_block_sizes_are_used() -> None:
     assert hosted_model(entry(), HostingOptions(device="gpu")).block_tokens is None
 
 
-def test_a_cache_too_small_for_one_sequence_is_raised_to_what_vllm_needs() -> None:
+def test_cache_too_small_for_a_sequence_is_enlarged() -> None:
     hosted = hosted_model(entry(kv_cache_bytes=1), HostingOptions())
     token_bytes = 2 * 2 * 1 * 32 * 4
     assert 512 * token_bytes < (hosted.kv_cache_bytes or 0) <= 1024 * token_bytes
