@@ -79,7 +79,7 @@ def test_the_lag_of_an_event_loop_is_counted() -> None:
     assert lags == [0.25]
 
 
-def test_every_runbook_that_an_alert_names_is_there_and_is_tested() -> None:
+def test_every_runbook_of_an_alert_exists_and_is_tested() -> None:
     rules = yaml.safe_load((ROOT / "infra" / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
     named = {r["alert"] for r in rules if "Runbook: docs/operating.md" in r["annotations"]["action"]}
     assert len(named) == 15

@@ -36,7 +36,7 @@ def test_topics_that_are_not_known_yet_are_asked_for_again() -> None:
     assert leader.asked == 3
 
 
-def test_topics_that_stay_unknown_hold_the_group_up_for_a_while_only() -> None:
+def test_unknown_topics_delay_the_group_only_for_a_while() -> None:
     leader = Leader(known_after=1000)
     assign_all_topics(leader, pause_s=0.0)
     assert asyncio.run(leader._perform_assignment(None)) == []

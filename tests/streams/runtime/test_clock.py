@@ -18,7 +18,7 @@ MINUTE_MS = 60_000
     ("service", "minutes"),
     [("executor", 15), ("executor", -15), ("verifier", 15), ("aggregator", 15), ("aggregator", -15)],
 )
-async def test_a_service_whose_machine_has_another_time_serves_as_the_others_do_and_says_so(
+async def test_skewed_machine_clock_changes_nothing_and_is_logged(
     in_memory: InMemory,
     ask: Ask,
     monkeypatch: pytest.MonkeyPatch,
@@ -50,7 +50,7 @@ async def test_a_service_whose_machine_has_another_time_serves_as_the_others_do_
     ]
 
 
-def test_the_brokers_time_is_the_newest_append_time_and_what_has_passed_since() -> None:
+def test_broker_time_is_newest_append_time_plus_elapsed() -> None:
     now_s, skews = 1_000.0, list[float]()
     clock = BrokerClock(lambda: now_s, lambda: 7_000_000, skews.append)
     assert clock.now_ms() == 7_000_000, "nothing but this machine's clock is known"

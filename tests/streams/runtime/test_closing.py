@@ -22,7 +22,7 @@ class Client:
         self.ended = True
 
 
-async def test_a_connection_that_is_not_taken_down_is_left_to_end_by_itself() -> None:
+async def test_slow_connection_is_left_to_close_by_itself() -> None:
     slow = Client()
     await stop(slow, patience_s=0.05)
     assert not slow.ended
@@ -40,7 +40,7 @@ async def test_a_connection_that_is_not_taken_down_is_left_to_end_by_itself() ->
         await stop(failing)
 
 
-def test_a_standstill_names_where_a_task_waits_down_to_the_innermost_place() -> None:
+def test_standstill_names_the_innermost_awaits() -> None:
     never = asyncio.Event()
 
     async def numbers() -> AsyncIterator[int]:

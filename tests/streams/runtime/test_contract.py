@@ -26,16 +26,14 @@ def firsts(values: list[bytes]) -> list[bytes]:
     return list(dict.fromkeys(values))
 
 
-def test_records_of_a_key_are_handled_in_order_and_each_once_while_nothing_fails(harness: Any) -> None:
+def test_records_of_a_key_are_handled_once_in_order(harness: Any) -> None:
     harness.run("embedder", sent_to(4, 6), lambda h: len(h.read("context")) >= 24)
     assert by_key(harness.read("context")) == {b"key%d" % k: [b"%d" % n for n in range(6)] for k in range(4)}
     assert harness.deaths == 0
 
 
 @pytest.mark.parametrize("dies_after", [1, 5])
-def test_what_a_dead_worker_had_not_committed_is_redelivered_and_nothing_is_skipped(
-    harness: Any, dies_after: int
-) -> None:
+def test_uncommitted_records_of_a_dead_worker_are_redelivered(harness: Any, dies_after: int) -> None:
     harness.run(
         "embedder", sent_to(3, 5),
         lambda h: {k: firsts(v)[-1:] for k, v in by_key(h.read("context")).items()}
@@ -53,13 +51,13 @@ def in_partition(wanted: int, count: int) -> list[bytes]:
     return [name for name in names if partition_for(name, 2) == wanted][:count]
 
 
-def test_records_of_different_queries_in_one_partition_are_handled_side_by_side(harness: Any) -> None:
+def test_records_of_different_queries_run_concurrently(harness: Any) -> None:
     first, second = in_partition(0, 2)
     harness.run("embedder", [(first, b"wait"), (second, b"free")], lambda h: len(h.read("context")) >= 2)
     assert [record.key for record in harness.read("context")] == [first, second]
 
 
-def test_records_of_one_query_on_two_topics_are_never_handled_side_by_side(harness: Any) -> None:
+def test_records_of_one_query_on_two_topics_run_in_turn(harness: Any) -> None:
     sent = [
         (topic, b"key%d" % k, b"beside")
         for _ in range(5)
@@ -88,7 +86,7 @@ def test_a_stuck_query_stops_no_other_and_no_commit_passes_it(harness: Any) -> N
 
 
 @pytest.mark.fields(concurrency=3)
-def test_a_partition_pauses_while_too_many_of_its_records_lie_above_an_open_one_and_goes_on_then(
+def test_partition_pauses_while_its_window_is_full(
     harness: Any,
 ) -> None:
     stuck, *others = in_partition(0, 80)
@@ -101,7 +99,7 @@ def test_a_partition_pauses_while_too_many_of_its_records_lie_above_an_open_one_
     assert int(until_then) < WINDOW * 3
 
 
-def test_a_row_written_late_is_left_out_when_a_table_is_recovered_and_the_one_before_is_written_again(
+def test_late_row_is_superseded_on_recovery(
     harness: Any,
 ) -> None:
     sent = [(b"k", what) for what in (b"on", b"on", b"late", b"on")]
@@ -112,9 +110,7 @@ def test_a_row_written_late_is_left_out_when_a_table_is_recovered_and_the_one_be
 
 
 @pytest.mark.parametrize("dies_after", [1, 2, 5, 6])
-def test_a_table_comes_back_whole_so_that_a_count_is_exact_after_a_death(
-    harness: Any, dies_after: int
-) -> None:
+def test_table_recovers_exact_counts_after_a_death(harness: Any, dies_after: int) -> None:
     wanted = {b"key%d" % k: b"5" for k in range(3)}
     harness.run(
         "aggregator", sent_to(3, 5),
@@ -128,9 +124,7 @@ def test_a_table_comes_back_whole_so_that_a_count_is_exact_after_a_death(
 
 
 @pytest.mark.parametrize("dies_after", [2, 9])
-def test_a_table_of_one_writer_comes_back_whole_though_it_is_read_from_its_last_snapshot_on(
-    harness: Any, dies_after: int
-) -> None:
+def test_single_writer_table_recovers_from_its_last_snapshot(harness: Any, dies_after: int) -> None:
     harness.run(
         "decider", sent_to(3, 5),
         lambda h: {k: firsts(v)[-1].split()[1] for k, v in by_key(h.read("action-decision")).items()}
@@ -142,7 +136,7 @@ def test_a_table_of_one_writer_comes_back_whole_though_it_is_read_from_its_last_
     assert harness.deaths == 1
 
 
-def test_the_third_failure_at_a_record_is_a_dead_letter_and_its_partition_goes_on(harness: Any) -> None:
+def test_third_failure_dead_letters_the_record(harness: Any) -> None:
     sent = [(b"k", b"0"), (b"k", b"fail"), (b"k", b"1"), (b"k", b"refuse"), (b"k", b"2")]
     harness.run("embedder", sent, lambda h: b"2" in [r.value for r in h.read("context")])
     assert firsts([r.value for r in harness.read("context")]) == [b"0", b"1", b"2"]
@@ -154,7 +148,7 @@ def test_the_third_failure_at_a_record_is_a_dead_letter_and_its_partition_goes_o
     assert harness.deaths == 2, "the third failure ends no worker"
 
 
-def test_records_that_memory_does_not_hold_side_by_side_are_handled_one_by_one_in_the_end(
+def test_memory_hungry_records_are_retried_one_by_one(
     harness: Any,
 ) -> None:
     sent = [(b"a", b"greedy"), (b"b", b"greedy")]
@@ -163,7 +157,7 @@ def test_records_that_memory_does_not_hold_side_by_side_are_handled_one_by_one_i
     assert harness.deaths == 2, "then they are suspects, and handled alone"
 
 
-def test_a_record_in_flight_when_a_watch_ends_the_worker_is_a_dead_letter_in_the_end(harness: Any) -> None:
+def test_stalling_record_becomes_a_dead_letter(harness: Any) -> None:
     sent = [(b"k", b"0"), (b"k", b"stall"), (b"k", b"1")]
     harness.run("embedder", sent, lambda h: b"1" in [r.value for r in h.read("context")])
     assert firsts([r.value for r in harness.read("context")]) == [b"0", b"1"]
@@ -173,7 +167,7 @@ def test_a_record_in_flight_when_a_watch_ends_the_worker_is_a_dead_letter_in_the
     assert harness.deaths == 3
 
 
-def test_a_worker_that_is_torn_ends_the_third_time_too_and_the_next_one_says_what_it_was(
+def test_partial_write_ends_the_worker_the_third_time_too(
     harness: Any,
 ) -> None:
     sent = [(b"k", b"0"), (b"k", b"tear"), (b"k", b"1")]
@@ -192,7 +186,7 @@ def test_a_record_is_found_by_its_key_and_the_time_of_its_append(harness: Any) -
     assert by_key(harness.read("context"))[b"k"] == [b"0", b"2", b"0", b"gone", b"gone"]
 
 
-def test_a_record_is_sent_again_as_it_is_while_its_topic_holds_it_and_groups_are_known(harness: Any) -> None:
+def test_record_is_resent_unchanged_and_group_lag_is_known(harness: Any) -> None:
     sent = [(b"k", b"0"), (b"k", b"again"), (b"k", b"lost"), (b"other", b"groups")]
     harness.run("embedder", sent, lambda h: len(h.read("context")) >= 5)
     copied = by_key(harness.read("context"))

@@ -94,7 +94,7 @@ def test_a_torn_file_starts_the_count_again(tmp_path: Path) -> None:
     assert Crashes(path).failed("t/0/1") == 1
 
 
-def test_what_a_dead_process_had_in_flight_is_what_it_had_not_finished(tmp_path: Path) -> None:
+def test_in_flight_file_names_the_unfinished_records(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "in-hand"
     child = os.fork()
     if child == 0:
@@ -128,7 +128,7 @@ def test_more_in_flight_than_the_file_has_room_for_is_no_error(tmp_path: Path) -
         assert InFlightFile(tmp_path / "f", SLOTS).left == ["t/1/1"]
 
 
-def test_a_group_runs_beside_no_other_and_one_that_waits_is_not_overtaken() -> None:
+def test_suspect_groups_run_alone_in_fifo_order() -> None:
     groups, running, seen = SuspectGroups(), set[str](), list[tuple[str, frozenset[str]]]()
 
     async def handle(name: str, group: str) -> None:
@@ -206,7 +206,7 @@ def searched(in_flight: Sequence[str], culprits: frozenset[str], rng: random.Ran
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 200, 256])
-def test_the_culprit_of_many_records_is_found_in_eight_deaths_and_no_other_is_given_up(count: int) -> None:
+def test_culprit_is_found_within_eight_deaths(count: int) -> None:
     for seed in range(30):
         rng = random.Random(seed)
         in_flight = [f"t/{n % 2}/{n}" for n in range(count)]
@@ -240,7 +240,7 @@ def test_a_refused_record_stays_guilty_until_there_are_many(tmp_path: Path) -> N
     assert "t/0/300" not in crashes, "one death convicts nobody"
 
 
-def test_who_witnessed_deaths_beside_others_is_not_given_up_for_one_failure_of_its_own(
+def test_deaths_with_others_in_flight_do_not_convict(
     tmp_path: Path,
 ) -> None:
     crashes = Crashes(tmp_path / "crashes.json")
@@ -252,7 +252,7 @@ def test_who_witnessed_deaths_beside_others_is_not_given_up_for_one_failure_of_i
     assert Crashes(tmp_path / "crashes.json").guilty("t/0/1") == 4
 
 
-def test_what_is_counted_in_one_log_is_not_charged_to_the_same_offset_of_another(tmp_path: Path) -> None:
+def test_counts_tell_logs_apart_by_append_time(tmp_path: Path) -> None:
     def begun() -> tuple[HandlerGuard, InFlightFile]:
         in_flight = InFlightFile(tmp_path / "in-hand", SLOTS)
         guard = HandlerGuard(MagicMock(service="executor"), Crashes(tmp_path / "counts.json"), in_flight)

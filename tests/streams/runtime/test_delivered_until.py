@@ -58,7 +58,7 @@ def settings(in_memory: InMemory, tmp_path: Path) -> Any:
     return in_memory(state_dir=str(tmp_path))
 
 
-def test_a_partition_read_to_its_end_also_where_a_marker_or_nothing_is_left_there(settings: Any) -> None:
+def test_partition_end_counts_markers_and_deleted_records(settings: Any) -> None:
     async def main() -> None:
         told = Told(settings)
         assert await told.up_to(90, 0) is None, "it is another worker's"
@@ -75,7 +75,7 @@ def test_a_partition_read_to_its_end_also_where_a_marker_or_nothing_is_left_ther
     asyncio.run(main())
 
 
-def test_a_position_says_nothing_of_what_is_fetched_or_where_partitions_move(settings: Any) -> None:
+def test_position_means_nothing_while_fetching_or_rebalancing(settings: Any) -> None:
     async def main() -> None:
         told = Told(settings)
         told.consumer._cursors[TP(*PART)] = PartitionCursor(0)
@@ -91,7 +91,7 @@ def test_a_position_says_nothing_of_what_is_fetched_or_where_partitions_move(set
     asyncio.run(main())
 
 
-def test_a_partition_that_is_always_behind_goes_by_its_newest_record_and_by_earlier_ends(
+def test_lagging_partition_goes_by_newest_record_or_earlier_end(
     settings: Any,
 ) -> None:
     async def main() -> None:

@@ -84,7 +84,7 @@ def dead_letters(cluster: Cluster) -> list[DeadLetter]:
     return [decode(record.value, DeadLetter) for record in cluster.broker.records(cluster.topics.dead_letter)]
 
 
-def test_records_go_first_then_the_row_and_the_service_remembers_last(in_memory: InMemory) -> None:
+def test_effects_apply_sends_then_row_then_memory(in_memory: InMemory) -> None:
     def says(told: Told, row: bytes | None, do: str) -> Effects[bytes]:
         if do == "close":
             return Effects(row=None)
@@ -115,7 +115,7 @@ def test_records_go_first_then_the_row_and_the_service_remembers_last(in_memory:
     assert worker.metrics.dead_letters.labels("m.feedback", "UniscaleError")._value.get() == 1
 
 
-def test_a_row_that_does_not_fit_is_refused_before_anything_is_sent(in_memory: InMemory) -> None:
+def test_oversized_row_is_refused_before_sending(in_memory: InMemory) -> None:
     def says(told: Told, row: bytes | None, do: str) -> Effects[bytes]:
         return Effects(send=[told.out(b"1")], row=b"x" * 70_000)
 
@@ -125,9 +125,7 @@ def test_a_row_that_does_not_fit_is_refused_before_anything_is_sent(in_memory: I
 
 
 @pytest.mark.parametrize("refused", ["m.due", "m.aggregator-join-changelog"])
-def test_where_the_broker_refuses_one_of_them_the_record_is_handled_again_with_the_same_row(
-    in_memory: InMemory, refused: str
-) -> None:
+def test_broker_refusal_repeats_the_record_with_its_row(in_memory: InMemory, refused: str) -> None:
     done: list[bytes | None] = []
 
     def says(told: Told, row: bytes | None, do: str) -> Effects[bytes]:
@@ -144,7 +142,7 @@ def test_where_the_broker_refuses_one_of_them_the_record_is_handled_again_with_t
     assert cluster.deaths == []
 
 
-def test_a_service_that_has_done_half_of_what_it_said_ends_each_time(in_memory: InMemory) -> None:
+def test_partially_applied_effects_end_the_service(in_memory: InMemory) -> None:
     def says(told: Told, row: bytes | None, do: str) -> Effects[bytes]:
         def fails() -> None:
             raise MemoryError("no room")
@@ -182,7 +180,7 @@ async def build_batches(runtime: Runtime) -> Batches:
     return Batches(runtime)
 
 
-async def test_of_a_batch_the_rows_go_first_and_a_record_that_comes_again_sends_what_its_row_holds(
+async def test_batch_rows_go_first_and_redelivery_sends_the_row(
     in_memory: InMemory,
 ) -> None:
     given.clear()

@@ -14,6 +14,6 @@ def test_the_hash_is_that_of_both_clients(key: bytes) -> None:
 
 
 @given(key=st.binary(max_size=20), partitions=st.integers(1, 100))
-def test_a_key_has_one_partition_and_no_key_that_of_the_empty_one(key: bytes, partitions: int) -> None:
+def test_missing_key_has_the_partition_of_the_empty_one(key: bytes, partitions: int) -> None:
     assert 0 <= partition_for(key, partitions) < partitions
     assert partition_for(None, partitions) == partition_for(b"", partitions)

@@ -50,7 +50,7 @@ def test_a_partition_that_was_away_begins_anew() -> None:
     assert progress.look({"p": (7, True)}, 200.0) == {"p": 0.0}
 
 
-def test_a_process_whose_partition_stands_still_is_alive_and_not_ready() -> None:
+def test_stalled_partition_is_live_and_not_ready() -> None:
     health = Health()
     health.ready()
     health.stalled({"answer/3": STALLED_S - 1})
@@ -65,7 +65,7 @@ def test_a_process_whose_partition_stands_still_is_alive_and_not_ready() -> None
 
 
 @pytest.mark.parametrize("waits", ["for the rebalance", "for an engine"])
-async def test_a_worker_ends_whose_handler_waits_for_a_rebalance_that_never_ends(
+async def test_worker_ends_when_a_rebalance_never_does(
     in_memory: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
     """One whose handler waits for something else goes on: an engine may take minutes."""

@@ -103,7 +103,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_records_of_one_query_are_handled_one_after_another_and_those_of_others_beside_them() -> None:
+async def test_queries_are_serial_within_and_concurrent_across() -> None:
     worker = Worker()
     worker.seek(5)
     assert await worker.deliver(Fetched(5, of("a")), Fetched(6, of("b")), Fetched(7, of("a")))
@@ -130,7 +130,7 @@ async def test_topics_share_the_queue_of_a_query() -> None:
     assert worker.running(OTHER) == [0, 1]
 
 
-async def test_the_key_of_a_queue_is_the_query_that_a_record_names_wherever_it_names_it() -> None:
+async def test_queue_key_is_the_query_id_at_any_depth() -> None:
     worker = Worker()
     worker.seek(0)
     carried = b'{"query": {"query_id": "a"}}', b'{"search": {"query_id": "a"}}'
@@ -140,7 +140,7 @@ async def test_the_key_of_a_queue_is_the_query_that_a_record_names_wherever_it_n
     assert worker.running() == [0, 3, 4, 5], "what names no query waits for nothing"
 
 
-async def test_a_topic_of_one_order_is_handled_in_batches_of_what_has_come_meanwhile() -> None:
+async def test_ordered_topic_is_handled_in_batches() -> None:
     worker = Worker(most=3)
     worker.seek(0, topic=ORDERED)
     await worker.deliver(Fetched(0, of("a")), topic=ORDERED)
@@ -152,7 +152,7 @@ async def test_a_topic_of_one_order_is_handled_in_batches_of_what_has_come_meanw
     assert worker.commits(topic=ORDERED) == 5
 
 
-async def test_no_more_calls_than_the_concurrency_and_queries_take_turns() -> None:
+async def test_concurrency_limits_calls_and_queries_take_turns() -> None:
     worker = Worker(concurrency=2)
     worker.seek(0)
     await worker.deliver(*(Fetched(n, of(q)) for n, q in enumerate("abcab")))
@@ -163,7 +163,7 @@ async def test_no_more_calls_than_the_concurrency_and_queries_take_turns() -> No
     assert worker.running() == [1, 3]
 
 
-async def test_a_call_that_stands_aside_lets_another_begin_in_its_place() -> None:
+async def test_released_slot_lets_another_call_begin() -> None:
     worker = Worker(concurrency=2)
     worker.seek(0)
     await worker.deliver(*(Fetched(n, of(f"q{n}")) for n in range(5)))
@@ -178,7 +178,7 @@ async def test_a_call_that_stands_aside_lets_another_begin_in_its_place() -> Non
     assert worker.running() == [3, 4]
 
 
-async def test_a_stuck_query_stops_no_other_until_the_window_is_full_and_is_named() -> None:
+async def test_stuck_query_is_named_and_pauses_a_full_window() -> None:
     worker = Worker(concurrency=4)
     worker.seek(0)
     await worker.deliver(Fetched(0, of("stuck")))
@@ -200,7 +200,7 @@ async def test_a_stuck_query_stops_no_other_until_the_window_is_full_and_is_name
     assert worker.consumer.queues.oldest() is None
 
 
-async def test_calls_that_wait_for_other_queries_keep_no_partition_from_beginning() -> None:
+async def test_waiting_calls_do_not_block_other_partitions() -> None:
     begun = Counter[int]()
 
     async def waits(records: Sequence[ConsumerRecord]) -> None:
@@ -225,7 +225,7 @@ async def test_calls_that_wait_for_other_queries_keep_no_partition_from_beginnin
     assert queues.busy == 0
 
 
-async def test_nothing_of_a_query_is_handled_after_a_record_whose_handler_raised() -> None:
+async def test_failed_handler_stops_its_query() -> None:
     worker = Worker()
     worker.seek(0)
     await worker.deliver(Fetched(0, of("a")), Fetched(1, of("a")), Fetched(2, of("b")))
@@ -266,7 +266,7 @@ async def moved(worker: Worker, kept: set[TP], monkeypatch: pytest.MonkeyPatch, 
     worker.consumer.resume_flow()
 
 
-async def test_a_partition_that_went_elsewhere_is_not_handled_here_any_more(
+async def test_moved_partition_is_no_longer_handled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = Worker()
@@ -288,7 +288,7 @@ async def test_a_partition_that_went_elsewhere_is_not_handled_here_any_more(
     assert worker.failures == []
 
 
-async def test_after_a_generation_without_this_worker_no_call_of_before_goes_on(
+async def test_missed_generation_cancels_all_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = Worker()
@@ -300,7 +300,7 @@ async def test_after_a_generation_without_this_worker_no_call_of_before_goes_on(
     assert worker.failures == []
 
 
-async def test_an_effect_waits_while_partitions_move_and_is_refused_where_they_have(
+async def test_effects_wait_for_rebalance_and_fail_if_moved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = Worker()
@@ -355,7 +355,7 @@ class Commit(NamedTuple):
         )
     ),
 )  # fmt: skip
-def test_nothing_is_committed_that_was_not_handled_whatever_crosses(
+def test_only_handled_offsets_are_committed(
     there: dict[int, str], concurrency: int, story: list[Any]
 ) -> None:
     log, tp = sorted(there), TP(TOPIC, 0)
@@ -447,7 +447,7 @@ def test_what_is_delivered_and_handled_again_changes_nothing() -> None:
     assert offsets.count == 3
 
 
-def test_a_partition_that_comes_back_begins_where_the_group_has_come_to() -> None:
+def test_returned_partition_starts_at_the_committed_offset() -> None:
     offsets = Offsets()
     for offset in (5, 6, 7):
         offsets.delivered(offset)
@@ -491,7 +491,7 @@ _CARRIERS = st.fixed_dictionaries(
         st.tuples(st.sampled_from(["query_id", "query", "search", "other"]), _IDS | _CARRIERS), max_size=5
     )
 )
-def test_the_quick_reader_of_the_query_id_agrees_with_the_slow_one(fields: list[tuple[str, Any]]) -> None:
+def test_quick_id_equals_readable_id(fields: list[tuple[str, Any]]) -> None:
     # A name may come twice: both take the last.
     value = b"{" + b",".join(orjson.dumps(name) + b":" + orjson.dumps(held) for name, held in fields) + b"}"
     assert quick_id(value) == readable_id(value)

@@ -39,9 +39,7 @@ def over_answers(build: Callable[[Runtime], Awaitable[None]], *outputs: str) -> 
     }
 
 
-def test_a_row_that_is_too_large_is_refused_before_anything_is_written(
-    in_memory: InMemory, tmp_path: object
-) -> None:
+def test_oversized_row_is_refused_before_writing(in_memory: InMemory, tmp_path: object) -> None:
     """In memory `test_effects.py` has it."""
 
     async def main() -> None:
@@ -68,9 +66,7 @@ def test_all_that_an_embedder_may_have_in_hand_is_noted(in_memory: InMemory, tmp
 
 
 @pytest.mark.parametrize("one_writer", [False, True])
-async def test_the_rows_of_a_call_are_written_whole_or_not_at_all_where_a_table_has_one_writer(
-    in_memory: InMemory, one_writer: bool
-) -> None:
+async def test_single_writer_table_writes_all_rows_or_none(in_memory: InMemory, one_writer: bool) -> None:
     shown: list[list[tuple[bytes, bytes]]] = []
 
     async def build(runtime: Runtime) -> None:
@@ -102,7 +98,7 @@ async def test_the_rows_of_a_call_are_written_whole_or_not_at_all_where_a_table_
         assert written == ([] if one_writer else [b"first"])
 
 
-async def test_a_fenced_table_that_is_read_anew_shows_its_rows_until_it_has_all(
+async def test_fenced_table_shows_old_rows_while_it_rereads(
     in_memory: InMemory,
 ) -> None:
     """A handler that looked for its row meanwhile would take the query for a new one.
@@ -156,9 +152,7 @@ async def test_a_fenced_table_that_is_read_anew_shows_its_rows_until_it_has_all(
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-async def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
-    in_memory: InMemory, stubborn: bool
-) -> None:
+async def test_moved_partition_applies_no_effect_of_its_handler(in_memory: InMemory, stubborn: bool) -> None:
     """A handler that does not end when it is cancelled cannot send or write anything either."""
     refused: list[Exception] = []
     lives = 0
@@ -205,9 +199,7 @@ async def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
         assert cluster.deaths == []
 
 
-def test_a_transaction_that_comes_before_the_markers_of_the_one_before_is_tried_again_within_milliseconds() -> (
-    None
-):
+def test_concurrent_transaction_is_retried_within_milliseconds() -> None:
     nothing_added = SimpleNamespace(_txn_manager=SimpleNamespace(txn_partitions=set()), _retry_backoff=0.1)
     too_early = SimpleNamespace(errors=[("log", [(0, ConcurrentTransactions.errno)])])
     assert AddPartitionsToTxnHandler(nothing_added, []).handle_response(too_early) == 0.002

@@ -32,7 +32,7 @@ async def _sent_after_close() -> None:
         server.close()
 
 
-def test_a_request_on_a_closed_transport_finds_the_connection_broken() -> None:
+def test_request_on_a_closed_transport_is_a_connection_error() -> None:
     expect_uvloop()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, pytest.raises(KafkaConnectionError):
         runner.run(_sent_after_close())
