@@ -83,7 +83,7 @@ async def test_a_place_is_free_again_when_the_answer_never_comes() -> None:
     assert "b" in admission
 
 
-async def test_a_refused_duplicate_frees_its_own_place_and_not_that_of_the_first() -> None:
+async def test_refused_duplicate_frees_only_its_own_slot() -> None:
     admission = Admission(2, lambda: 0.0)
     first, second = (Origin(topic="query", partition=0, offset=offset) for offset in (3, 8))
     await admission.enter("q", 60.0, first)
@@ -96,7 +96,7 @@ async def test_a_refused_duplicate_frees_its_own_place_and_not_that_of_the_first
     assert len(admission) == 0
 
 
-async def test_a_tenant_gets_its_share_although_another_holds_every_place() -> None:
+async def test_tenant_gets_its_share_beside_a_greedy_one() -> None:
     admission = Admission(4, clock=lambda: 0.0)
     greedy = await entered(admission, "a", "123456")
     assert len(greedy) == 2, "one tenant alone may hold all places, and no more"
@@ -116,7 +116,7 @@ async def test_a_tenant_gets_its_share_although_another_holds_every_place() -> N
         task.cancel()
 
 
-async def test_queries_that_nothing_serves_take_no_place_from_the_others_until_their_model_is_back() -> None:
+async def test_unserved_queries_use_separate_slots() -> None:
     living = {"small"}
     admission = Admission(2, clock=lambda: 0.0, serving=lambda: frozenset(living))
     for name in "ab":
@@ -134,7 +134,7 @@ async def test_queries_that_nothing_serves_take_no_place_from_the_others_until_t
     await asyncio.wait_for(third, 1.0)
 
 
-async def test_a_query_that_nothing_serves_is_refused_where_its_places_are_taken() -> None:
+async def test_unserved_query_is_refused_when_its_slots_are_taken() -> None:
     now_s = 0.0
     living = {"small"}
     admission = Admission(1, clock=lambda: now_s, serving=lambda: frozenset(living))
@@ -184,7 +184,7 @@ async def test_a_late_heartbeat_costs_no_query_that_waits() -> None:
 
 
 @pytest.mark.parametrize("what", ["leave", "look", "ended"])
-async def test_a_query_whose_call_was_cancelled_a_moment_ago_takes_no_place(what: str) -> None:
+async def test_just_cancelled_query_takes_no_slot(what: str) -> None:
     """A partition that moves cancels the calls that hold its records; their tasks run later."""
     now_s = 0.0
     admission = Admission(1, clock=lambda: now_s, serving=lambda: frozenset({"small"}))
@@ -222,7 +222,7 @@ State: TypeAlias = Literal["loading", "suspended", "failed"]
 
 
 @pytest.mark.parametrize("state", [*get_args(State), None])
-def test_a_flood_of_queries_for_a_model_that_nothing_serves_holds_nobody_up(
+def test_flood_for_an_unserved_model_delays_nobody(
     in_memory: InMemory, ask: Ask, tmp_path: Path, state: State | None
 ) -> None:
     """They are more than the places and the handlers together; with or without tenants, whatever its executor says."""

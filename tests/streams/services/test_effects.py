@@ -105,9 +105,7 @@ def at(record: ConsumerRecord, **changed: Any) -> ConsumerRecord:
 # The verifier.
 
 
-async def test_a_step_in_its_verification_out_to_the_group_it_came_from(
-    in_memory: InMemory, lived: Lived
-) -> None:
+async def test_verifier_answers_the_group_of_the_step(in_memory: InMemory, lived: Lived) -> None:
     async with alone(in_memory(), VerifierService) as service:
         for record, scored in zip(lived["search-step"], lived["verification.mini"], strict=True):
             effects = await service.on(None, decode(record.value, SearchStep), record)
@@ -117,7 +115,7 @@ async def test_a_step_in_its_verification_out_to_the_group_it_came_from(
             assert effects == Effects(send=[out], then=effects.then)
 
 
-async def test_a_step_that_cannot_be_scored_is_answered_and_one_of_an_unknown_group_is_refused(
+async def test_unscorable_step_is_answered_unknown_group_refused(
     in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def score(*_: object) -> list[Any]:
@@ -136,7 +134,7 @@ async def test_a_step_that_cannot_be_scored_is_answered_and_one_of_an_unknown_gr
             await service.on(None, replace(step, group="nowhere"), record)
 
 
-async def test_a_verifier_that_cannot_hold_the_longest_path_says_so_when_it_starts(
+async def test_verifier_warns_at_start_of_paths_beyond_its_context(
     in_memory: InMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     written = yaml.safe_load(Path(in_memory().catalogue).read_text(encoding="utf-8"))
@@ -164,9 +162,7 @@ async def test_scores_of_paths_that_were_shortened_are_counted(in_memory: InMemo
         assert counted._value.get() == 1
 
 
-async def test_a_search_goes_from_effect_to_effect_and_what_was_sent_before_is_not_searched_again(
-    in_memory: InMemory, lived: Lived
-) -> None:
+async def test_executor_repeats_no_delivered_step(in_memory: InMemory, lived: Lived) -> None:
     async with alone(in_memory(), ExecutorService) as service:
         (begun,) = lived["action-decision.mini"]
         decision = decode(begun.value, Decision)
@@ -213,7 +209,7 @@ async def test_a_cancelled_search_ends_with_the_record_that_comes_next(
             assert (answer.status, answer.error) == ("cancelled", "cancelled by client: hung up")
 
 
-async def test_a_decision_of_before_the_process_does_not_end_a_search_that_went_further(
+async def test_old_decision_does_not_end_a_search_that_went_on(
     in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (begun,) = lived["action-decision.mini"]
@@ -234,7 +230,7 @@ async def test_a_decision_of_before_the_process_does_not_end_a_search_that_went_
         assert (answer.status, answer.text) == ("budget", None), "no repeat: its client waits no longer"
 
 
-async def test_a_step_whose_record_is_too_large_ends_a_search_that_keeps_its_price(
+async def test_oversized_step_ends_the_search_with_its_trace(
     in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of(topic: str, record: Any) -> Outgoing:
@@ -256,9 +252,7 @@ async def test_a_step_whose_record_is_too_large_ends_a_search_that_keeps_its_pri
         assert [draft.tokens for draft in answer.trace] == [draft.tokens for draft in first.forest.drafts]
 
 
-async def test_a_budget_of_a_model_nobody_can_price_any_more_ends_the_search_with_its_trace(
-    in_memory: InMemory, lived: Lived
-) -> None:
+async def test_budget_of_an_unpriced_model_ends_the_search(in_memory: InMemory, lived: Lived) -> None:
     scored = lived["verification.mini"][0]
     verification = decode(scored.value, Verification)
     forest = verification.search.forest
@@ -287,9 +281,7 @@ async def test_a_model_that_has_left_the_catalogue_is_an_answer(in_memory: InMem
 # The embedder.
 
 
-async def test_a_query_in_its_context_out_and_its_place_is_kept_until_it_is_answered(
-    in_memory: InMemory, lived: Lived
-) -> None:
+async def test_embedder_keeps_the_slot_until_the_answer(in_memory: InMemory, lived: Lived) -> None:
     (asked,) = lived["query"]
     query = decode(asked.value, Query)
     async with alone(in_memory(max_in_flight=1), EmbedderService) as service:
@@ -311,7 +303,7 @@ class Down(HashedEncoder):
         raise EncoderUnavailable("http://encoder: no connection")
 
 
-async def test_a_query_that_is_given_up_gets_an_answer_but_not_for_a_second_record_of_its_id(
+async def test_abandoned_query_is_answered_for_its_first_record(
     in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.services.embedder.encoder_of", lambda settings: Down(8))
@@ -335,9 +327,7 @@ def at_home(topic: str, message: Any, offset: int = 0, **changed: Any) -> tuple[
     return message, replace(record, **changed)
 
 
-async def test_a_decision_and_its_answer_make_one_reward_in_whatever_order_they_come(
-    in_memory: InMemory, lived: Lived
-) -> None:
+async def test_decision_and_answer_make_one_reward_in_any_order(in_memory: InMemory, lived: Lived) -> None:
     decided = decode(lived["action-decision"][0].value, Decision), lived["action-decision"][0]
     answered = decode(lived["answer"][0].value, Answer), lived["answer"][0]
     async with alone(in_memory(), AggregatorService) as service:
@@ -359,7 +349,7 @@ async def test_a_decision_and_its_answer_make_one_reward_in_whatever_order_they_
         assert count(service.runtime.metrics.duplicates, "action-decision") == 1
 
 
-async def test_a_grader_that_is_slow_teaches_nothing_and_the_reward_says_so(
+async def test_slow_grader_leaves_the_reward_without_correctness(
     in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aggregator, "GradingPool", partial(GradingPool, timeout_s=0.05))
@@ -377,7 +367,7 @@ async def test_a_grader_that_is_slow_teaches_nothing_and_the_reward_says_so(
         assert service.runtime.metrics.ungraded._value.get() == 1
 
 
-async def test_an_answer_whose_provisional_reward_was_sent_without_a_grade_gets_none_afterwards(
+async def test_ungraded_provisional_reward_stays_ungraded(
     in_memory: InMemory, lived: Lived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
@@ -407,7 +397,7 @@ async def test_an_answer_whose_provisional_reward_was_sent_without_a_grade_gets_
         assert len(asked) == 1
 
 
-async def test_feedback_elsewhere_is_sent_on_and_what_only_services_write_is_refused(
+async def test_misplaced_feedback_moves_and_misplaced_answer_fails(
     in_memory: InMemory,
 ) -> None:
     home = partition_for(b"q0", 2)
@@ -427,7 +417,7 @@ async def test_feedback_elsewhere_is_sent_on_and_what_only_services_write_is_ref
         assert (effects.row, effects.send) == (UNSET, ())
 
 
-async def test_feedback_that_no_answer_met_is_refused_when_its_time_is_over(in_memory: InMemory) -> None:
+async def test_parked_feedback_is_refused_when_it_is_due(in_memory: InMemory) -> None:
     async with alone(in_memory(), AggregatorService) as service:
         told, record = at_home("feedback", Feedback(query_id="q0", correct=True), offset=7)
         parked = await service.on(None, told, record)
@@ -455,9 +445,7 @@ async def write(service: AggregatorService, effects: Effects[JoinRow], partition
     effects.then()
 
 
-async def test_a_query_rejected_before_its_decision_leaves_a_digest_that_closes_it_all_the_same(
-    in_memory: InMemory, lived: Lived
-) -> None:
+async def test_query_rejected_undecided_leaves_a_closing_digest(in_memory: InMemory, lived: Lived) -> None:
     decided = lived["action-decision"][0]
     decision = decode(decided.value, Decision)
     no = Answer(query_id="q0", status="rejected", by="embedder", error="n: at most 4 paths are on offer")
@@ -525,9 +513,7 @@ async def test_a_deadline_leaves_with_its_row(in_memory: InMemory, lived: Lived)
 # The decider.
 
 
-async def test_contexts_in_rows_and_what_they_hold_out_and_the_same_again_for_a_redelivered_one(
-    in_memory: InMemory, lived: Lived
-) -> None:
+async def test_decider_writes_rows_and_resends_what_they_hold(in_memory: InMemory, lived: Lived) -> None:
     (asked,) = lived["context"]
     context = decode(asked.value, QueryContext)
 

@@ -38,9 +38,7 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> Slow:
     return slow
 
 
-async def test_a_query_waits_for_one_text_of_another_tenant_and_not_for_all_that_wait(
-    in_memory: InMemory, ask: Ask, encoder: Slow
-) -> None:
+async def test_tenants_take_turns_at_the_encoder(in_memory: InMemory, ask: Ask, encoder: Slow) -> None:
     class InThreads(MemoryRuntime):
         async def in_thread(self, work: Callable[[], T]) -> T:
             done = work()
@@ -66,7 +64,7 @@ SAID = "http://embed.internal:8080/v1/embeddings: HTTP 400: tenant acme on node 
 
 
 @pytest.mark.parametrize("kind", [EncoderRefused, BadEmbedding, TextUnanswered])
-async def test_what_the_encoder_says_is_in_the_dead_letter_and_not_in_the_answer(
+async def test_encoder_errors_go_to_the_dead_letter_alone(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, kind: type[EncoderError]
 ) -> None:
     class Refuses(HashedEncoder):

@@ -126,7 +126,7 @@ def test_a_model_that_fails_from_the_start_is_soon_left_alone(
 
 
 @pytest.mark.seconds
-def test_a_model_that_begins_to_fail_after_200_good_answers_has_at_most_a_twentieth_of_the_second_sixty(
+def test_model_that_begins_to_fail_soon_loses_its_share(
     in_memory: InMemory, ask: Ask, audited: Audit, failing: type[Failing]
 ) -> None:
     async def scenario() -> None:
@@ -164,7 +164,7 @@ def test_a_model_that_is_too_slow_each_time_is_left_alone(
     [("refuses clients", {}), ("hangs", {"timeout_s": 5.0})],
     ids=["questions that no model would take", "clients in a hurry"],
 )
-def test_what_clients_ask_for_teaches_nothing_and_suspends_nobody(
+def test_requests_of_clients_cannot_suspend_a_model(
     how: str, fields: dict[str, Any], in_memory: InMemory, ask: Ask, audited: Audit, failing: type[Failing]
 ) -> None:
     failing.how = how

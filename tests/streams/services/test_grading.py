@@ -75,7 +75,7 @@ async def test_an_answer_is_graded_by_the_grader_that_its_query_names(
 
 
 @pytest.mark.seconds
-async def test_a_pattern_that_takes_for_ever_leaves_correctness_unknown(in_memory: InMemory) -> None:
+async def test_slow_pattern_leaves_correctness_unknown(in_memory: InMemory) -> None:
     async with running(in_memory(), AGGREGATOR) as cluster:
         ended(cluster, Query(query_id="q", text="?", grader="regex", reference="(a+)+$"), "a" * 40 + "b")
         ended(cluster, Query(query_id="next", text="?", grader="regex", reference="b"), "b")
@@ -98,7 +98,7 @@ def other_catalogue(in_memory: InMemory, tmp_path: Path) -> Callable[..., Any]:
     return make
 
 
-async def test_the_query_goes_before_the_entry_and_the_entry_before_the_catalogue(
+async def test_grader_of_query_then_model_then_catalogue(
     other_catalogue: Callable[..., Any],
 ) -> None:
     async with running(other_catalogue("grader: exact"), AGGREGATOR) as cluster:
@@ -129,9 +129,7 @@ def _control(cluster: Cluster) -> Any:
     return worker_of(cluster, "aggregator").control
 
 
-async def test_what_could_never_grade_an_answer_is_rejected_by_name_before_a_choice(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_invalid_references_are_rejected_before_a_decision(in_memory: InMemory, ask: Ask) -> None:
     wrong: dict[str, dict[str, Any]] = {
         "reference: is '(', which is no regular expression": {"grader": "regex", "reference": "("},
         "reference: is an empty text": {"grader": "exact", "reference": " "},
@@ -183,7 +181,7 @@ async def test_a_pattern_that_takes_for_ever_to_compile_is_rejected(in_memory: I
     assert "reference: cannot be used (check: no result in 2 s); make it simpler" in str(answer.error)
 
 
-async def test_the_audit_knows_that_other_graders_take_other_answers_for_right(
+async def test_audit_accepts_the_grades_of_every_grader(
     in_memory: InMemory, ask: Ask, audited: Audit
 ) -> None:
     queries = [
@@ -199,7 +197,7 @@ async def test_the_audit_knows_that_other_graders_take_other_answers_for_right(
         audited(cluster)
 
 
-def test_a_schema_of_the_catalogue_that_is_none_is_refused_at_the_start(
+def test_invalid_catalogue_grader_is_refused_at_the_start(
     other_catalogue: Callable[..., Any],
 ) -> None:
     with pytest.raises(CatalogueError, match=r"the catalogue, field grader\.schema: is not a JSON Schema"):

@@ -22,7 +22,7 @@ REWARDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50)), max_si
 
 
 @given(REWARDS, st.integers(1, 20), st.integers(1, 20), st.randoms(use_true_random=False))
-def test_the_oldest_of_the_account_that_has_most_goes_in_whatever_order_they_were_added(
+def test_largest_accounts_oldest_reward_goes_in_any_order(
     opened: list[tuple[str, int]], most: int, most_each: int, rng: object
 ) -> None:
     rewards = [(account, at_ms, f"q{n}") for n, (account, at_ms) in enumerate(opened)]
@@ -76,7 +76,7 @@ def waiting(ask: Ask, n: int, tenant: str) -> Query:
 BOUNDS = {"join_partitions": 1, "max_open_rewards": 12, "feedback_wait_s": 1.0}
 
 
-async def test_beyond_the_bound_the_tenant_that_has_most_open_pays_and_the_rewards_say_so(
+async def test_tenant_with_most_open_rewards_has_them_closed(
     in_memory: InMemory, ask: Ask, audited: Audit
 ) -> None:
     async with running(in_memory(**BOUNDS), seed=1) as cluster:
@@ -118,7 +118,7 @@ async def test_an_account_has_a_bound_of_its_own(in_memory: InMemory, ask: Ask, 
 
 
 @pytest.mark.parametrize("dies_at", ["send", "row"])
-async def test_which_rewards_are_closed_early_survives_deaths_and_lower_bounds(
+async def test_early_closing_survives_deaths_and_lower_bounds(
     in_memory: InMemory, ask: Ask, audited: Audit, dies_at: str
 ) -> None:
     closings = count()

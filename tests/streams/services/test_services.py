@@ -25,7 +25,7 @@ from streams.topics import Topics
 from tests.support.cluster import Ask, InMemory, answered, read, running, send
 
 
-def test_every_topic_is_written_and_read_by_a_service_or_a_client(in_memory: InMemory) -> None:
+def test_every_topic_has_a_writer_and_a_reader(in_memory: InMemory) -> None:
     topics = Topics(in_memory())
     declared = {t.name.removeprefix(topics.prefix) for t in topics.declared(["<group>"])}
     read = {name for spec in SERVICES.values() for name in spec.inputs}
@@ -46,7 +46,7 @@ async def test_a_service_binds_exactly_the_topics_of_its_spec(in_memory: InMemor
             assert {s.topic for s in each.subscriptions} == set(each.spec.reads(cluster.topics, each.group))
 
 
-def test_the_command_line_the_launcher_and_the_page_name_every_service() -> None:
+def test_cli_launcher_and_page_name_every_service() -> None:
     (argument,) = (p for p in worker.params if p.name == "service")
     assert isinstance(argument.type, click.Choice)
     assert list(argument.type.choices) == list(SERVICES)
@@ -74,9 +74,7 @@ async def build_echo(runtime: Runtime) -> Echo:
     return Echo(runtime.topics.prefix + "echo")
 
 
-async def test_a_service_is_added_to_a_running_deployment_by_its_spec_alone(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_service_is_added_by_its_spec_alone(in_memory: InMemory, ask: Ask) -> None:
     inputs = {"query": Input(Query, "echo")}
     echo = ServiceSpec(name="echo", inputs=inputs, outputs=("echo",), build=build_echo)
 
@@ -106,7 +104,7 @@ async def test_a_service_that_goes_beyond_its_spec_is_refused(in_memory: InMemor
 @pytest.mark.parametrize(
     ("error", "ends"), [(Unavailable("no broker answers"), 0), (SettingsError("ssl_cafile: not there"), 2)]
 )
-async def test_no_record_is_refused_for_a_snapshot_that_could_not_be_written(
+async def test_failed_snapshot_refuses_no_record(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, error: Exception, ends: int
 ) -> None:
     """What the broker does not say is asked again after 30 s; after any other error the worker is restarted."""
@@ -133,14 +131,12 @@ async def test_no_record_is_refused_for_a_snapshot_that_could_not_be_written(
         assert [type(death) for death in cluster.deaths] == [Crash] * ends
 
 
-def test_a_worker_without_partitions_never_leaves_its_group_as_idle(in_memory: InMemory) -> None:
+def test_idle_worker_stays_in_its_group(in_memory: InMemory) -> None:
     """It fetches nothing. By default it would leave after 1,000 s, not come back, and be ended by its watchdog."""
     assert create_app(in_memory(), "decider").conf.broker_max_poll_interval > 365 * 86_400
 
 
-def test_what_faust_would_read_from_the_environment_is_left_alone(
-    in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faust_ignores_the_environment(in_memory: InMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     before = create_app(in_memory(), "decider").conf
     monkeypatch.setenv("WEB_PORT", "tcp://10.0.0.1:80")
     monkeypatch.setenv("STREAM_PROCESSING_TIMEOUT", "1")

@@ -58,9 +58,7 @@ def total(counter: Counter) -> float:
     return sum(sample.value for sample in samples if sample.name.endswith("_total"))
 
 
-async def test_a_duplicate_of_an_old_query_does_not_hold_its_admission_slot(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_duplicate_of_an_old_query_frees_its_slot(in_memory: InMemory, ask: Ask) -> None:
     async with running(in_memory(max_in_flight=1, timeout_s=1000.0), seed=3) as cluster:
         # More than the embedder remembers as ended.
         many = [ask(n, query_id=f"first{n}") for n in range(20)]
@@ -97,9 +95,7 @@ async def test_a_broker_that_refuses_writes_costs_no_record(in_memory: InMemory,
         assert cluster.broker.records(cluster.topics.dead_letter) == []
 
 
-async def test_a_send_that_is_refused_leaves_what_is_counted_and_what_is_pending_right(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_refused_send_keeps_counts_and_pending_right(in_memory: InMemory, ask: Ask) -> None:
     async with running(in_memory(), seed=3) as cluster:
         topics, metrics = cluster.topics, worker_of(cluster, "decider").metrics
         await served(cluster, ask(0))
@@ -129,9 +125,7 @@ async def test_a_decider_that_has_lost_the_learner_has_nothing_pending(
         assert (pending.get(), oldest_s.get()) == (0, worker.clock.now_ms() / 1000)
 
 
-async def test_a_query_that_may_teach_nothing_and_waits_for_its_feedback_is_not_overdue(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_unlearnable_query_awaiting_feedback_is_not_overdue(in_memory: InMemory, ask: Ask) -> None:
     async with running(in_memory(), seed=3) as cluster:
         worker, topics = worker_of(cluster, "decider"), cluster.topics
         send(cluster, ask(0, learn=False, reference=None, feedback_wait_s=3600.0))
@@ -142,7 +136,7 @@ async def test_a_query_that_may_teach_nothing_and_waits_for_its_feedback_is_not_
         assert (pending.get(), oldest_s.get()) == (1, worker.clock.now_ms() / 1000)
 
 
-async def test_queries_wait_for_an_encoder_that_is_down_and_none_is_rejected(
+async def test_queries_wait_for_an_encoder_that_is_down(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.services.embedder.encoder_of", lambda settings: DownFor(25))
@@ -155,7 +149,7 @@ async def test_queries_wait_for_an_encoder_that_is_down_and_none_is_rejected(
         assert asyncio.get_running_loop().time() > 10
 
 
-async def test_a_text_that_gets_no_answer_while_others_are_embedded_is_refused_after_some_rounds(
+async def test_text_that_alone_fails_is_refused_after_some_rounds(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.services.embedder.encoder_of", lambda settings: Mute(poison=1000, unlucky=2))
@@ -173,7 +167,7 @@ async def test_a_text_that_gets_no_answer_while_others_are_embedded_is_refused_a
         assert cluster.deaths == []
 
 
-async def test_a_query_past_its_deadline_is_refused_where_the_encoder_does_not_embed_it(
+async def test_unembedded_query_is_refused_past_its_deadline(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its text may be what the server dies of: then no other text is embedded either."""
@@ -237,9 +231,7 @@ async def test_contexts_that_expired_unread_are_reported(
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 20, 4096])
-async def test_a_dead_letter_keeps_as_much_of_a_prompt_as_the_deployment_says(
-    in_memory: InMemory, keep_bytes: int
-) -> None:
+async def test_dead_letter_keeps_as_many_bytes_as_configured(in_memory: InMemory, keep_bytes: int) -> None:
     async with running(in_memory(dead_letter_bytes=keep_bytes), seed=3) as cluster:
         t = cluster.topics
         bad = b'{"schema":"query.v1","text":"my secret","query_id":"bad","n":0}'
@@ -303,9 +295,7 @@ async def test_a_bad_row_does_not_stop_the_deadlines_of_others(in_memory: InMemo
     await cluster.close()
 
 
-async def test_a_former_owner_sends_no_deadlines_of_rows_that_have_left(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_former_owner_sends_no_deadlines(in_memory: InMemory, ask: Ask) -> None:
     cluster = Cluster(in_memory(timeout_s=20.0), {"aggregator": SERVICES["aggregator"]}, seed=1)
     changelog = cluster.topics.changelog("aggregator", "join")
     cluster.broker.create(changelog, 2)
@@ -333,7 +323,7 @@ async def test_a_former_owner_sends_no_deadlines_of_rows_that_have_left(
         b"",
     ],
 )
-async def test_poison_with_any_nested_id_is_a_dead_letter_once_and_its_topic_goes_on(
+async def test_poison_with_any_nested_id_is_one_dead_letter(
     in_memory: InMemory, ask: Ask, value: bytes
 ) -> None:
     def readable(topic: str) -> list[bytes]:
@@ -383,7 +373,7 @@ async def test_a_closed_query_has_no_row_and_is_known_after_a_restart(in_memory:
         assert cluster.broker.records(topics.dead_letter) == []
 
 
-async def test_the_row_of_a_suspended_aggregator_undoes_nothing_after_a_restart(
+async def test_late_row_of_a_suspended_aggregator_changes_nothing(
     in_memory: InMemory, ask: Ask, audited: Audit
 ) -> None:
     """It is suspended past its session, and goes on when another has its partitions."""
@@ -416,7 +406,7 @@ async def test_the_row_of_a_suspended_aggregator_undoes_nothing_after_a_restart(
         audited(cluster)
 
 
-async def test_a_model_that_is_added_while_the_encoder_is_away_waits_and_nothing_else_does(
+async def test_only_the_new_model_waits_for_an_absent_encoder(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     encoder = DownFor(0)
@@ -442,7 +432,7 @@ async def test_a_model_that_is_added_while_the_encoder_is_away_waits_and_nothing
         assert cluster.deaths == []
 
 
-async def test_a_model_whose_descriptions_the_encoder_refuses_is_not_on_offer_and_costs_no_record(
+async def test_model_that_the_encoder_refuses_costs_no_record(
     in_memory: InMemory,
     ask: Ask,
     monkeypatch: pytest.MonkeyPatch,
@@ -483,7 +473,7 @@ async def pinned(cluster: Cluster, query: Query, model: str) -> str:
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 1.0])
-async def test_a_new_model_that_the_encoder_refuses_keeps_no_other_new_one_waiting(
+async def test_refused_new_model_does_not_delay_another(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, apart_s: float, tmp_path: Path
 ) -> None:
     encoder = Refusing("mid")
@@ -505,7 +495,7 @@ async def test_a_new_model_that_the_encoder_refuses_keeps_no_other_new_one_waiti
         reproduced(cluster)
 
 
-async def test_a_fresh_log_begins_without_a_model_that_the_encoder_refuses(
+async def test_fresh_log_begins_without_a_refused_model(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The centre of its features is that of the first models on offer, and a replay finds the same."""
@@ -528,7 +518,7 @@ async def test_a_fresh_log_begins_without_a_model_that_the_encoder_refuses(
         reproduced(cluster)
 
 
-async def test_a_fresh_log_with_nothing_to_offer_waits_and_ends_no_worker(
+async def test_fresh_log_waits_until_any_model_is_embedded(
     in_memory: InMemory,
     ask: Ask,
     monkeypatch: pytest.MonkeyPatch,
@@ -548,7 +538,7 @@ async def test_a_fresh_log_with_nothing_to_offer_waits_and_ends_no_worker(
         assert cluster.deaths == []
 
 
-async def test_the_first_offer_of_a_log_waits_whole_for_an_encoder_that_is_away(
+async def test_first_offer_waits_for_an_absent_encoder(
     in_memory: InMemory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     encoder = Refusing("large")
@@ -562,7 +552,7 @@ async def test_the_first_offer_of_a_log_waits_whole_for_an_encoder_that_is_away(
             await learner.vectors(fresh, catalogue)
 
 
-async def test_while_a_model_waits_for_the_encoder_the_rest_of_the_catalogue_is_in_force(
+async def test_catalogue_without_an_unembedded_model_is_in_force(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(decider, "encoder_of", lambda settings: Refusing("mid"))
@@ -589,7 +579,7 @@ async def test_while_a_model_waits_for_the_encoder_the_rest_of_the_catalogue_is_
         reproduced(cluster)
 
 
-async def test_a_catalogue_that_changes_while_actions_are_embedded_is_the_one_that_is_decided_with(
+async def test_decisions_follow_a_catalogue_changed_while_embedding(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(in_memory(), seed=3) as cluster:
@@ -616,7 +606,7 @@ async def test_a_catalogue_that_changes_while_actions_are_embedded_is_the_one_th
         assert cluster.broker.records(topics.dead_letter) == []
 
 
-async def test_references_that_take_a_grader_all_of_its_time_hold_nobody_else_up(
+async def test_slow_references_do_not_delay_other_tenants(
     in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     took = {"h+1": 5.0, "x/2": 0.02}
@@ -681,7 +671,7 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return topics
 
 
-async def test_feedback_waits_for_a_decision_that_is_read_after_it_and_after_the_answer(
+async def test_feedback_waits_for_a_decision_read_last(
     in_memory: InMemory, ask: Ask, behind: set[str]
 ) -> None:
     async with running(in_memory(), seed=3) as cluster:
@@ -704,7 +694,7 @@ async def test_feedback_waits_for_a_decision_that_is_read_after_it_and_after_the
         assert cluster.broker.records(topics.dead_letter) == []
 
 
-async def test_feedback_that_came_in_time_counts_although_no_aggregator_ran_at_its_deadline(
+async def test_timely_feedback_counts_after_an_aggregator_outage(
     in_memory: InMemory, ask: Ask, behind: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline may be fetched first."""

@@ -29,7 +29,7 @@ class Graders:
 
 
 @pytest.mark.parametrize("seconds", [0.9, 5.0])
-def test_a_tenant_waits_for_what_is_being_graded_and_for_no_other_tenants_queue(seconds: float) -> None:
+def test_tenant_waits_for_no_other_tenants_queue(seconds: float) -> None:
     async def main() -> None:
         graders = Graders()
         async with asyncio.TaskGroup() as tasks:
@@ -61,7 +61,7 @@ def test_a_tenant_alone_only_waits(answers: int, apart_s: float) -> None:
     run(main())
 
 
-def test_of_more_than_may_wait_those_of_the_tenant_with_the_most_are_refused() -> None:
+def test_tenant_with_the_longest_queue_is_refused() -> None:
     async def main() -> None:
         graders = Graders()
         async with asyncio.TaskGroup() as tasks:
