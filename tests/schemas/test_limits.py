@@ -104,7 +104,7 @@ def test_a_text_that_is_not_unicode_does_not_end_the_process() -> None:
 @pytest.mark.parametrize(
     "before", [b"{" + b"," * (MAX_VALUES + 1), '{"\u0100"'.encode()], ids=["many", "wide"]
 )
-def test_a_string_that_does_not_end_takes_time_linear_in_its_length(before: bytes) -> None:
+def test_endless_string_takes_linear_time(before: bytes) -> None:
     frame = zstandard.ZstdCompressor().compress(before + b'"' + b'\\"' * (MAX_RECORD // 2))
     began_s = time.process_time()
     with pytest.raises(UnreadableRecord):

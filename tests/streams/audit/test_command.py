@@ -45,7 +45,7 @@ def test_a_discrepancy_is_named_and_exits_1(run: Any, log: Any) -> None:
     assert {each["query_id"] for each in orjson.loads(run("--json").output)["discrepancies"]} == {"h20"}
 
 
-def test_what_is_pending_is_wrong_once_the_system_should_be_settled(run: Any, log: Any) -> None:
+def test_settled_makes_a_pending_query_a_discrepancy(run: Any, log: Any) -> None:
     log.put(log.topics.query, "new", Query(query_id="new", text="What is 2 + 2?"))
     assert run().exit_code == 0
     done = run("--settled")
@@ -53,7 +53,7 @@ def test_what_is_pending_is_wrong_once_the_system_should_be_settled(run: Any, lo
     assert "wrong: new: is pending: it waits for the embedder" in done.output
 
 
-def test_every_pending_query_counts_once_the_system_should_be_settled(run: Any, log: Any) -> None:
+def test_settled_counts_every_pending_query(run: Any, log: Any) -> None:
     for at in range(150):
         log.put(log.topics.query, f"new{at}", Query(query_id=f"new{at}", text="What is 2 + 2?"))
     found = orjson.loads(run("--json", "--settled").output)

@@ -79,7 +79,7 @@ class Torn:
         return self.log.read(part, span)
 
 
-def test_a_query_under_way_is_pending_with_what_it_waits_for_and_its_deadline(log: Any) -> None:
+def test_open_query_is_pending_with_its_service_and_deadline(log: Any) -> None:
     log.put(log.topics.query, "new", Query(query_id="new", text="What is 2 + 2?", timeout_s=90))
     report = sound(log)
     assert report.states["pending"] == 1
@@ -90,7 +90,7 @@ def test_a_query_under_way_is_pending_with_what_it_waits_for_and_its_deadline(lo
     assert report.overdue == 0
 
 
-def test_a_query_that_waits_for_its_place_while_later_ones_go_ahead_raises_no_alarm(log: Any) -> None:
+def test_query_overtaken_in_admission_raises_no_alarm(log: Any) -> None:
     """Admission takes the tenants by turns, and a partition is read on for a window beyond its lowest open Query."""
     waits = Query(query_id="waits", text="Is there room?", tenant="busy")
     log.put(log.topics.query, "waits", waits)
@@ -108,7 +108,7 @@ def test_a_query_that_waits_for_its_place_while_later_ones_go_ahead_raises_no_al
     assert ("waits", "embedder") in {(each.query_id, each.waits_for) for each in report.pending}
 
 
-def test_an_answer_without_its_reward_waits_for_the_aggregator_and_is_overdue_in_the_end(log: Any) -> None:
+def test_answer_without_reward_is_pending_then_overdue(log: Any) -> None:
     log.cut(log.topics.reward, lambda raw: b'"h199"' not in raw.value)
     log.cut(log.topics.reward, lambda raw: b'"h198"' not in raw.value)
     for topic in (log.join, log.learner):
@@ -128,7 +128,7 @@ def test_a_reward_the_learner_has_not_read_is_pending(log: Any) -> None:
     assert "h190" in {each.query_id for each in report.pending} | set(report.ids)
 
 
-def test_repeated_records_of_at_least_once_delivery_are_counted_and_harmless(log: Any) -> None:
+def test_repeated_records_are_counted_and_harmless(log: Any) -> None:
     for topic, kind, query_id in ((log.topics.decision, Decision, "h5"), (log.topics.reward, Reward, "h6")):
         log.put(topic, query_id, log.find(topic, kind, query_id))
     answer = log.find(log.topics.answer, Answer, "h7")
@@ -140,7 +140,7 @@ def test_repeated_records_of_at_least_once_delivery_are_counted_and_harmless(log
     assert report.repeated == 4
 
 
-def test_a_rejected_query_and_an_unreadable_one_have_their_dead_letters(log: Any) -> None:
+def test_rejected_and_unreadable_queries_have_dead_letters(log: Any) -> None:
     log.append(log.topics.query, b"bad", b'{"schema":"query.v1","query_id":"bad","text":7}')
     log.append(log.topics.query, b"", b"{")
     ends = len(log.records[log.topics.query, 0])
@@ -154,7 +154,7 @@ def test_a_rejected_query_and_an_unreadable_one_have_their_dead_letters(log: Any
     assert report.unreadable == {"query": 1}
 
 
-def test_an_unreadable_query_that_was_passed_over_without_a_dead_letter_is_named(log: Any) -> None:
+def test_unreadable_query_without_dead_letter_is_named(log: Any) -> None:
     raws = log.records[log.topics.query, 0]
     raws[100] = raws[100]._replace(value=b"{")
     assert f"{log.topics.query}/0/100" in log.audit(concurrency=8).ids
@@ -229,7 +229,7 @@ def test_feedback_whose_source_may_not_teach_raises_no_alarm(log: Any) -> None:
     assert log.audit().checks <= {"row_updates", "row_terms"}, "the row here has learned from it"
 
 
-def test_what_was_decided_before_the_learner_was_reset_has_no_row(log: Any) -> None:
+def test_decisions_before_a_reset_need_no_row(log: Any) -> None:
     """`learner reset` leaves where the Decisions ended; those that come later need their rows again."""
     for topic in (log.learner, log.topics.snapshot):
         for key in {raw.key for raw in log.records[topic, 0]}:
@@ -244,7 +244,7 @@ def test_what_was_decided_before_the_learner_was_reset_has_no_row(log: Any) -> N
     assert log.audit().ids == ["h199"]
 
 
-def test_what_is_in_flight_while_the_learner_is_reset_was_not_passed_over(log: Any) -> None:
+def test_query_in_flight_at_a_reset_is_pending(log: Any) -> None:
     before = log.records[log.topics.decision, 0][:100]
     ids = {decode(raw.value, Decision).query.query_id.encode() for raw in before}
     for key in {raw.key for raw in log.records[log.topics.snapshot, 0]}:
@@ -259,9 +259,7 @@ def test_what_is_in_flight_while_the_learner_is_reset_was_not_passed_over(log: A
     assert "h3" not in log.audit().ids
 
 
-def test_a_model_that_has_left_the_catalogue_file_is_said_and_raises_no_alarm(
-    log: Any, tmp_path: Path
-) -> None:
+def test_model_gone_from_the_catalogue_is_reported_unpriced(log: Any, tmp_path: Path) -> None:
     catalogue = yaml.safe_load(CATALOGUE)
     gone = catalogue["models"].pop()["name"]
     path = tmp_path / "catalogue.yaml"
@@ -282,9 +280,7 @@ def test_what_retention_has_removed_is_not_missing(log: Any) -> None:
     assert report.queries == 200
 
 
-def test_prices_go_unchecked_once_control_has_forgotten_the_numbers_they_follow_from(
-    log: Any, tmp_path: Path
-) -> None:
+def test_prices_of_compacted_entries_are_not_checked(log: Any, tmp_path: Path) -> None:
     """One model came by `catalogue add`; compaction leaves its last entry alone."""
     catalogue = yaml.safe_load(CATALOGUE)
     (small, large) = catalogue["models"]
@@ -317,7 +313,7 @@ def test_rows_that_left_the_log_are_held_by_the_oldest_snapshot(log: Any) -> Non
     sound(log)
 
 
-def test_a_row_may_leave_only_once_both_snapshots_call_its_query_ended(log: Any) -> None:
+def test_row_may_leave_once_both_snapshots_hold_its_end(log: Any) -> None:
     """Its Query and Context are still there; h0 to h39 have ended in both snapshots, h40 has not in the older."""
     records = {raw.key: raw.value for raw in log.records[log.topics.snapshot, 0]}
     both = sorted(versions(records))

@@ -8,7 +8,7 @@ import zstandard
 from streams.audit.reading import Plain, _boxed
 
 
-def test_millions_of_empty_lists_in_a_small_frame_are_no_record_and_take_no_time() -> None:
+def test_frame_of_millions_of_lists_is_rejected_fast() -> None:
     bomb = zstandard.ZstdCompressor().compress(b"[" + b"[]," * 4_000_000 + b"[]]")
     assert len(bomb) < 10_000
     began_s = time.process_time()
@@ -21,13 +21,13 @@ def test_a_text_may_hold_as_many_commas_as_it_likes() -> None:
     assert Plain()(orjson.dumps(said)) == said
 
 
-def test_a_string_that_does_not_end_takes_time_linear_in_its_length() -> None:
+def test_endless_string_takes_linear_time() -> None:
     began_s = time.process_time()
     assert Plain()(b"[" + b"," * 300_000 + b'"' + b'\\"' * 100_000) is None
     assert time.process_time() - began_s < 5.0, "minutes before"
 
 
-def test_a_grade_is_worked_out_again_only_where_the_default_grader_compared_the_last_box() -> None:
+def test_only_boxed_grades_are_recomputed() -> None:
     def rules(*rules: str) -> list[bool]:
         return [_boxed({"grader": "boxed 2", "rule": rule}) for rule in rules]
 

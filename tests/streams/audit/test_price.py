@@ -114,7 +114,7 @@ def test_both_readings_of_a_shipped_catalogue_price_alike(name: str) -> None:
             assert number == pytest.approx(getattr(stated, field), rel=1e-12), (model.name, field)
 
 
-def test_a_model_that_was_replaced_keeps_the_numbers_its_answers_were_priced_with() -> None:
+def test_replaced_model_keeps_its_former_numbers() -> None:
     catalogue = PriceList(Path("infra/catalogue/qwen3.yaml"))
     name = next(iter(catalogue.models))
     architecture = {"parameters": 10, "layers": 1, "query_heads": 1, "kv_heads": 1, "head_dim": 1}
@@ -124,7 +124,7 @@ def test_a_model_that_was_replaced_keeps_the_numbers_its_answers_were_priced_wit
     assert catalogue.models[name][1].prec_p == 4
 
 
-def test_a_catalogue_is_read_where_the_configuration_file_writes_it_out(tmp_path: Path) -> None:
+def test_catalogue_within_a_configuration_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "catalogue.yaml").write_text(CATALOGUE)
     (tmp_path / "uniscale.yaml").write_text(
         yaml.safe_dump({"prefix": "t.", "catalogue": yaml.safe_load(CATALOGUE)})

@@ -248,7 +248,7 @@ def test_ask_takes_several_references_and_a_grader(monkeypatch: pytest.MonkeyPat
     assert "reference: is missing, and grader regex compares with it" in str(done.exception)
 
 
-def test_produce_names_a_grader_where_a_line_with_a_reference_has_none(
+def test_produce_sets_the_grader_of_lines_that_name_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file, sent = tmp_path / "set.jsonl", list[Query]()
@@ -310,9 +310,7 @@ def test_an_entry_is_read_as_strictly_as_a_catalogue(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("tenant", ["", "x" * 300])
-def test_a_key_whose_queries_every_process_would_refuse_is_not_added(
-    monkeypatch: pytest.MonkeyPatch, tenant: str
-) -> None:
+def test_key_with_an_invalid_tenant_is_not_added(monkeypatch: pytest.MonkeyPatch, tenant: str) -> None:
     topic = ControlTopic(monkeypatch)
     done = CliRunner().invoke(control.keys, ["add", "k", "--tenant", tenant], obj=Settings())
     assert isinstance(done.exception, InvalidField)
@@ -378,7 +376,7 @@ def test_a_decider_that_ran_while_the_question_stood_is_noticed(
     assert len(asked) == 2
 
 
-def test_reset_first_leaves_where_the_decisions_ended_and_then_deletes_the_rest(
+def test_reset_notes_the_last_decision_before_it_deletes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topics = Topics(Settings())

@@ -50,7 +50,7 @@ def test_a_prune_is_proved_with_v_max_and_h_max() -> None:
     assert "so [bold]4[/bold]" in text
 
 
-def test_of_two_queries_with_one_id_the_one_that_was_decided_counts() -> None:
+def test_decided_query_counts_of_two_with_one_id() -> None:
     taken, decided = (Query(query_id="q", text=text) for text in ("refused", "decided"))
     decision = decision_for(decided, action=Action(model="m", qp=2, cp=1, bs=1), appended_ms=1_000)
     records = [(taken, 3_600_000), (decided, 1_000), (decision, 1_007)]
@@ -62,7 +62,7 @@ def test_of_two_queries_with_one_id_the_one_that_was_decided_counts() -> None:
         assert timeline.at_ms == {"query": 1_000, "decision": 1_007}
 
 
-def test_a_trace_that_is_not_a_search_is_said_and_does_not_end_the_command() -> None:
+def test_malformed_trace_is_reported_in_words() -> None:
     orphan = Draft(parent=-1, depth=3, tokens=4, finish="separator", score=0.5)
     broken = replace(ANSWER, path=(), trace=(orphan,))
     assert "the trace is not that of a search" in printed(broken)

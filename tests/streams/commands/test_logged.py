@@ -31,7 +31,7 @@ def row_of(query: Query, *, propensity: float | None = 0.25, **changes: Any) -> 
     return graded_row(decision, reward_for(decision, **{"log_cost": math.log(1e10), **changes}))
 
 
-def test_a_question_and_a_conversation_are_logged_as_they_were_embedded() -> None:
+def test_question_and_conversation_are_logged_as_embedded() -> None:
     row = row_of(Query(query_id="q", text="What is 2 + 2?"))
     assert row is not None
     assert row["cost"] == pytest.approx(1e10)
@@ -46,7 +46,7 @@ def test_a_question_and_a_conversation_are_logged_as_they_were_embedded() -> Non
     assert counts(row["text"]).tolist() == counts(chat.question).tolist()
 
 
-def test_a_prior_of_conversations_knows_each_as_a_question_of_its_own(tmp_path: Path) -> None:
+def test_prior_counts_each_conversation_as_a_question(tmp_path: Path) -> None:
     said = [(Message(role="user", content=f"What is {n} + {n % 7}?"),) for n in range(40)]
     rows = [row_of(Query(query_id=f"q{n}", messages=each), correct=n % 2) for n, each in enumerate(said)]
     path = tmp_path / "logged.jsonl"
@@ -89,6 +89,6 @@ def test_a_decision_without_propensity_teaches_no_prior(propensity: float | None
     assert row_of(Query(query_id="q", text="?"), log_cost=None) is None
 
 
-def test_what_the_learner_may_not_learn_from_teaches_no_prior_either() -> None:
+def test_unlearnable_query_teaches_no_prior() -> None:
     query = Query(query_id="q", text="?", learn=False)
     assert row_of(query, learn=False) is None

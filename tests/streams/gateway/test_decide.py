@@ -31,7 +31,7 @@ def decided(site: House, key: str | None = None, **body: Any) -> httpx.Response:
         return client.post("/v1/decide", json={**PLAIN, **body})
 
 
-def test_every_configuration_has_its_terms_before_the_first_query_and_after(site: House) -> None:
+def test_configurations_have_terms_before_and_after_learning(site: House) -> None:
     fresh = decided(site).json()
     assert fresh["reason"] == "warm-up"
     assert fresh["candidates"] == len(fresh["configurations"]) == 56
@@ -116,7 +116,7 @@ def test_the_first_decider_that_can_answer_does(house: Callable[..., House], sit
     assert decided(house(("gateway",), decider_url=urls)).status_code == 200
 
 
-def test_a_key_may_state_a_few_targets_a_minute_and_previews_count(house: Callable[..., House]) -> None:
+def test_previews_count_towards_a_keys_targets_per_minute(house: Callable[..., House]) -> None:
     guarded = house()
     key = guarded.key("shop")
     guarded.until(lambda: guarded.http(key).get("/v1/models").status_code == 200)
@@ -174,7 +174,7 @@ async def test_a_decider_that_does_not_hold_the_policy_says_so(in_memory: InMemo
             await Previews(second.built).preview(ask(0))
 
 
-async def test_previews_of_a_changed_catalogue_ask_a_dead_encoder_once_and_never_hold_the_learner(
+async def test_previews_ask_a_dead_encoder_once_without_the_lock(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = DownFor(0)

@@ -166,7 +166,7 @@ def test_who_asks_and_metadata_are_kept_with_the_query(site: Any, client: openai
 
 
 @pytest.mark.parametrize("more", [{"max_tokens": 5}, {"stop": ":"}])
-def test_an_answer_that_the_client_cut_is_paid_for_and_is_not_wrong(
+def test_answer_cut_by_its_client_is_priced_and_not_wrong(
     site: Any, client: openai.OpenAI, more: dict[str, Any]
 ) -> None:
     # A whole number, which no path says: it is compared here, and no grader's time runs out on a busy machine.

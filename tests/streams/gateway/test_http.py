@@ -114,7 +114,7 @@ def test_every_name_that_may_be_asked_for_is_listed(site: House, client: httpx.C
     assert [each for each in listed if client.get(f"/v1/models/{each}").json().get("id") != each] == []
 
 
-def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
+def test_expired_id_is_gone_and_unknown_id_not_found(
     site: House, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = site.call(lambda cluster: worker_of(cluster, "gateway")).log
@@ -135,7 +135,7 @@ def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
         assert code(client.post("/v1/feedback", json=told), 410) == "gone"
 
 
-def test_a_gateway_that_did_not_read_all_queries_has_a_window_that_moves(
+def test_window_moves_unless_all_queries_were_read(
     in_memory: Callable[..., Settings],
 ) -> None:
     async def moves(recent: int) -> bool:
@@ -154,7 +154,7 @@ def test_a_gateway_that_did_not_read_all_queries_has_a_window_that_moves(
     assert [asyncio.run(moves(recent)) for recent in (30, 29)] == [False, True]
 
 
-def test_feedback_reaches_a_query_that_has_left_the_index_for_its_own_tenant_alone(
+def test_feedback_beyond_the_index_is_for_its_tenant_alone(
     house: Callable[..., House],
 ) -> None:
     """The aggregator knows whether a reward is open; the topic knows to whom an old query belongs."""
@@ -321,9 +321,7 @@ def test_a_request_that_joins_one_that_is_sent_ends_as_that_one(site: House, cli
     assert post().status_code == 200
 
 
-def test_feedback_that_is_repeated_while_it_is_sent_ends_as_the_first(
-    site: House, client: httpx.Client
-) -> None:
+def test_concurrent_duplicate_feedback_ends_as_the_first(site: House, client: httpx.Client) -> None:
     body = {**PLAIN, "model": "large/1/1/1", "uniscale": {"feedback_wait_s": 600}}
     told = {"id": client.post(ASK, json=body).json()["id"], "value": True}
     twice_while_it_is_sent(site, lambda: client.post("/v1/feedback", json=told))
@@ -353,7 +351,7 @@ def test_an_id_whose_answer_is_no_longer_kept_is_taken(
         assert small.call(lambda cluster: list(cluster.deaths)) == []
 
 
-def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Callable[..., House]) -> None:
+def test_idempotency_key_of_another_gateways_body_is_refused(house: Callable[..., House]) -> None:
     """Both gateways send a query before either has read the other's: the first one on the topic counts."""
     site = house()
     query_id = submission.keyed_id("", "k")
@@ -381,9 +379,7 @@ def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Cal
     assert (code(answer, 422), answer.headers["x-should-retry"]) == ("idempotency_mismatch", "false")
 
 
-def test_the_first_view_counts_everything_and_names_services_and_models(
-    site: House, client: httpx.Client
-) -> None:
+def test_now_counts_queries_and_names_services_and_models(site: House, client: httpx.Client) -> None:
     assert client.post(ASK, json=PLAIN).is_success
     found = client.get("/v1/now?limit=1").json()
     assert found["queries"] == 1
@@ -451,7 +447,7 @@ def test_what_is_vendored_is_what_its_list_says() -> None:
     assert found == listed
 
 
-def test_a_dead_letter_is_sent_again_once_and_only_while_its_topic_holds_it(
+def test_dead_letter_is_retried_once_while_its_topic_holds_it(
     house: Callable[..., House],
 ) -> None:
     alive = house()

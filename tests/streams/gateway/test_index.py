@@ -33,7 +33,7 @@ def told(query_id: str, why: str = "no") -> Answer:
     return Answer(query_id=query_id, status="failed", by="executor", error=why)
 
 
-def test_what_is_read_for_a_tenant_does_not_grow_with_the_queries_of_others() -> None:
+def test_reading_for_a_tenant_ignores_queries_of_others() -> None:
     steps = 0
 
     def step() -> int:
@@ -103,7 +103,7 @@ def test_the_list_says_where_the_time_of_an_answer_went() -> None:
     assert timings == responses.timings(spent, index.timeline("q").total_s)
 
 
-def test_an_answer_whose_query_was_not_seen_belongs_to_nobody_yet() -> None:
+def test_answer_before_its_query_belongs_to_nobody() -> None:
     index = Index(100)
     index.answer(told("q"), encode(told("q")), 9)
     assert index.find("q") is None
@@ -150,7 +150,7 @@ def test_a_key_sees_the_queries_of_its_tenant_alone() -> None:
         assert [each.query_id for each in index.latest(10, who.sees)] == seen
 
 
-def test_feedback_of_one_source_counts_once_and_again_only_where_it_could_not_be_sent() -> None:
+def test_withdrawn_feedback_may_be_given_again() -> None:
     index = Index(100)
     assert not index.note_feedback(Feedback(query_id="q", source="shop", correct=1.0))
     assert index.note_feedback(Feedback(query_id="q", source="shop", correct=0.0))
@@ -234,7 +234,7 @@ def test_the_index_is_bounded_in_bytes_and_open_queries_stay() -> None:
     assert 8 <= len(kept) <= 14
 
 
-def test_open_queries_of_keys_stay_for_as_long_as_an_answer_may_come() -> None:
+def test_open_queries_of_keys_stay_until_they_expire() -> None:
     index = Index(10)
     index.query(query("kept", key="k"), 0)
     index.query(query("nobody's"), 0)
@@ -260,7 +260,7 @@ def test_an_open_query_that_stays_hides_no_gap_behind_it() -> None:
     assert all(index.find(f"q{at}") is not None for at in range(index.complete_ms or 0, 200))
 
 
-def test_what_is_kept_does_not_follow_from_the_order_of_partitions() -> None:
+def test_kept_queries_do_not_depend_on_partition_order() -> None:
     """At the start all Queries are read before the first Answer, and seem to be open."""
     index = Index(10, most_bytes=5_000)
     partitions = [range(first, 100, 4) for first in range(4)]
@@ -274,7 +274,7 @@ def test_what_is_kept_does_not_follow_from_the_order_of_partitions() -> None:
     assert {each.query_id for each in index.latest(10)} >= {f"q{at}" for at in range(91, 100)}
 
 
-def test_forgetting_takes_a_few_steps_for_each_query_that_is_kept() -> None:
+def test_forgetting_takes_few_steps_per_kept_query() -> None:
     index, steps = Index(5_000, most_bytes=2_000_000), 0
 
     def step() -> None:

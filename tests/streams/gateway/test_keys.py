@@ -119,7 +119,7 @@ def test_sessions_of_one_key_end_none_of_another_s(
         page.close()
 
 
-def test_sessions_of_keys_that_are_gone_are_forgotten_at_the_next_login() -> None:
+def test_sessions_of_revoked_keys_go_at_the_next_login() -> None:
     gate = Gate()
     page = routes.Page(gate, frozenset({"testserver"}))
     client = TestClient(Starlette(routes=page.routes()))
@@ -185,7 +185,7 @@ def test_requests_that_join_a_query_count_among_those_in_flight(house: Callable[
     assert post(shop).status_code == 200, "those that ended count no longer"
 
 
-def test_keys_without_a_tenant_have_idempotency_keys_of_their_own(house: Callable[..., House]) -> None:
+def test_keys_without_tenant_do_not_share_idempotency_keys(house: Callable[..., House]) -> None:
     guarded = house()
     answers = []
     for name in ("one", "two"):

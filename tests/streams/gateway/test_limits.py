@@ -143,7 +143,7 @@ def test_auto_runs_the_models_that_a_key_names(
         assert gate.permitted(who, "mini-2/1/1/1", pinned, MODELS) == pinned
 
 
-def test_auto_runs_nothing_for_a_key_whose_models_have_left_the_catalogue() -> None:
+def test_auto_without_any_allowed_model_is_not_found() -> None:
     gate = Gate()
     who = shop(gate, allowed_models=("auto", "gone"))
     assert status(lambda: gate.permitted(who, "auto", query(), MODELS)) == 404
@@ -244,7 +244,7 @@ def test_a_query_that_could_not_be_sent_does_not_count() -> None:
     )
 
 
-def test_an_answer_is_charged_however_many_queries_came_after_its_own() -> None:
+def test_answer_is_charged_after_its_query_left_the_index() -> None:
     index = Index(10)
     index.query(sent("q"), 1_000_000)
     for at in range(100):
@@ -298,14 +298,14 @@ def test_local_addresses() -> None:
     assert not any(map(is_local, ("0.0.0.0", "10.0.0.1", "example.org")))
 
 
-def test_a_key_that_states_no_limit_has_as_many_requests_in_flight_as_the_deployment() -> None:
+def test_default_in_flight_limit_of_a_key_is_the_deployments() -> None:
     gate = Gate(in_flight=5)
     who = shop(gate)
     gate.admit(who, query(), Used(in_flight=4))
     assert refused(gate, who, in_flight=5).status == 429
 
 
-async def test_a_completion_whose_client_has_left_makes_room_before_that_is_noticed() -> None:
+async def test_completion_of_a_gone_client_makes_room_at_once() -> None:
     """Its retry may come sooner."""
     gate = Gate()
     who = shop(gate, in_flight=1)
@@ -332,7 +332,7 @@ def test_a_key_may_not_send_more_bytes_a_minute() -> None:
     assert (error.status, error.headers["retry-after"]) == (429, "7")
 
 
-def test_what_a_step_that_was_cut_may_have_cost_is_charged_and_is_not_in_the_mean() -> None:
+def test_cut_steps_are_charged_and_not_in_the_mean() -> None:
     """A key that lets its queries be cut pays for them, and reserves no less for the next."""
     index, by_reward = Index(100), Index(100)
     cheap = msgspec.structs.replace(sent("cut"), budget=Budget(eflops=1e-9))
@@ -383,7 +383,7 @@ def test_a_key_may_state_a_few_targets_of_its_own_a_minute() -> None:
     gate.aim(who, query(accuracy=0.9), 61_001)
 
 
-async def test_old_ids_of_a_key_are_looked_up_one_at_a_time_and_keep_no_other_key_waiting() -> None:
+async def test_lookups_are_limited_per_key() -> None:
     gate = Gate()
     who = shop(gate)
     gate.change(key("other", "two"))

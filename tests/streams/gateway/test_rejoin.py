@@ -56,7 +56,7 @@ def test_a_client_that_timed_out_returns_to_its_search(house: Callable[..., Hous
     assert cancelled(held) == []
 
 
-def test_a_client_that_timed_out_and_stays_away_cancels_its_search(
+def test_timed_out_client_that_stays_away_cancels(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searches, "REJOIN_S", 0.2)
@@ -67,7 +67,7 @@ def test_a_client_that_timed_out_and_stays_away_cancels_its_search(
     held.until(lambda: cancelled(held) == [query_id])
 
 
-def test_a_client_that_hung_up_cancels_its_search_and_its_retry_is_a_new_one(
+def test_hung_up_client_cancels_and_its_retry_is_new(
     house: Callable[..., House],
 ) -> None:
     held = house(WITHOUT_EXECUTOR)
@@ -93,7 +93,7 @@ def test_two_searches_that_clients_left_go_to_one_retry_each(house: Callable[...
     assert len(held.read(held.topics.query, Query)) == 3
 
 
-def test_a_retry_takes_no_answer_of_a_request_that_was_answered_or_still_waits(
+def test_retry_takes_no_answer_of_another_live_request(
     house: Callable[..., House],
 ) -> None:
     """A request that got 429 or 503 sent no query, and its retry may have the body of another sample."""
@@ -112,7 +112,7 @@ def test_a_retry_takes_no_answer_of_a_request_that_was_answered_or_still_waits(
     assert len({each.json()["id"] for each in got}) == 3
 
 
-def test_an_answer_that_came_after_the_client_timed_out_is_its_retry_s(
+def test_retry_gets_the_answer_that_came_after_its_timeout(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searches, "LOOK_S", 60.0)  # nobody misses the client before the Answer
@@ -143,14 +143,14 @@ def stored_and_refused(house: House) -> str:
     return stored.query_id
 
 
-def test_a_query_that_the_topic_has_although_its_send_failed_is_joined(house: Callable[..., House]) -> None:
+def test_retry_joins_a_stored_query_whose_send_failed(house: Callable[..., House]) -> None:
     held = house()
     query_id = stored_and_refused(held)
     assert post(held, x_stainless_retry_count="1").json()["id"] == query_id
     assert len(held.read(held.topics.query, Query)) == 1
 
 
-def test_a_retry_that_joins_a_query_whose_send_failed_and_leaves_cancels_it(
+def test_leaving_a_joined_query_cancels_it(
     house: Callable[..., House],
 ) -> None:
     held = house(WITHOUT_EXECUTOR)
@@ -177,9 +177,7 @@ def test_who_watches_a_query_does_not_hold_its_search(house: Callable[..., House
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves before the Decision"])
-def test_a_gateway_cancels_no_search_that_another_body_began_elsewhere(
-    house: Callable[..., House], leaves: bool
-) -> None:
+def test_search_of_another_gateways_body_is_not_cancelled(house: Callable[..., House], leaves: bool) -> None:
     """Two gateways take one Idempotency-Key at once, and the other one's query came first."""
     whole = house()
     assert post(whole, idempotency_key="k").is_success
@@ -211,7 +209,7 @@ def test_a_gateway_cancels_no_search_that_another_body_began_elsewhere(
     assert post(alone, idempotency_key="k").is_success, "the body that came first"
 
 
-def test_a_search_that_no_executor_will_begin_is_cancelled_at_once(house: Callable[..., House]) -> None:
+def test_unserved_search_is_cancelled_at_once(house: Callable[..., House]) -> None:
     held = house(WITHOUT_EXECUTOR, heartbeat_grace_s=0.5)
     query_id = gone(held, 0.5, x_stainless_read_timeout="600")
     held.until(lambda: held.read(held.topics.answer, Answer) != [])
@@ -220,7 +218,7 @@ def test_a_search_that_no_executor_will_begin_is_cancelled_at_once(house: Callab
     assert cancelled(held) == [query_id], "an executor that comes back does not begin it"
 
 
-def test_a_search_that_was_left_while_the_broker_was_away_is_cancelled_later(
+def test_search_left_during_an_outage_is_cancelled_later(
     house: Callable[..., House],
 ) -> None:
     whole = house()

@@ -63,7 +63,7 @@ def test_the_extension_is_what_a_query_can_say() -> None:
     assert made.metadata["team"] == "a"
 
 
-def test_content_may_come_in_text_parts_and_developers_are_system() -> None:
+def test_text_parts_are_joined_and_developer_is_system() -> None:
     made = query(
         request(
             messages=[
@@ -186,9 +186,7 @@ IGNORED: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("more", "name"), IGNORED)
-def test_what_cannot_be_honoured_is_named_or_refused_by_a_strict_gateway(
-    more: dict[str, object], name: str
-) -> None:
+def test_unsupported_field_is_ignored_or_strictly_refused(more: dict[str, object], name: str) -> None:
     parsed = request(**more)
     assert parsed.ignored == (name,)
     assert query(parsed) == query(request())
@@ -238,7 +236,7 @@ def test_bounds_of_the_client_reach_the_query() -> None:
     assert query(request(stop=[])).stop == query(request(stop=None)).stop == ()
 
 
-def test_a_pinned_configuration_cannot_give_more_choices_than_it_drafts_paths() -> None:
+def test_n_beyond_the_paths_of_a_pin_is_refused() -> None:
     assert query(request(n=4), ModelChoice(pin="mini-1/2/2/1")).n == 4
     with pytest.raises(ApiError, match="drafts 4 paths") as refused:
         query(request(n=5), ModelChoice(pin="mini-1/2/2/1"))
@@ -272,7 +270,7 @@ def test_what_an_engine_says_does_not_reach_a_client(error: str, shown: str) -> 
     assert details(answer, None, CostModel({}, {}, ""), None)["error"] == told
 
 
-def test_the_model_name_and_the_extension_do_not_contradict_each_other() -> None:
+def test_contradicting_model_and_extension_are_refused() -> None:
     with pytest.raises(ApiError, match="one of the two"):
         query(request(uniscale={"accuracy": 0.9}), ModelChoice(objective="frugal"))
     with pytest.raises(ApiError, match="one of the two"):

@@ -15,9 +15,7 @@ from tests.support.cluster import Ask, InMemory, answered, send
 HOUR_S = 3600.0
 
 
-async def test_a_gateway_that_starts_again_knows_what_a_key_spent_in_a_day(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_restarted_gateway_knows_a_days_spending(in_memory: InMemory, ask: Ask) -> None:
     """Its index keeps fewer queries than were answered."""
     gateways: list[GatewayService] = []
 

@@ -48,7 +48,7 @@ def test_what_no_draw_gave_to_a_cohort_is_not_compared() -> None:
     assert uplift(queries + pinned) == uplift(queries)
 
 
-def test_a_failed_query_is_a_wrong_answer_and_a_cancelled_one_is_none() -> None:
+def test_failed_query_counts_as_wrong_and_cancelled_not() -> None:
     failed, cancelled = (
         listed(at, cohort="policy", randomised=True, status=s)
         for at, s in enumerate(("failed", "cancelled"), 1)
@@ -135,7 +135,7 @@ def test_paired_baselines_are_the_control_where_no_draw_made_one() -> None:
     assert twice["queries"] == {"policy": 50, "control": 100}, "a query with two baselines counts once"
 
 
-def test_a_window_that_moves_says_that_its_intervals_hold_at_one_look() -> None:
+def test_moving_window_says_intervals_hold_for_one_look() -> None:
     queries = [answered(at, "policy", 0.9, 1e9) for at in range(400)]
     queries += [answered(at, "control", 0.9, 4e9) for at in range(400, 500)]
     whole, moving = uplift(queries), uplift(queries, moves=True)
