@@ -55,7 +55,7 @@ def test_an_executor_reads_and_answers_for_its_own_group(in_memory: Callable[...
         assert writers[topics.verification_for(group)] == {"verifier"}
 
 
-def test_every_service_has_its_own_consumer_group_and_the_decider_its_transactions(
+def test_groups_per_service_and_transactions_for_the_decider(
     in_memory: Callable[..., Settings],
 ) -> None:
     topics = Topics(in_memory())

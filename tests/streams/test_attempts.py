@@ -81,7 +81,7 @@ MOMENTS: dict[str, Moment] = {
     "killed", [("executor",), ("decider",), ("executor", "decider", "aggregator")], ids=str
 )
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_workers_killed_between_two_attempts_leave_one_answer_and_both_costs(
+def test_deaths_between_attempts_leave_one_answer_both_costs(
     moment: str,
     killed: tuple[str, ...],
     heals: bool,

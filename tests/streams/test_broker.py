@@ -232,7 +232,7 @@ def test_the_embedded_broker_is_the_locks_and_is_told_no_secret(
 
 
 @on_embedded
-def test_a_broker_that_lost_its_log_with_its_process_is_not_started_again(tmp_path: Path) -> None:
+def test_broker_with_its_log_in_memory_is_not_restarted(tmp_path: Path) -> None:
     with LocalBroker.choose("embedded", os.environ, directory=tmp_path / "data") as broker:
         broker.revive(pytest.fail)  # it runs
         broker.kill()
@@ -244,7 +244,7 @@ def test_a_broker_that_lost_its_log_with_its_process_is_not_started_again(tmp_pa
 
 @pytest.mark.broker
 @pytest.mark.kafka("it keeps its log")
-def test_apache_kafka_goes_on_with_its_log_after_a_crash_and_on_another_port(tmp_path: Path) -> None:
+def test_apache_kafka_keeps_its_log_after_crash_and_new_port(tmp_path: Path) -> None:
     said: list[str] = []
     folder = tmp_path / "data"
     with LocalBroker.choose("kafka", os.environ, directory=folder) as broker:
@@ -347,7 +347,7 @@ with LocalBroker.choose("kafka", os.environ, directory=disk / "data") as broker:
 
 @pytest.mark.broker
 @pytest.mark.kafka("it keeps its log")
-def test_apache_kafka_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
+def test_apache_kafka_recovers_from_a_full_disk(tmp_path: Path) -> None:
     mounted = 'mount -t tmpfs -o size=140m tmpfs "$1" || exit 9; exec "$2" -c "$3" "$1"'
     words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh", str(tmp_path)]
     if shutil.which("unshare") is None:
@@ -372,7 +372,7 @@ def ends(settings: Settings, topic: str) -> int:
 
 
 @on_embedded
-def test_a_client_that_sends_several_queries_at_once_loses_none_on_the_embedded_broker(
+def test_concurrent_queries_of_a_client_are_all_stored(
     embedded: Settings,
 ) -> None:
     with Client(embedded) as client:
@@ -381,9 +381,7 @@ def test_a_client_that_sends_several_queries_at_once_loses_none_on_the_embedded_
 
 
 @on_embedded
-def test_a_service_that_sends_several_records_at_once_loses_none_on_the_embedded_broker(
-    embedded: Settings, tmp_path: Path
-) -> None:
+def test_concurrent_records_of_a_service_are_all_stored(embedded: Settings, tmp_path: Path) -> None:
     topic = Topics(embedded).context
 
     async def main() -> None:
@@ -399,16 +397,14 @@ def test_a_service_that_sends_several_records_at_once_loses_none_on_the_embedded
 
 
 @on_embedded
-def test_a_command_that_rewrites_a_log_loses_no_row_on_the_embedded_broker(embedded: Settings) -> None:
+def test_rewriting_a_log_loses_no_row(embedded: Settings) -> None:
     log = Topics(embedded).changelog("decider", "pending")
     rewrite(embedded, log, [(log, [(b"%d" % n, b"row") for n in range(50)])])
     assert ends(embedded, log) == 50
 
 
 @on_embedded
-def test_a_key_can_be_written_to_a_file_of_ones_own_instead_of_a_log(
-    embedded: Settings, tmp_path: Path
-) -> None:
+def test_added_key_is_written_to_a_private_file(embedded: Settings, tmp_path: Path) -> None:
     file = tmp_path / "key"
     where = ["--bootstrap", embedded.kafka.bootstrap]
     done = CliRunner().invoke(main, [*where, "keys", "add", "a", "--tenant", "t", "--file", str(file)])

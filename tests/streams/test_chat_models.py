@@ -108,7 +108,7 @@ def served(upstream: Upstream) -> list[tuple[dict[str, Any], dict[str, int]]]:
     return [(body, usage) for body, usage in upstream.log if "number" in body["messages"][-1]["content"]]
 
 
-def test_a_query_is_answered_and_priced_by_the_tokens_that_the_server_counted(
+def test_answer_is_priced_by_the_tokens_the_server_counted(
     start: Callable[..., House], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream.key = "secret"
@@ -144,9 +144,7 @@ def test_a_query_is_answered_and_priced_by_the_tokens_that_the_server_counted(
     assert not house.read(house.topics.search_step, SearchStep)
 
 
-def test_no_opinion_of_a_verifier_enters_correctness_in_a_mixed_fleet(
-    start: Callable[..., House], upstream: Upstream
-) -> None:
+def test_verifier_scores_stay_out_of_correctness(start: Callable[..., House], upstream: Upstream) -> None:
     """Two models with a verifier, two chat endpoints without; half of the traffic has no reference."""
     from agents.decider.rows import Row, decode_row
 
@@ -221,7 +219,7 @@ def test_beams_are_refused_where_no_model_has_steps(tmp_path: Path, upstream: Up
         Control(settings)
 
 
-def test_a_key_of_the_environment_goes_to_the_file_s_endpoints_alone(
+def test_environment_key_goes_only_to_the_files_endpoints(
     tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from streams.services.hosting import keys_of
@@ -304,7 +302,7 @@ def test_no_query_fails_while_another_entry_could_answer(
     other.close()
 
 
-def test_a_query_fails_with_the_last_failure_once_no_entry_is_left(
+def test_query_fails_with_the_last_failure_of_its_attempts(
     start: Callable[..., House], upstream: Upstream
 ) -> None:
     other = Upstream()

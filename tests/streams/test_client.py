@@ -113,7 +113,7 @@ def test_ask_returns_the_first_answer_and_explain_the_story(client: Client) -> N
     assert not client.explain("never-sent").found
 
 
-def test_ask_names_the_query_that_nobody_answers_and_the_id_that_is_taken(
+def test_ask_names_the_unanswered_query_and_the_taken_id(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.client.client._MARGIN_S", 0.5)
@@ -209,7 +209,7 @@ def test_feedback_arrives_with_its_grade_and_source(client: Client, settings: Se
         client.feedback("q-9", 2.0)
 
 
-def test_a_follower_sees_every_kind_it_asked_for_and_skips_what_it_cannot_read(
+def test_follower_sees_each_kind_and_skips_unreadable_records(
     client: Client, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     kinds: tuple[Kind, ...] = ("query", "decision", "answer", "reward")

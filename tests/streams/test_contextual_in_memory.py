@@ -145,7 +145,7 @@ async def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
     reproduced(cluster)
 
 
-async def test_a_learner_begins_from_a_prior_without_a_model_of_it_that_the_encoder_refuses(
+async def test_prior_is_used_without_a_model_the_encoder_refuses(
     in_memory: InMemory, ask: Ask, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = Refusing("large")
@@ -167,7 +167,7 @@ async def test_a_learner_begins_from_a_prior_without_a_model_of_it_that_the_enco
 CONTROL = '{"control_share": 0.5, "control_action": "small/2/1/1", "control_salt": "s"}'
 
 
-async def test_a_control_group_that_begins_later_finds_what_was_learned_and_the_prior(
+async def test_later_control_group_keeps_the_learned_state(
     in_memory: InMemory, ask: Ask, prior: Path
 ) -> None:
     settings = in_memory(policy="contextual", warm_up=0, prior=str(prior))
@@ -183,7 +183,7 @@ async def test_a_control_group_that_begins_later_finds_what_was_learned_and_the_
 
 
 @pytest.mark.parametrize("how", ["damaged", "other settings"])
-async def test_a_decider_does_not_go_on_without_the_prior_that_its_log_began_from(
+async def test_decider_stops_without_the_prior_of_its_log(
     in_memory: InMemory, ask: Ask, prior: Path, how: str
 ) -> None:
     settings = in_memory(policy="contextual", warm_up=0, prior=str(prior))
@@ -220,7 +220,7 @@ async def ended(settings: Settings, query: Query) -> str:
     return str(cluster.deaths[-1])
 
 
-async def test_a_prior_that_does_not_fit_or_is_of_other_costs_stops_the_service_before_it_decides(
+async def test_unfit_prior_stops_the_service_before_it_decides(
     in_memory: InMemory, ask: Ask, prior: Path
 ) -> None:
     settings = in_memory(policy="contextual", warm_up=0, prior=str(prior))
@@ -233,9 +233,7 @@ async def test_a_prior_that_does_not_fit_or_is_of_other_costs_stops_the_service_
     assert "catalogue: hardware.intensity is 1.5, this deployment has" in said
 
 
-async def test_a_prior_for_the_models_of_the_file_is_taken_although_one_left_before_the_learner_began(
-    in_memory: InMemory, ask: Ask, prior: Path
-) -> None:
+async def test_prior_is_used_after_a_model_was_removed(in_memory: InMemory, ask: Ask, prior: Path) -> None:
     settings = in_memory(policy="contextual", prior=str(prior))
     cluster, gone = Cluster(settings, SERVICES), CatalogueEntry(name="large", op="remove")
     cluster.produce(cluster.topics.control, gone.key.encode(), encode(gone))
@@ -248,7 +246,7 @@ async def test_a_prior_for_the_models_of_the_file_is_taken_although_one_left_bef
 
 
 @pytest.mark.parametrize(("rank", "fits"), [(48, True), (12, False)])
-async def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_not(
+async def test_prior_of_a_catalogue_is_used_only_if_it_fits(
     in_memory: InMemory, ask: Ask, prior: Path, rank: int, fits: bool
 ) -> None:
     catalogue = prior.with_name("catalogue.yaml")
@@ -262,7 +260,7 @@ async def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_no
     assert recovered(cluster).prior == (digest(prior.read_bytes()) if fits else "")
 
 
-async def test_a_query_that_must_not_be_learned_from_is_priced_and_leaves_no_trace_in_the_policy(
+async def test_unlearnable_query_is_priced_and_changes_no_policy(
     in_memory: InMemory, ask: Ask, audited: Audit
 ) -> None:
     settings = in_memory(policy="contextual")

@@ -21,7 +21,7 @@ def level_of(query: Query) -> str:
 
 
 @pytest.mark.parametrize("count", [210, 60, 21])
-def test_levels_keep_their_shares_in_each_third_and_the_seed_decides_the_order(count: int) -> None:
+def test_levels_keep_their_shares_in_each_third(count: int) -> None:
     queries = list(read_questions(QUESTIONS))
     assert len(queries) >= 210
     ordered = thirds(queries, count, 3)
@@ -60,7 +60,7 @@ def test_memory_that_the_page_cache_takes_counts_as_available(
         check_machine(Demo(out=tmp_path), Settings())
 
 
-def test_an_unknown_objective_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+def test_unknown_objective_is_refused_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(ObjectiveError, match="'cheapest' is unknown; choose one of cost-sensitive"):
         run(Demo(out=tmp_path), Settings().replace(objective="cheapest"), print, lambda *_: None)
     assert list(tmp_path.iterdir()) == []

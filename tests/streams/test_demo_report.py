@@ -87,7 +87,7 @@ def summary_of(timelines: Timelines, count: int, *comparisons: dict[str, Any]) -
     return found | {"comparisons": list(comparisons)}
 
 
-def test_thirds_follow_the_order_of_decisions_and_repeats_are_counted_once() -> None:
+def test_thirds_follow_decisions_and_duplicates_count_once() -> None:
     found = summary_of(run_of(30, 10), 31)
     assert (found["queries"], found["answers"], found["unanswered"], found["rewards"]) == (31, 30, 1, 30)
     assert found["duplicates"] == 1
@@ -113,7 +113,7 @@ def test_an_empty_run_is_no_error() -> None:
     assert found["mean_reward"] is None
 
 
-def test_the_report_is_one_page_with_three_curves_and_the_choices_by_level() -> None:
+def test_report_has_three_curves_and_choices_by_level() -> None:
     timelines = run_of(30, 10)
     page = render(timelines, summary_of(timelines, 30))
     assert page.count("<svg") == 3
@@ -130,7 +130,7 @@ def asked(count: int) -> tuple[list[Query], list[Query], list[tuple[str, str]]]:
     return queries, baselines, [(a.query_id, b.query_id) for a, b in zip(queries, baselines, strict=True)]
 
 
-def test_a_baseline_asks_the_same_and_is_pinned_and_not_learned_from() -> None:
+def test_baseline_asks_the_same_pinned_and_unlearned() -> None:
     (query,), (baseline,), _ = asked(1)
     assert (baseline.text, baseline.reference) == (query.text, query.reference)
     assert baseline.metadata["level"] == "l1"
@@ -187,7 +187,7 @@ def test_runs_are_pooled_and_a_question_asked_twice_is_one_draw() -> None:
             pooled([{"comparisons": comparisons} for comparisons in wrong])
 
 
-def test_the_comparisons_are_printed_first_the_harder_opponent_before_the_other() -> None:
+def test_comparisons_are_printed_before_the_table() -> None:
     queries, _, pairs = asked(2)
     timelines = timelines_of({q.query_id: (q, 1.0, 1.0) for q in queries})
     against = [compared(timelines, pairs, action=action, seed=1) for action in (SAMPLE, CONTROL)]
@@ -206,7 +206,7 @@ def test_nothing_to_compare_is_said() -> None:
     assert "nothing to compare" in sentence(report)
 
 
-def test_the_report_shows_the_policy_and_leaves_the_baselines_out_of_its_choices() -> None:
+def test_report_leaves_baselines_out_of_the_choices() -> None:
     queries, baselines, pairs = asked(30)
     samples = [baseline_for(query, SAMPLE, paired=False) for query in queries]
     outcomes: Outcomes = {each.query_id: (each, 1.0, 7.0) for each in (*queries, *baselines, *samples)}

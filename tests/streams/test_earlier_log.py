@@ -120,7 +120,7 @@ def test_every_record_decodes(in_memory: InMemory) -> None:
     assert decoded == {*known, log, topics.snapshot}
 
 
-async def test_every_decision_is_reproduced_and_the_snapshot_holds_what_the_log_says(
+async def test_decisions_are_reproduced_and_snapshot_equals_log(
     in_memory: InMemory,
 ) -> None:
     cluster = upgraded(in_memory)

@@ -162,7 +162,7 @@ def beside(ask: Ask, count: int) -> list[Query]:
 
 
 @pytest.mark.parametrize("count", [0, 60])
-async def test_a_question_of_which_an_engine_dies_is_answered_failed_after_at_most_eight_deaths(
+async def test_question_that_kills_engines_fails_within_eight_deaths(
     in_memory: InMemory, ask: Ask, audited: Audit, world: World, kills: str, count: int
 ) -> None:
     settings = in_memory(policy="random", max_in_flight=256)
@@ -193,7 +193,7 @@ async def test_a_question_at_which_vllm_hangs_is_found_in_the_same_way(
         assert LIMIT <= len(cluster.deaths) <= 8
 
 
-async def test_an_engine_that_dies_of_every_question_makes_none_of_them_fail(
+async def test_engine_that_dies_of_everything_fails_no_query(
     in_memory: InMemory, ask: Ask, world: World, kills: str
 ) -> None:
     settings = in_memory(policy="random", max_in_flight=256)
@@ -218,7 +218,7 @@ async def test_an_engine_that_dies_of_every_question_makes_none_of_them_fail(
 
 
 @pytest.mark.parametrize("kills", ["executor"], indirect=True)
-async def test_who_finds_an_engine_dead_that_died_while_nothing_was_asked_is_not_at_fault(
+async def test_finding_a_dead_engine_is_no_fault_of_the_query(
     in_memory: InMemory, ask: Ask, world: World, kills: str
 ) -> None:
     settings = in_memory(policy="random", max_in_flight=256)

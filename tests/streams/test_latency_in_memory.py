@@ -91,9 +91,7 @@ async def test_the_components_of_an_answer_add_up_to_its_time(
         reproduced(cluster)
 
 
-async def test_the_answer_of_a_query_that_expired_says_what_came_before_its_search(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_expired_answer_reports_the_time_before_its_search(in_memory: InMemory, ask: Ask) -> None:
     without = {name: each for name, each in SERVICES.items() if name != "executor"}
     async with running(in_memory(policy="random"), without, make=InThreads) as cluster:
         send(cluster, ask(1, timeout_s=30.0))
@@ -104,7 +102,7 @@ async def test_the_answer_of_a_query_that_expired_says_what_came_before_its_sear
         assert answer.spent.embed_s == pytest.approx(EMBED_S)
 
 
-async def test_a_query_read_again_gets_the_decision_that_was_made_whatever_it_took_this_time(
+async def test_redelivered_context_gets_the_same_decision(
     in_memory: InMemory, ask: Ask, audited: Audit
 ) -> None:
     async with running(in_memory(policy="linucb"), make=InThreads) as cluster:

@@ -56,7 +56,7 @@ def learned(cluster: Cluster) -> set[str]:
     return {row.query_id for row in learner_rows(cluster) if row.stage in ("closed", "abandoned")}
 
 
-async def test_a_conversation_with_tools_is_refused_by_name_before_anything_is_chosen(
+async def test_conversation_with_tools_is_rejected_undecided(
     in_memory: InMemory,
 ) -> None:
     calls = (ToolCall(id="c", name="add", arguments="{}"),)
@@ -202,7 +202,7 @@ def test_a_death_after_any_single_effect_changes_nothing(
     derandomize=True,
 )
 @given(seed=st.integers(0, 2**32), deaths=st.sets(st.integers(0, 250), max_size=2))
-def test_whatever_the_order_and_the_deaths_nothing_is_lost_and_the_learner_is_the_fold_of_its_log(
+def test_any_order_and_deaths_conserve_queries_and_fold(
     in_memory: InMemory, ask: Ask, audited: Audit, seed: int, deaths: set[int]
 ) -> None:
     queries = [ask(n) for n in range(5)]
@@ -286,9 +286,7 @@ async def test_a_learner_that_failed_while_it_changed_does_not_go_on(
         assert fold.seq == state["seq"]
 
 
-async def test_a_batch_that_waits_for_executors_while_partitions_move_decides_nothing_twice(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_batch_waiting_during_a_rebalance_decides_once(in_memory: InMemory, ask: Ask) -> None:
     """The rows of its queries are being read anew when it goes on, and its records come again afterwards."""
     settings = in_memory()
     async with running(settings, seed=3) as cluster:

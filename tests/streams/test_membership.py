@@ -82,9 +82,7 @@ def test_a_member_that_is_not_known_asks_once_under_its_old_id(
     assert len(replaced) == noticed
 
 
-def test_after_a_session_without_an_accepted_heartbeat_no_effect_passes_until_the_group_has_answered() -> (
-    None
-):
+def test_lapsed_session_blocks_effects_until_the_group_answers() -> None:
     now_s = 100.0
     session = MemberSession(10.0, clock=lambda: now_s)
     coordinator = Coordinator()

@@ -76,7 +76,7 @@ def in_usd(start: Callable[..., House]) -> Callable[..., House]:  # noqa: F811
     return starting
 
 
-def test_rewards_add_up_to_the_upstreams_own_logs_and_a_new_price_counts_from_the_next_decision(
+def test_rewards_match_upstream_logs_and_prices_in_force(
     in_usd: Callable[..., House], two: tuple[Upstream, Upstream]
 ) -> None:
     small, large = two
@@ -148,7 +148,7 @@ def rows_of(cluster: Cluster) -> list[Row]:
 
 
 @pytest.mark.parametrize("policy", ["contextual", "linucb"])
-async def test_models_on_vllm_are_billed_their_own_tokens_and_tokens_are_what_is_learned(
+async def test_vllm_models_are_billed_by_token_and_learn_tokens(
     in_memory: InMemory, ask: Ask, audited: Audit, tmp_path: Path, policy: str
 ) -> None:
     settings = counted_in_usd(
@@ -189,7 +189,7 @@ async def test_models_on_vllm_are_billed_their_own_tokens_and_tokens_are_what_is
     assert audited(cluster).discrepancies == []
 
 
-async def test_the_default_policy_follows_a_price_that_turns_the_models_round_at_once(
+async def test_default_policy_follows_reversed_prices_at_once(
     in_memory: InMemory, ask: Ask, tmp_path: Path
 ) -> None:
     """Of the small model input becomes dear and output free, so that no factor on what was learned would do."""

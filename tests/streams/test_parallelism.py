@@ -23,9 +23,7 @@ def chosen(cluster: Cluster) -> set[tuple[int, int]]:
     return {(decision.action.qp, decision.action.cp) for decision in made}
 
 
-async def test_only_what_is_on_offer_is_chosen_and_another_offer_is_taken_up(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_choices_follow_the_parallelism_on_offer(in_memory: InMemory, ask: Ask) -> None:
     narrow = in_memory(parallelism="1/1,2/2", warm_up=40)
     pinned = ask(90, pin_action="large/4/4/2")
     async with running(narrow) as first:

@@ -30,13 +30,13 @@ def test_any_registered_policy_is_deployed_by_name(name: str) -> None:
     assert policy_of(of(policy=name, warm_up=0), HASHED).name == name
 
 
-def test_what_learns_computes_on_one_thread_whatever_cores_there_are() -> None:
+def test_learner_computes_on_one_thread() -> None:
     with threadpool_limits(2, user_api="blas"):
         policy_of(of(), HASHED)
         assert {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"} == {1}
 
 
-def test_only_the_papers_policies_begin_with_uniform_rounds_unless_told() -> None:
+def test_only_the_papers_policies_have_a_default_warm_up() -> None:
     assert policy_of(of(policy="contextual"), HASHED).name == "contextual"
     paper = policy_of(of(policy="linucb"), HASHED)
     assert isinstance(paper, Explored)
@@ -69,7 +69,7 @@ def test_a_control_action_must_be_on_offer() -> None:
         check_control_group(*grouped("gpt/1/1/1"))
 
 
-def test_a_decider_starts_without_the_model_of_its_control_group_once_that_is_removed(
+def test_removed_control_model_leaves_an_empty_control_group(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     policy, control = grouped(f"{MODEL}/1/1/1")
@@ -87,7 +87,7 @@ def test_a_prior_that_is_not_there_is_said(tmp_path: Path) -> None:
         read_prior(tmp_path / "no.bin")
 
 
-def test_the_catalogue_names_the_prior_that_counts_unless_another_or_none_is_named() -> None:
+def test_prior_setting_overrides_the_catalogues_prior() -> None:
     named = prior_of(of(catalogue="infra/catalogue/mini.yaml"))
     assert named is not None
     assert named.name == "mini.bin"

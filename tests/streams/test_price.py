@@ -43,7 +43,7 @@ async def priced(cluster: Cluster, name: str, factor: float) -> None:
 
 
 @pytest.mark.parametrize("policy", ["contextual", "linucb"])
-async def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_own(
+async def test_price_change_applies_from_the_next_decision(
     in_memory: InMemory, ask: Ask, audited: Audit, policy: str
 ) -> None:
     settings = in_memory(policy=policy, warm_up=4, snapshot_every=20)
@@ -114,9 +114,7 @@ def choices_until_half(before: list[str], after: list[str]) -> int | None:
     return None
 
 
-async def test_the_default_policy_follows_a_price_at_once_and_linucb_as_it_learns_it(
-    in_memory: InMemory, ask: Ask
-) -> None:
+async def test_default_policy_follows_a_price_sooner_than_linucb(in_memory: InMemory, ask: Ask) -> None:
     took: dict[str, int | None] = {}
     for policy in ("contextual", "linucb"):
         settings = in_memory(policy=policy, objective="cost-sensitive", warm_up=30, seed=1)

@@ -27,7 +27,7 @@ def test_the_usual_shapes_become_queries(tmp_path: Path) -> None:
     assert fourth.reference is None
 
 
-def test_a_line_may_name_a_grader_or_describe_one_and_accept_several_answers(tmp_path: Path) -> None:
+def test_line_may_name_a_grader_and_several_answers(tmp_path: Path) -> None:
     file = tmp_path / "set.jsonl"
     file.write_text(
         '{"text": "a?", "answer": ["Paris", "Lyon"], "grader": "contains"}\n'
@@ -40,7 +40,7 @@ def test_a_line_may_name_a_grader_or_describe_one_and_accept_several_answers(tmp
     assert as_text.graded_with == Grader(name="json", schema={})
 
 
-def test_any_file_name_gives_ids_and_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+def test_any_file_name_gives_ids_and_bom_is_skipped(tmp_path: Path) -> None:
     names = ("fragen für anna", "fragen-f-r-anna"), ("x" * 250, "x" * 140), ("вопросы", "-"), ("тест", "-")
     seen = set()
     for name, begins in names:
@@ -86,7 +86,7 @@ def test_a_replay_is_not_charged_to_the_key_that_asked_first() -> None:
     assert again.metadata == {"level": "easy", "replay_of": "q"}
 
 
-def test_a_replay_of_a_query_whose_metadata_leaves_no_room_says_only_whose_it_is() -> None:
+def test_replay_of_full_metadata_keeps_replay_of_alone() -> None:
     full = Query(query_id="q", text="a", metadata={"a": "x" * (16 * 1024 - len('{"a":""}'))})
     (again,) = renamed([full], "run")
     assert again.metadata == {"replay_of": "q"}

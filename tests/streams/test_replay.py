@@ -126,7 +126,7 @@ def test_so_is_a_row_of_csv(tmp_path: Path, text: str, words: str) -> None:
         list(read_recorded(path))
 
 
-def test_a_file_of_another_format_is_refused_and_so_is_a_broken_one(tmp_path: Path) -> None:
+def test_unknown_and_broken_formats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(QuestionError, match=r"is none of \.jsonl, \.csv, \.parquet"):
         list(read_recorded(tmp_path / "asked.xlsx"))
     pytest.importorskip("pyarrow")
@@ -176,7 +176,7 @@ async def test_a_replay_keeps_its_pace_and_teaches_only_if_it_shall(
     )
 
 
-def test_no_more_queries_are_open_than_the_replay_remembers_and_an_id_that_is_taken_is_counted() -> None:
+def test_open_queries_are_bounded_and_taken_ids_counted() -> None:
     sending = Replay(asked(OPEN + 2, 0.0), "again", SendSchedule(per_s=0.0))
     assert sum(1 for _ in sending.due(1.0)) == sending.unanswered == OPEN
     origin = Origin(topic="query", partition=0, offset=0)

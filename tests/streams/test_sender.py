@@ -66,7 +66,7 @@ async def test_what_many_send_in_one_moment_shares_a_batch() -> None:
     await asyncio.gather(*calls)
 
 
-async def test_after_a_few_moments_of_sending_the_next_comes_after_the_pause() -> None:
+async def test_sends_after_a_burst_wait_for_the_pause() -> None:
     broker = Broker()
     sender = Sender(lambda: broker, 0.05)
     calls = []
@@ -84,7 +84,7 @@ async def test_after_a_few_moments_of_sending_the_next_comes_after_the_pause() -
     await asyncio.gather(*calls)
 
 
-async def test_what_a_full_batch_leaves_over_does_not_wait_for_the_pause() -> None:
+async def test_rest_of_a_full_batch_does_not_wait() -> None:
     broker = Broker(batch_bytes=1)
     sender = Sender(lambda: broker, 3600.0)
     calls = [asyncio.ensure_future(sender.send([("t", 0, None, b"%d" % n)])) for n in range(5)]
@@ -95,7 +95,7 @@ async def test_what_a_full_batch_leaves_over_does_not_wait_for_the_pause() -> No
     assert broker.log["t", 0] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_what_comes_while_a_batch_that_is_not_full_is_under_way_waits_for_the_pause() -> None:
+async def test_records_behind_a_partial_batch_wait_for_the_pause() -> None:
     broker = Broker()
     sender, calls = Sender(lambda: broker, 0.05), []
     for at in range(BURST):
@@ -156,7 +156,7 @@ def test_without_a_connection_it_is_the_sender_who_is_told() -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_records_of_a_partition_arrive_once_in_the_order_they_were_sent_in(data: Any) -> None:
+def test_records_of_a_partition_arrive_once_in_order(data: Any) -> None:
     async def main() -> None:
         broker = Broker(batch_bytes=data.draw(st.sampled_from([1, 150, 4096])))
         sender = Sender(lambda: broker, 0.0)

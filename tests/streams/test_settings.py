@@ -16,7 +16,7 @@ from tests.support.settings_page import page
 SETTINGS_PAGE = Path("docs/settings.md")
 
 
-def test_environment_gives_settings_and_settings_give_the_environment_back() -> None:
+def test_environment_and_settings_round_trip() -> None:
     environ = {
         "UNISCALE_BOOTSTRAP": "a:1,b:2",
         "UNISCALE_MAX_IN_FLIGHT": "7",
@@ -62,7 +62,7 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "mine.yaml"
 
 
-def test_flags_win_over_the_environment_and_the_environment_over_the_file(config: Path) -> None:
+def test_flags_override_environment_overrides_file(config: Path) -> None:
     environ = {"UNISCALE_CONFIG": str(config), "UNISCALE_POLICY": "contextual", "UNISCALE_SEED": "8"}
     environ |= {"UNISCALE_WARM_UP": "9"}
     settings = Settings.from_env(environ, seed=9, warm_up=None)
@@ -77,7 +77,7 @@ def test_flags_win_over_the_environment_and_the_environment_over_the_file(config
     assert {name: found[f"UNISCALE_{name}"] for name in of} == of
 
 
-def test_every_setting_but_the_file_s_own_name_can_stand_in_the_file(tmp_path: Path) -> None:
+def test_every_setting_but_config_may_be_in_the_file(tmp_path: Path) -> None:
     texts = Settings(kafka=KafkaSettings(prefix="x.")).variables()
     names = {name.removeprefix("UNISCALE_").lower(): text for name, text in texts.items()}
     del names["config"]
@@ -86,7 +86,7 @@ def test_every_setting_but_the_file_s_own_name_can_stand_in_the_file(tmp_path: P
     assert origins({}, {"config": settings.config}).keys() == texts.keys()
 
 
-def test_children_get_the_same_settings_and_secrets_stay_in_the_file(config: Path) -> None:
+def test_children_inherit_settings_but_no_file_secrets(config: Path) -> None:
     around = {"UNISCALE_CONFIG": str(config), "UNISCALE_PREFIX": "x.", "UNISCALE_SEED": "8", "PATH": "/bin"}
     settings = Settings.from_env(around, prefix="uniscale.", seed=3, policy="contextual")
     environ = settings.environ(around)
@@ -189,7 +189,7 @@ def test_the_variables_keep_their_names() -> None:
     assert {variable(name) for name in NAMES} <= Settings().variables().keys()
 
 
-def test_replacing_checks_what_it_is_given_and_leaves_the_original() -> None:
+def test_replace_validates_and_leaves_the_original() -> None:
     settings = Settings(kafka=KafkaSettings(prefix="a."))
     other = settings.replace(prefix="b.", sasl_password="hunter2")
     assert (settings.kafka.prefix, other.kafka.prefix) == ("a.", "b.")

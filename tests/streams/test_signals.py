@@ -78,7 +78,7 @@ def test_a_broker_in_the_background_of_a_script_stops(tmp_path: Path, number: si
 
 @pytest.mark.broker
 @pytest.mark.embedded
-def test_up_in_the_background_of_a_script_stops_with_everything_it_started(tmp_path: Path) -> None:
+def test_background_up_stops_everything_it_started(tmp_path: Path) -> None:
     port = free_port()
     config = tmp_path / "mine.yaml"
     config.write_text("prefix: mine.\nseed: 7\n")
@@ -97,7 +97,7 @@ def test_up_in_the_background_of_a_script_stops_with_everything_it_started(tmp_p
 
 @pytest.mark.broker
 @pytest.mark.embedded
-def test_up_ends_and_says_why_when_a_broker_that_keeps_its_log_in_memory_ends(tmp_path: Path) -> None:
+def test_up_ends_with_its_in_memory_broker_and_says_why(tmp_path: Path) -> None:
     pid, said = in_background(tmp_path, *up(tmp_path, free_port()))
     (broker,) = [each for each in all_started(pid, said) if "streams" not in each.cmdline()]
     assert "its log is in memory" in said.read_text()

@@ -86,7 +86,7 @@ async def test_the_log_is_read_once_at_a_start(
     await cluster.close()
 
 
-async def test_what_was_learned_anew_is_read_from_the_log_and_never_estimated_again(
+async def test_refit_results_are_read_from_the_log(
     in_memory: InMemory, queries: list[Query], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, state = await lived(in_memory(policy="contextual", warm_up=0, snapshot_every=1_000), queries)
@@ -100,7 +100,7 @@ async def test_what_was_learned_anew_is_read_from_the_log_and_never_estimated_ag
     assert reproduced(cluster)[1] == -1
 
 
-async def test_what_was_learned_anew_and_is_not_whole_in_the_log_is_estimated_again_and_written_again(
+async def test_incomplete_refit_result_is_recomputed_and_rewritten(
     in_memory: InMemory, ask: Ask, queries: list[Query]
 ) -> None:
     cluster, state = await lived(in_memory(policy="contextual", warm_up=0), queries)
@@ -150,7 +150,7 @@ async def test_rows_leave_and_what_comes_again_is_recognised(
     assert reproduced(cluster)[1] > 0
 
 
-async def test_rows_that_wait_for_feedback_are_written_once_and_learn_after_a_restart(
+async def test_waiting_rows_are_written_once_and_learn_after_restart(
     in_memory: InMemory, ask: Ask, audited: Audit
 ) -> None:
     settings = in_memory(policy="knn", snapshot_every=EVERY, feedback_wait_s=1.0)
@@ -247,9 +247,7 @@ async def test_a_log_that_is_shorter_than_its_snapshots_say_is_refused(
     await cluster.close()
 
 
-async def test_a_decider_shows_its_newest_snapshot_also_after_a_restart(
-    in_memory: InMemory, queries: list[Query]
-) -> None:
+async def test_newest_snapshot_metric_survives_a_restart(in_memory: InMemory, queries: list[Query]) -> None:
     def shown(of: Cluster) -> tuple[float | None, ...]:
         value = worker_of(of, "decider").metrics.registry.get_sample_value
         return value("uniscale_snapshot_place"), value("uniscale_learner_sequence")

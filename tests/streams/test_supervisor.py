@@ -25,7 +25,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_killed_service_comes_back_and_a_stopped_supervisor_leaves_none(tmp_path: Path) -> None:
+def test_killed_service_restarts_and_stop_leaves_none(tmp_path: Path) -> None:
     log = tmp_path / "services.log"
     with Supervisor({"a": command(READY_THEN_SLEEP)}, environ=os.environ, log_path=log) as supervisor:
         supervisor.wait_ready(30)
@@ -41,7 +41,7 @@ def test_a_killed_service_comes_back_and_a_stopped_supervisor_leaves_none(tmp_pa
     assert text.count(READY) == 2
 
 
-def test_services_are_told_what_they_need_and_nobody_elses_secrets(tmp_path: Path) -> None:
+def test_services_get_no_foreign_secrets(tmp_path: Path) -> None:
     told = "import os; print('names', *os.environ)"
     environ = {**os.environ, "UNISCALE_PREFIX": "p.", "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s"}
     log = tmp_path / "services.log"
@@ -52,7 +52,7 @@ def test_services_are_told_what_they_need_and_nobody_elses_secrets(tmp_path: Pat
     assert "AWS_SECRET_ACCESS_KEY" not in names
 
 
-def test_a_service_that_was_steady_starts_again_at_once_and_one_that_dies_young_ever_later() -> None:
+def test_restart_delay_grows_until_a_steady_life() -> None:
     service = Service("a", [], {})
     lived_s = [1.0, 1.0, STEADY_S + 1, 1.0, 1.0, STEADY_S + 1, STEADY_S + 1]
     assert [service.later(s) for s in lived_s] == [1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 0.0]
@@ -76,7 +76,7 @@ def test_a_parked_service_stays_dead_until_it_is_unparked(tmp_path: Path) -> Non
 
 
 @pytest.mark.seconds
-def test_a_service_that_cannot_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
+def test_failed_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     services = {"a": command("print('no such model'); raise SystemExit(3)")}
     with Supervisor(services, environ=os.environ, log_path=tmp_path / "l") as supervisor:
         supervisor.services["a"].pause_s = 0.01  # and twice as long after each of five ends

@@ -30,7 +30,7 @@ def test_learning_has_one_order() -> None:
     ]
 
 
-def test_every_topic_carries_the_prefix_the_one_record_limit_and_the_brokers_clock() -> None:
+def test_topics_have_prefix_record_limit_and_append_time() -> None:
     settings = Settings().replace(prefix="trial.", max_record_bytes=1_000_000, replication=3)
     for topic in Topics(settings).declared(["a"]):
         assert topic.name.startswith("trial.")

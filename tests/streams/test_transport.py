@@ -19,7 +19,7 @@ from streams.runtime.runtime import Binding
 from streams.settings import Settings
 
 
-def test_records_come_once_and_in_order_whatever_is_fetched_again() -> None:
+def test_refetched_records_come_once_in_order() -> None:
     cursor, after, handed = PartitionCursor(7), None, []
     for offset in (5, 6, 7, 8, 8, 9):
         if offset >= cursor.due and cursor.follows(offset, after):
@@ -60,7 +60,7 @@ class Fetch(NamedTuple):
         st.one_of(st.builds(Drop), st.builds(Seek, st.floats(0, 1)), st.builds(Fetch, st.integers(1, 7)))
     ),
 )
-def test_no_record_is_missed_however_fetches_are_lost_and_cross_with_seeks(
+def test_no_record_is_missed_by_lost_fetches_and_seeks(
     there: set[int], story: list[Drop | Seek | Fetch]
 ) -> None:
     log = sorted(there)
@@ -203,7 +203,7 @@ async def test_what_comes_when_an_assignment_ends_has_to_come_again(end: str) ->
     assert cursor.due == came
 
 
-async def test_a_topic_whose_handler_is_not_bound_yet_is_delivered_later() -> None:
+async def test_unbound_topic_is_delivered_later() -> None:
     receiver = Receiver(bound=False)
     receiver.consumer._cursors[TP_] = PartitionCursor(0)
     assert not await receiver.deliver(0, 1)
@@ -213,7 +213,7 @@ async def test_a_topic_whose_handler_is_not_bound_yet_is_delivered_later() -> No
     assert receiver.consumer._new_offset(TP_) == 2
 
 
-async def test_nothing_is_delivered_between_the_seek_and_the_emptying_of_the_queues(
+async def test_no_delivery_between_seek_and_clearing_the_queues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     receiver = Receiver()
@@ -233,7 +233,7 @@ async def test_nothing_is_delivered_between_the_seek_and_the_emptying_of_the_que
 
 
 @pytest.mark.parametrize("at", [None, 100])
-async def test_a_partition_of_which_nothing_is_committed_or_more_than_there_is_is_read_from_its_beginning(
+async def test_invalid_committed_offset_reads_from_the_beginning(
     monkeypatch: pytest.MonkeyPatch, at: int | None
 ) -> None:
     receiver, sought = Receiver(), {}
@@ -259,7 +259,7 @@ async def test_a_partition_of_which_nothing_is_committed_or_more_than_there_is_i
     assert receiver.given == [2, 3, 4, 5, 6, 7]
 
 
-async def test_tables_start_without_a_pause_and_by_then_every_topic_is_named(
+async def test_tables_start_at_once_with_every_topic_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     app: Any = create_app(Settings(), "aggregator")

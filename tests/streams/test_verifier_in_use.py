@@ -27,7 +27,7 @@ def test_the_setting_wins_over_the_file() -> None:
     assert Control(qwen3).catalogue.verifier == "skywork-o1-open-prm-qwen-2.5-1.5b", "the file's"
 
 
-def test_a_verifier_that_the_catalogue_does_not_have_is_refused_by_name() -> None:
+def test_unknown_verifier_is_refused_by_name() -> None:
     known = "choose one of mini-prm-s, mini-prm-l"
     with pytest.raises(SettingsError, match=f"UNISCALE_VERIFIER: .*no verifier 'mini-prm-x'; {known}"):
         Control(Settings().replace(verifier="mini-prm-x"))

@@ -43,7 +43,7 @@ def without(in_memory: InMemory, folder: Path, *models: str, **fields: Any) -> S
     return in_memory(catalogue=str(folder / "catalogue.yaml"), **few, **fields)
 
 
-async def test_no_opinion_of_a_verifier_enters_correctness_where_not_all_have_it(
+async def test_scores_stay_out_of_correctness_without_a_verifier(
     in_memory: InMemory, ask: Ask, audited: Audit, tmp_path: Path
 ) -> None:
     """Half of the traffic has no reference, and a third of that gets a grade."""

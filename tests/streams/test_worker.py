@@ -25,7 +25,7 @@ except MemoryError:
 """
 
 
-def test_a_process_that_has_no_memory_to_say_why_ends_all_the_same(tmp_path: Path) -> None:
+def test_process_out_of_memory_exits_with_the_crash_code(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", NO_MEMORY, str(tmp_path / "in-flight")],
         capture_output=True, text=True, check=False,
