@@ -99,7 +99,7 @@ def test_every_benchmark_says_policy_commit_and_date() -> None:
         assert found[1] in ("none", "drawn") or found[2] in kinds(), row[0]
 
 
-def test_every_command_of_the_command_line_has_help_an_operator_can_use() -> None:
+def test_every_command_and_option_has_help() -> None:
     from streams.cli import main
 
     pending: list[tuple[str, click.Command | None]] = [("streams", main)]

@@ -129,7 +129,7 @@ PASSED = "=========== 412 passed, 3 skipped, 9 deselected in 301.22s (0:05:01) =
         ),
     ],
 )
-def test_the_ci_script_runs_what_a_new_user_runs_and_then_what_needs_kafka(
+def test_ci_script_runs_the_new_users_commands_then_kafka(
     tmp_path: Path, test: str, test_kafka: str, status: int, last: str
 ) -> None:
     done = ci(tmp_path, ending(test=test, test_kafka=test_kafka), kafka="/opt/kafka")
@@ -148,7 +148,7 @@ def test_the_ci_script_runs_what_a_new_user_runs_and_then_what_needs_kafka(
     assert done.returncode == status
 
 
-def test_the_new_checkout_has_the_environment_and_make_would_not_install_it_again(tmp_path: Path) -> None:
+def test_new_checkout_reuses_the_environment(tmp_path: Path) -> None:
     make = shutil.which("make")
     if make is None or not (ROOT / ".venv" / ".installed").exists():
         pytest.skip("needs make and the environment of `make env`")
@@ -176,7 +176,7 @@ def suite(kafka_home: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.seconds
-def test_what_is_skipped_without_kafka_is_listed_with_its_reason_and_with_kafka_it_is_an_error(
+def test_kafka_skips_are_listed_or_are_errors_with_kafka(
     tmp_path: Path,
 ) -> None:
     where = "tests/integration/test_secured.py"

@@ -85,7 +85,7 @@ def test_build_targets_are_stages_of_the_dockerfile(services: Services) -> None:
             assert (COMPOSE.parent / source).exists(), source
 
 
-def test_no_image_of_ours_runs_as_root_or_shares_what_is_the_host_s(
+def test_no_image_runs_as_root_or_shares_host_namespaces(
     services: Services,
 ) -> None:
     dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
@@ -102,9 +102,7 @@ def test_no_image_of_ours_runs_as_root_or_shares_what_is_the_host_s(
             assert "docker.sock" not in volume, name
 
 
-def test_every_container_is_bounded_and_has_no_right_that_it_does_not_need(
-    services: Services, gpu_services: Services
-) -> None:
+def test_containers_have_limits_and_no_capabilities(services: Services, gpu_services: Services) -> None:
     for name, service in (*services.items(), *gpu_services.items()):
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
@@ -133,7 +131,7 @@ SECRETS_OF = {
 }
 
 
-def test_each_service_gets_the_secrets_that_it_needs_and_no_others(services: Services) -> None:
+def test_each_service_gets_only_the_secrets_it_needs(services: Services) -> None:
     declared = yaml.safe_load(COMPOSE.read_text())["secrets"]
     assert set(declared) == {*SECRETS, "hf_token"}
     for name, secret in declared.items():
@@ -231,7 +229,7 @@ def test_servers_that_share_a_gpu_share_its_memory(env: dict[str, str]) -> None:
     assert sorted(shares) == ["0", "1", "2", "3"], "infra/README.md says four GPUs"
 
 
-def test_every_share_of_80_gb_holds_the_weights_and_one_whole_context(
+def test_each_gpu_share_holds_weights_and_one_context(
     gpu_services: Services,
 ) -> None:
     """vLLM refuses to start with less. A margin of 1.5 GB is left to activations and CUDA."""
@@ -293,7 +291,7 @@ def test_servers_start_one_after_the_other(services: Services) -> None:
         assert condition == {"condition": "service_healthy", "required": False}
 
 
-def test_the_gpu_profile_can_fetch_tokenizers_keep_them_and_ask_for_a_box(
+def test_gpu_profile_is_online_and_asks_for_a_box(
     services: Services, gpu_services: Services, project: Path
 ) -> None:
     """Prompts are rendered in the services: without the checkpoints' tokenizers no service with an engine can start."""
@@ -378,7 +376,7 @@ def test_no_key_is_in_a_log_and_nobody_can_log_in_to_grafana(services: Services)
     assert (grafana["GF_AUTH_DISABLE_LOGIN_FORM"], grafana["GF_AUTH_BASIC_ENABLED"]) == ("true", "false")
 
 
-def test_the_broker_takes_records_of_the_declared_size_and_makes_no_topics(
+def test_broker_takes_declared_size_and_creates_no_topics(
     services: Services,
 ) -> None:
     broker = services["kafka"]["environment"]

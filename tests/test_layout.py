@@ -81,7 +81,7 @@ NO_EFFECTS = {
 _ACTS = {"send", "append_again", "put", "put_all", "post"}
 
 
-def test_services_return_effects_and_what_else_they_send_or_write_is_listed() -> None:
+def test_services_act_outside_effects_only_where_listed() -> None:
     found: dict[str, set[str]] = {}
     for folder in ("streams/services", "streams/gateway"):
         for path in (ROOT / folder).glob("*.py"):

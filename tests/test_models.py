@@ -53,7 +53,7 @@ def undecided(rule: str, request: object) -> Any:
 
 
 @pytest.mark.torch
-def test_family_file_names_every_model_and_what_a_consumer_must_know() -> None:
+def test_family_file_names_every_model_and_its_prompt() -> None:
     from transformers import AutoTokenizer
 
     entries = [*FAMILY["generators"], *FAMILY["verifiers"]]
@@ -78,9 +78,7 @@ def test_every_card_names_the_commit_that_trained_the_model(name: str) -> None:
     assert "at commit 5e71b4c " in (MODELS / name / "README.md").read_text()
 
 
-def test_the_range_of_costs_is_one_short_answer_of_the_smallest_to_sixty_four_long_paths_of_the_largest() -> (
-    None
-):
+def test_cost_range_spans_cheapest_to_dearest_search() -> None:
     catalogue = load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml")
     verifier, intensity = catalogue.verifier_named().architecture, catalogue.hardware.intensity
 
@@ -105,7 +103,7 @@ def test_the_range_of_costs_is_one_short_answer_of_the_smallest_to_sixty_four_lo
     assert long <= catalogue.cost_range.high <= 2.5 * long
 
 
-def test_the_demo_asks_in_the_proportions_of_mixed_traffic_and_nothing_that_was_recorded() -> None:
+def test_demo_questions_have_mixed_shares_and_are_unrecorded() -> None:
     rows = [json.loads(line) for line in (ROOT / QUESTIONS).read_text().splitlines()]
     levels = [row["metadata"]["level"] for row in rows]
     shares = {level: number / sum(HISTORY.values()) for level, number in HISTORY.items()}
@@ -115,7 +113,7 @@ def test_the_demo_asks_in_the_proportions_of_mixed_traffic_and_nothing_that_was_
 
 
 @pytest.mark.torch
-def test_the_smallest_answers_quick_questions_and_the_largest_more_of_the_stories() -> None:
+def test_smallest_is_right_on_quick_largest_on_stories() -> None:
     asked = question_set("test-23")
     quick = [question for question in asked if question.level == "quick"]
     stories = [question for question in asked if question.level != "quick"]

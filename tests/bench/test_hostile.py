@@ -34,7 +34,7 @@ def test_a_bound_is_met_where_the_whole_interval_lies_within_it() -> None:
     assert not any(row["met"] for row in one), "of one seed nothing is known"
 
 
-def test_accuracy_waits_and_questions_are_compared_as_the_criterion_says() -> None:
+def test_figures_are_compared_as_the_criterion_says() -> None:
     lives = [made(setting, seed, wait_s=0.01) for setting in ALONE for seed in (1, 2)]
     lives += [made(BUSY[0], seed) for seed in (1, 2)]
     worse = made("huge prompts", wait_s=0.15, accuracy=0.62)

@@ -22,7 +22,7 @@ READY_THEN_SLEEP = [
 ]
 
 
-def test_each_service_is_killed_once_a_turn_and_timed_from_its_kill(tmp_path: Path) -> None:
+def test_each_service_is_killed_once_and_timed_from_its_kill(tmp_path: Path) -> None:
     commands = {"a": READY_THEN_SLEEP, "b": READY_THEN_SLEEP}
     said: list[str] = []
     with Supervisor(commands, environ=os.environ, log_path=tmp_path / "log") as supervisor:
@@ -64,7 +64,7 @@ def test_figures_are_of_each_service_and_of_all_kills() -> None:
     assert found["services"]["b"]["p50_s"] == 6.5
 
 
-def test_a_service_that_is_not_there_is_refused_before_anything_starts() -> None:
+def test_unknown_service_is_refused_before_anything_starts() -> None:
     given = CliRunner().invoke(
         command, ["--service", "dicider", "--broker", "none"], obj=Settings(), catch_exceptions=True
     )

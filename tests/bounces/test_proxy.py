@@ -101,7 +101,7 @@ def test_lost_answers_arrive_never_and_their_requests_do(proxy: Proxy, echo: Ech
     connected(proxy)
 
 
-def test_a_client_half_closed_reads_an_end_and_the_server_hears_on(proxy: Proxy, echo: Echo) -> None:
+def test_client_half_closed_reads_eof_while_the_server_reads_on(proxy: Proxy, echo: Echo) -> None:
     client = connected(proxy)
     with proxy.half_closed([0], TO_CLIENT):
         assert client.recv(1000) == b""

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.seconds
 PRINT = "import json; from experiments.behaviour import behaviour; print(json.dumps(behaviour()))"
 
 
-def test_a_policy_that_chooses_otherwise_is_named_and_so_is_one_that_results_do_not_know() -> None:
+def test_changed_and_unknown_policies_are_named() -> None:
     now = dict(behaviour())
     assert changed(now) == []
     assert changed({**now, "uniscale": now["uniscale_alpha_0"]}) == ["uniscale"]
@@ -43,7 +43,7 @@ def test_ties_count_as_one() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["Haswell", "Sandybridge"])
-def test_other_kernels_of_the_linear_algebra_show_the_same_behaviour(kernel: str) -> None:
+def test_other_blas_kernels_show_the_same_behaviour(kernel: str) -> None:
     environ = {**os.environ, "OPENBLAS_CORETYPE": kernel, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [sys.executable, "-c", PRINT], capture_output=True, text=True, check=True, env=environ

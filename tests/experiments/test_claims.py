@@ -61,7 +61,7 @@ def test_every_verdict_follows_from_its_row(tables: dict[str, Any]) -> None:
         assert verdict(sign, left, *right) == said.strip(), row
 
 
-def test_the_rule_tells_chance_from_a_difference_and_a_difference_from_its_opposite() -> None:
+def test_verdicts_of_disjoint_overlapping_and_reversed_intervals() -> None:
     low, middle, high = ({"mean": m, "low": m - 1.5, "high": m + 1.5} for m in (1.0, 2.0, 5.0))
     assert verdict("more", high, low) == verdict("less", low, high) == "reproduced"
     assert verdict("more", middle, low) == "not shown"

@@ -28,7 +28,7 @@ def world() -> BanditWorld:
     return made_world(arms, correct, log_cost, queries)
 
 
-def test_the_static_router_is_a_ridge_an_arm_on_vector_and_scaled_counts(world: BanditWorld) -> None:
+def test_static_router_is_one_ridge_per_arm(world: BanditWorld) -> None:
     fitted = Fitted.of(world, range(HISTORY))
     scaled = fitted.features[:HISTORY, -len(COUNTS) :]
     assert scaled.mean(axis=0) == pytest.approx(0, abs=1e-12)
@@ -39,7 +39,7 @@ def test_the_static_router_is_a_ridge_an_arm_on_vector_and_scaled_counts(world: 
     assert accuracy == pytest.approx(known.predict(fitted.features[HISTORY:]))
 
 
-def test_it_sends_each_question_to_the_cheap_arm_that_is_good_at_it(world: BanditWorld) -> None:
+def test_static_router_finds_the_cheap_arm_for_each_question(world: BanditWorld) -> None:
     fitted = Fitted.of(world, range(HISTORY))
     live = list(range(HISTORY, QUESTIONS))
     (price,) = solved_prices(fitted, 2, [0.9])

@@ -94,7 +94,7 @@ def test_a_batch_of_one_is_the_loop_round_for_round(world: BanditWorld) -> None:
     assert eight[: trial.warm_up] == rounds[: trial.warm_up]
 
 
-def test_what_changes_behind_the_policys_back_changes_nothing_before(world: BanditWorld) -> None:
+def test_silent_changes_leave_earlier_choices_alone(world: BanditWorld) -> None:
     counted = world.with_counts()
     trial = make_trial(counted, 4, {1: Stage((0, 1, 2, 3), counted.objective("cost-sensitive"))}, rounds=150)
     steady, misled = ALL["default"](counted, 4), ALL["default"](counted, 4)
@@ -117,7 +117,7 @@ def test_changes_are_counted_from_the_query_they_come_at(world: BanditWorld) -> 
     assert np.isfinite(found["loss_without_a_change"])
 
 
-def test_spend_is_kept_through_every_change_and_a_restored_learner_goes_on_alike(world: BanditWorld) -> None:
+def test_spend_is_kept_through_changes_and_a_restore(world: BanditWorld) -> None:
     table = pacer(world, Scope(more_seeds=(0,)))
     assert set(table) == {"target", *PHASES}
     assert table["target"]["recovered_alike"] is True

@@ -19,7 +19,7 @@ def test_a_game_is_found_again_and_another_is_not(tmp_path: Path) -> None:
     assert [line for line in lines_of(path) if "verdict" in line] == [{"verdict": {"table": "a"}}]
 
 
-def test_a_line_that_a_kill_cut_short_is_left_out_and_gone_with_the_next(tmp_path: Path) -> None:
+def test_truncated_last_line_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal.open(path)
     journal.keep(GAME, [1, 2])

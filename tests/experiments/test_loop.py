@@ -125,7 +125,7 @@ def test_a_learner_by_terms_needs_no_relearning() -> None:
     assert [s.arm for s in scalar] != [s.arm for s in always]
 
 
-def test_duplicated_feedback_changes_nothing_and_lost_feedback_does() -> None:
+def test_duplicated_feedback_changes_nothing_unlike_lost() -> None:
     world = make_world()
     stages = steady(world, "cost-sensitive")
     channels = FeedbackChannel(), FeedbackChannel(duplicated=1.0), FeedbackChannel(kept=0.1)
@@ -150,7 +150,7 @@ def test_scenarios_are_cut_from_one_table_under_its_bounds() -> None:
     assert {arm.model for arm in cut["tts"].outcomes.arms} == {"s"}
 
 
-def test_the_best_contextual_policy_finds_context_where_there_is_some() -> None:
+def test_best_contextual_finds_context_where_it_exists() -> None:
     deaf = make_world(samples=1, questions=200)
     rich = make_world(samples=1, questions=200, contextual=True)
     objective = rich.objective("quality-priority")

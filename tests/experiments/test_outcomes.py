@@ -161,9 +161,7 @@ def recording(questions: list[Question], tmp_path_factory: pytest.TempPathFactor
     return path
 
 
-def test_the_lab_sees_families_levels_and_forty_two_arms_of_six_models(
-    recording: Path, questions: list[Question]
-) -> None:
+def test_mixed_recording_has_families_levels_and_42_arms(recording: Path, questions: list[Question]) -> None:
     world = spaces(build_world(load_recording(recording), ENCODER, CATALOGUE))["uis"]
     asked = world.outcomes.questions
     assert [(a.level, a.family) for a in asked] == [(q.level, q.family) for q in questions]
@@ -174,7 +172,7 @@ def test_the_lab_sees_families_levels_and_forty_two_arms_of_six_models(
     assert {asked[i].level for i in history} == {asked[i].level for i in live}
 
 
-def test_history_makes_the_prior_and_names_what_traffic_is_compared_with(recording: Path) -> None:
+def test_history_gives_the_prior_and_the_control_arm(recording: Path) -> None:
     outcomes = load_recording(recording)
     history, _ = split([q.question_id for q in outcomes.questions])
     prior, count = prior_of_outcomes(outcomes, ENCODER, CATALOGUE, {}, history_only=True)

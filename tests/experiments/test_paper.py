@@ -67,7 +67,7 @@ def test_cost_at_equal_accuracy_has_a_row_for_everyone(twice: list[Path]) -> Non
     assert rows["random"]["over_orders"]["orders"] == 2
 
 
-def test_a_learner_by_terms_is_level_with_one_that_had_the_objective_all_along(twice: list[Path]) -> None:
+def test_learning_by_terms_adds_no_regret_after_a_change(twice: list[Path]) -> None:
     tables = json.loads((twice[0] / "tables.json").read_text())
     for change in ("q_to_c", "c_to_q"):
         added = tables["shared_objective"][change]["terms"]["regret_added"]

@@ -146,7 +146,7 @@ def test_the_report_shows_every_section_and_figure(written: Path) -> None:
     assert "0.7079 (0.011), 46.88 (1.72), 49.4 (11.6)" in page  # the paper's UniScale, UIS, Cost-Sensitive
 
 
-def test_a_page_of_results_begins_with_tables_and_figures_and_keeps_what_is_written(written: Path) -> None:
+def test_results_page_keeps_its_prose_and_current_figures(written: Path) -> None:
     folder = written.parent / "results"
     page = folder / "README.md"
     text, tables = page.read_text(), json.loads((folder / "tables.json").read_text())

@@ -58,7 +58,7 @@ def reopened(recording: Path, tiny: Path) -> Reopened:
 
 
 @pytest.mark.parametrize("early_exit", [True, False])
-def test_only_searches_that_met_the_limit_end_otherwise_and_at_the_same_cost(
+def test_literal_limit_changes_only_searches_that_met_it(
     early_exit: bool, recording: Path, tiny: Path
 ) -> None:
     """Every search of the recording under the literal reading, on a fresh engine, against what is known of it."""

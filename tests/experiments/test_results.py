@@ -174,7 +174,7 @@ OLDER = "made with older behaviour"
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_a_page_says_so_where_the_code_chooses_otherwise_than_when_its_tables_were_made(page: Path) -> None:
+def test_page_says_whether_its_tables_are_older_than_the_code(page: Path) -> None:
     tables = json.loads(page.with_name("tables.json").read_text())
     fleets = page.parent.name == "fleets"
     older = {}

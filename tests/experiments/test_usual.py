@@ -21,7 +21,7 @@ def variance(block: str) -> float:
     return policy.estimates.right.variances[block]
 
 
-def test_a_world_in_which_models_answer_alike_but_for_difficulty_says_so() -> None:
+def test_models_that_differ_in_level_alone_vary_by_question() -> None:
     found = estimated(two_nested())
     assert set(found) <= set(variances.USUAL)
     assert found["one × kernel"][0] > 3 * found["model × counts"][0]

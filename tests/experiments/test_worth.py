@@ -85,7 +85,7 @@ def five_models_in_three_shapes() -> BanditWorld:
 
 
 @pytest.mark.parametrize("made", [ten_specialists, two_nested, five_models_in_three_shapes])
-def test_it_takes_half_of_what_a_static_router_takes_and_never_costs_more_than_a_fixed_mix(
+def test_saves_half_of_a_static_router_on_made_worlds(
     made: Callable[[], BanditWorld],
 ) -> None:
     policy = played(made())

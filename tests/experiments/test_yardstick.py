@@ -104,7 +104,7 @@ def test_the_unit_of_cost_does_not_matter(seed: int, unit: float) -> None:
     assert judged(unit) == pytest.approx(judged(1.0))
 
 
-def test_a_policy_that_never_reaches_a_target_has_no_ratio_and_says_which() -> None:
+def test_unreached_targets_are_named_and_have_no_ratio() -> None:
     arms = arms_of(1)
     poor = Points(arms.accuracy[:3], arms.cost[:3])
     judged = Yardstick(arms, best_of(arms), draws=10).judge(poor)
@@ -122,7 +122,7 @@ def test_a_target_that_the_cheapest_arm_nearly_meets_is_dropped() -> None:
     assert set(yardstick.judge(arms)["at"]) == {"0.95", "0.98", "1"}
 
 
-def test_half_the_cost_at_the_same_accuracy_is_a_ratio_of_one_half() -> None:
+def test_half_the_cost_at_equal_accuracy_is_a_ratio_of_half() -> None:
     arms = arms_of(4)
     judged = Yardstick(arms, best_of(arms), draws=30).judge(Points(arms.accuracy, arms.cost / 2))
     assert judged["mean_cost_ratio"] == pytest.approx({"mean": 0.5, "low": 0.5, "high": 0.5})

@@ -125,9 +125,7 @@ def kafka_acls(broker: LocalBroker, folder: Path) -> Path:
     return own
 
 
-def test_each_service_can_do_its_work_and_nobody_else_writes_what_the_learner_learns_from(
-    guarded: Guarded, ask: Ask, tmp_path: Path
-) -> None:
+def test_each_service_works_with_its_rights_alone(guarded: Guarded, ask: Ask, tmp_path: Path) -> None:
     topics = Topics(guarded.settings)
     guarded.run("operator", "topics", "create")
     services = {
@@ -160,7 +158,7 @@ def test_each_service_can_do_its_work_and_nobody_else_writes_what_the_learner_le
     assert "uthorization" not in (tmp_path / "log").read_text()
 
 
-def test_a_stranger_cannot_write_the_learner_s_log_its_snapshots_or_its_rewards(guarded: Guarded) -> None:
+def test_stranger_cannot_write_log_snapshots_or_rewards(guarded: Guarded) -> None:
     topics = Topics(guarded.settings)
     log = topics.changelog("decider", "pending")
     allowed = {

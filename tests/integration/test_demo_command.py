@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.broker]
 QUESTIONS = 15
 
 
-def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_and_a_report(
+def test_make_demo_leaves_a_summary_and_a_report(
     root: Path, recorded: Callable[..., Any], tmp_path: Path
 ) -> None:
     if shutil.which("make") is None:

@@ -78,7 +78,7 @@ def compared_with_the_log(loop: Any, queries: list[Query]) -> list[tuple[Query, 
     return found
 
 
-def test_killing_each_service_with_real_engines_loses_and_repeats_nothing(loop: Any) -> None:
+def test_killed_services_lose_and_repeat_nothing(loop: Any) -> None:
     asked = list(read_questions(ROOT / SHIPPED))
     queries: list[Query] = []
     for service in loop.supervisor.services:

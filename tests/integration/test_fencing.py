@@ -80,7 +80,7 @@ def fence_of(broker: LocalBroker, name: str) -> Fence:
     return Fence(name, connect)
 
 
-def test_a_table_reads_what_was_committed_before_it_was_taken_over_and_again_where_it_moves_meanwhile(
+def test_table_reads_what_was_committed_before_its_takeover(
     broker: LocalBroker,
 ) -> None:
     settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
@@ -147,7 +147,7 @@ def test_a_table_reads_what_was_committed_before_it_was_taken_over_and_again_whe
     asyncio.run(main())
 
 
-def test_a_decider_that_stood_still_past_its_session_writes_no_row(deploy: Deploy, ask: Ask) -> None:
+def test_decider_paused_past_its_session_writes_no_row(deploy: Deploy, ask: Ask) -> None:
     standby = [*python(), "worker", "decider", "--instance", "1"]
     loop = deploy(max_in_flight=32, group_partitions=8, commands={"decider-1": standby})
     wanted = loop.serve(*(ask(n) for n in range(40)))
@@ -182,9 +182,7 @@ def test_a_decider_that_stood_still_past_its_session_writes_no_row(deploy: Deplo
     goes_on(loop, wanted, [ask(n) for n in range(930, 940)])
 
 
-def test_of_two_deciders_with_one_name_the_younger_goes_on_and_the_other_says_why_it_ends(
-    deploy: Deploy, ask: Ask, tmp_path: Path
-) -> None:
+def test_younger_of_two_deciders_with_one_name_survives(deploy: Deploy, ask: Ask, tmp_path: Path) -> None:
     loop = deploy(max_in_flight=32, group_partitions=8)
     wanted = loop.serve(*(ask(n) for n in range(20)))
     said = tmp_path / "twin.log"

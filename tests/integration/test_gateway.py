@@ -72,7 +72,7 @@ def test_a_completion_says_what_ran_and_what_it_cost(gateway: Gateway) -> None:
     ).text == (made.choices[0].message.content)
 
 
-def test_a_stream_says_the_same_as_the_whole_and_retracts_nothing(gateway: Gateway) -> None:
+def test_stream_equals_the_whole_completion(gateway: Gateway) -> None:
     client, parts = gateway.client(), []
     for model in (*["large/1/1/1"] * 5, "auto", "small/4/4/2"):
         chunks = list(
@@ -118,7 +118,7 @@ def test_n_answers_come_best_first_with_their_scores(gateway: Gateway) -> None:
         ),
     ],
 )
-def test_errors_are_of_the_client_s_classes_and_cost_one_search_at_most(
+def test_errors_have_the_clients_classes_and_cost_one_search(
     gateway: Gateway, more: dict[str, Any], error: type[openai.APIStatusError], param: str | None
 ) -> None:
     before = gateway.searches()
@@ -128,7 +128,7 @@ def test_errors_are_of_the_client_s_classes_and_cost_one_search_at_most(
     assert gateway.searches() - before <= (0 if param else 1)
 
 
-def test_an_expired_query_is_not_searched_again_by_the_client_s_retries(gateway: Gateway) -> None:
+def test_client_retries_do_not_search_an_expired_query_again(gateway: Gateway) -> None:
     before = gateway.searches()
     with pytest.raises(openai.InternalServerError) as expired:
         chat(gateway.client(max_retries=2), extra_body={"uniscale": {"timeout_s": 0.001}})
@@ -166,7 +166,7 @@ def test_an_idempotency_key_is_one_search(gateway: Gateway) -> None:
     assert (other.status_code, other.headers["x-should-retry"]) == (422, "false")
 
 
-def test_who_hangs_up_cancels_the_search_and_nothing_is_learned_of_it(gateway: Gateway) -> None:
+def test_hanging_up_cancels_the_search(gateway: Gateway) -> None:
     deployment = gateway.deployment
     body = {"model": "large/1/1/1", "messages": [{"role": "user", "content": f"{QUESTION} never mind"}]}
     before = gateway.searches()

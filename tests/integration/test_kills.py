@@ -36,7 +36,7 @@ def test_killing_each_service_in_turn_loses_and_repeats_nothing(deploy: Deploy, 
 
 
 @pytest.mark.thorough
-def test_an_old_verification_in_the_middle_of_a_search_draws_no_second_step(deploy: Deploy, ask: Ask) -> None:
+def test_redelivered_verification_draws_no_second_step(deploy: Deploy, ask: Ask) -> None:
     loop = deploy(max_in_flight=32, group_partitions=16)
     t = loop.topics
     ids: set[str] = set()

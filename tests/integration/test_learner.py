@@ -333,7 +333,7 @@ def test_a_commit_that_ran_ahead_of_the_log_is_taken_back(around: Around) -> Non
     check(around)
 
 
-def test_rows_leave_once_two_snapshots_hold_them_and_what_comes_again_is_recognised(around: Around) -> None:
+def test_rows_leave_after_two_snapshots_and_stay_known(around: Around) -> None:
     loop = around.loop
     around.asking.set()
     around.until(lambda: len(around.rows(around.log)) < len(around.rows(around.ever)), what="rows dropped")

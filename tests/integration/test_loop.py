@@ -86,7 +86,7 @@ def test_the_decision_for_the_executors_is_the_same_bytes(loop: Any) -> None:
     assert for_all == for_group
 
 
-def test_the_learners_log_calls_for_every_decision_and_a_forged_one_is_found(loop: Any) -> None:
+def test_log_reproduces_decisions_and_shows_a_forged_one(loop: Any) -> None:
     done = verify(loop.settings)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"{QUERIES} decisions replayed, 0 mismatches\n")
@@ -126,7 +126,7 @@ def verify(settings: Settings) -> subprocess.CompletedProcess[str]:
     return streams("verify-decisions", env={**os.environ, **settings.environ()})
 
 
-def test_a_second_identical_delivery_of_any_record_changes_no_result(loop: Any) -> None:
+def test_duplicates_of_any_record_change_no_result(loop: Any) -> None:
     t = loop.topics
     names = [
         t.query, t.context, t.decision, t.decision_for("mini"), t.search_step, t.verification_for("mini"),
@@ -176,7 +176,7 @@ BAD = {
 UNREADABLE = {"not-utf8", "nan-weight", "not-json"}
 
 
-def test_bad_input_is_a_dead_letter_and_an_answer_that_names_the_field(loop: Any) -> None:
+def test_bad_input_becomes_dead_letter_and_rejected_answer(loop: Any) -> None:
     t = loop.topics
     for name, (rest, _) in BAD.items():
         value = b'{"schema":"query.v1","query_id":"%s"%s}' % (name.encode(), rest)
@@ -193,7 +193,7 @@ def test_bad_input_is_a_dead_letter_and_an_answer_that_names_the_field(loop: Any
         assert answers[query_id].error
 
 
-def test_feedback_corrects_a_provisional_reward_and_late_feedback_changes_nothing(loop: Any) -> None:
+def test_feedback_corrects_once_and_late_feedback_never(loop: Any) -> None:
     t = loop.topics
     loop.send(asked("told", reference=None, feedback_wait_s=30))
     provisional(loop, "told")
@@ -253,7 +253,7 @@ def test_a_query_that_nobody_searches_expires_with_an_answer(loop: Any) -> None:
     assert report.states["expired"] == 1
 
 
-def test_what_is_delivered_again_to_new_processes_and_after_the_end_changes_no_result(loop: Any) -> None:
+def test_redelivery_after_restart_or_closing_changes_no_result(loop: Any) -> None:
     """Feedback and deadlines of closed queries, control as it stands, and steps to an executor with no memory."""
     t = loop.topics
     # The executor was started again by the test before: it has forgotten which steps are behind.

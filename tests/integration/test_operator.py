@@ -69,7 +69,7 @@ def timelines(live: Any, about: str | None = None) -> Timelines:
     return read_timelines(live.settings, ["mini"], about=about)
 
 
-def test_ask_prints_the_answer_and_says_by_its_exit_code_whether_it_is_one(live: Any) -> None:
+def test_ask_prints_the_answer_and_exits_by_its_status(live: Any) -> None:
     done = live.run("ask", "What is 2 + 3, number 0?", "--reference", "5", "--pin", "large/1/4/2")
     assert "boxed" in done.stdout
     assert re.search(r"\[ask-\w+: ok, large/1/4/2, score 0\.\d+, \d steps\]", done.stderr)
@@ -136,7 +136,7 @@ def test_explain_tells_why_and_what_each_step_was(live: Any) -> None:
     assert "nothing on record for no-such" in live.run("explain", "no-such", code=1).stderr
 
 
-def test_replay_goes_under_new_ids_and_leaves_the_originals_alone(live: Any) -> None:
+def test_replay_uses_new_ids_and_leaves_originals_alone(live: Any) -> None:
     before = timelines(live).by_id
     report = live.run("replay", "--run", "r1", "--speed", "1000", "--limit", "9").stdout
     assert report.startswith("run r1\nsent 9\nanswered 9: ok ")
@@ -154,7 +154,7 @@ def test_replay_goes_under_new_ids_and_leaves_the_originals_alone(live: Any) -> 
 
 
 @pytest.mark.parametrize("teach", ["yes", "no"])
-def test_a_recorded_file_is_replayed_and_teaches_only_if_it_shall(live: Any, teach: str) -> None:
+def test_replayed_file_teaches_only_on_request(live: Any, teach: str) -> None:
     rows = [
         {"timestamp": 1e9 + n, "query_id": f"then{n}", "question": question(n)[0], "answer": question(n)[1]}
         for n in range(3)

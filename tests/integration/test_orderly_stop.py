@@ -117,9 +117,7 @@ FAULTS = {
 }
 
 
-def test_a_fault_inside_the_consumer_ends_the_service_and_loses_nothing(
-    deploy: Deploy, ask: Ask, tmp_path: Path
-) -> None:
+def test_consumer_fault_ends_the_service_and_loses_nothing(deploy: Deploy, ask: Ask, tmp_path: Path) -> None:
     commands = {
         service: [sys.executable, "-c", FAULTY, service, how, topic, str(tmp_path / service)]
         for service, (how, topic, _) in FAULTS.items()
@@ -134,7 +132,7 @@ def test_a_fault_inside_the_consumer_ends_the_service_and_loses_nothing(
 
 
 @pytest.mark.thorough
-def test_a_service_that_recovers_while_records_arrive_misses_none(deploy: Deploy, ask: Ask) -> None:
+def test_service_recovering_under_traffic_misses_nothing(deploy: Deploy, ask: Ask) -> None:
     # Nothing is committed before the end, so there is nothing to go back to but the beginning.
     loop = deploy(
         max_in_flight=8, commit_interval_s=600.0, commands={"decider": [sys.executable, "-c", SLOW]}

@@ -74,7 +74,7 @@ def test_wrong_retention_compaction_and_size_are_each_named(broker: LocalBroker)
         kafka_admin.require(settings, declared)
 
 
-def test_what_was_created_is_as_declared_and_longer_retention_is_no_fault(broker: LocalBroker) -> None:
+def test_created_topics_and_longer_retention_pass(broker: LocalBroker) -> None:
     settings = fresh(broker)
     declared = Topics(settings).declared(["g"])
     longer = [
@@ -128,7 +128,7 @@ def test_what_lets_acknowledged_records_be_lost_is_named(broker: LocalBroker) ->
 
 
 @GROWTH
-def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker: LocalBroker) -> None:
+def test_topic_grown_in_use_is_named_with_its_setting(broker: LocalBroker) -> None:
     settings = fresh(broker)
     topics = Topics(settings)
     declared = topics.declared(["g"])
@@ -155,9 +155,7 @@ def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker:
 
 @GROWTH
 @pytest.mark.slow
-def test_a_running_service_stops_when_a_topic_grows_and_does_not_start_again(
-    broker: LocalBroker, deploy: Deploy
-) -> None:
+def test_service_stops_and_stays_down_when_a_topic_grows(broker: LocalBroker, deploy: Deploy) -> None:
     loop = deploy(only=("aggregator",))
     with closing(kafka_clients.admin(loop.settings)) as client:
         client.create_partitions({loop.topics.feedback: 3})

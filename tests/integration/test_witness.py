@@ -27,9 +27,7 @@ def tool(broker: LocalBroker, name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_kafkas_own_tools_see_decisions_rewards_no_lag_and_the_declared_settings(
-    broker: LocalBroker, deploy: Deploy, ask: Ask
-) -> None:
+def test_kafka_tools_see_records_settings_and_no_lag(broker: LocalBroker, deploy: Deploy, ask: Ask) -> None:
     loop = deploy()
     t = loop.topics
     loop.serve(*(ask(n) for n in range(12)))

@@ -127,7 +127,7 @@ except MemoryError:
 """
 
 
-def test_a_record_for_which_memory_does_not_suffice_is_not_to_blame() -> None:
+def test_out_of_memory_is_not_blamed_on_the_record() -> None:
     ran = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("no memory\n", "")
 
@@ -195,13 +195,13 @@ def test_brackets_and_commas_in_a_text_are_not_counted_as_values() -> None:
         load(b'{"x":[' + b"[]," * MAX_VALUES + b"[]]}")
 
 
-def test_an_encoded_record_stays_below_what_a_frame_may_unfold_to() -> None:
+def test_record_over_the_unfolded_limit_is_not_encoded() -> None:
     huge = Answer(query_id="q", status="ok", by="executor", text="x" * (MAX_UNFOLDED + 1))
     with pytest.raises(RecordTooLarge, match="before compression"):
         encode(huge)
 
 
-def test_a_large_search_with_wide_characters_passes_and_what_encodes_decodes() -> None:
+def test_large_answer_of_wide_characters_round_trips_or_fails() -> None:
     """64 drafts of 120 KiB: one byte a character, two, or four; then more than fits with an emoji in each."""
     for mark, size, fits in (("x", 120, True), ("≤", 120, True), ("😀", 90, True), ("😀", 120, False)):
         text = "\n".join(mark + "x" * 1024 for _ in range(size))
@@ -277,7 +277,7 @@ def test_a_deep_frame_raises_nothing_but_our_errors(of: type[Record]) -> None:
         assert readable_id(zstandard.compress(value.encode())) is None
 
 
-def test_an_id_that_could_not_be_a_key_is_not_read_from_a_nested_record() -> None:
+def test_invalid_nested_id_is_not_read() -> None:
     for bad in ("", "a b", "ü", "x" * 201, 3, None, ["q"]):
         for carrier in ("query", "search"):
             assert readable_id(orjson.dumps({carrier: {"query_id": bad}})) is None

@@ -83,7 +83,7 @@ def test_a_journal_goes_on_where_it_ended(tmp_path: Path) -> None:
         simulate(2, 4, append=file)
 
 
-def test_compaction_leaves_the_last_of_each_key_and_what_is_new_under_their_offsets() -> None:
+def test_compaction_keeps_last_and_recent_records_with_offsets() -> None:
     now_s = 0.0
     broker = MemoryBroker({"t": 1}, lambda: now_s, began_ms=0)
     for now_s, key in ((1.0, b"a"), (2.0, b"b"), (3.0, b"a"), (9.0, b"b"), (9.0, b"b")):
@@ -109,7 +109,7 @@ def test_a_failure_keeps_only_the_faults_that_it_needs() -> None:
     assert "at=4" in failure.schedule[1]
 
 
-def test_the_command_reports_on_standard_output_and_tells_the_rest_on_standard_error() -> None:
+def test_report_goes_to_stdout_and_progress_to_stderr() -> None:
     ran = CliRunner().invoke(main, ["simulate", "--seeds", "3", "--only", "none"])
     assert ran.exit_code == 0, ran.output
     assert msgspec.json.decode(ran.stdout)["seeds"] == "3-3"

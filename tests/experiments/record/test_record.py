@@ -44,7 +44,7 @@ def bench_of(tiny: Path) -> Bench:
     )
 
 
-def test_best_route_is_120_configurations_30_of_them_in_the_joint_space() -> None:
+def test_best_route_has_120_configurations_30_of_them_shared() -> None:
     catalogue = load_catalogue(Path("infra/catalogue/qwen3.yaml"))
     uis, best_route = set(uis_space(catalogue)), set(best_route_space(catalogue))
     assert (len(best_route), len(best_route - uis)) == (120, 90)
@@ -238,7 +238,7 @@ def test_the_recordings_asked_the_questions_of_the_file(task: str) -> None:
     assert fingerprint(questions) == table.settings_of(recording)["questions"]
 
 
-def test_nothing_recorded_was_asked_in_validation_or_tests_of_the_family() -> None:
+def test_no_recorded_question_is_in_validation_or_test_sets() -> None:
     asked = ("validation", "test-11", "test-2029", "test-23", "everyday-development", "everyday-sealed")
     recorded = {q.text for name in ("math", "code", "mixed") for q in question_set(name)}
     assert [len(question_set(name)) for name in asked] == [3_630, 1_500, 1_500, 60, 200, 200]
@@ -254,7 +254,7 @@ def test_questions_stand_in_the_papers_proportions() -> None:
     assert sum(PROPORTIONS["math"].values()) == len(questions_of("code")) == 210
 
 
-def test_mixed_traffic_has_its_families_on_both_sides_of_the_split() -> None:
+def test_mixed_traffic_has_all_families_on_both_sides() -> None:
     questions = mixed_traffic(share=0.08)
     for side, least in ((True, 40), (False, 80)):
         count = Counter(q.family for q in questions if is_history(q.question_id) is side)
@@ -269,7 +269,7 @@ def test_mixed_traffic_has_its_families_on_both_sides_of_the_split() -> None:
     assert (sum(HISTORY.values()), sum(LIVE.values())) == (500, 1_000)
 
 
-def test_mixed_traffic_is_asked_of_forty_two_configurations_once_a_sample(tiny: Path) -> None:
+def test_mixed_traffic_is_asked_of_42_configurations(tiny: Path) -> None:
     qwen3 = replace(bench_of(tiny), catalogue=load_catalogue(Path("infra/catalogue/qwen3.yaml")))
     plan = RecordingPlan.of_mixed(qwen3, QUESTIONS, 2)
     assert len({*plan.actions, *plan.derived}) == 42
