@@ -1,7 +1,7 @@
 """Chat endpoints in a whole deployment, against scripted upstreams whose logs say what was asked and counted."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from streams.control import Control
 from streams.local.broker import free_port
 from streams.services import SERVICES, executor
 from streams.settings import Settings, SettingsError
-from tests.support.house import ASK, House
+from tests.support.gateway_deployment import ASK, Deploy, GatewayDeployment
 from tests.support.recorded import CATALOGUE, question, recorded_in_memory, recorded_paths
 from tests.support.upstream import Upstream
 
@@ -42,11 +42,11 @@ def upstream() -> Iterator[Upstream]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deploy]:
     """Start deployments whose catalogue has chat endpoints; all other models are recorded."""
     paths = recorded_paths(12, samples=3, steps=(1, 3))
     recording = Recording(paths)
-    made: list[House] = []
+    made: list[GatewayDeployment] = []
 
     class Engines(GroupEngines):
         async def _started(self, model: Model) -> Loaded:
@@ -62,9 +62,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         )
         return Engines(options, None, asyncio.get_running_loop().time)
 
-    def starting(*entries: dict[str, Any], recorded: tuple[str, ...] = (), **fields: Any) -> House:
+    def starting(
+        *entries: dict[str, Any], recorded: tuple[str, ...] = (), **fields: Any
+    ) -> GatewayDeployment:
         settings = settings_of(tmp_path, paths, *entries, recorded=recorded, **fields)
-        made.append(House(settings, tuple(SERVICES)))
+        made.append(GatewayDeployment(settings, tuple(SERVICES)))
         return made[-1]
 
     monkeypatch.setattr(executor, "engines_of", engines)
@@ -91,13 +93,13 @@ def settings_of(
     return settings
 
 
-def asked(house: House, number: int, *, graded: bool = True, **body: Any) -> dict[str, Any]:
+def asked(deployment: GatewayDeployment, number: int, *, graded: bool = True, **body: Any) -> dict[str, Any]:
     """Ask a question through the gateway and return the response."""
     text, answer = question(number)
     said = {"model": "auto", "messages": [{"role": "user", "content": text}], **body}
     if graded:
         said["uniscale"] = {"reference": answer, **said.get("uniscale", {})}
-    with house.http() as client:
+    with deployment.http() as client:
         got = client.post(ASK, json=said)
     assert got.status_code == 200, got.text
     return dict(got.json())
@@ -109,22 +111,22 @@ def served(upstream: Upstream) -> list[tuple[dict[str, Any], dict[str, int]]]:
 
 
 def test_answer_is_priced_by_the_tokens_the_server_counted(
-    start: Callable[..., House], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    start: Deploy, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream.key = "secret"
     monkeypatch.setenv("HOSTED_KEY", "secret")
-    house = start(chat("hosted", upstream, n=[1, 4], key_env="HOSTED_KEY"))
+    deployment = start(chat("hosted", upstream, n=[1, 4], key_env="HOSTED_KEY"))
     right = question(3)[1]
     says = iter([right, "1", right, "2"])
     upstream.says = lambda body: (
         f"It is \\boxed{{{next(says)}}}" if "number 3" in str(body) else "So \\boxed{5}"
     )
-    four = asked(house, 3, model="hosted/4/1/1")
-    one = asked(house, 0, model="hosted/1/1/1")
+    four = asked(deployment, 3, model="hosted/4/1/1")
+    one = asked(deployment, 0, model="hosted/1/1/1")
     assert four["choices"][0]["message"]["content"] == f"It is \\boxed{{{right}}}", "the most frequent answer"
     assert one["usage"]["completion_tokens"] == 2
-    rewards = {each.query_id: each for each in house.closing(four["id"], one["id"])}
-    answers = {each.query_id: each for each in house.read(house.topics.answer, Answer)}
+    rewards = {each.query_id: each for each in deployment.closing(four["id"], one["id"])}
+    answers = {each.query_id: each for each in deployment.read(deployment.topics.answer, Answer)}
     log = served(upstream)
     for query_id, number, count in ((four["id"], 3, 4), (one["id"], 0, 1)):
         usages = [usage for body, usage in log if f"number {number}?" in body["messages"][-1]["content"]]
@@ -141,31 +143,33 @@ def test_answer_is_priced_by_the_tokens_the_server_counted(
         assert reward.price is not None
         assert reward.price.verifier_eflops == 0.0
         assert 0 < reward.price.prefill_eflops < reward.price.cost
-    assert not house.read(house.topics.search_step, SearchStep)
+    assert not deployment.read(deployment.topics.search_step, SearchStep)
 
 
-def test_verifier_scores_stay_out_of_correctness(start: Callable[..., House], upstream: Upstream) -> None:
+def test_verifier_scores_stay_out_of_correctness(start: Deploy, upstream: Upstream) -> None:
     """Two models with a verifier, two chat endpoints without; half of the traffic has no reference."""
     from agents.decider.rows import Row, decode_row
 
     other = Upstream(says=lambda body: "\\boxed{0}")
-    house = start(chat("first", upstream), chat("second", other), recorded=("small", "large"), warm_up=8)
+    deployment = start(chat("first", upstream), chat("second", other), recorded=("small", "large"), warm_up=8)
     # Each model has one query with a reference and one without; the others leave the choice to the policy.
     names = ("small", "large", "first", "second")
     limits: list[dict[str, Any]] = [{"models": [names[at // 2]]} if at < 8 else {} for at in range(24)]
-    replies = [asked(house, at % 12, graded=bool(at % 2), **limits[at]) for at in range(24)]
+    replies = [asked(deployment, at % 12, graded=bool(at % 2), **limits[at]) for at in range(24)]
     ids = [reply["id"] for reply in replies]
-    rewards = house.closing(*ids)
-    decisions = {each.query_id: each for each in house.read(house.topics.decision, Decision)}
+    rewards = deployment.closing(*ids)
+    decisions = {each.query_id: each for each in deployment.read(deployment.topics.decision, Decision)}
     assert {decisions[each].action.model for each in ids} == {"small", "large", "first", "second"}
     assert {decisions[each].verified for each in ids} == {"some"}
 
     def rows() -> dict[str, Row]:
-        log = house.call(lambda c: c.broker.changelog(c.topics.changelog("decider", "pending"), 0))
+        log = deployment.call(lambda c: c.broker.changelog(c.topics.changelog("decider", "pending"), 0))
         found = (decode_row(key, value) for key, value in log.items())
         return {row.query_id: row for row in found if isinstance(row, Row)}
 
-    house.until(lambda: all(rows()[each].stage in ("closed", "priced") for each in ids), "what is learned")
+    deployment.until(
+        lambda: all(rows()[each].stage in ("closed", "priced") for each in ids), "what is learned"
+    )
     learned = rows()
     for at, (query_id, reward) in enumerate(zip(ids, rewards, strict=True)):
         row = learned[query_id]
@@ -178,14 +182,12 @@ def test_verifier_scores_stay_out_of_correctness(start: Callable[..., House], up
     other.close()
 
 
-def test_a_model_whose_key_is_wrong_is_not_asked_and_says_why(
-    start: Callable[..., House], upstream: Upstream
-) -> None:
+def test_a_model_whose_key_is_wrong_is_not_asked_and_says_why(start: Deploy, upstream: Upstream) -> None:
     upstream.key = "secret"
     well = Upstream()
-    house = start(chat("locked", upstream), chat("open", well))
-    assert asked(house, 0)["model"].startswith("open")
-    state, why = house.call(
+    deployment = start(chat("locked", upstream), chat("open", well))
+    assert asked(deployment, 0)["model"].startswith("open")
+    state, why = deployment.call(
         lambda c: next(iter(w for w in c.workers if w.service == "decider")).control.health()
     )["locked"]
     assert state == "loading"
@@ -194,19 +196,19 @@ def test_a_model_whose_key_is_wrong_is_not_asked_and_says_why(
     well.close()
 
 
-def test_failures_of_an_upstream_become_answers_with_their_cause(
-    start: Callable[..., House], upstream: Upstream
-) -> None:
-    house = start(chat("hosted", upstream, timeout_s=0.5), engine_attempts=1)
-    known = {asked(house, 0)["id"]}
-    with house.http() as client:
+def test_failures_of_an_upstream_become_answers_with_their_cause(start: Deploy, upstream: Upstream) -> None:
+    deployment = start(chat("hosted", upstream, timeout_s=0.5), engine_attempts=1)
+    known = {asked(deployment, 0)["id"]}
+    with deployment.http() as client:
         # After a time-out the model is probed, which would take the next reply.
         for spoil, cause in ((500, ""), ("hang-up", ""), ("hang", "timeout")):
             upstream.spoilt.append((spoil, b"oops", {}) if isinstance(spoil, int) else spoil)
             said = {"model": "hosted", "messages": [{"role": "user", "content": f"number {spoil}?"}]}
             assert client.post(ASK, json=said).status_code in (502, 503, 504)
             [failed] = [
-                each for each in house.read(house.topics.answer, Answer) if each.query_id not in known
+                each
+                for each in deployment.read(deployment.topics.answer, Answer)
+                if each.query_id not in known
             ]
             known.add(failed.query_id)
             assert (failed.status, failed.cause) == ("failed", cause), failed.error
@@ -234,12 +236,10 @@ def test_environment_key_goes_only_to_the_files_endpoints(
     assert keys.of(upstream.url) == "", "nor is it sent the key of the deployment's own servers"
 
 
-def test_the_reward_of_a_chat_model_reads_as_any_other(
-    start: Callable[..., House], upstream: Upstream
-) -> None:
-    house = start(chat("hosted", upstream))
-    reply = asked(house, 0, graded=False)
-    [reward] = house.closing(reply["id"])
+def test_the_reward_of_a_chat_model_reads_as_any_other(start: Deploy, upstream: Upstream) -> None:
+    deployment = start(chat("hosted", upstream))
+    reply = asked(deployment, 0, graded=False)
+    [reward] = deployment.closing(reply["id"])
     assert isinstance(reward, Reward)
     assert (reward.kind, reward.verified, reward.unscored, reward.cost_only) == (
         "default",
@@ -262,23 +262,23 @@ SPOILT = {
 @pytest.mark.parametrize("at", [0, 1], ids=["first", "second"])
 @pytest.mark.parametrize("how", SPOILT)
 def test_no_query_fails_while_another_entry_could_answer(
-    how: str, at: int, start: Callable[..., House], upstream: Upstream
+    how: str, at: int, start: Deploy, upstream: Upstream
 ) -> None:
     other = Upstream()
     both = [upstream, other]
-    house = start(
+    deployment = start(
         chat("first", upstream, timeout_s=0.5),
         chat("second", other, timeout_s=0.5),
         engine_attempts=1,
         attempts=2,
         warm_up=50,  # so that each is chosen
     )
-    [asked(house, number, models=["first", "second"]) for number in range(2)]
+    [asked(deployment, number, models=["first", "second"]) for number in range(2)]
     spoilt, name = both[at], ("first", "second")[at]
     replies = []
     for number in range(2, 12):
         spoilt.spoilt[:] = [SPOILT[how]] * 50
-        replies.append(asked(house, number))
+        replies.append(asked(deployment, number))
         if any(reply["uniscale"]["attempts"] == 2 for reply in replies):
             break
     retried = [reply for reply in replies if reply["uniscale"]["attempts"] == 2]
@@ -288,12 +288,16 @@ def test_no_query_fails_while_another_entry_could_answer(
         [before] = reply["uniscale"]["earlier"]
         assert before["action"] == f"{name}/1/1/1"
         assert before["attempt"] == 1
-    rewards = house.closing(*(reply["id"] for reply in replies))
+    rewards = deployment.closing(*(reply["id"] for reply in replies))
     for reply, reward in zip(replies, rewards, strict=True):
         assert (reward.status, reward.attempt) == ("ok", reply["uniscale"]["attempts"])
         assert [each.action.model for each in reward.earlier] == [name] * (reward.attempt - 1)
-    [answer] = [a for a in house.read(house.topics.answer, Answer) if a.query_id == retried[0]["id"]]
-    first, second = (d for d in house.read(house.topics.decision, Decision) if d.query_id == retried[0]["id"])
+    [answer] = [
+        a for a in deployment.read(deployment.topics.answer, Answer) if a.query_id == retried[0]["id"]
+    ]
+    first, second = (
+        d for d in deployment.read(deployment.topics.decision, Decision) if d.query_id == retried[0]["id"]
+    )
     assert (first.attempt, second.attempt, answer.attempt, answer.seq) == (1, 2, 2, second.seq)
     assert second.excluded == (name,)
     assert second.objective == first.objective
@@ -302,23 +306,25 @@ def test_no_query_fails_while_another_entry_could_answer(
     other.close()
 
 
-def test_query_fails_with_the_last_failure_of_its_attempts(
-    start: Callable[..., House], upstream: Upstream
-) -> None:
+def test_query_fails_with_the_last_failure_of_its_attempts(start: Deploy, upstream: Upstream) -> None:
     other = Upstream()
-    house = start(chat("first", upstream), chat("second", other), engine_attempts=1, attempts=2)
-    with house.http() as client:
+    deployment = start(chat("first", upstream), chat("second", other), engine_attempts=1, attempts=2)
+    with deployment.http() as client:
         for body, attempts in (({"model": "auto"}, 2), ({"model": "first/1/1/1"}, 1)):
             for each in (upstream, other):
                 each.spoilt[:] = [(500, b"oops", {})] * 2
             text = f"number {attempts}?"
             said = {"messages": [{"role": "user", "content": text}], **body}
             assert client.post(ASK, json=said).status_code in (502, 503)
-            found = [d for d in house.read(house.topics.decision, Decision) if d.query.question == text]
+            found = [
+                d for d in deployment.read(deployment.topics.decision, Decision) if d.query.question == text
+            ]
             assert [each.attempt for each in found] == list(range(1, attempts + 1))
             query_id = found[0].query_id
-            [answer] = [a for a in house.read(house.topics.answer, Answer) if a.query_id == query_id]
+            [answer] = [
+                a for a in deployment.read(deployment.topics.answer, Answer) if a.query_id == query_id
+            ]
             assert (answer.status, answer.attempt, answer.seq) == ("failed", attempts, found[-1].seq)
-            [reward] = house.closing(query_id)
+            [reward] = deployment.closing(query_id)
             assert (reward.attempt, reward.seq, len(reward.earlier)) == (attempts, answer.seq, attempts - 1)
     other.close()

@@ -1,7 +1,6 @@
 """Costs in USD: tokens as upstreams counted them times the prices in force, from the Decision to what is learned."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from tests.support.cluster import (
     worker_of,
 )
 from tests.support.cluster import served as run_through
-from tests.support.house import ASK, House
+from tests.support.gateway_deployment import ASK, Deploy, GatewayDeployment
 from tests.support.recorded import question
 from tests.support.upstream import Upstream
 
@@ -67,30 +66,30 @@ def two() -> Any:
 
 
 @pytest.fixture
-def in_usd(start: Callable[..., House]) -> Callable[..., House]:  # noqa: F811
+def in_usd(start: Deploy) -> Deploy:  # noqa: F811
     """Start a deployment that counts in USD: its catalogue gives no cost range and no hardware."""
 
-    def starting(*entries: dict[str, Any], **fields: Any) -> House:
+    def starting(*entries: dict[str, Any], **fields: Any) -> GatewayDeployment:
         return start(*entries, content={"cost_range": None, "hardware": None}, **fields)
 
     return starting
 
 
 def test_rewards_match_upstream_logs_and_prices_in_force(
-    in_usd: Callable[..., House], two: tuple[Upstream, Upstream]
+    in_usd: Deploy, two: tuple[Upstream, Upstream]
 ) -> None:
     small, large = two
-    house = in_usd(priced("small", small, CHEAP, n=[1, 4]), priced("large", large, DEAR), warm_up=10)
+    deployment = in_usd(priced("small", small, CHEAP, n=[1, 4]), priced("large", large, DEAR), warm_up=10)
 
     def paid(ids: list[str]) -> dict[str, float]:
-        rewards = house.closing(*ids)
+        rewards = deployment.closing(*ids)
         assert {each.price.unit for each in rewards if each.price} == {"usd"}
         return {
             name: math.fsum(r.price.cost for r in rewards if r.price and r.action.model == name)
             for name in ("small", "large")
         }
 
-    first = [asked(house, at % 12)["id"] for at in range(50)]
+    first = [asked(deployment, at % 12)["id"] for at in range(50)]
     logs = [[usage for _, usage in served(each)] for each in two]
     assert all(logs), "both were asked"
     before = paid(first)
@@ -99,33 +98,33 @@ def test_rewards_match_upstream_logs_and_prices_in_force(
 
     new = Prices(input=25.0, output=1.0)
     entry = PriceFactorEntry(name="large", prices=new)
-    house.produce(house.topics.control, entry.key.encode(), encode(entry))
-    house.until(
-        lambda: house.call(lambda c: all(w.control.models["large"].rate == new for w in c.workers)),
+    deployment.produce(deployment.topics.control, entry.key.encode(), encode(entry))
+    deployment.until(
+        lambda: deployment.call(lambda c: all(w.control.models["large"].rate == new for w in c.workers)),
         "the price",
     )
-    second = [asked(house, at % 12, model="large")["id"] for at in range(5)]
+    second = [asked(deployment, at % 12, model="large")["id"] for at in range(5)]
     log = [usage for _, usage in served(large)][len(logs[1]) :]
     assert paid(second)["large"] == pytest.approx(usd(log, {"input": 25.0, "output": 1.0}), rel=1e-12)
-    decisions = {each.query_id: each for each in house.read(house.topics.decision, Decision)}
+    decisions = {each.query_id: each for each in deployment.read(deployment.topics.decision, Decision)}
     old = {"small": Prices(**CHEAP), "large": Prices(**DEAR)}
     assert all(decisions[each].prices == old[decisions[each].action.model] for each in first)
     assert {decisions[each].prices for each in second} == {new}
-    for reward in house.closing(*first, *second):
+    for reward in deployment.closing(*first, *second):
         assert reward.price is not None
         assert reward.price.prices == decisions[reward.query_id].prices
         assert reward.log_cost == math.log(reward.price.cost)
 
 
 def test_what_a_cache_held_costs_what_cached_input_says(
-    in_usd: Callable[..., House], two: tuple[Upstream, Upstream]
+    in_usd: Deploy, two: tuple[Upstream, Upstream]
 ) -> None:
     small, _ = two
-    house = in_usd(priced("small", small, CHEAP))
+    deployment = in_usd(priced("small", small, CHEAP))
     usage = {"prompt_tokens": 1000, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 800}}
     reply = {"choices": [{"message": {"role": "assistant", "content": "\\boxed{1}"}}], "usage": usage}
     small.spoilt.append((200, reply, {}))
-    [reward] = house.closing(asked(house, 0)["id"])
+    [reward] = deployment.closing(asked(deployment, 0)["id"])
     assert reward.price is not None
     assert reward.price.billed == Billed(input=1000, cached_input=800, output=10)
     assert reward.price.cost == pytest.approx((200 * 0.15 + 800 * 0.075 + 10 * 0.6) / 1e6)
@@ -288,19 +287,17 @@ def test_without_prices_a_cost_range_is_derived_in_eflops(
         Control(settings).steering.after(entry, 3)
 
 
-def test_the_gateway_speaks_of_usd_where_costs_are(
-    in_usd: Callable[..., House], two: tuple[Upstream, Upstream]
-) -> None:
+def test_the_gateway_speaks_of_usd_where_costs_are(in_usd: Deploy, two: tuple[Upstream, Upstream]) -> None:
     small, large = two
-    house = in_usd(priced("small", small, CHEAP, n=[1, 4]), priced("large", large, DEAR))
-    reply = asked(house, 3, model="small/4/1/1")
+    deployment = in_usd(priced("small", small, CHEAP, n=[1, 4]), priced("large", large, DEAR))
+    reply = asked(deployment, 3, model="small/4/1/1")
     usages = [usage for _, usage in served(small)]
     assert (reply["uniscale"]["eflops"], len(usages)) == (None, 4)
     assert reply["uniscale"]["usd"] == pytest.approx(usd(usages, CHEAP), rel=1e-12)
     billed = [sum(each[name] for each in usages) for name in ("prompt_tokens", "completion_tokens")]
     assert [reply["usage"][name] for name in ("prompt_tokens", "completion_tokens")] == billed
-    [reward] = house.closing(reply["id"])
-    with house.http() as client:
+    [reward] = deployment.closing(reply["id"])
+    with deployment.http() as client:
         now = client.get("/v1/now").json()
         assert now["unit"] == "usd"
         shown = client.get(f"/v1/queries/{reply['id']}").json()
@@ -310,52 +307,50 @@ def test_the_gateway_speaks_of_usd_where_costs_are(
         asked_first = {"model": "auto", "messages": [{"role": "user", "content": "number 3?"}]}
         found = client.post("/v1/decide", json=asked_first).json()
         assert found["objective"]["unit"] == "usd"
-    counted = house.call(lambda c: next(w.metrics for w in c.workers if w.service == "aggregator").text())
+    counted = deployment.call(
+        lambda c: next(w.metrics for w in c.workers if w.service == "aggregator").text()
+    )
     assert f'uniscale_usd_total{{model="small"}} {reward.price.cost}' in counted.decode()
 
 
-def test_what_a_key_may_spend_a_day_is_in_usd(
-    in_usd: Callable[..., House], two: tuple[Upstream, Upstream]
-) -> None:
+def test_what_a_key_may_spend_a_day_is_in_usd(in_usd: Deploy, two: tuple[Upstream, Upstream]) -> None:
     small, _ = two
-    house = in_usd(priced("small", small, CHEAP))
+    deployment = in_usd(priced("small", small, CHEAP))
     body = {"model": "auto", "messages": [{"role": "user", "content": "What, number 1?"}]}
     cost = usd([{"prompt_tokens": 7, "completion_tokens": 2}], CHEAP)
-    rich, other = house.key("rich", usd_per_day=1.5 * cost), house.key("other", eflops_per_day=1e15)
-    house.until(lambda: house.http(rich).get("/v1/models").status_code == 200, "the keys")
-    with house.http(rich) as client:
+    rich, other = deployment.key("rich", usd_per_day=1.5 * cost), deployment.key("other", eflops_per_day=1e15)
+    deployment.until(lambda: deployment.http(rich).get("/v1/models").status_code == 200, "the keys")
+    with deployment.http(rich) as client:
         first = client.post(ASK, json=body)
         assert first.status_code == 200, first.text
-        house.closing(first.json()["id"])
+        deployment.closing(first.json()["id"])
         refused = client.post(ASK, json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
     assert "USD in 24 hours" in refused.json()["error"]["message"]
-    with house.http(other) as client:
+    with deployment.http(other) as client:
         refused = client.post(ASK, json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "quota_in_another_unit")
     assert "keys add other --usd-per-day" in refused.json()["error"]["message"]
 
 
-def test_no_query_costs_more_than_its_budget(
-    in_usd: Callable[..., House], two: tuple[Upstream, Upstream]
-) -> None:
+def test_no_query_costs_more_than_its_budget(in_usd: Deploy, two: tuple[Upstream, Upstream]) -> None:
     _, large = two
     large.says = lambda body: "so " * 60 + "\\boxed{5}"
-    house = in_usd(priced("large", large, DEAR, n=[1, 4]))
+    deployment = in_usd(priced("large", large, DEAR, n=[1, 4]))
     text, _ = question(0)
     most = len(text.encode()) + 16
     for n, tokens in ((1, 30), (4, 40), (1, 0)):
         budget = (n * most * 2.5 + tokens * 10.0) / 1e6
         uniscale = {"budget": {"usd": budget}}
         before = len(served(large))
-        reply = asked(house, 0, model=f"large/{n}/1/1", graded=False, uniscale=uniscale)
+        reply = asked(deployment, 0, model=f"large/{n}/1/1", graded=False, uniscale=uniscale)
         usages = [usage for _, usage in served(large)[before:]]
         assert len(usages) == (n if tokens else 0)
         assert sum(usage["completion_tokens"] for usage in usages) <= tokens
         assert usd(usages, DEAR) <= budget
         if not tokens:
             assert reply["uniscale"]["error"] == "the budget of usd ran out"
-    with house.http() as client:
+    with deployment.http() as client:
         body = {"model": "auto", "messages": [{"role": "user", "content": text}]}
         refused = client.post(ASK, json={**body, "uniscale": {"budget": {"eflops": 1e12}}})
     assert refused.status_code == 400, refused.text

@@ -18,7 +18,7 @@ from agents.serving.errors import (
 from agents.serving.probing import Prober, ProbeRules
 from agents.serving.registry import Loaded, ModelRegistry
 from streams.runtime.memory import run
-from tests.agents.serving.test_model_registry import model, states
+from tests.agents.serving.test_registry import model, states
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=8, depth_limit=4)
 

@@ -9,17 +9,17 @@ import pytest
 from streams.local.broker import free_port
 from streams.services import SERVICES
 from streams.settings import Settings
-from tests.support.house import House
+from tests.support.gateway_deployment import Deploy, GatewayDeployment
 
 
 @pytest.fixture(scope="module")
-def house(in_memory: Callable[..., Settings]) -> Iterator[Callable[..., House]]:
+def deploy(in_memory: Callable[..., Settings]) -> Iterator[Deploy]:
     """Start deployments in memory; closed when the module's tests are done."""
-    made: list[House] = []
+    made: list[GatewayDeployment] = []
 
-    def start(services: tuple[str, ...] = tuple(SERVICES), **fields: Any) -> House:
+    def start(services: tuple[str, ...] = tuple(SERVICES), **fields: Any) -> GatewayDeployment:
         ports = {"gateway_port": free_port(), "decider_port": free_port()}
-        made.append(House(in_memory(**{**ports, **fields}), services))
+        made.append(GatewayDeployment(in_memory(**{**ports, **fields}), services))
         return made[-1]
 
     yield start
@@ -28,13 +28,13 @@ def house(in_memory: Callable[..., Settings]) -> Iterator[Callable[..., House]]:
 
 
 @pytest.fixture(scope="module")
-def site(house: Callable[..., House]) -> House:
+def site(deploy: Deploy) -> GatewayDeployment:
     """A whole deployment, the same for all tests of a module."""
-    return house()
+    return deploy()
 
 
 @pytest.fixture(scope="module")
-def client(site: House) -> Iterator[httpx.Client]:
+def client(site: GatewayDeployment) -> Iterator[httpx.Client]:
     """A client of it without a key."""
     with site.http() as opened:
         yield opened

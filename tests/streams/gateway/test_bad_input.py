@@ -14,13 +14,13 @@ import pytest
 from streams.gateway import endpoint
 from streams.gateway.request import MAX_BODY
 from streams.http import server
-from tests.support.house import ASK, PLAIN, QUESTION, House, refused
+from tests.support.gateway_deployment import ASK, PLAIN, QUESTION, GatewayDeployment, refused
 
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(autouse=True)
-def nothing_stops(site: House, client: httpx.Client) -> Iterator[None]:
+def nothing_stops(site: GatewayDeployment, client: httpx.Client) -> Iterator[None]:
     """After each test the gateway still answers, no worker has died, and bad input became no query."""
     yield
     assert client.get("/health/live").status_code == 200
@@ -63,7 +63,7 @@ WRONG: list[tuple[Any, str | None]] = [
 
 
 @pytest.mark.parametrize("path", [ASK, "/v1/decide"])
-def test_wrong_types_and_unknown_fields(site: House, client: httpx.Client, path: str) -> None:
+def test_wrong_types_and_unknown_fields(site: GatewayDeployment, client: httpx.Client, path: str) -> None:
     before = len(site.records(site.topics.query))
     for body, param in WRONG:
         sent = json.dumps(body).encode()
@@ -80,7 +80,7 @@ def test_wrong_types_and_unknown_fields(site: House, client: httpx.Client, path:
     ],
 )
 def test_what_cannot_be_compiled_is_refused_before_anything_runs(
-    site: House, client: httpx.Client, fields: dict[str, Any], why: str
+    site: GatewayDeployment, client: httpx.Client, fields: dict[str, Any], why: str
 ) -> None:
     before = len(site.records(site.topics.decision))
     answer = client.post(ASK, json={**PLAIN, "uniscale": fields})
@@ -190,11 +190,11 @@ def test_script_in_a_prompt_comes_back_as_text(client: httpx.Client) -> None:
     assert page.headers["x-content-type-options"] == "nosniff"
 
 
-def raw(site: House) -> socket.socket:
+def raw(site: GatewayDeployment) -> socket.socket:
     return socket.create_connection(("127.0.0.1", site.settings.gateway.port), timeout=10)
 
 
-def test_a_flood_of_headers_is_cut_off(site: House) -> None:
+def test_a_flood_of_headers_is_cut_off(site: GatewayDeployment) -> None:
     for flood in (
         b"x: " + b"y" * 200_000,
         b"".join(b"h%d: v\r\n" % at for at in range(50_000)),
@@ -209,7 +209,7 @@ def test_a_flood_of_headers_is_cut_off(site: House) -> None:
             assert said == b"" or b" 400 " in said.split(b"\r\n")[0], said
 
 
-def test_slow_clients_keep_nobody_waiting(site: House, client: httpx.Client) -> None:
+def test_slow_clients_keep_nobody_waiting(site: GatewayDeployment, client: httpx.Client) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{"
     slow = [raw(site) for _ in range(40)]
     try:
@@ -234,7 +234,7 @@ def ends(connection: socket.socket) -> int:
     return came
 
 
-def test_who_sends_no_whole_head_is_cut_off(site: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_sends_no_whole_head_is_cut_off(site: GatewayDeployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_S", 0.3)
     with raw(site) as silent, raw(site) as slow, raw(site) as twice:
         slow.sendall(b"GET /v1/models HTTP/1.1\r\nhost: loc")
@@ -245,7 +245,7 @@ def test_who_sends_no_whole_head_is_cut_off(site: House, monkeypatch: pytest.Mon
 
 
 def test_where_connections_run_out_who_waited_longest_makes_room(
-    site: House, monkeypatch: pytest.MonkeyPatch
+    site: GatewayDeployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "most_connections", lambda: 20)
     waiting = [raw(site) for _ in range(30)]
@@ -261,7 +261,7 @@ def test_where_connections_run_out_who_waited_longest_makes_room(
 
 @pytest.mark.parametrize("name", ["uPlot.esm.js", "d3-hierarchy.js"])
 def test_who_reads_nothing_of_what_is_sent_is_cut_off(
-    name: str, site: House, monkeypatch: pytest.MonkeyPatch
+    name: str, site: GatewayDeployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long file stops in its midst; a short one with its last part, when the next request is there already."""
     monkeypatch.setattr(server, "WRITE_S", 0.3)
@@ -296,7 +296,7 @@ def status_of_next(connection: socket.socket) -> int:
     return response.status
 
 
-def test_who_still_sends_a_refused_body_reads_why(site: House) -> None:
+def test_who_still_sends_a_refused_body_reads_why(site: GatewayDeployment) -> None:
     head = b"POST /v1/decide HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n"
     with raw(site) as connection:
         connection.sendall(head % 9 + b"content-encoding: gzip\r\n\r\n")
@@ -311,7 +311,9 @@ def test_who_still_sends_a_refused_body_reads_why(site: House) -> None:
     assert said.startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_body_that_does_not_come_ends_in_a_408(site: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_come_ends_in_a_408(
+    site: GatewayDeployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(endpoint, "BODY_S", 0.3)
     with raw(site) as connection:
         connection.sendall(b"POST /v1/decide HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")

@@ -1,21 +1,21 @@
 """The cases recorded from `vllm serve`, before the gateway; `tests.support.conformance` has them and the deviations."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import conformance
+from tests.support.gateway_deployment import Deploy
 
 EXPECTED = json.loads(conformance.GOLDEN.read_text())["cases"]
 
 
 @pytest.fixture(scope="module")
-def shown(house: Callable[..., Any]) -> dict[str, Any]:
+def shown(deploy: Deploy) -> dict[str, Any]:
     """What the gateway shows in every case."""
-    found: dict[str, Any] = conformance.observed(house().url, "large")
+    found: dict[str, Any] = conformance.observed(deploy().url, "large")
     return found
 
 

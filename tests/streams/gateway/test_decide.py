@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,15 +23,15 @@ from streams.services import decider
 from streams.services.previews import NotNow, Previews
 from tests.support.cluster import Ask, InMemory, added, change, read, running, send, served, worker_of
 from tests.support.encoders import DownFor
-from tests.support.house import ASK, PLAIN, House
+from tests.support.gateway_deployment import ASK, PLAIN, Deploy, GatewayDeployment
 
 
-def decided(site: House, key: str | None = None, **body: Any) -> httpx.Response:
+def decided(site: GatewayDeployment, key: str | None = None, **body: Any) -> httpx.Response:
     with site.http(key) as client:
         return client.post("/v1/decide", json={**PLAIN, **body})
 
 
-def test_configurations_have_terms_before_and_after_learning(site: House) -> None:
+def test_configurations_have_terms_before_and_after_learning(site: GatewayDeployment) -> None:
     fresh = decided(site).json()
     assert fresh["reason"] == "warm-up"
     assert fresh["candidates"] == len(fresh["configurations"]) == 56
@@ -55,7 +55,7 @@ def test_configurations_have_terms_before_and_after_learning(site: House) -> Non
     assert sum(each["propensity"] for each in found["configurations"]) == pytest.approx(1)
 
 
-def test_the_choice_follows_objective_pin_and_models(site: House) -> None:
+def test_the_choice_follows_objective_pin_and_models(site: GatewayDeployment) -> None:
     assert decided(site, model="small/4/4/2").json()["action"] == "small/4/4/2"
     assert decided(site, model="small/4/4/2").json()["reason"] == "pinned"
     models = {each["action"].split("/")[0] for each in decided(site, model="large").json()["configurations"]}
@@ -67,7 +67,7 @@ def test_the_choice_follows_objective_pin_and_models(site: House) -> None:
     assert decided(site, model="auto:quality-priority").json()["objective"]["name"] == "quality-priority"
 
 
-def test_nothing_runs(site: House) -> None:
+def test_nothing_runs(site: GatewayDeployment) -> None:
     topics = [site.topics.query, site.topics.context, site.topics.decision]
     topics.append(site.topics.changelog("decider", "pending"))
     before = [len(site.records(topic)) for topic in topics]
@@ -85,24 +85,26 @@ def test_nothing_runs(site: House) -> None:
         ({"messages": [{"role": "user", "content": "a " * 500_000}]}, 400, "messages"),
     ],
 )
-def test_what_would_be_refused_is_refused(site: House, body: Any, status: int, param: str | None) -> None:
+def test_what_would_be_refused_is_refused(
+    site: GatewayDeployment, body: Any, status: int, param: str | None
+) -> None:
     refused = decided(site, **body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), refused.text
     assert refused.json()["error"]["message"]
 
 
-def test_an_aim_that_the_policy_cannot_take_is_refused(house: Callable[..., House]) -> None:
-    refused = decided(house(policy="linucb"), uniscale={"accuracy": 0.9})
+def test_an_aim_that_the_policy_cannot_take_is_refused(deploy: Deploy) -> None:
+    refused = decided(deploy(policy="linucb"), uniscale={"accuracy": 0.9})
     assert refused.status_code == 400
     assert "accuracy" in refused.json()["error"]["message"]
 
 
-def test_without_a_decider_the_error_says_what_to_do(house: Callable[..., House]) -> None:
+def test_without_a_decider_the_error_says_what_to_do(deploy: Deploy) -> None:
     for fields, words in (
         ({"decider_port": 0}, "UNISCALE_DECIDER_URL"),
         ({"decider_url": "http://127.0.0.1:9"}, "http://127.0.0.1:9 does not answer"),
     ):
-        answer = decided(house(("gateway",), **fields))
+        answer = decided(deploy(("gateway",), **fields))
         assert answer.status_code == 503
         error = answer.json()["error"]
         assert error["code"] == "no_decider"
@@ -111,13 +113,13 @@ def test_without_a_decider_the_error_says_what_to_do(house: Callable[..., House]
         assert answer.headers["x-should-retry"] == "false"
 
 
-def test_the_first_decider_that_can_answer_does(house: Callable[..., House], site: House) -> None:
+def test_the_first_decider_that_can_answer_does(deploy: Deploy, site: GatewayDeployment) -> None:
     urls = f"http://127.0.0.1:9, http://127.0.0.1:{site.settings.previews.port}/"
-    assert decided(house(("gateway",), decider_url=urls)).status_code == 200
+    assert decided(deploy(("gateway",), decider_url=urls)).status_code == 200
 
 
-def test_previews_count_towards_a_keys_targets_per_minute(house: Callable[..., House]) -> None:
-    guarded = house()
+def test_previews_count_towards_a_keys_targets_per_minute(deploy: Deploy) -> None:
+    guarded = deploy()
     key = guarded.key("shop")
     guarded.until(lambda: guarded.http(key).get("/v1/models").status_code == 200)
     asked = [decided(guarded, key, uniscale={"mean_cost": 1e9 + at}).status_code for at in range(TARGETS + 1)]
@@ -132,7 +134,7 @@ async def test_a_vector_is_kept_without_the_text_that_it_stands_for(in_memory: I
         assert [len(key) for key in previews._vectors] == [32]
 
 
-def test_a_page_of_another_site_gets_nothing_from_the_decider(site: House) -> None:
+def test_a_page_of_another_site_gets_nothing_from_the_decider(site: GatewayDeployment) -> None:
     url = f"http://127.0.0.1:{site.settings.previews.port}/decide"
     query = encode(Query(query_id="q", text="?"))
     assert httpx.post(url, content=query, headers={"origin": "http://evil.example"}).status_code == 403

@@ -1,6 +1,5 @@
 """What an ordinary client of OpenAI sends, field by field, and what becomes of it: the table of docs/gateway.md."""
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -10,6 +9,7 @@ import pytest
 from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from schemas.answer import Answer
 from schemas.query import Query
+from tests.support.gateway_deployment import Deploy
 
 LONG = {"role": "user", "content": "Tell me at length."}
 WIDE, ONE = "large/4/4/2", "large/1/1/1"
@@ -18,11 +18,11 @@ STEP_TOKENS = 10
 
 
 @pytest.fixture(scope="module")
-def site(house: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def site(deploy: Deploy, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A deployment with a recorded question that has 32 different answers of 40 tokens."""
     recording = tmp_path_factory.mktemp("fields") / "recording.jsonl"
     write_paths(recording, [_path(model, path) for model in ("small", "large") for path in range(32)])
-    return house(recorded=str(recording))
+    return deploy(recorded=str(recording))
 
 
 def _path(model: str, path: int) -> RecordedPath:
@@ -150,8 +150,8 @@ def test_a_stream_names_them_in_its_headers_and_its_last_chunk(client: openai.Op
     assert (last.model_extra or {})["uniscale"]["ignored"] == ["temperature"]
 
 
-def test_a_strict_gateway_refuses_what_it_would_ignore(house: Callable[..., Any]) -> None:
-    strict = openai_client(house(("gateway",), gateway_strict=True))
+def test_a_strict_gateway_refuses_what_it_would_ignore(deploy: Deploy) -> None:
+    strict = openai_client(deploy(("gateway",), gateway_strict=True))
     for name, value in IGNORED.items():
         with pytest.raises(openai.BadRequestError, match="UNISCALE_GATEWAY_STRICT") as refused:
             chat(strict, **{name: value})

@@ -36,7 +36,7 @@ from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES, admission
 from streams.settings import Settings
 from tests.support.cluster import WITH_GATEWAY, worker_of
-from tests.support.house import ASK, PLAIN, QUESTION, House
+from tests.support.gateway_deployment import ASK, PLAIN, QUESTION, Deploy, GatewayDeployment
 
 
 def code(answer: httpx.Response, status: int) -> str:
@@ -103,7 +103,7 @@ def test_the_message_of_a_completion_can_be_sent_back_as_it_is(client: httpx.Cli
     assert client.post("/v1/decide", json=body).status_code == 200
 
 
-def test_every_name_that_may_be_asked_for_is_listed(site: House, client: httpx.Client) -> None:
+def test_every_name_that_may_be_asked_for_is_listed(site: GatewayDeployment, client: httpx.Client) -> None:
     listed = {each["id"]: each["routing"] for each in client.get("/v1/models").json()["data"]}
     models = load_catalogue(Path(site.settings.catalogue))
     concrete = {*models.model_names, *(action.id for action in uis_space(models))}
@@ -115,7 +115,7 @@ def test_every_name_that_may_be_asked_for_is_listed(site: House, client: httpx.C
 
 
 def test_expired_id_is_gone_and_unknown_id_not_found(
-    site: House, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    site: GatewayDeployment, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = site.call(lambda cluster: worker_of(cluster, "gateway")).log
     inner = log.find
@@ -155,10 +155,10 @@ def test_window_moves_unless_all_queries_were_read(
 
 
 def test_feedback_beyond_the_index_is_for_its_tenant_alone(
-    house: Callable[..., House],
+    deploy: Deploy,
 ) -> None:
     """The aggregator knows whether a reward is open; the topic knows to whom an old query belongs."""
-    small = house(gateway_recent=2)
+    small = deploy(gateway_recent=2)
     topics = small.topics
     with small.http(small.key("acme")) as mine, small.http(small.key("other")) as other:
         body = {**PLAIN, "model": "large/1/1/1", "uniscale": {"feedback_wait_s": 3600}}
@@ -203,13 +203,13 @@ def test_events_go_on_to_the_reward(client: httpx.Client) -> None:
 
 
 def test_events_are_waited_for_as_long_as_their_query_may_take(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searches, "MARGIN_S", 0.5)
     monkeypatch.setattr(index, "MARGIN_S", 0.5)
     monkeypatch.setattr(routes, "MARGIN_S", 0.5)
     monkeypatch.setattr(routes, "_BEAT_LOOKS", 1)
-    held = house(("gateway",), timeout_s=0.1)
+    held = deploy(("gateway",), timeout_s=0.1)
     ids = {}
     for timeout_s in (60.0, 0.2):
         query = Query(query_id=f"q-{timeout_s}", text="How much?", timeout_s=timeout_s)
@@ -225,13 +225,13 @@ def test_events_are_waited_for_as_long_as_their_query_may_take(
 
 
 def test_the_events_of_a_query_are_told_after_its_deadline_too(
-    house: Callable[..., House], site: House, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, site: GatewayDeployment, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (searches, index, routes):
         monkeypatch.setattr(module, "MARGIN_S", 0.1)
     made = client.post(ASK, json={**PLAIN, "uniscale": {"reference": "5"}}).json()["id"]
     site.closing(made)
-    held = house(("gateway",))
+    held = deploy(("gateway",))
     [query] = [each for each in site.read(site.topics.query, Query) if each.query_id == made]
     held.produce(held.topics.query, made.encode(), encode(msgspec.structs.replace(query, timeout_s=0.1)))
     told: list[tuple[str, type[Decision] | type[Answer] | type[Reward]]] = [
@@ -255,10 +255,10 @@ def test_the_events_of_a_query_are_told_after_its_deadline_too(
 
 
 def test_a_query_that_is_not_admitted_may_be_tried_again(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "_LAPSE_S", 0.0)
-    full = house(("gateway", "embedder"), max_in_flight=1)
+    full = deploy(("gateway", "embedder"), max_in_flight=1)
     beat = Heartbeat(group="mini", instance="0", models=("small",), every_s=60.0)
     full.produce(full.topics.heartbeat, beat.key.encode(), encode(beat))
     waits = Query(query_id="q", text="How much?", allowed_models=("large",))
@@ -272,7 +272,9 @@ def test_a_query_that_is_not_admitted_may_be_tried_again(
     assert "no executor serves large now" in refused.json()["error"]["message"]
 
 
-def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: House, client: httpx.Client) -> None:
+def test_a_broker_that_refuses_leaves_no_query_to_wait_for(
+    site: GatewayDeployment, client: httpx.Client
+) -> None:
     def refuse(why: str) -> Callable[[Any], None]:
         def set_(cluster: Any) -> None:
             cluster.broker.refuses = lambda topic, key: why if topic == cluster.topics.query else ""
@@ -288,7 +290,7 @@ def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: House, client: 
     assert client.post(ASK, json=body, headers={"x-stainless-retry-count": "1"}).status_code == 200
 
 
-def twice_while_it_is_sent(site: House, post: Callable[[], httpx.Response]) -> None:
+def twice_while_it_is_sent(site: GatewayDeployment, post: Callable[[], httpx.Response]) -> None:
     """Demand that a request fails with an earlier one like it, whose record the broker refuses at last."""
     answered = threading.Event()
 
@@ -312,7 +314,9 @@ def twice_while_it_is_sent(site: House, post: Callable[[], httpx.Response]) -> N
     assert [code(each.result(), 503) for each in given] == ["broker_unavailable"] * 2
 
 
-def test_a_request_that_joins_one_that_is_sent_ends_as_that_one(site: House, client: httpx.Client) -> None:
+def test_a_request_that_joins_one_that_is_sent_ends_as_that_one(
+    site: GatewayDeployment, client: httpx.Client
+) -> None:
     def post() -> httpx.Response:
         body = {**PLAIN, "uniscale": {"timeout_s": 5}}
         return client.post(ASK, json=body, headers={"idempotency-key": "twice"})
@@ -321,7 +325,9 @@ def test_a_request_that_joins_one_that_is_sent_ends_as_that_one(site: House, cli
     assert post().status_code == 200
 
 
-def test_concurrent_duplicate_feedback_ends_as_the_first(site: House, client: httpx.Client) -> None:
+def test_concurrent_duplicate_feedback_ends_as_the_first(
+    site: GatewayDeployment, client: httpx.Client
+) -> None:
     body = {**PLAIN, "model": "large/1/1/1", "uniscale": {"feedback_wait_s": 600}}
     told = {"id": client.post(ASK, json=body).json()["id"], "value": True}
     twice_while_it_is_sent(site, lambda: client.post("/v1/feedback", json=told))
@@ -336,10 +342,10 @@ def test_a_retry_count_that_is_no_number_counts_as_none(client: httpx.Client) ->
 
 
 def test_an_id_whose_answer_is_no_longer_kept_is_taken(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searches, "_BEHIND_S", 0.3)
-    small = house(gateway_recent=1)
+    small = deploy(gateway_recent=1)
     with small.http() as client:
         first = client.post(ASK, json=PLAIN, headers={"idempotency-key": "k"})
         assert first.status_code == 200
@@ -351,9 +357,9 @@ def test_an_id_whose_answer_is_no_longer_kept_is_taken(
         assert small.call(lambda cluster: list(cluster.deaths)) == []
 
 
-def test_idempotency_key_of_another_gateways_body_is_refused(house: Callable[..., House]) -> None:
+def test_idempotency_key_of_another_gateways_body_is_refused(deploy: Deploy) -> None:
     """Both gateways send a query before either has read the other's: the first one on the topic counts."""
-    site = house()
+    site = deploy()
     query_id = submission.keyed_id("", "k")
     theirs = Query(
         query_id=query_id,
@@ -379,7 +385,9 @@ def test_idempotency_key_of_another_gateways_body_is_refused(house: Callable[...
     assert (code(answer, 422), answer.headers["x-should-retry"]) == ("idempotency_mismatch", "false")
 
 
-def test_now_counts_queries_and_names_services_and_models(site: House, client: httpx.Client) -> None:
+def test_now_counts_queries_and_names_services_and_models(
+    site: GatewayDeployment, client: httpx.Client
+) -> None:
     assert client.post(ASK, json=PLAIN).is_success
     found = client.get("/v1/now?limit=1").json()
     assert found["queries"] == 1
@@ -422,7 +430,7 @@ def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-def test_curl_reads_a_stream_as_it_comes(site: House) -> None:
+def test_curl_reads_a_stream_as_it_comes(site: GatewayDeployment) -> None:
     def contents(number: int) -> list[str]:
         asked = [{"role": "user", "content": f"What is 2 + 3, number {number}?"}]
         body = json.dumps({"model": "large/1/1/1", "messages": asked, "stream": True})
@@ -448,9 +456,9 @@ def test_what_is_vendored_is_what_its_list_says() -> None:
 
 
 def test_dead_letter_is_retried_once_while_its_topic_holds_it(
-    house: Callable[..., House],
+    deploy: Deploy,
 ) -> None:
-    alive = house()
+    alive = deploy()
     topics = alive.topics
     alive.produce(topics.query, b"bad", b"no query at all")
     gone = DeadLetter.of(

@@ -3,7 +3,6 @@
 import hashlib
 import socket
 import time
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Any
@@ -18,11 +17,11 @@ from schemas.query import Query
 from schemas.reward import Feedback
 from streams.gateway import auth, routes, statistics
 from streams.gateway.auth import Gate
-from tests.support.house import ASK, PLAIN, WITHOUT_EXECUTOR, House, refused
+from tests.support.gateway_deployment import ASK, PLAIN, WITHOUT_EXECUTOR, Deploy, GatewayDeployment, refused
 
 
-def test_feedback_is_limited_by_the_minute(house: Callable[..., House]) -> None:
-    guarded = house()
+def test_feedback_is_limited_by_the_minute(deploy: Deploy) -> None:
+    guarded = deploy()
     with guarded.http(guarded.key("shop", per_minute=2)) as client:
         told = {"id": client.post(ASK, json=PLAIN).json()["id"], "value": True}
         assert [client.post("/v1/feedback", json=told).json()["duplicate"] for _ in range(2)] == [False, True]
@@ -30,8 +29,8 @@ def test_feedback_is_limited_by_the_minute(house: Callable[..., House]) -> None:
         assert "2 feedback requests a minute" in told_thrice["message"]
 
 
-def test_keys_scopes_and_tenants(house: Callable[..., House]) -> None:
-    guarded = house()
+def test_keys_scopes_and_tenants(deploy: Deploy) -> None:
+    guarded = deploy()
     shop, bank, eye = guarded.key("shop"), guarded.key("bank"), guarded.key("eye", scopes=("read",))
     operator = guarded.key("boss", scopes=("ask", "feedback", "read", "admin"))
     for wrong in (None, "uk-wrong", shop + "x", shop[:-1], "\x7f", "é"):
@@ -75,8 +74,8 @@ def test_keys_scopes_and_tenants(house: Callable[..., House]) -> None:
         refused(boss.post("/v1/dead-letters/retry", json={"origin": "none/0/0"}), 404, "origin")
 
 
-def test_a_session_is_good_for_the_gateways_own_page_alone(house: Callable[..., House]) -> None:
-    guarded = house()
+def test_a_session_is_good_for_the_gateways_own_page_alone(deploy: Deploy) -> None:
+    guarded = deploy()
     key = guarded.key("boss", scopes=("ask", "feedback", "read", "admin"))
     own = guarded.url
     with guarded.http() as page:
@@ -105,11 +104,9 @@ def test_a_session_is_good_for_the_gateways_own_page_alone(house: Callable[..., 
         assert page.get("/v1/queries").status_code == 401
 
 
-def test_sessions_of_one_key_end_none_of_another_s(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sessions_of_one_key_end_none_of_another_s(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "_MOST_SESSIONS", 2)
-    guarded = house(("gateway",))
+    guarded = deploy(("gateway",))
     boss, shop = guarded.key("boss"), guarded.key("shop")
     pages = [guarded.http() for _ in range(4)]
     for page, key in zip(pages, (boss, shop, shop, shop), strict=True):
@@ -139,8 +136,8 @@ def test_sessions_of_revoked_keys_go_at_the_next_login() -> None:
     assert [key for _, key in page._sessions.values()] == ["bank", "bank"], "a key's other scopes end none"
 
 
-def test_streams_of_a_key_are_counted_and_end_with_it(house: Callable[..., House]) -> None:
-    guarded = house(gateway_streams=1, feedback_wait_s=600.0)
+def test_streams_of_a_key_are_counted_and_end_with_it(deploy: Deploy) -> None:
+    guarded = deploy(gateway_streams=1, feedback_wait_s=600.0)
     shop, bank = guarded.key("shop"), guarded.key("bank")
     with guarded.http(shop) as mine, guarded.http(bank) as theirs:
         made = mine.post(ASK, json=PLAIN).json()["id"]
@@ -163,8 +160,8 @@ def test_streams_of_a_key_are_counted_and_end_with_it(house: Callable[..., House
             assert "event: answer" in list(events)  # it ends
 
 
-def test_requests_that_join_a_query_count_among_those_in_flight(house: Callable[..., House]) -> None:
-    guarded = house(WITHOUT_EXECUTOR)
+def test_requests_that_join_a_query_count_among_those_in_flight(deploy: Deploy) -> None:
+    guarded = deploy(WITHOUT_EXECUTOR)
     shop, bank = guarded.key("shop", in_flight=2), guarded.key("bank", in_flight=1)
 
     def post(key: str) -> httpx.Response:
@@ -185,8 +182,8 @@ def test_requests_that_join_a_query_count_among_those_in_flight(house: Callable[
     assert post(shop).status_code == 200, "those that ended count no longer"
 
 
-def test_keys_without_tenant_do_not_share_idempotency_keys(house: Callable[..., House]) -> None:
-    guarded = house()
+def test_keys_without_tenant_do_not_share_idempotency_keys(deploy: Deploy) -> None:
+    guarded = deploy()
     answers = []
     for name in ("one", "two"):
         with guarded.http(guarded.key(name, tenant=None)) as client:
@@ -198,10 +195,10 @@ def test_keys_without_tenant_do_not_share_idempotency_keys(house: Callable[..., 
 
 
 def test_requests_whose_bodies_do_not_come_are_counted(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "OTHERS", 1)
-    guarded = house(("gateway",))
+    guarded = deploy(("gateway",))
     shop, bank = guarded.key("shop", in_flight=1), guarded.key("bank")
     head = f"POST /v1/feedback HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {shop}\r\ncontent-length: 9\r\n\r\n"
     address = ("127.0.0.1", guarded.settings.gateway.port)
@@ -215,8 +212,8 @@ def test_requests_whose_bodies_do_not_come_are_counted(
         guarded.until(lambda: mine.get("/v1/models").status_code == 200, "room")
 
 
-def test_reads_are_counted_by_key(house: Callable[..., House]) -> None:
-    guarded = house(("gateway",), gateway_reads=6)
+def test_reads_are_counted_by_key(deploy: Deploy) -> None:
+    guarded = deploy(("gateway",), gateway_reads=6)
     shop, bank = guarded.key("shop"), guarded.key("bank")
     reads = ("/v1/now", "/v1/queries", "/v1/models", "/v1/queries/none", "/v1/objectives", "/none")
     with guarded.http(shop) as mine, guarded.http(bank) as theirs:
@@ -228,9 +225,7 @@ def test_reads_are_counted_by_key(house: Callable[..., House]) -> None:
         assert theirs.get("/v1/now").status_code == 200
 
 
-def test_what_many_look_at_is_worked_out_once(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_many_look_at_is_worked_out_once(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "_FRESH_S", 3600.0)
     worked_out = 0
     plain = statistics.now
@@ -241,7 +236,7 @@ def test_what_many_look_at_is_worked_out_once(
         return plain(*given)
 
     monkeypatch.setattr(statistics, "now", counted)
-    guarded = house()
+    guarded = deploy()
     shop, again, bank = guarded.key("shop"), guarded.key("again", tenant="shop"), guarded.key("bank")
     with guarded.http(shop) as client:
         assert client.post(ASK, json=PLAIN).status_code == 200
@@ -254,14 +249,14 @@ def test_what_many_look_at_is_worked_out_once(
     assert worked_out == 2, "once for each tenant"
 
 
-def decide(house: House, key: str | None = None, **body: Any) -> int:
+def decide(deployment: GatewayDeployment, key: str | None = None, **body: Any) -> int:
     """Ask what would run; return the status."""
-    with house.http(key) as client:
+    with deployment.http(key) as client:
         return client.post("/v1/decide", json={**PLAIN, **body}).status_code
 
 
-def test_a_preview_needs_the_scope_and_the_models_of_its_key(house: Callable[..., House]) -> None:
-    guarded = house()
+def test_a_preview_needs_the_scope_and_the_models_of_its_key(deploy: Deploy) -> None:
+    guarded = deploy()
     asker = guarded.key("shop", scopes=("ask",), allowed_models=("auto", "small"), allowed_objectives=())
     reader = guarded.key("eye", scopes=("read",))
     assert decide(guarded) == 401
@@ -295,23 +290,23 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-def ask(house: House, key: str | None, **more: Any) -> str:
-    with house.http(key) as client:
+def ask(deployment: GatewayDeployment, key: str | None, **more: Any) -> str:
+    with deployment.http(key) as client:
         answered = client.post(ASK, json={**PLAIN, **more})
     assert answered.status_code == 200, answered.text
     return str(answered.json()["id"])
 
 
-def learned(house: House, key: str | None) -> dict[str, bool]:
+def learned(deployment: GatewayDeployment, key: str | None) -> dict[str, bool]:
     """Return which of three queries under a key the learner may learn from."""
-    ids = {ask(house, key, **more): name for name, more in ASKED.items()}
-    sent = house.read(house.topics.query, Query)
+    ids = {ask(deployment, key, **more): name for name, more in ASKED.items()}
+    sent = deployment.read(deployment.topics.query, Query)
     return {ids[query.query_id]: query.learn for query in sent if query.query_id in ids}
 
 
-def test_a_key_teaches_by_its_claims_only_if_it_says_so(house: Callable[..., House]) -> None:
+def test_a_key_teaches_by_its_claims_only_if_it_says_so(deploy: Deploy) -> None:
     """Without the scope `teach` it teaches nothing, and its claims grade an answer for its owner alone."""
-    there = house(feedback_wait_s=60.0)
+    there = deploy(feedback_wait_s=60.0)
     everything = dict.fromkeys(ASKED, True)
     assert learned(there, None) == everything, "no key exists"
     asks = there.key("asks")

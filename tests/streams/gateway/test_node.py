@@ -16,7 +16,7 @@ import pytest
 from schemas.answer import Answer
 from schemas.control import Cancel
 from schemas.query import Query
-from tests.support.house import WITHOUT_EXECUTOR, House
+from tests.support.gateway_deployment import WITHOUT_EXECUTOR, Deploy, GatewayDeployment
 
 NODE = Path(__file__).parent / "node"
 
@@ -24,35 +24,37 @@ NODE = Path(__file__).parent / "node"
 class Site:
     """A deployment in memory and what its log says of a scenario."""
 
-    def __init__(self, house: House, keys: dict[str, str]) -> None:
-        self.house = house
-        self.topics = house.topics
+    def __init__(self, deployment: GatewayDeployment, keys: dict[str, str]) -> None:
+        self.deployment = deployment
+        self.topics = deployment.topics
         self.keys = keys
 
     def asked(self, scenario: str) -> list[Query]:
         """Return the queries of a scenario: each is one search."""
-        sent = self.house.read(self.topics.query, Query)
+        sent = self.deployment.read(self.topics.query, Query)
         return [query for query in sent if query.metadata.get("user") == scenario]
 
     def answers(self, query_id: str) -> list[Answer]:
-        return [each for each in self.house.read(self.topics.answer, Answer) if each.query_id == query_id]
+        return [
+            each for each in self.deployment.read(self.topics.answer, Answer) if each.query_id == query_id
+        ]
 
     def cancelled(self, query_id: str) -> list[Cancel]:
-        records = self.house.read(self.topics.cancel_for("mini"), Cancel)
+        records = self.deployment.read(self.topics.cancel_for("mini"), Cancel)
         return [each for each in records if each.query_id == query_id]
 
 
 @pytest.fixture(scope="module")
-def site(house: Callable[..., House]) -> Site:
+def site(deploy: Deploy) -> Site:
     """A deployment that asks for keys."""
-    made = house()
+    made = deploy()
     return Site(made, {"node": made.key("node"), "slow": made.key("slow", per_minute=1)})
 
 
 @pytest.fixture
-def held(house: Callable[..., House]) -> Site:
+def held(deploy: Deploy) -> Site:
     """A deployment without an executor: nothing is answered before it starts."""
-    return Site(house(WITHOUT_EXECUTOR), {"node": "any"})
+    return Site(deploy(WITHOUT_EXECUTOR), {"node": "any"})
 
 
 Node = Callable[..., "subprocess.Popen[str]"]
@@ -69,7 +71,7 @@ def node() -> Node:
 
     def start(site: Site, scenario: str, key: str = "node") -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [program, "client.mjs", site.house.url, site.keys[key], scenario], cwd=NODE,
+            [program, "client.mjs", site.deployment.url, site.keys[key], scenario], cwd=NODE,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -155,10 +157,10 @@ def test_an_expired_query_is_one_search_although_node_may_retry(site: Site, node
 
 def test_node_s_own_time_outs_and_retries_are_one_search(held: Site, node: Node) -> None:
     process = node(held, "timeout")
-    held.house.until(lambda: held.asked("timeout") != [], "the query is sent")
+    held.deployment.until(lambda: held.asked("timeout") != [], "the query is sent")
     time.sleep(4.0)  # each try gives up after a second, and the next one follows
     assert process.poll() is None
-    held.house.start("executor", "mini")
+    held.deployment.start("executor", "mini")
     made = result(process)
     [query] = held.asked("timeout")
     [answer] = held.answers(query.query_id)
@@ -171,9 +173,9 @@ def test_node_aborts_and_the_search_is_cancelled(held: Site, node: Node) -> None
     assert made["class"] == "APIUserAbortError"
     [query] = held.asked("abort")
     time.sleep(1.5)  # the gateway looks twice a second whether its client is there
-    held.house.start("executor", "mini")
-    held.house.until(lambda: held.answers(query.query_id) != [], "the search ends")
-    held.house.until(lambda: held.cancelled(query.query_id) != [], "the search is cancelled")
+    held.deployment.start("executor", "mini")
+    held.deployment.until(lambda: held.answers(query.query_id) != [], "the search ends")
+    held.deployment.until(lambda: held.cancelled(query.query_id) != [], "the search is cancelled")
     # A search of few steps may end before its executor reads the cancellation.
     assert {answer.status for answer in held.answers(query.query_id)} <= {"cancelled", "ok"}
 

@@ -22,6 +22,7 @@ from schemas.objective import Weights
 from schemas.query import Origin, Query
 from schemas.record import decode, encode
 from schemas.reward import Reward
+from tests.support.gateway_deployment import Deploy
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: run `make test-page`"
@@ -43,9 +44,9 @@ SIGNS = {
 
 
 @pytest.fixture(scope="module")
-def model(house: Callable[..., Any], ask: Callable[..., Query]) -> Any:
+def model(deploy: Deploy, ask: Callable[..., Query]) -> Any:
     """A whole deployment, whose answers are the patterns of the 10,000."""
-    alive = house()
+    alive = deploy()
     with alive.http() as client:
         for number in range(24):
             query = ask(number)
@@ -63,7 +64,7 @@ def model(house: Callable[..., Any], ask: Callable[..., Query]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def full(house: Callable[..., Any], model: Any) -> Any:
+def full(deploy: Deploy, model: Any) -> Any:
     """A gateway with 10,000 queries of ten minutes in its index, control group, changes and dead letters included."""
     topics = model.cluster.topics
     decisions = [decode(r.value, Decision) for r in model.records(topics.decision)]
@@ -75,7 +76,7 @@ def full(house: Callable[..., Any], model: Any) -> Any:
     }
     urls = f"http://127.0.0.1:{model.settings.previews.port}"
     # An executor without work: its heartbeats say that the models are served.
-    found = house(
+    found = deploy(
         ("executor", "gateway"), gateway_recent=12_000, gateway_group_by=("family", "level"), decider_url=urls
     )
 

@@ -16,37 +16,37 @@ from schemas.query import Query
 from schemas.record import encode
 from streams.gateway import searches
 from streams.log.base import SendFailed
-from tests.support.house import ASK, PLAIN, WITHOUT_EXECUTOR, House
+from tests.support.gateway_deployment import ASK, PLAIN, WITHOUT_EXECUTOR, Deploy, GatewayDeployment
 
 BODY = {**PLAIN, "model": "large/1/1/1"}
 LOOKED_S = 3 * searches.LOOK_S
 
 
-def post(house: House, **headers: str) -> httpx.Response:
-    with house.http() as client:
+def post(deployment: GatewayDeployment, **headers: str) -> httpx.Response:
+    with deployment.http() as client:
         return client.post(ASK, json=BODY, headers=said(headers))
 
 
-def gone(house: House, wait_s: float, **headers: str) -> str:
+def gone(deployment: GatewayDeployment, wait_s: float, **headers: str) -> str:
     """Ask, close the connection after a while, and return the query's id."""
     timeout = httpx.Timeout(10, read=wait_s)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(house.url + ASK, json=BODY, headers=said(headers), timeout=timeout)
+        httpx.post(deployment.url + ASK, json=BODY, headers=said(headers), timeout=timeout)
     # A busy gateway may only now have come to it.
-    house.until(lambda: house.read(house.topics.query, Query) != [])
-    return house.read(house.topics.query, Query)[-1].query_id
+    deployment.until(lambda: deployment.read(deployment.topics.query, Query) != [])
+    return deployment.read(deployment.topics.query, Query)[-1].query_id
 
 
 def said(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-def cancelled(house: House) -> list[str]:
-    return [each.query_id for each in house.read(house.topics.cancel_for("mini"), Cancel)]
+def cancelled(deployment: GatewayDeployment) -> list[str]:
+    return [each.query_id for each in deployment.read(deployment.topics.cancel_for("mini"), Cancel)]
 
 
-def test_a_client_that_timed_out_returns_to_its_search(house: Callable[..., House]) -> None:
-    held = house(WITHOUT_EXECUTOR)
+def test_a_client_that_timed_out_returns_to_its_search(deploy: Deploy) -> None:
+    held = deploy(WITHOUT_EXECUTOR)
     query_id = gone(held, 0.5, x_stainless_read_timeout="0.5", x_stainless_retry_count="0")
     time.sleep(LOOKED_S)
     held.start("executor", "mini")
@@ -56,11 +56,9 @@ def test_a_client_that_timed_out_returns_to_its_search(house: Callable[..., Hous
     assert cancelled(held) == []
 
 
-def test_timed_out_client_that_stays_away_cancels(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timed_out_client_that_stays_away_cancels(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searches, "REJOIN_S", 0.2)
-    held = house(WITHOUT_EXECUTOR)
+    held = deploy(WITHOUT_EXECUTOR)
     query_id = gone(held, 0.5, x_stainless_timeout="0")
     time.sleep(LOOKED_S)
     held.start("executor", "mini")
@@ -68,9 +66,9 @@ def test_timed_out_client_that_stays_away_cancels(
 
 
 def test_hung_up_client_cancels_and_its_retry_is_new(
-    house: Callable[..., House],
+    deploy: Deploy,
 ) -> None:
-    held = house(WITHOUT_EXECUTOR)
+    held = deploy(WITHOUT_EXECUTOR)
     query_id = gone(held, 0.5, x_stainless_read_timeout="600")
     time.sleep(LOOKED_S)
     held.start("executor", "mini")
@@ -80,8 +78,8 @@ def test_hung_up_client_cancels_and_its_retry_is_new(
     held.until(lambda: cancelled(held) == [query_id])
 
 
-def test_two_searches_that_clients_left_go_to_one_retry_each(house: Callable[..., House]) -> None:
-    held = house(WITHOUT_EXECUTOR)
+def test_two_searches_that_clients_left_go_to_one_retry_each(deploy: Deploy) -> None:
+    held = deploy(WITHOUT_EXECUTOR)
     for _ in range(2):
         gone(held, 0.5, x_stainless_read_timeout="0.5")
     lost = {query.query_id for query in held.read(held.topics.query, Query)}
@@ -94,10 +92,10 @@ def test_two_searches_that_clients_left_go_to_one_retry_each(house: Callable[...
 
 
 def test_retry_takes_no_answer_of_another_live_request(
-    house: Callable[..., House],
+    deploy: Deploy,
 ) -> None:
     """A request that got 429 or 503 sent no query, and its retry may have the body of another sample."""
-    held = house(WITHOUT_EXECUTOR)
+    held = deploy(WITHOUT_EXECUTOR)
     with ThreadPoolExecutor(2) as waiting:
         asked = []
         for count in ("0", "1"):
@@ -113,10 +111,10 @@ def test_retry_takes_no_answer_of_another_live_request(
 
 
 def test_retry_gets_the_answer_that_came_after_its_timeout(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searches, "LOOK_S", 60.0)  # nobody misses the client before the Answer
-    held = house(WITHOUT_EXECUTOR)
+    held = deploy(WITHOUT_EXECUTOR)
     query_id = gone(held, 0.5, x_stainless_read_timeout="0.5")
     held.start("executor", "mini")
     held.until(lambda: held.read(held.topics.answer, Answer) != [])
@@ -124,7 +122,7 @@ def test_retry_gets_the_answer_that_came_after_its_timeout(
     assert post(held, x_stainless_retry_count="1").json()["id"] != query_id
 
 
-def stored_and_refused(house: House) -> str:
+def stored_and_refused(deployment: GatewayDeployment) -> str:
     """Ask, have the Query stored although its send fails, and return its id."""
 
     def store_and_refuse(cluster: Any) -> None:
@@ -135,25 +133,25 @@ def stored_and_refused(house: House) -> str:
 
         cluster.broker.append = append
 
-    house.call(store_and_refuse)
-    assert post(house).status_code == 503
-    [stored] = house.read(house.topics.query, Query)
-    with house.http() as client:
-        house.until(lambda: client.get(f"/v1/queries/{stored.query_id}").is_success)
+    deployment.call(store_and_refuse)
+    assert post(deployment).status_code == 503
+    [stored] = deployment.read(deployment.topics.query, Query)
+    with deployment.http() as client:
+        deployment.until(lambda: client.get(f"/v1/queries/{stored.query_id}").is_success)
     return stored.query_id
 
 
-def test_retry_joins_a_stored_query_whose_send_failed(house: Callable[..., House]) -> None:
-    held = house()
+def test_retry_joins_a_stored_query_whose_send_failed(deploy: Deploy) -> None:
+    held = deploy()
     query_id = stored_and_refused(held)
     assert post(held, x_stainless_retry_count="1").json()["id"] == query_id
     assert len(held.read(held.topics.query, Query)) == 1
 
 
 def test_leaving_a_joined_query_cancels_it(
-    house: Callable[..., House],
+    deploy: Deploy,
 ) -> None:
-    held = house(WITHOUT_EXECUTOR)
+    held = deploy(WITHOUT_EXECUTOR)
     query_id = stored_and_refused(held)
     assert gone(held, 0.5, x_stainless_retry_count="1", x_stainless_read_timeout="600") == query_id
     time.sleep(LOOKED_S)
@@ -161,8 +159,8 @@ def test_leaving_a_joined_query_cancels_it(
     held.until(lambda: cancelled(held) == [query_id], timeout_s=10)
 
 
-def test_who_watches_a_query_does_not_hold_its_search(house: Callable[..., House]) -> None:
-    held = house(WITHOUT_EXECUTOR)
+def test_who_watches_a_query_does_not_hold_its_search(deploy: Deploy) -> None:
+    held = deploy(WITHOUT_EXECUTOR)
     with ThreadPoolExecutor(1) as asks, held.http() as watcher:
         asked = asks.submit(gone, held, 1.5)
         held.until(lambda: held.read(held.topics.query, Query) != [])
@@ -177,13 +175,13 @@ def test_who_watches_a_query_does_not_hold_its_search(house: Callable[..., House
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves before the Decision"])
-def test_search_of_another_gateways_body_is_not_cancelled(house: Callable[..., House], leaves: bool) -> None:
+def test_search_of_another_gateways_body_is_not_cancelled(deploy: Deploy, leaves: bool) -> None:
     """Two gateways take one Idempotency-Key at once, and the other one's query came first."""
-    whole = house()
+    whole = deploy()
     assert post(whole, idempotency_key="k").is_success
     [theirs] = whole.read(whole.topics.decision, Decision)
     [answer] = whole.read(whole.topics.answer, Answer)
-    alone = house(("gateway",))
+    alone = deploy(("gateway",))
     topics = alone.topics
 
     def ask() -> int:
@@ -209,8 +207,8 @@ def test_search_of_another_gateways_body_is_not_cancelled(house: Callable[..., H
     assert post(alone, idempotency_key="k").is_success, "the body that came first"
 
 
-def test_unserved_search_is_cancelled_at_once(house: Callable[..., House]) -> None:
-    held = house(WITHOUT_EXECUTOR, heartbeat_grace_s=0.5)
+def test_unserved_search_is_cancelled_at_once(deploy: Deploy) -> None:
+    held = deploy(WITHOUT_EXECUTOR, heartbeat_grace_s=0.5)
     query_id = gone(held, 0.5, x_stainless_read_timeout="600")
     held.until(lambda: held.read(held.topics.answer, Answer) != [])
     [answer] = held.read(held.topics.answer, Answer)
@@ -219,12 +217,12 @@ def test_unserved_search_is_cancelled_at_once(house: Callable[..., House]) -> No
 
 
 def test_search_left_during_an_outage_is_cancelled_later(
-    house: Callable[..., House],
+    deploy: Deploy,
 ) -> None:
-    whole = house()
+    whole = deploy()
     assert post(whole, idempotency_key="k").is_success
     [decision] = whole.read(whole.topics.decision, Decision)
-    alone = house(("gateway",))
+    alone = deploy(("gateway",))
     topics, refused = alone.topics, []
 
     def is_away(topic: str, key: bytes | None) -> str:
@@ -245,14 +243,14 @@ def test_search_left_during_an_outage_is_cancelled_later(
     alone.until(lambda: [a.status for a in alone.read(topics.answer, Answer)] == ["cancelled"], timeout_s=10)
 
 
-def test_an_answer_that_is_read_before_its_decision_waits_for_it(house: Callable[..., House]) -> None:
+def test_an_answer_that_is_read_before_its_decision_waits_for_it(deploy: Deploy) -> None:
     """Topics are followed one by one, so their order is not that of the log."""
-    whole = house()
+    whole = deploy()
     expected = post(whole, idempotency_key="k")
     query_id = expected.json()["id"]
     [answer] = whole.read(whole.topics.answer, Answer)
     [decision] = whole.read(whole.topics.decision, Decision)
-    alone = house(("gateway",))
+    alone = deploy(("gateway",))
     topics = alone.topics
     alone.produce(topics.answer, query_id.encode(), encode(answer))
     time.sleep(0.1)

@@ -16,7 +16,7 @@ from streams.local.broker import free_port, listening
 from streams.local.deployment import Supervisor, stopped_by_signals
 from streams.settings import Settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def in_background(folder: Path, *words: str) -> tuple[int, Path]:

@@ -306,7 +306,7 @@ from streams.local.broker import ROOM_MB, BrokerError, LocalBroker
 from streams.log import kafka_admin
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics
-from tests.streams.test_broker import ends
+from tests.streams.local.test_broker import ends
 
 disk, said, sent = Path(sys.argv[1]), [], 0
 rest = disk / "rest"

@@ -28,7 +28,7 @@ WITHOUT_EXECUTOR = tuple(service for service in SERVICES if service != "executor
 """Services of a deployment in which nothing is answered before its executor starts."""
 
 
-class House:
+class GatewayDeployment:
     """A deployment in memory with its gateway.
 
     Attributes:
@@ -134,6 +134,10 @@ class House:
         asyncio.run_coroutine_threadsafe(self.cluster.close(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+
+
+Deploy = Callable[..., GatewayDeployment]
+"""The fixture `deploy`: it starts a deployment of the given services and settings."""
 
 
 def refused(answer: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
