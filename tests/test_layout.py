@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("schemas", "agents", "streams", "experiments", "bench")
 MOST_LINES = 130
+LONGEST_TEST_NAME = 60
 
 
 def tracked() -> list[Path]:
@@ -61,6 +62,17 @@ def test_no_function_is_too_long() -> None:
                 if lines > MOST_LINES:
                     long[f"{path.relative_to(ROOT)}:{node.name}"] = lines
     assert long == {}, f"divide what has more than {MOST_LINES} lines"
+
+
+def test_no_test_name_is_too_long() -> None:
+    """A name gives the subject and the case; the file gives the context."""
+    long = [
+        f"{path.relative_to(ROOT)}::{name}"
+        for path in sources()
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+        if len(name) > LONGEST_TEST_NAME
+    ]
+    assert long == [], f"shorten the names of more than {LONGEST_TEST_NAME} characters"
 
 
 # A service returns what a record causes, and the runtime applies it (streams/runtime/effects.py). These are no effects
