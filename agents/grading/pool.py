@@ -97,6 +97,10 @@ class GradingPool:
                 _kill(self._idle.get_nowait())
                 self._idle.put(None)
 
+    async def aclose(self) -> None:
+        """Close the pool, as one of a service's closers."""
+        self.close()
+
     def __enter__(self) -> Self:
         """Return the pool."""
         return self

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import msgspec
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kafka.errors import (
@@ -31,13 +30,6 @@ class TopicsWrong(UniscaleError):
         super().__init__("topics are not as declared:\n  " + "\n  ".join(self.findings))
 
 
-class Check(msgspec.Struct, frozen=True):
-    """The result of a check: what is wrong, and what could not be checked."""
-
-    findings: list[str]
-    notes: list[str]
-
-
 def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
     """Create missing topics and return their names. Existing topics are not changed."""
     with contextlib.closing(kafka_clients.admin(settings)) as client:
@@ -52,7 +44,7 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
             try:
                 client.create_topics({topic.name: spec}, timeout_ms=90_000)
             except TopicAlreadyExistsError:
-                continue  # created by another process; `check` verifies it
+                continue  # created by another process; `require` verifies it
         if missing:
             client.wait_for_topics([t.name for t in missing], timeout_ms=120_000)
             _wait_for_coordinator(client, settings.kafka.prefix + "first")
@@ -76,8 +68,8 @@ def _wait_for_coordinator(client: KafkaAdminClient, group: str, seconds: float =
             return
 
 
-def check(settings: Settings, topics: Iterable[Topic]) -> Check:
-    """Compare the broker's topics with the declared ones."""
+def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
+    """Raise TopicsWrong unless every topic is as declared; return what could not be checked."""
     topics = list(topics)
     with contextlib.closing(kafka_clients.admin(settings)) as client:
         existing = set(client.list_topics())
@@ -104,15 +96,9 @@ def check(settings: Settings, topics: Iterable[Topic]) -> Check:
         else:
             for topic in present:
                 findings += _config_wrong(topic, configs[topic.name])
-        return Check(findings, notes)
-
-
-def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
-    """Raise TopicsWrong unless every topic is as declared; return what could not be checked."""
-    result = check(settings, topics)
-    if result.findings:
-        raise TopicsWrong(result.findings)
-    return result.notes
+    if findings:
+        raise TopicsWrong(findings)
+    return notes
 
 
 def miscounted(topics: Iterable[Topic], found: Callable[[str], int]) -> list[str]:

@@ -247,7 +247,7 @@ class GraderChecks:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._pool = GradingPool(workers=1, timeout_s=_TIMEOUT_S)
-        runtime.closers.append(self._close)
+        runtime.closers.append(self._pool.aclose)
         self._turns = Turns(1, runtime.monotonic)
         self._passed = RecentIds(_REMEMBERED)
 
@@ -267,9 +267,6 @@ class GraderChecks:
             request = check(grader, query.reference)
             if request is not None:
                 await self._compile(request, query.account)
-
-    async def _close(self) -> None:
-        self._pool.close()
 
     async def _compile(self, request: dict[str, object], account: str) -> None:
         field = "reference" if "patterns" in request else "grader.schema"

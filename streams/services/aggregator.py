@@ -131,7 +131,7 @@ class AggregatorService(Keyed[JoinRow]):
         )
         self.closed = RecentIds(_CLOSED)
         self.pool = GradingPool()
-        runtime.closers.append(self._close)
+        runtime.closers.append(self.pool.aclose)
         # Answers waiting for a grader do not block other records, but they hold back their partition's committed
         # offset: so their number is limited.
         most = _AT_GRADERS * settings.kafka.concurrency
@@ -281,9 +281,6 @@ class AggregatorService(Keyed[JoinRow]):
             if isinstance(out, Reward) and out.closes:
                 self.closed.add(out.query_id)
         self._count(message, at, transition, scored)
-
-    async def _close(self) -> None:
-        self.pool.close()
 
     async def _value(
         self,

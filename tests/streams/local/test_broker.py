@@ -195,7 +195,7 @@ def test_the_embedded_broker_serves_and_stops() -> None:
         declared = Topics(settings).declared(["a"])
         assert len(kafka_admin.create(settings, declared)) == len(declared)
         assert kafka_admin.create(settings, declared) == []
-        assert kafka_admin.check(settings, declared).findings == []
+        kafka_admin.require(settings, declared)
     assert not listening(broker.port)
 
 
