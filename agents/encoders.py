@@ -26,7 +26,13 @@ from agents.embedding import (
 # Any OpenAI-compatible `/v1/embeddings`: for production, for instance a Qwen3-Embedding served by vLLM.
 
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-MOST_WAIT_S = 5.0
+ATTEMPTS = 4  # requests for one batch
+BATCH = 64  # texts a request
+FIRST_WAIT_S = 0.2  # before the second attempt; doubled for each further one
+SILENCE_S = 10.0  # of the server within a request
+REPLY_S = 30.0  # for one whole reply
+# Longest text sent. In characters, because the client does not have the tokenizer of the server's model.
+MAX_CHARACTERS = 20_000
 QUOTED_CHARACTERS = 200  # of a server's complaint
 
 
@@ -65,9 +71,10 @@ class EmbeddingReply(msgspec.Struct):
 class HttpEncoder:
     """An encoder behind HTTP. Safe to call from several threads; `close` it, or use it in a `with`.
 
-    Texts over `max_characters` are truncated at the end. The limit is in characters because the client does not have
-    the tokenizer of the server's model. Keep it below the model's limit.
+    Texts over 20,000 characters are truncated at the end.
     """
+
+    version = "unversioned"  # servers do not report it reliably
 
     def __init__(
         self,
@@ -75,14 +82,7 @@ class HttpEncoder:
         url: str,
         model: str,
         dimension: int,
-        version: str = "unversioned",
         api_key: str | None = None,
-        max_characters: int = 20_000,
-        batch: int = 64,
-        attempts: int = 4,
-        timeout_s: float = 10.0,
-        backoff_s: float = 0.2,
-        reply_s: float = 30.0,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         transport: httpx.BaseTransport | None = None,
@@ -93,26 +93,17 @@ class HttpEncoder:
             url: Base of the server, with or without /v1.
             model: The model's name on the server; it becomes the encoder's name.
             dimension: The length its vectors must have.
-            version: Version to record, because servers do not report it reliably.
             api_key: Sent as a bearer token if given.
-            max_characters: Longest text sent.
-            batch: Maximum number of texts per request.
-            attempts: Maximum number of requests for one batch.
-            timeout_s: Longest silence of the server within a request, in seconds.
-            backoff_s: Wait before the second attempt, in seconds; doubled for each further one, at most 5 s.
-            reply_s: Longest total time of one reply, in seconds.
             sleep: How to wait.
             clock: Seconds, monotonic.
             transport: Transport of the requests; None opens connections.
         """
-        self.name, self.version, self.dimension = model, version, dimension
+        self.name, self.dimension = model, dimension
         self._path = url.rstrip("/").removesuffix("/v1") + "/v1/embeddings"
-        self._max_characters, self._batch, self._attempts = max_characters, batch, attempts
-        self._backoff_s, self._sleep = backoff_s, sleep
-        self._reply_s, self._clock = reply_s, clock
+        self._sleep, self._clock = sleep, clock
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # Do not use a proxy from the environment unless configured.
-        self._client = httpx.Client(timeout=timeout_s, headers=headers, trust_env=False, transport=transport)
+        self._client = httpx.Client(timeout=SILENCE_S, headers=headers, trust_env=False, transport=transport)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return one unit row a text, shape (len(texts), dimension), float32.
@@ -123,7 +114,7 @@ class HttpEncoder:
             EncoderUnavailable: no usable answer within the attempts, to any text.
             BadEmbedding: the reply lacks a valid embedding for some text, although other texts get one.
         """
-        cut = [readable(text[: self._max_characters]) for text in texts]
+        cut = [readable(text[:MAX_CHARACTERS]) for text in texts]
         try:
             return self._rows(cut)
         except _Failing as error:
@@ -138,10 +129,10 @@ class HttpEncoder:
             self._blame(error)
             raise TextUnanswered(f"{error}; it embeds another text") from error
 
-    def _rows(self, texts: list[str], attempts: int | None = None) -> Vectors:
+    def _rows(self, texts: list[str], attempts: int = ATTEMPTS) -> Vectors:
         rows = [
-            self._read(self._request(some, attempts or self._attempts), len(some))
-            for some in (texts[at : at + self._batch] for at in range(0, len(texts), self._batch))
+            self._read(self._request(some, attempts), len(some))
+            for some in (texts[at : at + BATCH] for at in range(0, len(texts), BATCH))
         ]
         return np.concatenate([np.zeros((0, self.dimension), np.float32), *rows])
 
@@ -176,7 +167,7 @@ class HttpEncoder:
         policy = Retrying(
             retry=retry_if_exception_type(_Trouble),
             stop=stop_after_attempt(attempts),
-            wait=wait_exponential(multiplier=self._backoff_s, max=MOST_WAIT_S),
+            wait=wait_exponential(multiplier=FIRST_WAIT_S),
             sleep=self._sleep,
             reraise=True,
         )
@@ -204,14 +195,14 @@ class HttpEncoder:
         )
 
     def _whole(self, body: dict[str, Any]) -> httpx.Response:
-        """Return a complete reply, read within `reply_s`: httpx limits only each pause, not their sum."""
-        until = self._clock() + self._reply_s
+        """Return a complete reply, read within `REPLY_S`: httpx limits only each pause, not their sum."""
+        until = self._clock() + REPLY_S
         with self._client.stream("POST", self._path, json=body) as response:
             parts = []
             for part in response.iter_bytes():
                 parts.append(part)
                 if self._clock() > until:
-                    raise _Trouble(f"no complete reply in {self._reply_s:g} s")
+                    raise _Trouble(f"no complete reply in {REPLY_S:g} s")
             # Already decoded: drop the header, so that it is not decoded twice.
             headers = {k: v for k, v in response.headers.items() if k != "content-encoding"}
             return httpx.Response(

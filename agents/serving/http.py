@@ -118,40 +118,30 @@ def _host(url: str) -> str:
 State = Literal["closed", "open", "half-open"]
 
 
+FAILURES = 5
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 300.0
 LONGEST_REST_S = 3600.0
 """Bound on what an endpoint may ask for: it may have meant another unit."""
 
 
 class Breaker:
-    """Whether an endpoint may be asked.
+    """Whether an endpoint may be asked: `FAILURES` in a row open the breaker.
 
     Args:
         clock: Seconds, monotonic.
-        failures: So many in a row open it.
-        pause_s: From opening to half-open, the first time.
-        longest_pause_s: Bound on later pauses, which double.
 
-    >>> breaker = Breaker(lambda: 0.0, failures=2)
-    >>> breaker.failed("no connection"), breaker.state
-    (None, 'closed')
-    >>> breaker.failed("no connection"), breaker.state, breaker.why
-    (None, 'open', 'no connection')
+    >>> breaker = Breaker(lambda: 0.0)
+    >>> [(breaker.failed("no connection"), breaker.state)[1] for _ in range(5)]
+    ['closed', 'closed', 'closed', 'closed', 'open']
+    >>> breaker.why
+    'no connection'
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        *,
-        failures: int = 5,
-        pause_s: float = 10.0,
-        longest_pause_s: float = 300.0,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._most = failures
-        self._first_pause_s = pause_s
-        self._longest_pause_s = longest_pause_s
         self._failures = 0
-        self._pause_s = pause_s
+        self._pause_s = FIRST_PAUSE_S
         self._until: float | None = None
         self.why = ""
 
@@ -170,7 +160,7 @@ class Breaker:
     def succeeded(self) -> None:
         """Record that the endpoint answered: the breaker closes."""
         self._failures = 0
-        self._pause_s = self._first_pause_s
+        self._pause_s = FIRST_PAUSE_S
         self._until = None
         self.why = ""
 
@@ -188,11 +178,11 @@ class Breaker:
             case "closed":
                 self.why = why
                 self._failures += 1
-                if self._failures >= self._most:
+                if self._failures >= FAILURES:
                     self._until = self._clock() + self._pause_s
             case "half-open":
                 self.why = why
-                self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
                 self._until = self._clock() + self._pause_s
 
 

@@ -4,10 +4,12 @@ import contextlib
 import json
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
+
+from agents.serving.http import FAILURES, Breaker
 
 
 class Server(ThreadingHTTPServer):
@@ -88,3 +90,11 @@ class JsonHandler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+
+def about_to_open(clock: Callable[[], float]) -> Breaker:
+    """A circuit breaker that the next failure opens."""
+    breaker = Breaker(clock)
+    for _ in range(FAILURES - 1):
+        breaker.failed("no connection")
+    return breaker

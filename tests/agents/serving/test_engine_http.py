@@ -23,11 +23,19 @@ from agents.serving.errors import (
     RequestRefusedError,
     ServingError,
 )
-from agents.serving.http import MOST_REPLY_BYTES, Breaker, HttpEngine, JsonServer, ServerSettings, _Silence
+from agents.serving.http import (
+    FAILURES,
+    MOST_REPLY_BYTES,
+    Breaker,
+    HttpEngine,
+    JsonServer,
+    ServerSettings,
+    _Silence,
+)
 from agents.serving.prompts import ChatPrompts
 from agents.serving.retries import Retries, within
 from schemas.query import Message
-from tests.support.http_servers import JsonHandler, Server
+from tests.support.http_servers import JsonHandler, Server, about_to_open
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=32, depth_limit=8, top_k=20)
 ROOT = Prefix(messages=(Message(role="user", content="How many is 12 + 7?"),))
@@ -281,14 +289,14 @@ def test_a_reply_that_cannot_be_read_is_an_error_of_ours(server, prompts, reply)
 
 def test_an_endpoint_that_fails_is_left_alone_until_it_is_back(server, prompts) -> None:
     now = [0.0]
-    breaker = Breaker(lambda: now[0], failures=3, pause_s=10.0)
-    server.spoilt = [(500, b"no", {})] * 3
+    breaker = Breaker(lambda: now[0])
+    server.spoilt = [(500, b"no", {})] * FAILURES
     with pytest.raises(EngineFaultError):
-        ask(server, prompts, attempts=3, breaker=breaker)
+        ask(server, prompts, attempts=FAILURES, breaker=breaker)
     assert breaker.state == "open"
     with pytest.raises(EndpointSuspendedError, match=r"no requests for another 10 s, because .*HTTP 500"):
         ask(server, prompts, attempts=3, breaker=breaker)
-    assert len(server.requests) == 3
+    assert len(server.requests) == FAILURES
     now[0] = 10.0
     drafts, _, _ = ask(server, prompts, breaker=breaker)
     assert drafts[0].text == "draft 3.\n\n"
@@ -303,8 +311,8 @@ def test_an_endpoint_that_fails_is_left_alone_until_it_is_back(server, prompts) 
     ],
 )
 def test_the_breaker_counts_what_is_the_endpoint_s_fault(server, prompts, status, opens) -> None:
-    breaker = Breaker(lambda: 0.0, failures=3)
-    for _ in range(3):
+    breaker = Breaker(lambda: 0.0)
+    for _ in range(FAILURES):
         server.spoilt = [(status, {"error": "no"}, {})]
         with pytest.raises(ServingError):
             ask(server, prompts, attempts=1, breaker=breaker)
@@ -312,7 +320,7 @@ def test_the_breaker_counts_what_is_the_endpoint_s_fault(server, prompts, status
 
 
 def test_silence_over_several_requests_opens_the_breaker(server, prompts) -> None:
-    breaker = Breaker(lambda: 0.0, failures=1)
+    breaker = about_to_open(lambda: 0.0)
     server.spoilt = ["stall"] * 4
 
     async def run() -> None:

@@ -16,7 +16,7 @@ from agents.serving.errors import EngineDiedError, EngineStartError, RequestRefu
 from agents.serving.http import Breaker, JsonServer, ServerSettings
 from agents.serving.probing import ProbeRules
 from agents.serving.registry import Loaded, ModelRegistry
-from tests.support.http_servers import JsonHandler, Server
+from tests.support.http_servers import JsonHandler, Server, about_to_open
 
 SHAPE = Architecture(parameters=1000, layers=1, query_heads=1, kv_heads=1, head_dim=8)
 
@@ -230,7 +230,7 @@ async def probed(server: Slow) -> Breaker:
     """Return the breaker of an endpoint after a probe at the end of its first pause."""
     server.listen()
     now = [0.0]
-    breaker = Breaker(lambda: now[0], failures=1, pause_s=10.0)
+    breaker = about_to_open(lambda: now[0])
     connection = JsonServer(ServerSettings(url=server.url), breaker=breaker)
     breaker.failed("no connection")
     now[0] = 10.0
@@ -259,7 +259,7 @@ async def test_a_probe_gives_up_on_a_server_that_hangs(monkeypatch: pytest.Monke
 
 async def test_model_is_suspended_while_its_endpoint_fails() -> None:
     now = [0.0]
-    breaker = Breaker(lambda: now[0], failures=1, pause_s=10.0)
+    breaker = about_to_open(lambda: now[0])
     # Nobody listens at port 9 of this machine.
     server = JsonServer(ServerSettings(url="http://127.0.0.1:9"), breaker=breaker)
     server.answered.set()  # it was up before

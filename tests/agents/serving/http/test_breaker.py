@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.serving.http import Breaker
+from agents.serving.http import FAILURES, LONGEST_PAUSE_S, Breaker
 
 
 class Clock:
@@ -15,18 +15,19 @@ class Clock:
 
 
 def opened(clock: Clock) -> Breaker:
-    breaker = Breaker(clock, failures=3, pause_s=10.0, longest_pause_s=35.0)
-    for _ in range(3):
+    breaker = Breaker(clock)
+    for _ in range(FAILURES):
+        assert breaker.state == "closed"
         breaker.failed("no connection")
     assert breaker.state == "open"
     return breaker
 
 
 def test_success_resets_the_count_of_failures() -> None:
-    breaker = Breaker(Clock(), failures=3)
+    breaker = Breaker(Clock())
     for _ in range(10):
-        breaker.failed("x")
-        breaker.failed("x")
+        for _ in range(FAILURES - 1):
+            breaker.failed("x")
         breaker.succeeded()
     assert breaker.state == "closed"
     assert breaker.why == ""
@@ -50,27 +51,27 @@ def test_each_pause_is_twice_the_one_before_up_to_a_limit() -> None:
     clock = Clock()
     breaker = opened(clock)
     pauses = []
-    for _ in range(5):
+    for _ in range(7):
         clock.now_s += breaker.wait_s
         assert breaker.state == "half-open"
         breaker.failed("still down")
         # What was sent before it opened fails too, and does not make the pause longer.
         breaker.failed("still down")
         pauses.append(breaker.wait_s)
-    assert pauses == [20.0, 35.0, 35.0, 35.0, 35.0]
+    assert pauses == [20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ok", "no", "wait"]), st.floats(0, 400)), max_size=60))
 def test_it_never_stays_open_for_ever(events: list[tuple[str, float]]) -> None:
     clock = Clock()
-    breaker = Breaker(clock, failures=2, pause_s=5.0, longest_pause_s=300.0)
+    breaker = Breaker(clock)
     for what, seconds in events:
         clock.now_s += seconds
         if breaker.state != "open":
             breaker.succeeded() if what == "ok" else breaker.failed("x") if what == "no" else None
-        assert breaker.wait_s <= 300.0
+        assert breaker.wait_s <= LONGEST_PAUSE_S
         assert (breaker.state == "open") == (breaker.wait_s > 0)
-    clock.now_s += 301.0
+    clock.now_s += LONGEST_PAUSE_S + 1
     assert breaker.state != "open"
     breaker.succeeded()
     assert breaker.state == "closed"
