@@ -12,7 +12,7 @@ from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Feedback, Reward
 from tests.support.command_line import streams
-from tests.support.deployment import Ask, Deploy
+from tests.support.deployment import Ask, Deploy, Deployment
 
 pytestmark = pytest.mark.broker
 
@@ -43,7 +43,7 @@ def loop(deploy: Deploy, ask: Ask) -> Any:
     return deployment
 
 
-def audit(loop: Any, code: int = 0) -> dict[str, Any]:
+def audit(loop: Deployment, code: int = 0) -> dict[str, Any]:
     """Run the command as an operator does and return its JSON."""
     done = streams("audit", "--json", "--settled", env=loop.environ)
     assert done.returncode == code, (done.stdout[-2000:], done.stderr[-2000:])
@@ -51,7 +51,7 @@ def audit(loop: Any, code: int = 0) -> dict[str, Any]:
     return found
 
 
-def test_the_command_accounts_for_every_query(loop: Any) -> None:
+def test_the_command_accounts_for_every_query(loop: Deployment) -> None:
     before = os.times()
     found = audit(loop)
     after = os.times()
@@ -64,7 +64,7 @@ def test_the_command_accounts_for_every_query(loop: Any) -> None:
     assert after.children_user + after.children_system - before.children_user - before.children_system < 5
 
 
-def test_each_forgery_is_named_and_the_command_exits_1(loop: Any) -> None:
+def test_each_forgery_is_named_and_the_command_exits_1(loop: Deployment) -> None:
     t = loop.topics
     loop.supervisor.stop()
     rewards = {r.query_id: r for r in loop.read(t.reward, Reward)}

@@ -22,7 +22,7 @@ from streams.client.questions import read_questions, renamed
 from streams.demo.run import QUESTIONS as SHIPPED
 from tests.support.command_line import streams
 from tests.support.conservation import learned
-from tests.support.deployment import Deploy
+from tests.support.deployment import Deploy, Deployment
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = ROOT.parent / "shared" / "data" / "questions"
@@ -48,7 +48,7 @@ def loop(deploy: Deploy) -> Iterator[Any]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def closed(loop: Any) -> dict[str, Reward]:
+def closed(loop: Deployment) -> dict[str, Reward]:
     """Return the closing reward of each query. A killed service may write a record again, never another one."""
     found: dict[str, Reward] = {}
     for reward in loop.read(loop.topics.reward, Reward):
@@ -57,7 +57,7 @@ def closed(loop: Any) -> dict[str, Reward]:
     return found
 
 
-def compared_with_the_log(loop: Any, queries: list[Query]) -> list[tuple[Query, Answer, Reward]]:
+def compared_with_the_log(loop: Deployment, queries: list[Query]) -> list[tuple[Query, Answer, Reward]]:
     """Return each query with its Answer and closing Reward, after their ids, actions and scores are found equal."""
     decisions: dict[str, set[bytes]] = {}
     for record in loop.raw(loop.topics.decision):
@@ -78,20 +78,20 @@ def compared_with_the_log(loop: Any, queries: list[Query]) -> list[tuple[Query, 
     return found
 
 
-def test_killed_services_lose_and_repeat_nothing(loop: Any) -> None:
+def test_killed_services_lose_and_repeat_nothing(loop: Deployment) -> None:
     asked = list(read_questions(ROOT / SHIPPED))
     queries: list[Query] = []
     for service in loop.supervisor.services:
         batch = list(renamed(islice(asked, 80), f"kill-{service}"))
-        queries += batch
+        queries.extend(batch)
         before = len(loop.raw(loop.topics.answer))
         loop.send(*batch)
         loop.answered(before + 8)
         # At least 32 are in flight and the others wait in `query`: what is answered now is far below 48.
         assert len(loop.raw(loop.topics.answer)) - before < len(batch) - 40
         loop.supervisor.kill(service)
-        wanted = {q.query_id for q in queries}
-        loop.until(lambda ids=wanted: closed(loop).keys() >= ids, f"all rewards after {service}", 600.0)
+        what = f"all rewards after {service}"
+        loop.until(lambda: closed(loop).keys() >= {q.query_id for q in queries}, what, 600.0)
     loop.supervisor.wait_ready(300)
     found = compared_with_the_log(loop, queries)
     assert {answer.status for _, answer, _ in found} == {"ok"}
@@ -109,7 +109,7 @@ def test_killed_services_lose_and_repeat_nothing(loop: Any) -> None:
 
 
 @pytest.mark.data("questions/gsm8k_test.jsonl", "questions/aime24.jsonl")
-def test_questions_of_gsm8k_and_aime_stream_through_produce(loop: Any, tmp_path: Path) -> None:
+def test_questions_of_gsm8k_and_aime_stream_through_produce(loop: Deployment, tmp_path: Path) -> None:
     environ = {**os.environ, **loop.settings.environ(), "PYTHONPATH": str(ROOT)}
     queries: list[Query] = []
     for name, count in (("gsm8k_test", 100), ("aime24", 30)):

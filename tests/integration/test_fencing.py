@@ -7,7 +7,6 @@ import signal
 import subprocess
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -25,7 +24,7 @@ from streams.runtime.kafka import consumer_of, create_app
 from streams.runtime.kafka_transactions import Fence, FencedTable
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topic
-from tests.support.deployment import Ask, Deploy
+from tests.support.deployment import Ask, Deploy, Deployment
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka("the embedded broker has no transactions")]
 
@@ -206,7 +205,7 @@ def test_younger_of_two_deciders_with_one_name_survives(deploy: Deploy, ask: Ask
     goes_on(loop, wanted, [ask(n) for n in range(80, 90)])  # with the other gone, the first has its name back
 
 
-def goes_on(loop: Any, wanted: set[str], more: list[Query]) -> None:
+def goes_on(loop: Deployment, wanted: set[str], more: list[Query]) -> None:
     """Send more queries; the log must be one that a decider reads, and the audit finds nothing."""
     loop.rewarded(wanted | loop.serve(*more))
     loop.settled()

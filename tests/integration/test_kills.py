@@ -9,7 +9,7 @@ from schemas.answer import Answer
 from schemas.record import decode
 from schemas.search import SearchStep, Verification
 from tests.support.conservation import conserved, learned
-from tests.support.deployment import Ask, Deploy
+from tests.support.deployment import Ask, Deploy, Deployment
 
 pytestmark = pytest.mark.broker
 
@@ -66,7 +66,7 @@ def test_redelivered_verification_draws_no_second_step(deploy: Deploy, ask: Ask)
     assert {count for (query_id, _), count in steps.items() if query_id in under_way} == {1}
 
 
-def _halfway(loop: Any) -> tuple[list[Any], set[str]]:
+def _halfway(loop: Deployment) -> tuple[list[Any], set[str]]:
     """Verifications of steps that their searches have left behind, and which of these searches have no Answer yet."""
     t = loop.topics
     latest = {s.query_id: s.forest.step for s in loop.read(t.search_step, SearchStep)}

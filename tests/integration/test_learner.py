@@ -30,7 +30,7 @@ from schemas.record import decode, encode
 from streams.log import kafka_clients
 from streams.services.decider import policy_of
 from streams.topics import SHARD
-from tests.support.deployment import Deploy
+from tests.support.deployment import Deploy, Deployment
 from tests.support.records import reward_for
 
 pytestmark = pytest.mark.broker
@@ -58,7 +58,7 @@ def read(log: dict[bytes, bytes]) -> list[AnyRow]:
 class Around:
     """The services around the decider: contexts in, decisions out, rewards in; what was sent is remembered."""
 
-    def __init__(self, loop: Any) -> None:
+    def __init__(self, loop: Deployment) -> None:
         self.loop, self.topics = loop, loop.topics
         self.encoder = encoder_of(loop.settings.encoder)
         self.rng = np.random.default_rng(5)

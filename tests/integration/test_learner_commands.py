@@ -2,7 +2,6 @@
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -11,12 +10,12 @@ from agents.decider.rows import Row
 from schemas.query import Message, Query
 from streams.local.deployment import python
 from streams.log import kafka_clients
-from tests.support.deployment import Ask, Deploy
+from tests.support.deployment import Ask, Deploy, Deployment
 
 pytestmark = pytest.mark.broker
 
 
-def learner(loop: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
+def learner(loop: Deployment, *arguments: str) -> subprocess.CompletedProcess[str]:
     words = [*python(), "learner", *arguments]
     return subprocess.run(words, env=loop.environ, capture_output=True, text=True, timeout=120, check=False)
 

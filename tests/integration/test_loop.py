@@ -25,7 +25,7 @@ from streams.log import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support.command_line import streams
-from tests.support.deployment import Ask, Deploy
+from tests.support.deployment import Ask, Deploy, Deployment
 
 pytestmark = pytest.mark.broker
 
@@ -46,12 +46,12 @@ def asked(query_id: str, **fields: Any) -> Query:
     return Query(**{"query_id": query_id, "text": "What is 2 + 3, number 0?", "reference": "5", **fields})
 
 
-def provisional(loop: Any, *ids: str) -> None:
+def provisional(loop: Deployment, *ids: str) -> None:
     """Wait for a first reward of each query."""
     loop.until(lambda: {r.query_id for r in loop.read(loop.topics.reward, Reward)} >= {*ids}, "first rewards")
 
 
-def firsts(loop: Any, name: str, kind: type[Any]) -> dict[str, bytes]:
+def firsts(loop: Deployment, name: str, kind: type[Any]) -> dict[str, bytes]:
     """Return the first record of each query on a topic."""
     found: dict[str, bytes] = {}
     for record in loop.raw(name):
@@ -66,7 +66,7 @@ def by_id(records: list[Any]) -> dict[str, list[Any]]:
     return found
 
 
-def test_every_query_has_one_record_of_each_kind_under_its_id(loop: Any) -> None:
+def test_every_query_has_one_record_of_each_kind_under_its_id(loop: Deployment) -> None:
     t = loop.topics
     ids = {f"q{n}" for n in range(QUERIES)}
     contexts, decisions = loop.read(t.context, QueryContext), loop.read(t.decision, Decision)
@@ -79,14 +79,14 @@ def test_every_query_has_one_record_of_each_kind_under_its_id(loop: Any) -> None
     assert loop.raw(t.dead_letter) == []
 
 
-def test_the_decision_for_the_executors_is_the_same_bytes(loop: Any) -> None:
+def test_the_decision_for_the_executors_is_the_same_bytes(loop: Deployment) -> None:
     t = loop.topics
     for_all = {r.key: r.value for r in loop.raw(t.decision)}
     for_group = {r.key: r.value for r in loop.raw(t.decision_for("mini"))}
     assert for_all == for_group
 
 
-def test_log_reproduces_decisions_and_shows_a_forged_one(loop: Any) -> None:
+def test_log_reproduces_decisions_and_shows_a_forged_one(loop: Deployment) -> None:
     done = verify(loop.settings)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"{QUERIES} decisions replayed, 0 mismatches\n")
@@ -126,7 +126,7 @@ def verify(settings: Settings) -> subprocess.CompletedProcess[str]:
     return streams("verify-decisions", env={**os.environ, **settings.environ()})
 
 
-def test_duplicates_of_any_record_change_no_result(loop: Any) -> None:
+def test_duplicates_of_any_record_change_no_result(loop: Deployment) -> None:
     t = loop.topics
     names = [
         t.query, t.context, t.decision, t.decision_for("mini"), t.search_step, t.verification_for("mini"),
@@ -176,7 +176,7 @@ BAD = {
 UNREADABLE = {"not-utf8", "nan-weight", "not-json"}
 
 
-def test_bad_input_becomes_dead_letter_and_rejected_answer(loop: Any) -> None:
+def test_bad_input_becomes_dead_letter_and_rejected_answer(loop: Deployment) -> None:
     t = loop.topics
     for name, (rest, _) in BAD.items():
         value = b'{"schema":"query.v1","query_id":"%s"%s}' % (name.encode(), rest)
@@ -193,7 +193,7 @@ def test_bad_input_becomes_dead_letter_and_rejected_answer(loop: Any) -> None:
         assert answers[query_id].error
 
 
-def test_feedback_corrects_once_and_late_feedback_never(loop: Any) -> None:
+def test_feedback_corrects_once_and_late_feedback_never(loop: Deployment) -> None:
     t = loop.topics
     loop.send(asked("told", reference=None, feedback_wait_s=30))
     provisional(loop, "told")
@@ -208,7 +208,7 @@ def test_feedback_corrects_once_and_late_feedback_never(loop: Any) -> None:
     assert [r.correct for r in told] == [None, 1.0]
 
 
-def test_feedback_in_every_partition_but_its_querys_counts_once(loop: Any) -> None:
+def test_feedback_in_every_partition_but_its_querys_counts_once(loop: Deployment) -> None:
     t = loop.topics
     ids = ["astray0", "astray1", "astray2"]
     loop.send(*(asked(i, reference=None, feedback_wait_s=60) for i in ids))
@@ -227,7 +227,7 @@ def test_feedback_in_every_partition_but_its_querys_counts_once(loop: Any) -> No
     assert {at for at in rows if at[1] in keys} == {(home[i], i.encode()) for i in ids}
 
 
-def test_an_objective_set_at_run_time_is_used_at_once(loop: Any) -> None:
+def test_an_objective_set_at_run_time_is_used_at_once(loop: Deployment) -> None:
     t = loop.topics
     entry = ObjectiveEntry(name="mine", op="set", weights=Weights(correct=1.0))
     loop.put(t.control, entry.key.encode(), encode(entry))
@@ -238,7 +238,7 @@ def test_an_objective_set_at_run_time_is_used_at_once(loop: Any) -> None:
     assert decision.objective.weights == Weights(correct=1.0)
 
 
-def test_a_query_that_nobody_searches_expires_with_an_answer(loop: Any) -> None:
+def test_a_query_that_nobody_searches_expires_with_an_answer(loop: Deployment) -> None:
     t = loop.topics
     loop.supervisor.park("executor.mini")
     loop.serve(asked("alone", timeout_s=2))
@@ -253,7 +253,7 @@ def test_a_query_that_nobody_searches_expires_with_an_answer(loop: Any) -> None:
     assert report.states["expired"] == 1
 
 
-def test_redelivery_after_restart_or_closing_changes_no_result(loop: Any) -> None:
+def test_redelivery_after_restart_or_closing_changes_no_result(loop: Deployment) -> None:
     """Feedback and deadlines of closed queries, control as it stands, and steps to an executor with no memory."""
     t = loop.topics
     # The executor was started again by the test before: it has forgotten which steps are behind.
@@ -279,7 +279,7 @@ def test_redelivery_after_restart_or_closing_changes_no_result(loop: Any) -> Non
     assert decision.policy.version <= applied
 
 
-def test_a_step_of_no_group_holds_up_no_other(loop: Any) -> None:
+def test_a_step_of_no_group_holds_up_no_other(loop: Deployment) -> None:
     """Steps name the topic that their scores go to: one that nobody has must not be waited for."""
     t = loop.topics
     step = loop.raw(t.search_step)[0]

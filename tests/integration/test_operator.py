@@ -35,7 +35,7 @@ sampling: {temperature: 1.0, step_tokens: 64, depth_limit: 8}
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     """An operator with a running system, started by the README's command and stopped by SIGTERM."""
     folder = tmp_path_factory.mktemp("operator")
     port = free_port()
@@ -65,11 +65,11 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     assert not listening(port)
 
 
-def timelines(live: Any, about: str | None = None) -> Timelines:
+def timelines(live: Operator, about: str | None = None) -> Timelines:
     return read_timelines(live.settings, ["mini"], about=about)
 
 
-def test_ask_prints_the_answer_and_exits_by_its_status(live: Any) -> None:
+def test_ask_prints_the_answer_and_exits_by_its_status(live: Operator) -> None:
     done = live.run("ask", "What is 2 + 3, number 0?", "--reference", "5", "--pin", "large/1/4/2")
     assert "boxed" in done.stdout
     assert re.search(r"\[ask-\w+: ok, large/1/4/2, score 0\.\d+, \d steps\]", done.stderr)
@@ -84,7 +84,7 @@ def test_ask_prints_the_answer_and_exits_by_its_status(live: Any) -> None:
     assert "text: is empty" in live.run("ask", "", code=1).stderr
 
 
-def test_produce_sends_a_file_once_and_refuses_a_bad_one_whole(live: Any) -> None:
+def test_produce_sends_a_file_once_and_refuses_a_bad_one_whole(live: Operator) -> None:
     done = live.run("produce", "questions.jsonl", "--rate", "20", "--wait")
     assert "8 queries: ok 8" in done.stderr
     again = live.run("produce", "questions.jsonl", "--limit", "2", "--wait", code=1)
@@ -104,7 +104,7 @@ def test_produce_sends_a_file_once_and_refuses_a_bad_one_whole(live: Any) -> Non
     assert len(timelines(live).by_id) == before
 
 
-def test_answers_are_one_json_line_each(live: Any) -> None:
+def test_answers_are_one_json_line_each(live: Operator) -> None:
     lines = live.run("answers", "--all", "--no-follow", "--text").stdout.splitlines()
     found = [json.loads(line) for line in lines]
     assert max(Counter(x["query_id"] for x in found).values()) == 1
@@ -112,7 +112,7 @@ def test_answers_are_one_json_line_each(live: Any) -> None:
     assert all("boxed" in x["text"] for x in found if x["status"] == "ok")
 
 
-def test_explain_tells_why_and_what_each_step_was(live: Any) -> None:
+def test_explain_tells_why_and_what_each_step_was(live: Operator) -> None:
     text = live.run("explain", "questions-1").stdout
     timeline = timelines(live, "questions-1").by_id["questions-1"]
     assert timeline.decision is not None
@@ -136,7 +136,7 @@ def test_explain_tells_why_and_what_each_step_was(live: Any) -> None:
     assert "nothing on record for no-such" in live.run("explain", "no-such", code=1).stderr
 
 
-def test_replay_uses_new_ids_and_leaves_originals_alone(live: Any) -> None:
+def test_replay_uses_new_ids_and_leaves_originals_alone(live: Operator) -> None:
     before = timelines(live).by_id
     report = live.run("replay", "--run", "r1", "--speed", "1000", "--limit", "9").stdout
     assert report.startswith("run r1\nsent 9\nanswered 9: ok ")
@@ -154,7 +154,7 @@ def test_replay_uses_new_ids_and_leaves_originals_alone(live: Any) -> None:
 
 
 @pytest.mark.parametrize("teach", ["yes", "no"])
-def test_replayed_file_teaches_only_on_request(live: Any, teach: str) -> None:
+def test_replayed_file_teaches_only_on_request(live: Operator, teach: str) -> None:
     rows = [
         {"timestamp": 1e9 + n, "query_id": f"then{n}", "question": question(n)[0], "answer": question(n)[1]}
         for n in range(3)
@@ -169,7 +169,7 @@ def test_replayed_file_teaches_only_on_request(live: Any, teach: str) -> None:
     assert [each.closing.learn for each in replayed if each.closing] == [teach == "yes"] * 3
 
 
-def test_a_model_and_an_objective_come_and_go_at_run_time(live: Any) -> None:
+def test_a_model_and_an_objective_come_and_go_at_run_time(live: Operator) -> None:
     # Other settings than the deployment's would make topics that end every process.
     other = live.run("catalogue", "add", "my-model.yaml", code=1, UNISCALE_GROUP_PARTITIONS="5").stderr
     assert "search-step: partitions is 4, must be 5" in other
@@ -201,7 +201,7 @@ def test_a_model_and_an_objective_come_and_go_at_run_time(live: Any) -> None:
     assert "sum to 0" in live.run("objective", "set", "mine", "0", "0", "0", code=1).stderr
 
 
-def test_dead_letters_are_listed_and_sent_again(live: Any) -> None:
+def test_dead_letters_are_listed_and_sent_again(live: Operator) -> None:
     live.run("ask", "What?", "--model", "none-such", code=1)
     listed = [json.loads(x) for x in live.run("dead-letters", "list", "--json").stdout.splitlines()]
     last = listed[-1]
@@ -216,7 +216,7 @@ def test_dead_letters_are_listed_and_sent_again(live: Any) -> None:
     live.run("dead-letters", "retry", code=2)
 
 
-def test_topics_are_made_checked_and_named_when_wrong(live: Any) -> None:
+def test_topics_are_made_checked_and_named_when_wrong(live: Operator) -> None:
     assert "topics are as declared" in live.run("topics", "check").stdout
     wrong = live.run("topics", "check", code=1, UNISCALE_GROUP_PARTITIONS="5").stderr
     assert f"{live.settings.kafka.prefix}search-step: partitions is 4, must be 5" in wrong
@@ -245,7 +245,7 @@ def readme_commands() -> list[str]:
     return [line for line in lines if line]
 
 
-def test_every_command_of_the_readme_runs(live: Any) -> None:
+def test_every_command_of_the_readme_runs(live: Operator) -> None:
     asked = json.loads(live.run("ask", "What is 4 + 5, number 2?", "--json").stdout)["query_id"]
     elsewhere = [line for line in readme_commands() if not line.startswith("python -m streams")]
     # The demo has a test of its own.
@@ -263,7 +263,7 @@ def test_every_command_of_the_readme_runs(live: Any) -> None:
         words = shlex.split(
             line.replace("QUERY_ID", asked).replace("broker:9092", live.settings.kafka.bootstrap)
         )[3:]
-        other = {"UNISCALE_PREFIX": "readme."} if "--bootstrap" in words else {}
+        other: dict[str, Any] = {"UNISCALE_PREFIX": "readme."} if "--bootstrap" in words else {}
         if words == UP:
             continue  # runs already: the fixture started it
         if "worker" in words:
@@ -287,7 +287,7 @@ def test_every_command_of_the_readme_runs(live: Any) -> None:
     assert [r.kind for r in timeline.rewards] == ["provisional", "correction"]
 
 
-def _until_one_line(live: Any, process: "subprocess.Popen[str]") -> None:
+def _until_one_line(live: Operator, process: "subprocess.Popen[str]") -> None:
     """Ask until a process that prints answers has printed one: it tells nobody when it has begun to listen."""
     said: list[str] = []
     assert process.stdout is not None
@@ -302,6 +302,6 @@ def _until_one_line(live: Any, process: "subprocess.Popen[str]") -> None:
     assert json.loads(said[0])["status"] == "ok"
 
 
-def test_a_taken_port_is_said_in_one_line(live: Any) -> None:
+def test_a_taken_port_is_said_in_one_line(live: Operator) -> None:
     port = live.settings.kafka.bootstrap.rpartition(":")[2]
     assert f"port {port} is taken" in live.run(*UP, "--port", port, "--log", "second.log", code=1).stderr

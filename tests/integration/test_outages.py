@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
 OUTAGE_S = 60.0
 
 
-def answered_well(loop: Any, ids: set[str]) -> None:
+def answered_well(loop: Deployment, ids: set[str]) -> None:
     """Hold what is promised after an outage: one good Answer each, no dead letter, a clean audit."""
     loop.settled()
     answers = {a.query_id: a for a in loop.read(loop.topics.answer, Answer)}

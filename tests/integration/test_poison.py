@@ -1,7 +1,5 @@
 """10,000 poison records on all topics of a real broker: no service ends, every good query between is learned."""
 
-from typing import Any
-
 import pytest
 
 from schemas.dead_letter import DeadLetter
@@ -10,14 +8,14 @@ from schemas.record import encode
 from schemas.reward import Reward
 from streams.log import kafka_clients
 from tests.support import poison
-from tests.support.deployment import Ask, Deploy
+from tests.support.deployment import Ask, Deploy, Deployment
 
 pytestmark = pytest.mark.broker
 
 GOOD = 60
 
 
-def samples_of(loop: Any) -> dict[str, list[tuple[bytes | None, bytes | None]]]:
+def samples_of(loop: Deployment) -> dict[str, list[tuple[bytes | None, bytes | None]]]:
     """Return real records of every topic, of queries that are not asked again."""
     t = loop.topics
     texts = [f"What is {n + 2} + {n + 3}, number {n}?" for n in range(4)]

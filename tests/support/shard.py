@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from agents.bandit.features import FeatureMap, FeatureSettings
+from agents.bandit.linucb import LinUCB
 from agents.bandit.policy import ActionVector, Context, Policy
 from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
 from agents.catalogue.file import load_catalogue
@@ -75,6 +76,12 @@ class Shard:
 
     def policy(self, **features: Any) -> Policy:
         return self.make_policy(FeatureMap(FeatureSettings(12, 10, query_rank=3, **features)))
+
+    @property
+    def linucb(self) -> LinUCB:
+        """The policy, where it is LinUCB."""
+        assert isinstance(self.decider.policy, LinUCB)
+        return self.decider.policy
 
     def fresh(self) -> Decider:
         return Decider(self.policy(), seed=7, **self.options)

@@ -12,18 +12,19 @@ from agents.bandit.baselines import KNN, MLP, NetworkSettings, NeuralUCB
 from agents.bandit.learner import choose
 from agents.bandit.linucb import Discounted, LinUCBSettings, SlidingWindow
 from agents.bandit.policy import Pending
+from tests.support.worlds import QUALITY, World
 
 
-def taught(policy: Any, world: Any, rounds: int) -> list[Any]:
+def taught(policy: Any, world: World, rounds: int) -> list[Any]:
     policy.offer(world.actions())
     return world.train(policy, rounds)
 
 
-def test_knn_averages_the_rewards_of_the_nearest_pairs(world: Any, quality: Any) -> None:
+def test_knn_averages_the_rewards_of_the_nearest_pairs(world: World) -> None:
     policy = KNN(world.features())
     told = taught(policy, world, 30)
     context = world.context()
-    scored = policy.predict([context], [quality], seed=1)[0]
+    scored = policy.predict([context], [QUALITY], seed=1)[0]
     for i, vector in enumerate(policy.features.vectors):
         x = np.concatenate([context.embedding, vector])
         past = [
@@ -32,7 +33,7 @@ def test_knn_averages_the_rewards_of_the_nearest_pairs(world: Any, quality: Any)
         ]
         cosine = [p @ x / np.linalg.norm(p) / np.linalg.norm(x) for p in past]
         nearest = np.argsort(cosine)[-5:]
-        rewards = [quality.reward(told[j].correct, told[j].score, told[j].log_cost) for j in nearest]
+        rewards = [QUALITY.reward(told[j].correct, told[j].score, told[j].log_cost) for j in nearest]
         assert scored.mean[i] == pytest.approx(np.mean(rewards))
 
 
@@ -60,7 +61,7 @@ def test_training_follows_the_gradient_of_the_mean_squared_error() -> None:
 
 
 @pytest.mark.torch
-def test_the_mlp_learns_what_it_is_shown(world: Any) -> None:
+def test_the_mlp_learns_what_it_is_shown(world: World) -> None:
     policy = MLP(world.features(), NetworkSettings(hidden=20, iterations=60))
     taught(policy, world, 15)
     x = policy.inputs(policy.history.queries, policy.history.places)
@@ -71,7 +72,7 @@ def test_the_mlp_learns_what_it_is_shown(world: Any) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("per_width", [False, True])
-def test_neural_ucbs_dual_equals_its_matrix(world: Any, per_width: bool) -> None:
+def test_neural_ucbs_dual_equals_its_matrix(world: World, per_width: bool) -> None:
     """√(gᵀZ⁻¹g) by the n×n dual against the full Z over all parameters, gradients by autograd."""
     import torch
 
@@ -101,26 +102,26 @@ def test_neural_ucbs_dual_equals_its_matrix(world: Any, per_width: bool) -> None
 
 
 @pytest.mark.torch
-def test_a_correction_replaces_the_target_of_its_row(world: Any, quality: Any) -> None:
+def test_a_correction_replaces_the_target_of_its_row(world: World) -> None:
     policy = MLP(world.features(), NetworkSettings(hidden=4, iterations=1))
     policy.offer(world.actions())
     context = world.context()
     known = world.outcome(context, policy.features.ids[0], correct=1.0, imputed=0.2)
     policy.learn([replace(known, correct=None)])
     policy.learn([replace(known, kind="correction")])
-    assert policy.history.rewards.tolist() == [quality.reward(1.0, known.score, known.log_cost)]
+    assert policy.history.rewards.tolist() == [QUALITY.reward(1.0, known.score, known.log_cost)]
 
 
 @pytest.mark.torch
-def test_one_hot_actions_beyond_the_room_are_refused(world: Any, quality: Any) -> None:
+def test_one_hot_actions_beyond_the_room_are_refused(world: World) -> None:
     policy = MLP(world.features(action_features="one-hot"), NetworkSettings(hidden=4, iterations=1))
     policy.offer(world.actions(11))
     with pytest.raises(ValueError, match="raise action_dim"):
-        choose(policy, [world.context()], [quality], seed=1)
+        choose(policy, [world.context()], [QUALITY], seed=1)
 
 
 @pytest.mark.parametrize("widths", ["rewarded", "decided"])
-def test_a_window_holds_exactly_its_last_rows(world: Any, widths: Any) -> None:
+def test_a_window_holds_exactly_its_last_rows(world: World, widths: Any) -> None:
     policy = SlidingWindow(world.features(), LinUCBSettings(widths=widths), window=13)
     told = taught(policy, world, 90)
     a, b = np.eye(policy.gram.dim), np.zeros((policy.gram.dim, 4))
@@ -132,7 +133,7 @@ def test_a_window_holds_exactly_its_last_rows(world: Any, widths: Any) -> None:
     assert np.allclose(gram.solve(np.eye(gram.dim)), np.linalg.inv(a), atol=1e-10)
 
 
-def test_a_correction_after_the_window_changes_nothing(world: Any) -> None:
+def test_a_correction_after_the_window_changes_nothing(world: World) -> None:
     policy = SlidingWindow(world.features(), window=3)
     told = taught(policy, world, 8)
     theta = policy.gram.theta.copy()
@@ -141,7 +142,7 @@ def test_a_correction_after_the_window_changes_nothing(world: Any) -> None:
     assert policy.version == 9
 
 
-def test_a_discount_weighs_rows_by_their_age_in_decisions(world: Any, quality: Any) -> None:
+def test_a_discount_weighs_rows_by_their_age_in_decisions(world: World) -> None:
     """A_t = Σ γ^(t-s) x xᵀ + λ-part, whatever the order and lateness of the rewards."""
     policy = Discounted(world.features(), gamma=0.9)
     policy.offer(world.actions())
@@ -160,13 +161,13 @@ def test_a_discount_weighs_rows_by_their_age_in_decisions(world: Any, quality: A
         weight = 0.9 ** (40 - o.clock)
         a, b = a + weight * np.outer(x, x), b + weight * np.outer(x, o.terms())
     context = world.context()
-    scored = policy.predict([context], [quality], seed=1)[0]
+    scored = policy.predict([context], [QUALITY], seed=1)[0]
     x = policy.features.joint(np.repeat(context.embedding[None], 7, axis=0), range(7))
-    assert np.allclose(scored.mean, x @ np.linalg.solve(a, b) @ quality.coefficients, rtol=1e-9)
+    assert np.allclose(scored.mean, x @ np.linalg.solve(a, b) @ QUALITY.coefficients, rtol=1e-9)
     assert np.allclose(scored.width, np.sqrt(np.einsum("nd,nd->n", x @ np.linalg.inv(a), x)), rtol=1e-9)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0])
-def test_an_impossible_discount_is_refused(world: Any, gamma: float) -> None:
+def test_an_impossible_discount_is_refused(world: World, gamma: float) -> None:
     with pytest.raises(ValueError, match="gamma"):
         Discounted(world.features(), gamma=gamma)

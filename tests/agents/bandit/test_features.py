@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import string
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,10 @@ from hypothesis import strategies as st
 from agents.bandit.errors import InvalidObjective
 from agents.bandit.features import FeatureMap, FeatureSettings, QueryBasis, counts
 from agents.bandit.policy import ActionVector, Objective
+from tests.support.worlds import World
 
 
-def test_coordinates_keep_every_inner_product(world: Any) -> None:
+def test_coordinates_keep_every_inner_product(world: World) -> None:
     features = world.features()
     features.offer(world.actions(4))
     features.offer(world.actions(9, prefix="n"))  # 13 vectors in 10 dimensions
@@ -37,14 +37,14 @@ def test_nearly_dependent_vectors_keep_basis_orthonormal() -> None:
     assert np.allclose(gram, features.vectors @ features.vectors.T, atol=1e-12)
 
 
-def test_centred_vectors_have_zero_mean_and_unit_rms(world: Any) -> None:
+def test_centred_vectors_have_zero_mean_and_unit_rms(world: World) -> None:
     features = world.features(action_features="centred")
     features.offer(world.actions())
     assert np.allclose(features.vectors.mean(axis=0), 0.0, atol=1e-12)
     assert np.mean(np.sum(features.vectors**2, axis=1)) == pytest.approx(1.0)
 
 
-def test_the_centre_stays_that_of_the_first_catalogue(world: Any) -> None:
+def test_the_centre_stays_that_of_the_first_catalogue(world: World) -> None:
     features = world.features(action_features="centred")
     features.offer(world.actions())
     before = features.vectors.copy()
@@ -52,13 +52,13 @@ def test_the_centre_stays_that_of_the_first_catalogue(world: Any) -> None:
     assert np.array_equal(features.vectors[:7], before)
 
 
-def test_one_hot_features_share_nothing(world: Any) -> None:
+def test_one_hot_features_share_nothing(world: World) -> None:
     features = world.features(action_features="one-hot")
     features.offer(world.actions())
     assert np.array_equal(features.coordinates, np.eye(7))
 
 
-def test_model_interactions_touch_only_their_own_model(world: Any) -> None:
+def test_model_interactions_touch_only_their_own_model(world: World) -> None:
     features = world.features(interactions="model")
     features.offer(world.actions())
     blocks = features.blocks(world.query()[None])
@@ -68,7 +68,7 @@ def test_model_interactions_touch_only_their_own_model(world: Any) -> None:
         assert [bool(np.any(part)) for part in parts] == [m == model for m in ("m0", "m1", "m2")]
 
 
-def test_blocks_and_joint_rows_agree(world: Any) -> None:
+def test_blocks_and_joint_rows_agree(world: World) -> None:
     features = world.features(interactions="bilinear")
     features.offer(world.actions())
     query = world.query()
@@ -83,7 +83,7 @@ def test_a_query_basis_has_unit_rms() -> None:
     assert np.mean(np.sum(z**2, axis=1)) == pytest.approx(1.0)
 
 
-def test_old_columns_are_told_where_they_stand_after_growth(world: Any) -> None:
+def test_old_columns_are_told_where_they_stand_after_growth(world: World) -> None:
     features = world.features(interactions="model")
     features.offer(world.actions(3))
     before = features.blocks(np.eye(12)[:1])[0]

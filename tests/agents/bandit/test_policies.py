@@ -18,6 +18,7 @@ from agents.bandit.features import FeatureSettings
 from agents.bandit.learner import choose
 from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson, greedy
 from agents.bandit.policy import Context, Pending, Policy
+from tests.support.worlds import QUALITY, THRIFT, World
 
 # A few iterations keep the suite fast; the contract holds for any number of them.
 SMALL = NetworkSettings(hidden=8, iterations=5)
@@ -60,7 +61,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def policy(name: str, world: Any) -> Policy:
+def policy(name: str, world: World) -> Policy:
     made = POLICIES[name](world)
     made.offer(world.actions())
     return made
@@ -78,11 +79,9 @@ def test_every_policy_satisfies_the_protocol(policy: Policy) -> None:
     assert isinstance(policy, Policy)
 
 
-def test_a_batch_makes_the_choices_of_single_calls(
-    policy: Policy, world: Any, quality: Any, thrift: Any
-) -> None:
+def test_a_batch_makes_the_choices_of_single_calls(policy: Policy, world: World) -> None:
     world.train(policy, 12)
-    contexts, objectives = [world.context() for _ in range(6)], [quality, thrift] * 3
+    contexts, objectives = [world.context() for _ in range(6)], [QUALITY, THRIFT] * 3
     batch = choose(policy, contexts, objectives, seed=5)
     singles = [choose(policy, [c], [o], seed=5)[0] for c, o in zip(contexts, objectives, strict=True)]
     # MLP predicts in float32, whose sums differ in the seventh digit between shapes.
@@ -92,22 +91,22 @@ def test_a_batch_makes_the_choices_of_single_calls(
     )
 
 
-def test_same_seed_makes_the_same_choices(policy: Policy, world: Any, quality: Any) -> None:
+def test_same_seed_makes_the_same_choices(policy: Policy, world: World) -> None:
     contexts = [world.context() for _ in range(20)]
-    once = choose(policy, contexts, [quality] * 20, seed=1)
-    assert once == choose(policy, contexts, [quality] * 20, seed=1)
+    once = choose(policy, contexts, [QUALITY] * 20, seed=1)
+    assert once == choose(policy, contexts, [QUALITY] * 20, seed=1)
 
 
-def test_selecting_changes_no_state(policy: Policy, world: Any, quality: Any) -> None:
+def test_selecting_changes_no_state(policy: Policy, world: World) -> None:
     world.train(policy, 5)
     before = policy.state()
-    choose(policy, [world.context() for _ in range(4)], [quality] * 4, seed=1)
+    choose(policy, [world.context() for _ in range(4)], [QUALITY] * 4, seed=1)
     assert policy.state() == before
 
 
-def test_a_choice_carries_every_term_that_explains_it(policy: Policy, world: Any, quality: Any) -> None:
+def test_a_choice_carries_every_term_that_explains_it(policy: Policy, world: World) -> None:
     world.train(policy, 8)
-    choice = choose(policy, [world.context()], [quality], seed=2)[0]
+    choice = choose(policy, [world.context()], [QUALITY], seed=2)[0]
     assert choice.score == pytest.approx(choice.mean + choice.width, abs=1e-12)
     assert len(choice.runners_up) == 3
     assert choice.action_id not in {c.action_id for c in choice.runners_up}
@@ -116,64 +115,62 @@ def test_a_choice_carries_every_term_that_explains_it(policy: Policy, world: Any
         assert all(choice.score >= c.score - 1e-12 for c in choice.runners_up)
 
 
-def test_probabilities_sum_to_one_over_allowed_actions(policy: Policy, world: Any, quality: Any) -> None:
+def test_probabilities_sum_to_one_over_allowed_actions(policy: Policy, world: World) -> None:
     world.train(policy, 8)
     some = frozenset(a.action_id for a in world.actions()[:4])
     for allowed in (None, some):
-        scored = policy.predict([world.context(allowed)], [quality], seed=2)[0]
+        scored = policy.predict([world.context(allowed)], [QUALITY], seed=2)[0]
         assert set(scored.action_ids) == (some if allowed else {a.action_id for a in world.actions()})
         if scored.probability is not None:
             assert scored.probability.sum() == pytest.approx(1.0)
             assert scored.probability[scored.chosen] > 0
 
 
-def test_only_allowed_actions_are_chosen(policy: Policy, world: Any, quality: Any) -> None:
+def test_only_allowed_actions_are_chosen(policy: Policy, world: World) -> None:
     allowed = frozenset(a.action_id for a in world.actions()[2:4])
     contexts = [world.context(allowed) for _ in range(12)]
-    assert {c.action_id for c in choose(policy, contexts, [quality] * 12, seed=1)} <= allowed
+    assert {c.action_id for c in choose(policy, contexts, [QUALITY] * 12, seed=1)} <= allowed
     with pytest.raises(NoAction, match=r"q-none.*allow more models"):
-        choose(policy, [Context("q-none", world.query(), frozenset({"other/1/1/1"}))], [quality], seed=1)
+        choose(policy, [Context("q-none", world.query(), frozenset({"other/1/1/1"}))], [QUALITY], seed=1)
 
 
-def test_a_removed_action_is_never_chosen_and_still_learns(policy: Policy, world: Any, quality: Any) -> None:
+def test_a_removed_action_is_never_chosen_and_still_learns(policy: Policy, world: World) -> None:
     world.train(policy, 6)
     gone = [a.action_id for a in world.actions()[:5]]
     pending = world.context()
     policy.decided([Pending(pending.query_id, pending.embedding, gone[0])])
     policy.offer([a for a in world.actions() if a.action_id not in gone])
     contexts = [world.context() for _ in range(15)]
-    assert not {c.action_id for c in choose(policy, contexts, [quality] * 15, seed=1)} & set(gone)
+    assert not {c.action_id for c in choose(policy, contexts, [QUALITY] * 15, seed=1)} & set(gone)
     version = policy.version
     policy.learn([world.outcome(pending, gone[0])])
     assert policy.version == version + 1
     policy.offer(world.actions())
-    assert policy.predict([world.context(frozenset(gone[:1]))], [quality], 1)[0].action_ids == gone[:1]
+    assert policy.predict([world.context(frozenset(gone[:1]))], [QUALITY], 1)[0].action_ids == gone[:1]
 
 
-def test_an_action_added_at_run_time_is_chosen_and_learned(policy: Policy, world: Any, quality: Any) -> None:
+def test_an_action_added_at_run_time_is_chosen_and_learned(policy: Policy, world: World) -> None:
     if "one-hot" not in policy.name:
         world.train(policy, 6)
     new = world.actions(3, prefix="new")
     policy.offer([*world.actions(), *new])
     only = frozenset(a.action_id for a in new)
     context = world.context(only)
-    chosen = choose(policy, [context], [quality], seed=1)[0]
+    chosen = choose(policy, [context], [QUALITY], seed=1)[0]
     assert chosen.action_id in only
     policy.learn([world.outcome(context, chosen.action_id)])
     world.train(policy, 3)
 
 
-def test_state_round_trips_and_keeps_learning_alike(
-    policy: Policy, name: str, world: Any, make_world: Any, quality: Any
-) -> None:
+def test_state_round_trips_and_keeps_learning_alike(policy: Policy, name: str, world: World) -> None:
     world.train(policy, 11)
     policy.offer(world.actions()[1:])
-    twin = POLICIES[name](make_world())
+    twin = POLICIES[name](World())
     twin.load(policy.state())
     assert twin.version == policy.version
     for _ in range(4):
         context = world.context()
-        one, two = (choose(p, [context], [quality], seed=4)[0] for p in (policy, twin))
+        one, two = (choose(p, [context], [QUALITY], seed=4)[0] for p in (policy, twin))
         assert close(one, two)
         outcome = world.outcome(context, one.action_id)
         for p in (policy, twin):
@@ -181,10 +178,10 @@ def test_state_round_trips_and_keeps_learning_alike(
             p.learn([outcome])
 
 
-def test_a_state_that_is_not_whole_is_refused(policy: Policy, name: str, world: Any, make_world: Any) -> None:
+def test_a_state_that_is_not_whole_is_refused(policy: Policy, name: str, world: World) -> None:
     world.train(policy, 3)
     data = policy.state()
-    before = (twin := POLICIES[name](make_world())).state()
+    before = (twin := POLICIES[name](World())).state()
     middle = len(data) // 2
     flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
     for broken in (b"", data[:-7], data[:40], flipped, data + b"x", b"X" + data[1:]):
@@ -193,8 +190,8 @@ def test_a_state_that_is_not_whole_is_refused(policy: Policy, name: str, world: 
     assert twin.state() == before
 
 
-def test_a_state_of_other_settings_is_refused(policy: Policy, name: str, world: Any, make_world: Any) -> None:
-    other = POLICIES[name](make_world(query_dim=13))
+def test_a_state_of_other_settings_is_refused(policy: Policy, name: str, world: World) -> None:
+    other = POLICIES[name](World(query_dim=13))
     with pytest.raises(CorruptState, match="settings"):
         other.load(policy.state())
 
@@ -215,7 +212,7 @@ def test_a_state_of_other_settings_is_refused(policy: Policy, name: str, world: 
         ("embedding", np.ones(11)),
     ],
 )
-def test_poison_never_reaches_the_state(policy: Policy, world: Any, field: str, value: Any) -> None:
+def test_poison_never_reaches_the_state(policy: Policy, world: World, field: str, value: Any) -> None:
     told = world.train(policy, 4)
     context = world.context()
     good = world.outcome(context, told[0].action_id)
@@ -228,14 +225,12 @@ def test_poison_never_reaches_the_state(policy: Policy, world: Any, field: str, 
     assert policy.state() == before
 
 
-def test_an_embedding_that_cannot_be_decided_names_its_query(
-    policy: Policy, world: Any, quality: Any
-) -> None:
+def test_an_embedding_that_cannot_be_decided_names_its_query(policy: Policy, world: World) -> None:
     with pytest.raises(InvalidObservation, match=r"bad: embedding.*length 12"):
-        choose(policy, [Context("bad", np.ones(5))], [quality], seed=1)
+        choose(policy, [Context("bad", np.ones(5))], [QUALITY], seed=1)
 
 
-def test_an_unknown_action_is_refused(policy: Policy, world: Any) -> None:
+def test_an_unknown_action_is_refused(policy: Policy, world: World) -> None:
     context = world.context()
     with pytest.raises(UnknownAction, match="nobody"):
         policy.learn([world.outcome(context, "nobody/1/1/1")])
@@ -243,11 +238,9 @@ def test_an_unknown_action_is_refused(policy: Policy, world: Any) -> None:
 
 # A network does not unlearn a target: the corrected one counts from the next training on.
 @pytest.mark.parametrize("name", [each for each in POLICIES if each not in NEURAL])
-def test_a_correction_replaces_what_was_imputed(
-    policy: Policy, name: str, world: Any, make_world: Any, quality: Any
-) -> None:
-    sure = POLICIES[name](make_world())
-    sure.offer(make_world().actions())
+def test_a_correction_replaces_what_was_imputed(policy: Policy, name: str, world: World) -> None:
+    sure = POLICIES[name](World())
+    sure.offer(World().actions())
     contexts = [world.context() for _ in range(8)]
     ids = [a.action_id for a in world.actions()]
     true = [world.outcome(c, ids[i % 7], correct=1.0, imputed=0.25) for i, c in enumerate(contexts)]
@@ -256,16 +249,14 @@ def test_a_correction_replaces_what_was_imputed(
     policy.learn([replace(o, kind="correction") for o in true])
     assert policy.version == 16
     context = world.context()
-    one, two = (p.predict([context], [quality], seed=1)[0] for p in (policy, sure))
+    one, two = (p.predict([context], [QUALITY], seed=1)[0] for p in (policy, sure))
     assert np.allclose(one.score, two.score, rtol=1e-9, atol=1e-9)
 
 
-def test_batched_outcomes_count_as_single_ones(
-    policy: Policy, name: str, world: Any, make_world: Any, quality: Any
-) -> None:
+def test_batched_outcomes_count_as_single_ones(policy: Policy, name: str, world: World) -> None:
     """Decisions made and abandoned, and outcomes of every kind, mixed."""
-    singly = POLICIES[name](make_world())
-    singly.offer(make_world().actions())
+    singly = POLICIES[name](World())
+    singly.offer(World().actions())
     ids = [a.action_id for a in world.actions()]
     contexts = [world.context() for _ in range(6)]
     first = [world.outcome(c, ids[i % 7], correct=1.0, imputed=0.25) for i, c in enumerate(contexts)]
@@ -282,11 +273,11 @@ def test_batched_outcomes_count_as_single_ones(
         singly.learn([outcome])
     assert policy.version == singly.version == 6
     context = world.context()
-    one, two = (p.predict([context], [quality], seed=1)[0] for p in (policy, singly))
+    one, two = (p.predict([context], [QUALITY], seed=1)[0] for p in (policy, singly))
     assert np.allclose(one.score, two.score, rtol=1e-9, atol=1e-9)
 
 
-def test_nothing_told_changes_nothing(policy: Policy, world: Any) -> None:
+def test_nothing_told_changes_nothing(policy: Policy, world: World) -> None:
     world.train(policy, 3)
     before = policy.state()
     policy.learn([])

@@ -18,6 +18,7 @@ from agents.bandit.features import COUNTS
 from agents.bandit.learner import choose
 from agents.bandit.policy import Policy
 from agents.bandit.registry import Inputs, Options, build_policy, kinds, options_of, register_policy
+from tests.support.worlds import QUALITY, World
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,7 +28,7 @@ def built(name: str, **options: Any) -> Policy:
 
 
 @pytest.mark.parametrize("name", sorted(kinds()))
-def test_every_name_builds_its_policy(name: str, world: Any) -> None:
+def test_every_name_builds_its_policy(name: str, world: World) -> None:
     options = {"iterations": 2, "hidden": 4} if hasattr(options_of(name), "iterations") else {}
     # The world's queries of 12 stand for embedding and surface counts together.
     dim = 12 - len(COUNTS) if built(name, **options).traits.surface else 12
@@ -39,10 +40,10 @@ def test_every_name_builds_its_policy(name: str, world: Any) -> None:
     assert made.version == 3
 
 
-def test_a_floor_or_a_warm_up_wraps_the_policy(world: Any, quality: Any) -> None:
+def test_a_floor_or_a_warm_up_wraps_the_policy(world: World) -> None:
     made = built("linucb", warm_up=2, floor=0.5)
     made.offer(world.actions())
-    assert choose(made, [world.context()], [quality], 0)[0].reason == "warm-up"
+    assert choose(made, [world.context()], [QUALITY], 0)[0].reason == "warm-up"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def toy() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_policy_is_added_in_one_place(world: Any) -> None:
+def test_a_policy_is_added_in_one_place(world: World) -> None:
     made = built("toy", luck=0.9, warm_up=1)
     assert made.name == "explored-toy"
     made.offer(world.actions())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from agents.bandit.errors import DuplicateQuery, InvalidObservation, UnservedObj
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson
-from agents.bandit.policy import Target
+from agents.bandit.pacing import Pacer
+from agents.bandit.policy import Context, Objective, Prediction, Target
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError, Catalogue
 from agents.catalogue.steering import Steering
@@ -31,6 +32,7 @@ from schemas.objective import CostRange, Weights
 from schemas.query import Message, Origin
 from schemas.record import decode
 from schemas.spent import Spent
+from tests.support.shard import Shard
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "linucb": LinUCB,
@@ -47,13 +49,13 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture(params=MAKERS, ids=str)
-def shard(request: pytest.FixtureRequest, make_shard: Any) -> Any:
-    return make_shard(MAKERS[request.param])
+def shard(request: pytest.FixtureRequest) -> Shard:
+    return Shard(MAKERS[request.param])
 
 
 @pytest.fixture
-def plain_shard(make_shard: Any) -> Any:
-    return make_shard(LinUCB)
+def plain_shard() -> Shard:
+    return Shard(LinUCB)
 
 
 def single_paths(catalogue: Catalogue) -> ActionSpace:
@@ -61,7 +63,7 @@ def single_paths(catalogue: Catalogue) -> ActionSpace:
     return ActionSpace(tuple(Action(model=m, qp=1, cp=1, bs=1) for m in catalogue.model_names))
 
 
-def live(shard: Any, rounds: int = 8) -> list[Any]:
+def live(shard: Shard, rounds: int = 8) -> list[Any]:
     """Run a mixed life: batches, two stages, defaults, failures, late corrections."""
     made = []
     for _ in range(rounds):
@@ -75,7 +77,7 @@ def live(shard: Any, rounds: int = 8) -> list[Any]:
     return made
 
 
-def test_a_decision_explains_itself(plain_shard: Any) -> None:
+def test_a_decision_explains_itself(plain_shard: Shard) -> None:
     live(plain_shard)
     made = plain_shard.ask(plain_shard.context(weights=Weights(correct=1, score=1, cost=2)))[0]
     decision = decode(made.value, Decision)
@@ -91,24 +93,24 @@ def test_a_decision_explains_itself(plain_shard: Any) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"mean_cost": 1e10}, {"accuracy": 0.98}])
-def test_an_aim_that_the_policy_cannot_meet_is_refused(plain_shard: Any, asked: dict[str, float]) -> None:
+def test_an_aim_that_the_policy_cannot_meet_is_refused(plain_shard: Shard, asked: dict[str, Any]) -> None:
     (made,) = plain_shard.ask(plain_shard.context(**asked))
     assert isinstance(made.error, UnservedObjective)
     assert "policy 'linucb' cannot aim at it; ask for weights" in str(made.error)
     assert plain_shard.decider.seq == 0
 
 
-def test_a_warm_up_does_not_switch_batches_off(make_shard: Any) -> None:
+def test_a_warm_up_does_not_switch_batches_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch costs one pass of BLAS; deciding one at a time costs a pass each, forever."""
-    together, singly = (make_shard(lambda f: Explored(LinUCB(f), warm_up=12)) for _ in range(2))
+    together, singly = (Shard(lambda f: Explored(LinUCB(f), warm_up=12)) for _ in range(2))
     calls: list[int] = []
     plain = together.decider.policy.predict
 
-    def predict(*asked: Any) -> Any:
-        calls.append(len(asked[0]))
-        return plain(*asked)
+    def predict(contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Prediction]:
+        calls.append(len(contexts))
+        return plain(contexts, objectives, seed)
 
-    together.decider.policy.predict = predict
+    monkeypatch.setattr(together.decider.policy, "predict", predict)
     for _ in range(4):
         contexts = [together.context() for _ in range(8)]
         made = together.ask(*contexts)
@@ -119,14 +121,14 @@ def test_a_warm_up_does_not_switch_batches_off(make_shard: Any) -> None:
     assert calls == [8, 8, 8, 8]
 
 
-def test_n_answers_need_a_wide_search(plain_shard: Any) -> None:
+def test_n_answers_need_a_wide_search(plain_shard: Shard) -> None:
     for made in plain_shard.ask(*(plain_shard.context(n=16) for _ in range(8))):
         action = decode(made.value, Decision).action
         assert action.qp * action.cp >= 16
         assert decode(made.value, Decision).candidates == 18  # pairs with 16, 32 or 64 paths: 5 + 6 + 7
 
 
-def test_sequence_numbers_have_no_gap_or_duplicate(shard: Any) -> None:
+def test_sequence_numbers_have_no_gap_or_duplicate(shard: Shard) -> None:
     live(shard)
     rows = [r for r in (decode_row(k, v) for k, v in shard.table.items()) if isinstance(r, Row)]
     places = [r.seq for r in rows]
@@ -136,7 +138,7 @@ def test_sequence_numbers_have_no_gap_or_duplicate(shard: Any) -> None:
     assert sorted(r.clock for r in rows) == list(range(shard.decider.clock))
 
 
-def test_recovery_equals_the_live_learner(shard: Any) -> None:
+def test_recovery_equals_the_live_learner(shard: Shard) -> None:
     live(shard)
     before = shard.decider
     found = shard.crash()
@@ -148,7 +150,7 @@ def test_recovery_equals_the_live_learner(shard: Any) -> None:
     shard.same_as(before)
 
 
-def test_every_decision_is_reproduced_from_the_log(shard: Any) -> None:
+def test_every_decision_is_reproduced_from_the_log(shard: Shard) -> None:
     live(shard, 4)
     shard.use(ActionSpace((*shard.space, *list(single_paths(shard.catalogue))[1:])))
     live(shard, 3)
@@ -162,8 +164,8 @@ def test_every_decision_is_reproduced_from_the_log(shard: Any) -> None:
     assert list(mismatches(shard.policy(), rows, seed=7)) == []
 
 
-def test_model_with_too_short_a_context_is_left_out(make_shard: Any) -> None:
-    shard = make_shard(MAKERS["contextual"], models=3, pairs=((1, 1),))
+def test_model_with_too_short_a_context_is_left_out() -> None:
+    shard = Shard(MAKERS["contextual"], models=3, pairs=((1, 1),))
     first, second, _ = shard.space.models
     models = [
         msgspec.structs.replace(
@@ -194,17 +196,15 @@ def test_model_with_too_short_a_context_is_left_out(make_shard: Any) -> None:
     assert left_out(302) == ((), 1)
 
 
-def account_of(shard: Any, decided: Any) -> Any:
+def account_of(shard: Shard, decided: Any) -> Any:
     """Return the account that a decision counts in."""
     target = Target.of(shard.entry(decided.query_id).objective, "")
     assert target is not None
     return shard.decider.policy.pacer.status(target)
 
 
-def test_account_counts_corrections_not_imputed_scores(
-    make_shard: Any,
-) -> None:
-    shard = make_shard(MAKERS["contextual"], models=2, pairs=((1, 1),))
+def test_account_counts_corrections_not_imputed_scores() -> None:
+    shard = Shard(MAKERS["contextual"], models=2, pairs=((1, 1),))
     for _ in range(30):
         [made] = shard.ask(shard.context(accuracy=0.9))
         shard.tell(shard.reward(made, "provisional", score=0.2))
@@ -212,14 +212,16 @@ def test_account_counts_corrections_not_imputed_scores(
     [made] = shard.ask(shard.context(accuracy=0.9))
     shard.tell(shard.reward(made, "provisional", score=0.2))
     account = account_of(shard, made)
-    (kept,) = shard.decider.policy.pacer.accounts.values()
+    pacer = shard.decider.policy.pacer
+    assert isinstance(pacer, Pacer)
+    (kept,) = pacer.accounts.values()
     assert (account.correct, kept.known) == (1.0, 30)
     shard.crash()
     assert account_of(shard, made) == account
 
 
-def test_cancelled_search_is_charged_to_its_tenants_account(make_shard: Any) -> None:
-    shard = make_shard(MAKERS["contextual"], models=2, pairs=((1, 1),))
+def test_cancelled_search_is_charged_to_its_tenants_account() -> None:
+    shard = Shard(MAKERS["contextual"], models=2, pairs=((1, 1),))
     for _ in range(10):
         [made] = shard.ask(shard.context(mean_cost=1e13))
         [one] = shard.tell(shard.reward(made, "default", score=None, log_cost=31.0, status="cancelled"))
@@ -231,7 +233,7 @@ def test_cancelled_search_is_charged_to_its_tenants_account(make_shard: Any) -> 
     assert account_of(shard, made) == account
 
 
-def test_a_forged_decision_is_found(plain_shard: Any) -> None:
+def test_a_forged_decision_is_found(plain_shard: Shard) -> None:
     live(plain_shard, 4)
     rows = [decode_row(key, value) for key, value in plain_shard.table.items()]
     victim = next(r for r in rows if isinstance(r, Row) and r.seq > 20)
@@ -245,7 +247,7 @@ def test_a_forged_decision_is_found(plain_shard: Any) -> None:
     assert [(m.query_id, m.field) for m in found][:1] == [(victim.query_id, "action")]
 
 
-def test_redelivered_context_resends_the_same_bytes(shard: Any) -> None:
+def test_redelivered_context_resends_the_same_bytes(shard: Shard) -> None:
     context = shard.context()
     first, twin = shard.ask(context, context)
     assert twin.value == first.value
@@ -258,9 +260,9 @@ def test_redelivered_context_resends_the_same_bytes(shard: Any) -> None:
     assert (shard.decider.policy.state(), shard.decider.seq) == (state, seq)
 
 
-def test_a_decision_says_what_it_took_and_depends_on_no_time(shard: Any, make_shard: Any) -> None:
+def test_a_decision_says_what_it_took_and_depends_on_no_time(shard: Shard) -> None:
     def timed(seconds: float, before: Spent) -> tuple[Any, Decision]:
-        one = make_shard(shard.make_policy)
+        one = Shard(shard.make_policy)
         context, origin = one.context("q")
         asked = (msgspec.structs.replace(context, spent=before), origin)
         ticks = itertools.count(step=seconds)
@@ -281,14 +283,14 @@ def test_a_decision_says_what_it_took_and_depends_on_no_time(shard: Any, make_sh
     assert one.decider.policy.state() == two.decider.policy.state()
 
 
-def test_a_second_query_with_a_taken_id_is_refused(plain_shard: Any) -> None:
+def test_a_second_query_with_a_taken_id_is_refused(plain_shard: Shard) -> None:
     plain_shard.ask(plain_shard.context("twice"))
     refused = plain_shard.ask(plain_shard.context("twice"))[0]
     assert isinstance(refused.error, DuplicateQuery)
     assert "send a new id" in str(refused.error)
 
 
-def test_one_bad_context_of_a_batch_is_refused_alone(shard: Any) -> None:
+def test_one_bad_context_of_a_batch_is_refused_alone(shard: Shard) -> None:
     bad_pin = shard.context(pin_action="nobody/1/1/1")
     short, origin = shard.context()
     short = msgspec.structs.replace(short, embedding=short.embedding[:8])
@@ -300,12 +302,12 @@ def test_one_bad_context_of_a_batch_is_refused_alone(shard: Any) -> None:
     assert shard.decider.clock == 2
 
 
-def test_a_vector_of_another_encoder_is_refused(make_shard: Any) -> None:
-    shard = make_shard(LinUCB, encoder="minilm")
+def test_a_vector_of_another_encoder_is_refused() -> None:
+    shard = Shard(LinUCB, encoder="minilm")
     assert "embed the query with 'minilm'" in str(shard.ask(shard.context())[0].error)
 
 
-def test_duplicate_late_and_orphan_rewards_change_nothing(shard: Any) -> None:
+def test_duplicate_late_and_orphan_rewards_change_nothing(shard: Shard) -> None:
     made = shard.ask(*(shard.context() for _ in range(3)))
     first, correction = shard.reward(made[0], "provisional"), shard.reward(made[0], "correction")
     final, default = shard.reward(made[1]), shard.reward(made[2], "default")
@@ -325,7 +327,7 @@ def test_duplicate_late_and_orphan_rewards_change_nothing(shard: Any) -> None:
     assert shard.decider.verdicts["orphan"] == 2
 
 
-def test_contradicting_reward_is_ignored_and_reported(shard: Any) -> None:
+def test_contradicting_reward_is_ignored_and_reported(shard: Shard) -> None:
     (made,) = shard.ask(shard.context())
     shard.tell(final := shard.reward(made, correct=1.0))
     state = shard.decider.policy.state()
@@ -336,7 +338,7 @@ def test_contradicting_reward_is_ignored_and_reported(shard: Any) -> None:
     assert shard.decider.policy.state() == state
 
 
-def test_a_correction_that_overtakes_its_provisional_counts_once(plain_shard: Any, make_shard: Any) -> None:
+def test_a_correction_that_overtakes_its_provisional_counts_once(plain_shard: Shard) -> None:
     made = plain_shard.ask(plain_shard.context())[0]
     first = plain_shard.reward(made, "provisional")
     second = plain_shard.reward(
@@ -344,16 +346,16 @@ def test_a_correction_that_overtakes_its_provisional_counts_once(plain_shard: An
     )
     verdicts = [one.verdict for one in plain_shard.tell(second, first)]
     assert verdicts == ["learned", "late"]
-    ordered = make_shard(LinUCB)
+    ordered = Shard(LinUCB)
     ordered.ask(ordered.context())
     ordered.tell(first, second)
-    theta = plain_shard.decider.policy.gram.theta
-    assert np.allclose(theta, ordered.decider.policy.gram.theta, atol=1e-12)
+    theta = plain_shard.linucb.gram.theta
+    assert np.allclose(theta, ordered.linucb.gram.theta, atol=1e-12)
 
 
-def test_two_stages_equal_one(make_shard: Any) -> None:
+def test_two_stages_equal_one() -> None:
     """Imputed, then corrected: as if correctness had been known at once."""
-    staged, known = make_shard(LinUCB), make_shard(LinUCB)
+    staged, known = Shard(LinUCB), Shard(LinUCB)
     for _ in range(12):
         contexts = [staged.context() for _ in range(4)]
         one, two = staged.ask(*contexts), known.ask(*contexts)
@@ -367,7 +369,7 @@ def test_two_stages_equal_one(make_shard: Any) -> None:
         staged.tell(*early)
         staged.tell(*reversed(late))
         known.tell(*finals)
-    a, b = staged.decider.policy.gram, known.decider.policy.gram
+    a, b = staged.linucb.gram, known.linucb.gram
     assert np.allclose(a.theta, b.theta, rtol=1e-9, atol=1e-9)
 
 
@@ -381,28 +383,28 @@ def test_two_stages_equal_one(make_shard: Any) -> None:
     ],
 )
 def test_a_reward_that_never_comes_is_resolved_by_the_rules(
-    make_shard: Any, rules: Any, entered: float | None
+    rules: RewardRules, entered: float | None
 ) -> None:
-    shard = make_shard(LinUCB, rules=rules)
+    shard = Shard(LinUCB, rules=rules)
     made = shard.ask(shard.context())[0]
     shard.tell(shard.reward(made, "default", score=0.25))
-    total = shard.decider.policy.gram.b[:, 0]
-    x = shard.decider.policy.rows([shard.entry(made.query_id).observation("reward")])[0][0]
+    total = shard.linucb.gram.b[:, 0]
+    x = shard.linucb.rows([shard.entry(made.query_id).observation("reward")])[0][0]
     assert np.allclose(total, 0.0 if entered is None else entered * x)
     assert shard.decider.policy.version == (0 if entered is None else 1)
 
 
-def test_default_wrong_corrects_what_was_imputed(make_shard: Any) -> None:
-    shard = make_shard(LinUCB, rules=RewardRules(default="wrong"))
+def test_default_wrong_corrects_what_was_imputed() -> None:
+    shard = Shard(LinUCB, rules=RewardRules(default="wrong"))
     made = shard.ask(shard.context())[0]
     verdicts = [
         one.verdict for one in shard.tell(shard.reward(made, "provisional"), shard.reward(made, "default"))
     ]
     assert verdicts == ["learned", "corrected"]
-    assert np.allclose(shard.decider.policy.gram.b[:, 0], 0.0)
+    assert np.allclose(shard.linucb.gram.b[:, 0], 0.0)
 
 
-def test_an_implausible_price_is_refused_before_anything_changes(shard: Any) -> None:
+def test_an_implausible_price_is_refused_before_anything_changes(shard: Shard) -> None:
     made = shard.ask(shard.context())[0]
     state, table = shard.decider.policy.state(), dict(shard.table)
     told = shard.tell(shard.reward(made, log_cost=1e9))[0]
@@ -412,7 +414,7 @@ def test_an_implausible_price_is_refused_before_anything_changes(shard: Any) -> 
     assert shard.tell(shard.reward(made))[0].verdict == "learned"
 
 
-def test_removed_models_learn_and_are_not_chosen_after_recovery(shard: Any) -> None:
+def test_removed_models_learn_and_are_not_chosen_after_recovery(shard: Shard) -> None:
     made = live(shard, 3)
     shard.use(single_paths(shard.catalogue))
     shard.crash()
@@ -422,7 +424,7 @@ def test_removed_models_learn_and_are_not_chosen_after_recovery(shard: Any) -> N
     assert shard.tell(shard.reward(made[4]))[0].verdict == "learned"
 
 
-def test_a_context_lies_where_its_row_says(plain_shard: Any) -> None:
+def test_a_context_lies_where_its_row_says(plain_shard: Shard) -> None:
     made = plain_shard.ask(plain_shard.context())[0]
     row = plain_shard.entry(made.query_id)
     assert row.context_origin == Origin(topic="context", partition=0, offset=0)
@@ -430,7 +432,7 @@ def test_a_context_lies_where_its_row_says(plain_shard: Any) -> None:
     assert bytes(row.decision) == without_question(decode(made.value, Decision))
 
 
-def test_the_row_of_a_question_of_a_megabyte_does_not_hold_it(plain_shard: Any) -> None:
+def test_the_row_of_a_question_of_a_megabyte_does_not_hold_it(plain_shard: Shard) -> None:
     long = "why? " * 200_000
     messages = (Message(role="user", content=long),)
     context = plain_shard.context(text=None, messages=messages, reference="r" * 200_000, metadata={"m": "m"})
@@ -443,9 +445,9 @@ def test_the_row_of_a_question_of_a_megabyte_does_not_hold_it(plain_shard: Any) 
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_unscored_answer_is_learned_by_its_correctness(make_shard: Any, name: str) -> None:
+def test_unscored_answer_is_learned_by_its_correctness(name: str) -> None:
     """Without either its cost alone is learned, under any rules, and the log folds to what the live run made of it."""
-    shard = make_shard(MAKERS[name], rules=RewardRules(default="wrong"))
+    shard = Shard(MAKERS[name], rules=RewardRules(default="wrong"))
     live(shard, 4)
     right, awaited, unknown = shard.ask(shard.context(), shard.context(), shard.context())
     unscored = {"score": None, "unscored": True}
@@ -466,7 +468,7 @@ def test_unscored_answer_is_learned_by_its_correctness(make_shard: Any, name: st
     shard.same_as(before)
 
 
-def test_a_cost_in_another_unit_is_not_taken_for_eflops(plain_shard: Any) -> None:
+def test_a_cost_in_another_unit_is_not_taken_for_eflops(plain_shard: Shard) -> None:
     [made] = plain_shard.ask(plain_shard.context())
     reward, at = plain_shard.reward(made, log_cost=-7.0)
     dollars = CostRange(low=1e-4, high=1e-2, unit="usd")
@@ -479,9 +481,9 @@ def test_a_cost_in_another_unit_is_not_taken_for_eflops(plain_shard: Any) -> Non
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_answer_cut_by_its_client_teaches_its_cost_alone(make_shard: Any, name: str) -> None:
+def test_answer_cut_by_its_client_teaches_its_cost_alone(name: str) -> None:
     """Only the cost may be learned, and the log folds to what the live run made of it."""
-    shard = make_shard(MAKERS[name], rules=RewardRules(default="wrong"))
+    shard = Shard(MAKERS[name], rules=RewardRules(default="wrong"))
     live(shard, 4)
     made = shard.ask(shard.context(), shard.context())
     version = shard.decider.policy.version
@@ -501,27 +503,33 @@ def test_answer_cut_by_its_client_teaches_its_cost_alone(make_shard: Any, name: 
 
 
 @pytest.mark.parametrize("name", ["linucb", "thompson"])
-def test_model_that_never_answers_is_soon_avoided(make_shard: Any, name: str) -> None:
+def test_model_that_never_answers_is_soon_avoided(name: str) -> None:
     """A small cost, predicted from nothing, would make its failures earn more than what others answer."""
-    shard, chosen = make_shard(MAKERS[name], models=2, pairs=((1, 1),)), []
+    shard, chosen = Shard(MAKERS[name], models=2, pairs=((1, 1),)), []
     failing = shard.space.models[1]
     for _ in range(90):
         [made] = shard.ask(shard.context())
         chosen.append(decode(made.value, Decision).action.model)
-        ended = {"fault": "model", "correct": 0.0, "score": None, "status": "failed", "log_cost": None}
+        ended: dict[str, Any] = {
+            "fault": "model",
+            "correct": 0.0,
+            "score": None,
+            "status": "failed",
+            "log_cost": None,
+        }
         shard.tell(shard.reward(made, **(ended if chosen[-1] == failing else {})))
     assert chosen.count(failing) > 0
     assert chosen[-30:].count(failing) <= 3
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_model_failure_teaches_a_wrong_answer_and_no_cost(make_shard: Any, name: str) -> None:
+def test_model_failure_teaches_a_wrong_answer_and_no_cost(name: str) -> None:
     """The log folds to what the live run made of it, and reproduces every decision."""
-    shard = make_shard(MAKERS[name], rules=RewardRules(default="drop"))
+    shard = Shard(MAKERS[name], rules=RewardRules(default="drop"))
     live(shard, 4)
     tried, silent, taken = shard.ask(*(shard.context(tenant=who) for who in ("a", "a", "b")))
     version = shard.decider.policy.version
-    failure = {"fault": "model", "correct": 0.0, "score": None, "status": "failed"}
+    failure: dict[str, Any] = {"fault": "model", "correct": 0.0, "score": None, "status": "failed"}
     told = shard.tell(
         shard.reward(tried, **failure, log_cost=3.0),
         shard.reward(silent, **failure, log_cost=None, learn=False),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision
 from schemas.record import decode
 from schemas.reward import Kind
+from tests.support.shard import Shard
 
 BATCH = 10
 PAIRS = ((1, 1), (4, 1), (4, 4))
@@ -63,7 +64,7 @@ class World:
     scored: float
     kinds: tuple[tuple[Kind, ...], ...]
     late: int
-    target: Mapping[str, float]
+    target: Mapping[str, Any]
 
     @classmethod
     def drawn(cls, name: str) -> World:
@@ -133,11 +134,11 @@ def finite(state: bytes) -> bool:
 class Life:
     """One policy in one world, as the decider's service runs it."""
 
-    def __init__(self, name: str, world: World, make_shard: Callable[..., Any]) -> None:
+    def __init__(self, name: str, world: World) -> None:
         self.name, self.world = name, world
         self.rng = random.Random(f"{name} {world}")
         self.vectors: dict[int, bytes] = {}
-        self.shard = make_shard(lambda _: self.policy(), pairs=PAIRS, models=world.models)
+        self.shard = Shard(lambda _: self.policy(), pairs=PAIRS, models=world.models)
         self.waiting: deque[Any] = deque()
         self.target = world.target if self.policy().pacer else {}
 
@@ -222,17 +223,13 @@ class Life:
     [(name, traits) for name in sorted(kinds()) for traits in (WORLDS if name in EVERYDAY else ENOUGH)],
     ids=lambda each: each if isinstance(each, str) else ", ".join(each),
 )
-def test_a_world_that_teaches_little_ends_no_policy(
-    make_shard: Callable[..., Any], name: str, traits: tuple[str, ...]
-) -> None:
-    Life(name, world_of(traits), make_shard).run(OUTCOMES.get(name, 600))
+def test_a_world_that_teaches_little_ends_no_policy(name: str, traits: tuple[str, ...]) -> None:
+    Life(name, world_of(traits)).run(OUTCOMES.get(name, 600))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("traits", WORLDS, ids=", ".join)
 @pytest.mark.parametrize("name", sorted(kinds()))
-def test_nor_does_it_in_the_long_run(
-    make_shard: Callable[..., Any], name: str, traits: tuple[str, ...]
-) -> None:
-    Life(name, world_of(traits), make_shard).run(OUTCOMES.get(name, 5000))
+def test_nor_does_it_in_the_long_run(name: str, traits: tuple[str, ...]) -> None:
+    Life(name, world_of(traits)).run(OUTCOMES.get(name, 5000))

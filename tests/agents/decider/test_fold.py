@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from agents.decider.rows import Row, decode_row
 from schemas.decision import Decision
 from schemas.objective import ObjectiveInForce
 from schemas.record import decode, encode
+from tests.support.shard import Shard
 
 ROUNDS, EACH = 12, 4
 
@@ -74,13 +74,13 @@ def weights(objective: ObjectiveInForce) -> np.ndarray:
     return np.array([w.correct, w.score, -slope, slope * high])
 
 
-def lived(make_shard: Callable[..., Any], settings: LinUCBSettings) -> tuple[list[Row], PlainSums]:
+def lived(settings: LinUCBSettings) -> tuple[list[Row], PlainSums]:
     """Let a decider decide and learn in batches, a third of it by corrections; return its rows."""
 
     def policy(features: FeatureMap) -> LinUCB:
         return LinUCB(features, settings)
 
-    shard = make_shard(policy)
+    shard = Shard(policy)
     late: list[Any] = []
     for _ in range(ROUNDS):
         made = shard.ask(*(shard.context() for _ in range(EACH)))
@@ -96,16 +96,16 @@ def lived(make_shard: Callable[..., Any], settings: LinUCBSettings) -> tuple[lis
 
 
 @pytest.mark.parametrize("reward", ["terms", "scalar"])
-def test_decisions_say_what_the_sums_of_the_log_give(make_shard: Callable[..., Any], reward: Any) -> None:
-    rows, sums = lived(make_shard, LinUCBSettings(alpha=0.7, ridge=2.0, reward=reward))
+def test_decisions_say_what_the_sums_of_the_log_give(reward: Any) -> None:
+    rows, sums = lived(LinUCBSettings(alpha=0.7, ridge=2.0, reward=reward))
     assert len(rows) == ROUNDS * EACH
     assert sum(row.corrected_seq >= 0 for row in rows) == ROUNDS - 1
     assert sums.differing(rows) == set()
 
 
-def test_a_mean_that_the_log_does_not_call_for_is_named(make_shard: Callable[..., Any]) -> None:
+def test_a_mean_that_the_log_does_not_call_for_is_named() -> None:
     """Decision and row agree with each other: no check of the audit sees this, `verify-decisions` and the sums do."""
-    rows, sums = lived(make_shard, LinUCBSettings())
+    rows, sums = lived(LinUCBSettings())
     at = max(range(len(rows)), key=lambda at: rows[at].seq)
     decision = decode(bytes(rows[at].decision), Decision)
     assert decision.mean is not None

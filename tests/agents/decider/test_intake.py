@@ -16,6 +16,7 @@ from agents.decider.rows import GROWTH, Row, decode_row, encode_row
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.query import MAX_TEXT
 from schemas.record import MAX_VALUE
+from tests.support.shard import Shard
 
 NUMBERS = st.one_of(
     st.floats(width=64), st.sampled_from([0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308, -1e-9])
@@ -33,9 +34,9 @@ EMBEDDINGS = st.one_of(
     terms=st.lists(st.tuples(*[NUMBERS] * 3), max_size=4),
 )
 def test_only_valid_input_enters_the_learner(
-    make_shard: Any, embeddings: list[Any], terms: list[tuple[float, float, float]]
+    embeddings: list[Any], terms: list[tuple[float, float, float]]
 ) -> None:
-    shard = make_shard(LinUCB)
+    shard = Shard(LinUCB)
     contexts, accepted = [], []
     for row in embeddings:
         context, origin = shard.context()
@@ -63,19 +64,19 @@ def test_only_valid_input_enters_the_learner(
             assert 0.0 <= correct <= 1.0
             assert 0.0 <= score <= 1.0
             assert abs(log_cost) <= 200.0
-    gram = shard.decider.policy.gram
+    gram = shard.linucb.gram
     assert shard.decider.policy.version == len(entered)
     a = np.eye(gram.dim)
     for query_id in entered:
-        x, _ = shard.decider.policy.rows([shard.entry(query_id).observation("reward")])
+        x, _ = shard.linucb.rows([shard.entry(query_id).observation("reward")])
         a = a + x.T @ x
     gram.flush()
     assert np.allclose(np.tril(gram.a), np.tril(a), rtol=1e-12, atol=1e-12)
     assert np.isfinite(gram.theta).all()
 
 
-def test_row_without_room_for_rewards_is_refused_undecided(make_shard: Any) -> None:
-    shard = make_shard(LinUCB, limit=40_000)
+def test_row_without_room_for_rewards_is_refused_undecided() -> None:
+    shard = Shard(LinUCB, limit=40_000)
     decided = []
     for size in range(19_000, 25_000, 60):
         context, origin = shard.context(metadata={"x": "a" * 15_000})
@@ -98,8 +99,8 @@ def test_row_without_room_for_rewards_is_refused_undecided(make_shard: Any) -> N
     assert max(len(value) for value in shard.table.values()) <= 40_000
 
 
-def test_rewards_add_less_to_a_row_than_is_kept_free(make_shard: Any) -> None:
-    shard = make_shard(LinUCB)
+def test_rewards_add_less_to_a_row_than_is_kept_free() -> None:
+    shard = Shard(LinUCB)
     made = shard.ask(shard.context())[0]
     row = decode_row(b"", shard.row(made.query_id))
     assert isinstance(row, Row)
@@ -113,8 +114,8 @@ def test_rewards_add_less_to_a_row_than_is_kept_free(make_shard: Any) -> None:
 
 
 @pytest.mark.parametrize("spare", [0, 1])
-def test_a_row_over_the_record_limit_cannot_be_encoded(make_shard: Any, spare: int) -> None:
-    shard = make_shard(LinUCB)
+def test_a_row_over_the_record_limit_cannot_be_encoded(spare: int) -> None:
+    shard = Shard(LinUCB)
     made = shard.ask(shard.context())[0]
     row = decode_row(b"", shard.row(made.query_id))
     assert isinstance(row, Row)

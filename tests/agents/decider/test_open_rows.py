@@ -14,6 +14,7 @@ from agents.decider import snapshot
 from agents.decider.open_rows import MOVED, ROWS_KEY, HeldRows, OpenRows
 from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import is_record, manifests
+from tests.support.shard import Shard
 
 SIZE = 4096
 
@@ -86,14 +87,14 @@ def test_a_damaged_chunk_is_refused(damage: str) -> None:
         HeldRows([part], stored.get)
 
 
-def ask(shard: Any, count: int) -> list[Any]:
+def ask(shard: Shard, count: int) -> list[Any]:
     made: list[Any] = []
     for _ in range(count):
         made += shard.ask(shard.context())
     return made
 
 
-def apply_incrementally(shard: Any, held: OpenRows, changed: dict[bytes, None]) -> tuple[OpenRows, int]:
+def apply_incrementally(shard: Shard, held: OpenRows, changed: dict[bytes, None]) -> tuple[OpenRows, int]:
     """Write a snapshot as the service does, from the rows that changed; return what it holds, and the bytes of rows."""
     keys = [key for key in shard.table if not is_record(key) and (key in changed or key.startswith(b"\x00"))]
     rows = [(key, shard.table[key], decode_row(key, shard.table[key])) for key in keys]
@@ -111,10 +112,8 @@ def apply_incrementally(shard: Any, held: OpenRows, changed: dict[bytes, None]) 
     return carried.open_rows, sum(len(data) for key, data in writes if key.startswith(ROWS_KEY))
 
 
-def test_waiting_rows_are_not_rewritten_by_each_snapshot(
-    make_shard: Any,
-) -> None:
-    shard = make_shard(LinUCB)
+def test_waiting_rows_are_not_rewritten_by_each_snapshot() -> None:
+    shard = Shard(LinUCB)
     waiting = ask(shard, 30)
     shard.tell(*(shard.reward(each, "provisional") for each in waiting[:20]))
     held, first = apply_incrementally(shard, OpenRows(), dict.fromkeys(shard.table))
@@ -143,9 +142,9 @@ def test_waiting_rows_are_not_rewritten_by_each_snapshot(
     assert shard.tell(shard.reward(waiting[25]))[0].verdict == "learned"
 
 
-def test_a_snapshot_of_before_has_open_rows_among_the_others(make_shard: Any) -> None:
+def test_a_snapshot_of_before_has_open_rows_among_the_others() -> None:
     """Versions of before 27 November 2026 have no chunks of open rows of their own."""
-    shard = make_shard(LinUCB)
+    shard = Shard(LinUCB)
     waiting = ask(shard, 5)
     shard.tell(shard.reward(waiting[0], "provisional"))
     rows = [decode_row(k, v) for k, v in shard.table.items()]

@@ -21,6 +21,7 @@ from agents.catalogue.models import ActionError
 from agents.decider.preview import PREVIEW, offering, preview
 from schemas.decision import Decision
 from schemas.record import decode
+from tests.support.shard import Shard
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "linucb": LinUCB,
@@ -36,15 +37,15 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 MODELLED = {"linucb", "linucb-decided", "thompson", "discounted", "explored", "contextual"}
 
 
-def life(shard: Any, rounds: int = 6) -> None:
+def life(shard: Shard, rounds: int = 6) -> None:
     for _ in range(rounds):
         made = shard.ask(*(shard.context() for _ in range(3)))
         shard.tell(*(shard.reward(each) for each in made))
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_preview_changes_nothing_to_the_bit(make_shard: Any, name: str) -> None:
-    shard = make_shard(MAKERS[name])
+def test_a_preview_changes_nothing_to_the_bit(name: str) -> None:
+    shard = Shard(MAKERS[name])
     life(shard)
     aims: list[dict[str, Any]] = [{}, {"weights": None}, {"n": 4}]
     aims += [{"accuracy": 0.9}] if name == "contextual" else []
@@ -59,8 +60,8 @@ def test_a_preview_changes_nothing_to_the_bit(make_shard: Any, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(MODELLED - {"explored", "thompson"}))
-def test_a_preview_is_what_the_next_decision_says(make_shard: Any, name: str) -> None:
-    shard = make_shard(MAKERS[name])
+def test_a_preview_is_what_the_next_decision_says(name: str) -> None:
+    shard = Shard(MAKERS[name])
     life(shard)
     context = shard.context(PREVIEW)
     found = preview(shard.decider, context[0], shard.environment)
@@ -81,8 +82,8 @@ def test_a_preview_is_what_the_next_decision_says(make_shard: Any, name: str) ->
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_terms_are_predicted_where_the_policy_models_them(make_shard: Any, name: str) -> None:
-    shard = make_shard(MAKERS[name])
+def test_terms_are_predicted_where_the_policy_models_them(name: str) -> None:
+    shard = Shard(MAKERS[name])
     life(shard)
     found = preview(shard.decider, shard.context(PREVIEW)[0], shard.environment)
     assert {each.predicted is not None for each in found.configurations} == {name in MODELLED}
@@ -94,8 +95,8 @@ def test_terms_are_predicted_where_the_policy_models_them(make_shard: Any, name:
 
 
 @pytest.mark.parametrize("name", ["linucb", "contextual"])
-def test_what_a_prediction_rests_on_adds_up_to_it(make_shard: Any, name: str) -> None:
-    shard = make_shard(MAKERS[name])
+def test_what_a_prediction_rests_on_adds_up_to_it(name: str) -> None:
+    shard = Shard(MAKERS[name])
     life(shard)
     found = preview(shard.decider, shard.context(PREVIEW)[0], shard.environment)
     if name == "linucb":
@@ -110,9 +111,9 @@ def test_what_a_prediction_rests_on_adds_up_to_it(make_shard: Any, name: str) ->
     assert 0.25 * np.sqrt(sum(g.variance for g in found.contributions)) == pytest.approx(best.width)
 
 
-def test_propensities_include_floor_warm_up_and_control_group(make_shard: Any) -> None:
-    action = make_shard(LinUCB).space[0].id
-    shard = make_shard(
+def test_propensities_include_floor_warm_up_and_control_group() -> None:
+    action = Shard(LinUCB).space[0].id
+    shard = Shard(
         lambda f: Explored(LinUCB(f), floor=0.2, warm_up=5, control=ControlGroup(0.3, action, "salt"))
     )
     context = shard.context(PREVIEW)[0]
@@ -129,8 +130,8 @@ def test_propensities_include_floor_warm_up_and_control_group(make_shard: Any) -
     assert by_action[action] == pytest.approx(0.3 + 0.7 * 0.2 / n + 0.7 * 0.8 * (found.action == action))
 
 
-def test_what_would_refuse_the_query_refuses_its_preview(make_shard: Any) -> None:
-    shard = make_shard(LinUCB)
+def test_what_would_refuse_the_query_refuses_its_preview() -> None:
+    shard = Shard(LinUCB)
     for fields, error in (
         ({"allowed_models": ("none such",)}, ActionError),
         ({"accuracy": 0.9}, UnservedObjective),
@@ -140,19 +141,19 @@ def test_what_would_refuse_the_query_refuses_its_preview(make_shard: Any) -> Non
             preview(shard.decider, shard.context(PREVIEW, **fields)[0], shard.environment)
 
 
-def test_a_pin_is_said_to_be_one(make_shard: Any) -> None:
-    shard = make_shard(LinUCB)
+def test_a_pin_is_said_to_be_one() -> None:
+    shard = Shard(LinUCB)
     pinned = shard.space[5].id
     found = preview(shard.decider, shard.context(PREVIEW, pin_action=pinned)[0], shard.environment)
     assert (found.action, found.reason, len(found.configurations)) == (pinned, "pinned", 1)
 
 
-def test_a_copy_offers_what_the_learner_does_not_yet(make_shard: Any) -> None:
-    shard = make_shard(LinUCB)
+def test_a_copy_offers_what_the_learner_does_not_yet() -> None:
+    shard = Shard(LinUCB)
     life(shard)
     before = pickle.dumps(shard.decider)
     more = uis_space(shard.catalogue).restrict(set(shard.catalogue.model_names[:2]))
-    other = make_shard(LinUCB)
+    other = Shard(LinUCB)
     other.use(more)
     copied = offering(shard.decider, [other.vectors[action.id] for action in more], {})
     assert pickle.dumps(shard.decider) == before

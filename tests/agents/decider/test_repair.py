@@ -20,20 +20,21 @@ from agents.decider.repair import refused, repaired
 from agents.decider.rows import REFIT_KEY, ActionRow, Row, decode_row, encode_row
 from agents.decider.snapshot import RESET_KEY, is_record
 from agents.decider.verify import mismatches, opened
+from tests.support.shard import Shard
 from tests.support.traffic import DIM
 
 SMALL = 4096
 
 
-def life(shard: Any, rounds: int) -> None:
+def life(shard: Shard, rounds: int) -> None:
     for _ in range(rounds):
         made = shard.ask(*(shard.context() for _ in range(3)))
         shard.tell(*(shard.reward(each) for each in made[:2]))
 
 
 @pytest.fixture(params=["rows alone", "after snapshots"])
-def shard(make_shard: Any, request: pytest.FixtureRequest) -> Any:
-    made = make_shard(LinUCB)
+def shard(request: pytest.FixtureRequest) -> Shard:
+    made = Shard(LinUCB)
     for _ in range(3 if request.param == "after snapshots" else 0):
         life(made, 3)
         made.apply(made.snapshot(SMALL))
@@ -41,26 +42,26 @@ def shard(make_shard: Any, request: pytest.FixtureRequest) -> Any:
     return made
 
 
-def parts(shard: Any) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
+def parts(shard: Shard) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
     """Return the rows in the order of writing, and the snapshots."""
     order = sorted(shard.table, key=shard.table.offsets.__getitem__)
     rows = {key: shard.table[key] for key in order if not is_record(key)}
     return rows, {key: shard.table[key] for key in order if is_record(key)}
 
 
-def newest(shard: Any) -> Row:
+def newest(shard: Shard) -> Row:
     """Return a closed row of which no snapshot tells."""
     rows = [decode_row(key, value) for key, value in parts(shard)[0].items()]
     return max((r for r in rows if isinstance(r, Row) and r.stage == "closed"), key=lambda row: row.seq)
 
 
-def unreadable(shard: Any) -> set[bytes | None]:
+def unreadable(shard: Shard) -> set[bytes | None]:
     key = newest(shard).query_id.encode()
     shard.table[key] = b'{"schema":"decider-row.v9"}'
     return {key, None}
 
 
-def doubled(shard: Any) -> set[bytes | None]:
+def doubled(shard: Shard) -> set[bytes | None]:
     """A second writer has decided at the same place."""
     row = newest(shard)
     twin = msgspec.structs.replace(row, query_id="twin", stage="pending", learned_seq=-1, kinds=())
@@ -68,13 +69,13 @@ def doubled(shard: Any) -> set[bytes | None]:
     return {b"twin"}
 
 
-def missing(shard: Any) -> set[bytes | None]:
+def missing(shard: Shard) -> set[bytes | None]:
     del shard.table[newest(shard).query_id.encode()]
     return {None}
 
 
 @pytest.mark.parametrize("damage", [unreadable, doubled, missing])
-def test_refused_rows_are_named_and_repair_recovers(shard: Any, damage: Any) -> None:
+def test_refused_rows_are_named_and_repair_recovers(shard: Shard, damage: Any) -> None:
     assert refused(*parts(shard)) == []
     seq = shard.decider.seq
     keys = damage(shard)
@@ -100,7 +101,7 @@ def test_refused_rows_are_named_and_repair_recovers(shard: Any, damage: Any) -> 
         shard.apply(shard.snapshot(SMALL))
 
 
-def test_what_a_reset_has_left_is_no_foreign_record_and_stays(shard: Any) -> None:
+def test_what_a_reset_has_left_is_no_foreign_record_and_stays(shard: Shard) -> None:
     shard.apply([(RESET_KEY, b'{"0":7}')])
     assert refused(*parts(shard)) == []
     records, gone = repaired(shard.fresh(), *parts(shard), [], shard.table.end, SMALL)
@@ -110,7 +111,7 @@ def test_what_a_reset_has_left_is_no_foreign_record_and_stays(shard: Any) -> Non
     assert shard.table[RESET_KEY] == b'{"0":7}'
 
 
-def test_a_repair_deletes_in_the_order_of_the_log(shard: Any) -> None:
+def test_a_repair_deletes_in_the_order_of_the_log(shard: Shard) -> None:
     """In that of a set, two repairs of one log would write different records."""
     log, snapshots = parts(shard)
     refits = {REFIT_KEY + b"%d/0" % n: b"{}" for n in range(12)}
@@ -118,7 +119,7 @@ def test_a_repair_deletes_in_the_order_of_the_log(shard: Any) -> None:
     assert [key for key in gone if key in refits] == list(refits)
 
 
-def test_a_whole_log_is_not_named(shard: Any) -> None:
+def test_a_whole_log_is_not_named(shard: Shard) -> None:
     assert refused(*parts(shard), accept=shard.policy().load) == []
     shard.crash()
 
@@ -126,15 +127,15 @@ def test_a_whole_log_is_not_named(shard: Any) -> None:
 # A learner without a prior, which estimates anew after 8, 14 and 20 outcomes and logs what it estimated.
 
 
-def self_taught(make_shard: Any) -> Any:
+def self_taught() -> Shard:
     def policy(_: Any) -> Contextual:
         early = ContextualSettings(refits=(8, 14, 20))
         return Contextual(ContextualFeatures(FeatureSettings(DIM, 10, query_rank=11)), early)
 
-    return make_shard(policy, pairs=((1, 1), (4, 1)), models=2)
+    return Shard(policy, pairs=((1, 1), (4, 1)), models=2)
 
 
-def taught_anew(shard: Any, without: set[bytes]) -> Any:
+def taught_anew(shard: Shard, without: set[bytes]) -> Any:
     """Return a policy that is told, event by event, what remains of a log after its newest snapshot."""
     rows, snapshots = parts(shard)
     policy = shard.policy()
@@ -152,14 +153,14 @@ def taught_anew(shard: Any, without: set[bytes]) -> Any:
     return policy
 
 
-def mended(shard: Any, without: list[bytes]) -> None:
+def mended(shard: Shard, without: list[bytes]) -> None:
     records, gone = repaired(shard.fresh(), *parts(shard), without, shard.table.end, SMALL)
     shard.apply(records)
     shard.apply((key, None) for key in gone)
 
 
-def test_repair_discards_refits_of_the_whole_history(make_shard: Any) -> None:
-    shard = self_taught(make_shard)
+def test_repair_discards_refits_of_the_whole_history() -> None:
+    shard = self_taught()
     life(shard, 8)
     early = min((row for row in map(shard.entry, ("q0", "q1", "q3"))), key=lambda row: row.learned_seq).key
     refits = {key for key in shard.table if key.startswith(REFIT_KEY)}
@@ -171,8 +172,8 @@ def test_repair_discards_refits_of_the_whole_history(make_shard: Any) -> None:
     assert shard.decider.policy.state() == anew
 
 
-def test_row_left_out_does_not_return_from_a_snapshot(make_shard: Any) -> None:
-    shard = make_shard(LinUCB)
+def test_row_left_out_does_not_return_from_a_snapshot() -> None:
+    shard = Shard(LinUCB)
     (decided,) = shard.ask(shard.context("late"))
     shard.apply(shard.snapshot(SMALL))
     provisional, final = shard.reward(decided, "provisional"), shard.reward(decided)
@@ -186,9 +187,9 @@ def test_row_left_out_does_not_return_from_a_snapshot(make_shard: Any) -> None:
     assert isinstance(shard.ask(shard.context("late"))[0].error, DuplicateQuery)
 
 
-def test_numbers_of_rows_left_out_stay_empty(make_shard: Any) -> None:
+def test_numbers_of_rows_left_out_stay_empty() -> None:
     """Even if no row remains: version -1 is a prior's, which later snapshots do not replace."""
-    shard = make_shard(LinUCB)
+    shard = Shard(LinUCB)
     life(shard, 1)
     queries = [key for key, value in parts(shard)[0].items() if isinstance(decode_row(key, value), Row)]
     used = shard.decider.seq
@@ -210,10 +211,8 @@ lives = st.lists(
 @pytest.mark.seconds
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lives, st.data())
-def test_a_repaired_log_is_that_of_what_remains(
-    make_shard: Any, done: list[Any], data: st.DataObject
-) -> None:
-    shard, waiting = self_taught(make_shard), []
+def test_a_repaired_log_is_that_of_what_remains(done: list[Any], data: st.DataObject) -> None:
+    shard, waiting = self_taught(), []
 
     def step(act: str, count: int) -> None:
         match act:

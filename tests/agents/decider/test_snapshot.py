@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,27 +13,28 @@ from agents.bandit.linucb import LinUCB, LinUCBSettings
 from agents.decider.fold import refits_of
 from agents.decider.rows import RefitRow, Row, decode_row, encode_row, refit_rows
 from agents.decider.snapshot import SNAPSHOT_KEY, START_KEY, EndedIds, carry, is_record, versions
+from schemas.reward import Kind
+from tests.support.shard import Shard
 
 SMALL = 4096
 
 
-def life(shard: Any, rounds: int) -> None:
+def life(shard: Shard, rounds: int) -> None:
     for _ in range(rounds):
         made = shard.ask(*(shard.context() for _ in range(4)))
-        shard.tell(
-            *(shard.reward(d, kind) for d, kind in zip(made, ["final", "provisional", "final"], strict=False))
-        )
+        kinds: list[Kind] = ["final", "provisional", "final"]
+        shard.tell(*(shard.reward(d, kind) for d, kind in zip(made, kinds, strict=False)))
 
 
-def rows(shard: Any) -> list[Row]:
+def rows(shard: Shard) -> list[Row]:
     found = [decode_row(k, v) for k, v in shard.table.items() if not is_record(k)]
     return [row for row in found if isinstance(row, Row)]
 
 
 @pytest.fixture
-def shard(make_shard: Any) -> Any:
+def shard() -> Shard:
     """A log with two snapshots, rows of the first one's time gone, and life after both."""
-    shard = make_shard(LinUCB)
+    shard = Shard(LinUCB)
     for _ in range(2):
         life(shard, 6)
         shard.apply(shard.snapshot(SMALL))
@@ -42,16 +42,16 @@ def shard(make_shard: Any) -> Any:
     return shard
 
 
-def newest(shard: Any) -> int:
+def newest(shard: Shard) -> int:
     return max(versions(shard.table))
 
 
-def test_rows_that_an_older_snapshot_holds_are_gone(shard: Any) -> None:
+def test_rows_that_an_older_snapshot_holds_are_gone(shard: Shard) -> None:
     assert len(rows(shard)) < shard.decider.clock
     assert len(versions(shard.table)) == 2
 
 
-def test_recovery_from_a_snapshot_equals_the_live_learner(shard: Any) -> None:
+def test_recovery_from_a_snapshot_equals_the_live_learner(shard: Shard) -> None:
     before = shard.decider
     found = shard.crash()
     assert found.snapshot_version == newest(shard)
@@ -62,7 +62,7 @@ def test_recovery_from_a_snapshot_equals_the_live_learner(shard: Any) -> None:
 @pytest.mark.parametrize(
     "damage", ["truncated", "flipped", "missing", "swapped", "manifest", "other-version"]
 )
-def test_damaged_snapshot_falls_back_to_the_one_before(shard: Any, damage: str) -> None:
+def test_damaged_snapshot_falls_back_to_the_one_before(shard: Shard, damage: str) -> None:
     before, version = shard.decider, newest(shard)
     older = min(versions(shard.table))
     first, second = (SNAPSHOT_KEY + f"{version}/{i}".encode() for i in (0, 1))
@@ -87,15 +87,15 @@ def test_damaged_snapshot_falls_back_to_the_one_before(shard: Any, damage: str) 
     shard.same_as(before)
 
 
-def test_with_no_whole_snapshot_left_recovery_refuses(shard: Any) -> None:
+def test_with_no_whole_snapshot_left_recovery_refuses(shard: Shard) -> None:
     for version in versions(shard.table):
         del shard.table[SNAPSHOT_KEY + f"{version}/0".encode()]
     with pytest.raises(CorruptState, match=r"snapshot \d+ chunk 0: found 'nothing'"):
         shard.crash()
 
 
-def test_with_no_whole_snapshot_left_the_whole_log_is_folded(make_shard: Any) -> None:
-    shard = make_shard(LinUCB)
+def test_with_no_whole_snapshot_left_the_whole_log_is_folded() -> None:
+    shard = Shard(LinUCB)
     for _ in range(2):
         life(shard, 5)
         shard.table |= shard.decider.snapshot(SMALL)
@@ -108,8 +108,8 @@ def test_with_no_whole_snapshot_left_the_whole_log_is_folded(make_shard: Any) ->
     shard.same_as(before)
 
 
-def test_snapshot_of_other_settings_is_refused_log_folded(make_shard: Any) -> None:
-    shard = make_shard(LinUCB)
+def test_snapshot_of_other_settings_is_refused_log_folded() -> None:
+    shard = Shard(LinUCB)
     life(shard, 5)
     shard.table |= shard.decider.snapshot(SMALL)
     shard.make_policy = lambda features: LinUCB(features, LinUCBSettings(alpha=2.0))
@@ -120,7 +120,7 @@ def test_snapshot_of_other_settings_is_refused_log_folded(make_shard: Any) -> No
 
 
 @pytest.mark.parametrize("lost", ["a decision", "a reward"])
-def test_a_log_with_a_hole_stops_recovery(shard: Any, lost: str) -> None:
+def test_a_log_with_a_hole_stops_recovery(shard: Shard, lost: str) -> None:
     victim = next(row for row in rows(shard) if row.seq > newest(shard) and row.learned_seq >= 0)
     if lost == "a decision":
         del shard.table[victim.query_id.encode()]
@@ -133,7 +133,7 @@ def test_a_log_with_a_hole_stops_recovery(shard: Any, lost: str) -> None:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_crash_between_any_two_writes_recovers_the_same_state(shard: Any, damaged: bool) -> None:
+def test_a_crash_between_any_two_writes_recovers_the_same_state(shard: Shard, damaged: bool) -> None:
     before, table = shard.decider, shard.table
     writes = shard.snapshot(SMALL)
     kinds = ["drop" if value is None else "write" for _, value in writes]
@@ -149,8 +149,8 @@ def test_a_crash_between_any_two_writes_recovers_the_same_state(shard: Any, dama
         shard.same_as(before)
 
 
-def test_snapshot_carries_open_rows_and_ended_ids(make_shard: Any) -> None:
-    shard = make_shard(LinUCB)
+def test_snapshot_carries_open_rows_and_ended_ids() -> None:
+    shard = Shard(LinUCB)
     asked = [shard.context() for _ in range(3)]
     old, late, open_ = shard.ask(*asked)
     shard.tell(shard.reward(old))
@@ -180,20 +180,20 @@ def test_snapshot_carries_open_rows_and_ended_ids(make_shard: Any) -> None:
     assert shard.tell(shard.reward(open_))[0].verdict == "learned"
 
 
-def test_log_of_another_policy_is_refused_by_name(shard: Any, make_shard: Any) -> None:
-    other = make_shard(lambda features: KNN(features))
+def test_log_of_another_policy_is_refused_by_name(shard: Shard) -> None:
+    other = Shard(lambda features: KNN(features))
     other.table = shard.table
     with pytest.raises(CorruptState, match="set UNISCALE_POLICY=linucb to go on, or begin anew"):
         other.crash()
 
 
-def test_a_row_that_cannot_be_read_stops_recovery(shard: Any) -> None:
+def test_a_row_that_cannot_be_read_stops_recovery(shard: Shard) -> None:
     shard.table[b"q1"] = b'{"schema":"decider-row.v9"}'
     with pytest.raises(CorruptState, match="row b'q1'"):
         shard.crash()
 
 
-def test_a_row_without_a_key_is_nobodys(shard: Any) -> None:
+def test_a_row_without_a_key_is_nobodys(shard: Shard) -> None:
     # No release writes one, so it is no row of another release either.
     before = shard.decider
     shard.table[b""] = b'{"schema":"decider-row.v9"}'

@@ -21,6 +21,7 @@ from agents.decider.snapshot import RESET_KEY
 from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision
 from schemas.record import decode, encode
+from tests.support.shard import Shard
 
 CONTROL = ControlGroup(0.3, "qwen3-0.6b/1/4/2", "salt")
 
@@ -33,9 +34,9 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def lived(make_shard: Callable[..., Any], inner: Callable[[Any], Any]) -> Any:
+def lived(inner: Callable[[Any], Any]) -> Shard:
     """Return a shard after a warm-up, with an exploration floor, a control group, pins and masks."""
-    shard = make_shard(lambda f: Explored(inner(f), floor=0.2, warm_up=6, control=CONTROL))
+    shard = Shard(lambda f: Explored(inner(f), floor=0.2, warm_up=6, control=CONTROL))
     for _ in range(7):
         made = shard.ask(*(shard.context() for _ in range(5)), shard.context(pin_action=shard.space[2].id))
         shard.tell(*(shard.reward(each) for each in made[:3]))
@@ -46,13 +47,13 @@ def lived(make_shard: Callable[..., Any], inner: Callable[[Any], Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def log(make_shard: Callable[..., Any]) -> tuple[Any, list[AnyRow]]:
-    shard = lived(make_shard, LinUCB)
+def log() -> tuple[Any, list[AnyRow]]:
+    shard = lived(LinUCB)
     return shard, [decode_row(key, value) for key, value in shard.table.items()]
 
 
-def test_an_empty_log_is_corrupt_unless_it_was_reset(make_shard: Callable[..., Any]) -> None:
-    policy = make_shard(LinUCB).policy()
+def test_an_empty_log_is_corrupt_unless_it_was_reset() -> None:
+    policy = Shard(LinUCB).policy()
     with pytest.raises(CorruptState, match="no rows"):
         opened(policy, {})
     rows, after = opened(policy, {RESET_KEY: b'{"0":7}'})
@@ -60,8 +61,8 @@ def test_an_empty_log_is_corrupt_unless_it_was_reset(make_shard: Callable[..., A
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_genuine_log_is_reproduced(make_shard: Callable[..., Any], name: str) -> None:
-    shard = lived(make_shard, MAKERS[name])
+def test_a_genuine_log_is_reproduced(name: str) -> None:
+    shard = lived(MAKERS[name])
     rows = [decode_row(key, value) for key, value in shard.table.items()]
     made = [decode(bytes(row.decision), Decision) for row in rows if isinstance(row, Row)]
     assert {each.reason for each in made} == {"policy", "warm-up", "floor", "control", "pinned"}

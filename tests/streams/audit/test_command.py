@@ -10,11 +10,11 @@ import streams.audit
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.cli.operating import audit
+from tests.support.topic_lists import TopicLists
 
 
 @pytest.fixture
-def run(log: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    log.close = lambda: None
+def run(log: TopicLists, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(streams.audit, "BrokerLog", lambda settings: log)
     return lambda *words: CliRunner().invoke(audit, words, obj=log.settings)
 
@@ -36,7 +36,7 @@ def test_json_has_the_keys_that_scripts_read(run: Any) -> None:
     assert found["discrepancies"] == []
 
 
-def test_a_discrepancy_is_named_and_exits_1(run: Any, log: Any) -> None:
+def test_a_discrepancy_is_named_and_exits_1(run: Any, log: TopicLists) -> None:
     real = log.find(log.topics.reward, Reward, "h20")
     log.change(log.topics.reward, Reward, "h20", correct=1.0 - real.correct)
     done = run()
@@ -45,7 +45,7 @@ def test_a_discrepancy_is_named_and_exits_1(run: Any, log: Any) -> None:
     assert {each["query_id"] for each in orjson.loads(run("--json").output)["discrepancies"]} == {"h20"}
 
 
-def test_settled_makes_a_pending_query_a_discrepancy(run: Any, log: Any) -> None:
+def test_settled_makes_a_pending_query_a_discrepancy(run: Any, log: TopicLists) -> None:
     log.put(log.topics.query, "new", Query(query_id="new", text="What is 2 + 2?"))
     assert run().exit_code == 0
     done = run("--settled")
@@ -53,7 +53,7 @@ def test_settled_makes_a_pending_query_a_discrepancy(run: Any, log: Any) -> None
     assert "wrong: new: is pending: it waits for the embedder" in done.output
 
 
-def test_settled_counts_every_pending_query(run: Any, log: Any) -> None:
+def test_settled_counts_every_pending_query(run: Any, log: TopicLists) -> None:
     for at in range(150):
         log.put(log.topics.query, f"new{at}", Query(query_id=f"new{at}", text="What is 2 + 2?"))
     found = orjson.loads(run("--json", "--settled").output)

@@ -20,13 +20,14 @@ from schemas.forest import Limits
 from schemas.query import Query, QueryContext
 from schemas.record import decode, encode, quick_id
 from schemas.reward import Feedback, Reward, reward_id
-from streams.audit.reading import statements
+from streams.audit.reading import Raw, statements
 from streams.runtime.queues import WINDOW
+from tests.support.topic_lists import TopicLists
 
 replace = msgspec.structs.replace
 
 
-def test_a_sound_log_is_accounted_for(log: Any) -> None:
+def test_a_sound_log_is_accounted_for(log: TopicLists) -> None:
     report = log.audit()
     assert report.wrong == 0, report.discrepancies
     assert report.states == {"answered and learned": 180, "answered, not learnable (failed)": 20}
@@ -35,7 +36,7 @@ def test_a_sound_log_is_accounted_for(log: Any) -> None:
     assert report.learner == {"updates": 200, "applied": 200}
 
 
-def test_answers_without_a_score_are_accounted_for(log: Any) -> None:
+def test_answers_without_a_score_are_accounted_for(log: TopicLists) -> None:
     """One was graded, so its score is its correctness; of the other only the cost can be learned."""
     for query_id in ("h21", "h22"):
         log.change(log.topics.answer, Answer, query_id, score=None)
@@ -63,7 +64,7 @@ def test_answers_without_a_score_are_accounted_for(log: Any) -> None:
     assert report.checks <= {"policy_version"}, report.discrepancies
 
 
-def test_a_model_s_failure_is_accounted_for(log: Any) -> None:
+def test_a_model_s_failure_is_accounted_for(log: TopicLists) -> None:
     log.change(log.topics.answer, Answer, "h199", fault="model", cause="timeout")
     failed_in_the_reward(log, "h199")
     row = {"learned_seq": row_of(log, "h199").ended_seq, "ended_seq": -1, "kinds": ("final",)}
@@ -75,7 +76,7 @@ def test_a_model_s_failure_is_accounted_for(log: Any) -> None:
 
 # What is done, and to whom. A forger who knows the system changes whatever else would give a forgery away.
 
-Forge = Callable[[Any], set[str]]
+Forge = Callable[[TopicLists], set[str]]
 FORGERIES: dict[str, list[Forge]] = {}
 
 
@@ -89,7 +90,7 @@ def names(check: str) -> Callable[[Forge], Forge]:
     return note
 
 
-def never_decided(log: Any, value: bytes | None = None) -> str:
+def never_decided(log: TopicLists, value: bytes | None = None) -> str:
     """Append a Query that its embedder passed over, and one a window after it that the embedder took up."""
     skipped = Query(query_id="skipped", text="Was this ever asked?")
     log.append(log.topics.query, b"skipped", encode(skipped) if value is None else value)
@@ -98,7 +99,7 @@ def never_decided(log: Any, value: bytes | None = None) -> str:
     return f"{log.topics.query}/0/{skipped_at}"
 
 
-def taken_up(log: Any, at: int) -> None:
+def taken_up(log: TopicLists, at: int) -> None:
     """Append a Query at an offset, and its Context."""
     real = log.find(log.topics.context, QueryContext, "h199")
     taken = Query(query_id="taken", text="And this?")
@@ -109,18 +110,18 @@ def taken_up(log: Any, at: int) -> None:
 
 
 @names("query_passed_over")
-def skipped_query(log: Any) -> set[str]:
+def skipped_query(log: TopicLists) -> set[str]:
     never_decided(log)
     return {"skipped"}
 
 
 @names("unreadable_query_passed_over")
-def skipped_bytes(log: Any) -> set[str]:
+def skipped_bytes(log: TopicLists) -> set[str]:
     return {never_decided(log, b"{")}
 
 
 @names("context_passed_over")
-def skipped_context(log: Any) -> set[str]:
+def skipped_context(log: TopicLists) -> set[str]:
     skipped = Query(query_id="skipped", text="Was this ever asked?")
     log.put(log.topics.query, "skipped", skipped)
     at = log.records[log.topics.query, 0][-1].offset
@@ -132,47 +133,47 @@ def skipped_context(log: Any) -> set[str]:
 
 
 @names("decisions_differ")
-def two_decisions(log: Any) -> set[str]:
+def two_decisions(log: TopicLists) -> set[str]:
     real = log.find(log.topics.decision, Decision, "h40")
     log.put(log.topics.decision, "h40", replace(real, seq=real.seq + 1))
     return {"h40"}
 
 
 @names("decision_for_no_query")
-def another_record_in_its_place(log: Any) -> set[str]:
+def another_record_in_its_place(log: TopicLists) -> set[str]:
     raws = log.records[log.topics.query, 0]
     raws[41] = raws[41]._replace(key=raws[40].key, value=raws[40].value)
     return {"h41"}
 
 
 @names("decision_for_another_question")
-def changed_question(log: Any) -> set[str]:
+def changed_question(log: TopicLists) -> set[str]:
     log.change(log.topics.query, Query, "h42", text="Another question?")
     return {"h42"}
 
 
 @names("decision_missing")
-def lost_decision(log: Any) -> set[str]:
+def lost_decision(log: TopicLists) -> set[str]:
     log.cut(log.topics.decision, lambda raw: raw.key != b"h38")
     return {"h38"}
 
 
 @names("answers_differ")
-def another_answer(log: Any) -> set[str]:
+def another_answer(log: TopicLists) -> set[str]:
     real = log.find(log.topics.answer, Answer, "h28")
     log.put(log.topics.answer, "h28", replace(real, text="It is \\boxed{0}", extracted="0"))
     return {"h28"}
 
 
 @names("expired_early")
-def expired_at_once(log: Any) -> set[str]:
+def expired_at_once(log: TopicLists) -> set[str]:
     log.change(log.topics.answer, Answer, "h9", status="expired")
     log.change(log.topics.reward, Reward, "h9", status="expired")
     return {"h9"}
 
 
 @names("answer_score")
-def changed_score_of_a_draft(log: Any) -> set[str]:
+def changed_score_of_a_draft(log: TopicLists) -> set[str]:
     real = log.find(log.topics.answer, Answer, "h30")
     first = replace(real.trace[0], score=real.trace[0].score / 2)
     log.change(log.topics.answer, Answer, "h30", trace=(first, *real.trace[1:]))
@@ -180,21 +181,21 @@ def changed_score_of_a_draft(log: Any) -> set[str]:
 
 
 @names("answer_without_decision")
-def answer_of_nobody(log: Any) -> set[str]:
+def answer_of_nobody(log: TopicLists) -> set[str]:
     real = log.find(log.topics.answer, Answer, "h22")
     log.put(log.topics.answer, "nobody", replace(real, query_id="nobody"))
     return {"nobody"}
 
 
 @names("answer_to_another_decision")
-def another_action(log: Any) -> set[str]:
+def another_action(log: TopicLists) -> set[str]:
     real = log.find(log.topics.answer, Answer, "h31")
     log.change(log.topics.answer, Answer, "h31", action=replace(real.action, bs=real.action.bs + 1))
     return {"h31"}
 
 
 @names("answer_to_another_decision")
-def changed_price_factor(log: Any) -> set[str]:
+def changed_price_factor(log: TopicLists) -> set[str]:
     """Answer, Reward and row agree with one another, and not with what was decided."""
     real = log.find(log.topics.reward, Reward, "h50")
     paid = ("cost", "prefill_eflops", "decoding_eflops", "verifier_eflops")
@@ -207,14 +208,14 @@ def changed_price_factor(log: Any) -> set[str]:
 
 
 @names("rewards_differ")
-def repeated_reward(log: Any) -> set[str]:
+def repeated_reward(log: TopicLists) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h20")
     log.put(log.topics.reward, "0", replace(real, grader="another"))
     return {"h20"}
 
 
 @names("reward_kinds")
-def closed_twice(log: Any) -> set[str]:
+def closed_twice(log: TopicLists) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h23")
     again = replace(real, kind="correction", reward_id=reward_id("h23", "correction"))
     log.put(log.topics.reward, "0", again)
@@ -222,7 +223,7 @@ def closed_twice(log: Any) -> set[str]:
 
 
 @names("reward_kinds")
-def provisional_after_its_final(log: Any) -> set[str]:
+def provisional_after_its_final(log: TopicLists) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h23")
     to = {"kind": "provisional", "reward_id": reward_id("h23", "provisional")}
     log.put(log.topics.reward, "0", replace(real, **to, correct=None, graded_by="", reward=None))
@@ -230,7 +231,7 @@ def provisional_after_its_final(log: Any) -> set[str]:
 
 
 @names("reward_without_decision")
-def reward_of_nobody(log: Any) -> set[str]:
+def reward_of_nobody(log: TopicLists) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h22")
     nobody = replace(real, query_id="nobody", reward_id=reward_id("nobody", "final"))
     log.put(log.topics.reward, "0", nobody)
@@ -240,26 +241,26 @@ def reward_of_nobody(log: Any) -> set[str]:
 
 
 @names("reward_of_another_decision")
-def another_objective(log: Any) -> set[str]:
+def another_objective(log: TopicLists) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h60")
     log.change(log.topics.reward, Reward, "h60", objective=replace(real.objective, name="another"))
     return {"h60"}
 
 
 @names("reward_without_answer")
-def lost_answer(log: Any) -> set[str]:
+def lost_answer(log: TopicLists) -> set[str]:
     log.cut(log.topics.answer, lambda raw: raw.key != b"h61")
     return {"h61"}
 
 
 @names("reward_of_another_answer")
-def another_status(log: Any) -> set[str]:
+def another_status(log: TopicLists) -> set[str]:
     log.change(log.topics.reward, Reward, "h62", status="expired")
     return {"h62"}
 
 
 @names("reward_of_another_answer")
-def score_left_out(log: Any) -> set[str]:
+def score_left_out(log: TopicLists) -> set[str]:
     """The learner takes the grade for a score that the Answer has."""
     real = log.find(log.topics.reward, Reward, "h23")
     scalar = real.objective.reward(real.correct, real.correct, real.log_cost)
@@ -269,21 +270,21 @@ def score_left_out(log: Any) -> set[str]:
 
 
 @names("reward_log_cost")
-def changed_log_cost(log: Any) -> set[str]:
+def changed_log_cost(log: TopicLists) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h25")
     said_and_learned(log, "h25", log_cost=real.log_cost + 1e-6)
     return {"h25"}
 
 
 @names("reward_log_cost")
-def price_of_nothing(log: Any) -> set[str]:
+def price_of_nothing(log: TopicLists) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h52")
     log.change(log.topics.reward, Reward, "h52", price=replace(real.price, cost=0.0))
     return {"h52"}
 
 
 @names("reward_price")
-def changed_price(log: Any) -> set[str]:
+def changed_price(log: TopicLists) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h24")
     price = replace(real.price, decoding_eflops=real.price.decoding_eflops * 1.001)
     log.change(log.topics.reward, Reward, "h24", price=price)
@@ -291,7 +292,7 @@ def changed_price(log: Any) -> set[str]:
 
 
 @names("reward_price")
-def changed_trace(log: Any) -> set[str]:
+def changed_trace(log: TopicLists) -> set[str]:
     real = log.find(log.topics.answer, Answer, "h26")
     first = replace(real.trace[0], tokens=real.trace[0].tokens + 1)
     log.change(log.topics.answer, Answer, "h26", trace=(first, *real.trace[1:]))
@@ -299,14 +300,14 @@ def changed_trace(log: Any) -> set[str]:
 
 
 @names("reward_grade")
-def changed_grade(log: Any) -> set[str]:
+def changed_grade(log: TopicLists) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h21")
     said_and_learned(log, "h21", correct=1.0 - real.correct)
     return {"h21"}
 
 
 @names("reference_ungraded")
-def reference_forgotten(log: Any) -> set[str]:
+def reference_forgotten(log: TopicLists) -> set[str]:
     to = {"kind": "default", "reward_id": reward_id("h22", "default"), "graded_by": "", "grader": ""}
     log.change(log.topics.reward, Reward, "h22", **to, correct=None, reward=None)
     learned(log, "h22", kinds=("default",), correct=None)
@@ -314,7 +315,7 @@ def reference_forgotten(log: Any) -> set[str]:
 
 
 @names("feedback_uncounted")
-def feedback_forgotten(log: Any) -> set[str]:
+def feedback_forgotten(log: TopicLists) -> set[str]:
     answered_ms = next(raw.timestamp_ms for raw in log.records[log.topics.answer, 0] if raw.key == b"h68")
     log.put(log.topics.feedback, "h68", Feedback(query_id="h68", correct=True))
     raws = log.records[log.topics.feedback, 0]
@@ -323,14 +324,14 @@ def feedback_forgotten(log: Any) -> set[str]:
 
 
 @names("default_early")
-def wait_cut_short(log: Any) -> set[str]:
+def wait_cut_short(log: TopicLists) -> set[str]:
     query = log.find(log.topics.decision, Decision, "h68").query
     log.change(log.topics.decision, Decision, "h68", query=replace(query, feedback_wait_s=60.0))
     return {"h68"}
 
 
 @names("feedback_uncounted")
-def feedback_before_the_answer_forgotten_by_a_reward_that_was_closed_early(log: Any) -> set[str]:
+def feedback_before_the_answer_forgotten_by_a_reward_that_was_closed_early(log: TopicLists) -> set[str]:
     answered_ms = next(raw.timestamp_ms for raw in log.records[log.topics.answer, 0] if raw.key == b"h68")
     log.change_kind("h68", "default", closed_early=True)
     log.put(log.topics.feedback, "h68", Feedback(query_id="h68", correct=True))
@@ -340,25 +341,25 @@ def feedback_before_the_answer_forgotten_by_a_reward_that_was_closed_early(log: 
 
 
 @names("closed_early_alone")
-def closed_early_though_nothing_was_awaited(log: Any) -> set[str]:
+def closed_early_though_nothing_was_awaited(log: TopicLists) -> set[str]:
     log.change_kind("h9", "default", closed_early=True)
     return {"h9"}
 
 
 @names("reward_feedback")
-def lost_feedback(log: Any) -> set[str]:
+def lost_feedback(log: TopicLists) -> set[str]:
     log.cut(log.topics.feedback, lambda raw: raw.key != b"h67")
     return {"h67"}
 
 
 @names("reward_feedback")
-def another_source(log: Any) -> set[str]:
+def another_source(log: TopicLists) -> set[str]:
     log.change(log.topics.reward, Reward, "h67", graded_by="judge")
     return {"h67"}
 
 
 @names("reward_known")
-def grade_left_out(log: Any) -> set[str]:
+def grade_left_out(log: TopicLists) -> set[str]:
     wrong = next(
         r for r in log.all(log.topics.reward, Reward) if r.kind == "final" and r.correct == 0.0 and r.score
     )
@@ -373,40 +374,40 @@ def grade_left_out(log: Any) -> set[str]:
 
 
 @names("reward_scalar")
-def changed_scalar(log: Any) -> set[str]:
+def changed_scalar(log: TopicLists) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h63")
     log.change(log.topics.reward, Reward, "h63", reward=real.reward + 1e-6)
     return {"h63"}
 
 
 @names("row_missing")
-def removed_row(log: Any) -> set[str]:
+def removed_row(log: TopicLists) -> set[str]:
     log.append(log.learner, b"h32", None)
     return {"h32"}
 
 
 @names("row_missing")
-def lost_row(log: Any) -> set[str]:
+def lost_row(log: TopicLists) -> set[str]:
     log.cut(log.learner, lambda raw: raw.key != b"h33")
     return {"h33"}
 
 
 @names("row_of_another_decision")
-def another_decision_in_the_row(log: Any) -> set[str]:
+def another_decision_in_the_row(log: TopicLists) -> set[str]:
     real = log.find(log.topics.decision, Decision, "h64")
     learned(log, "h64", decision=msgspec.Raw(encode(replace(real, reason="control"))))
     return {"h64"}
 
 
 @names("row_embedding")
-def changed_embedding(log: Any) -> set[str]:
+def changed_embedding(log: TopicLists) -> set[str]:
     real = log.find(log.topics.context, QueryContext, "h43")
     log.change(log.topics.context, QueryContext, "h43", embedding=real.embedding[4:] + real.embedding[:4])
     return {"h43"}
 
 
 @names("reward_passed_over")
-def correction_never_learned(log: Any) -> set[str]:
+def correction_never_learned(log: TopicLists) -> set[str]:
     """Another row says that the learner has read on, far beyond a Reward that it had to apply."""
     real = log.find(log.topics.reward, Reward, "h65")
     first = {"kind": "provisional", "reward_id": reward_id("h65", "provisional")}
@@ -421,63 +422,63 @@ def correction_never_learned(log: Any) -> set[str]:
 
 
 @names("row_stage")
-def another_kind_in_the_row(log: Any) -> set[str]:
+def another_kind_in_the_row(log: TopicLists) -> set[str]:
     learned(log, "h66", kinds=("default",))
     return {"h66"}
 
 
 @names("row_updates")
-def learned_twice(log: Any) -> set[str]:
+def learned_twice(log: TopicLists) -> set[str]:
     learned(log, "h68", corrected_seq=max(row.last_seq for row in rows(log)) + 1)
     return {"h68"}
 
 
 @names("row_terms")
-def changed_grade_in_the_row(log: Any) -> set[str]:
+def changed_grade_in_the_row(log: TopicLists) -> set[str]:
     learned(log, "h34", correct=1.0 - row_of(log, "h34").correct)
     return {"h34"}
 
 
 @names("row_terms")
-def changed_cost_in_the_row(log: Any) -> set[str]:
+def changed_cost_in_the_row(log: TopicLists) -> set[str]:
     learned(log, "h35", log_cost=row_of(log, "h35").log_cost + 0.5)
     return {"h35"}
 
 
 @names("row_terms")
-def changed_factor_in_the_row(log: Any) -> set[str]:
+def changed_factor_in_the_row(log: TopicLists) -> set[str]:
     learned(log, "h51", price_factor=3.0)
     return {"h51"}
 
 
 @names("sequence_twice")
-def one_number_for_two_changes(log: Any) -> set[str]:
+def one_number_for_two_changes(log: TopicLists) -> set[str]:
     learned(log, "h70", ended_seq=row_of(log, "h71").seq)
     return {"h70", "h71"}
 
 
 @names("sequence_gap")
-def query_without_a_trace(log: Any) -> set[str]:
+def query_without_a_trace(log: TopicLists) -> set[str]:
     """A query of which no record is left."""
     row = row_of(log, "h195")
+    kinds = {log.topics.context: QueryContext, log.topics.reward: Reward}
+
+    def another(raw: Raw) -> bool:
+        return (query_id(raw.value, kinds[topic]) if topic in kinds else raw.key) != b"h195"
+
     for topic, _ in list(log.records):
-        kept = {log.topics.context: QueryContext, log.topics.reward: Reward}
-        kind = kept.get(topic)
-        log.cut(
-            topic,
-            lambda raw, kind=kind: (raw.key if kind is None else query_id(raw.value, kind)) != b"h195",
-        )
+        log.cut(topic, another)
     return {f"seq {seq}" for seq in row.seqs if seq >= 0}
 
 
 @names("reward_fault")
-def blamed_after_the_reward(log: Any) -> set[str]:
+def blamed_after_the_reward(log: TopicLists) -> set[str]:
     log.change(log.topics.answer, Answer, "h19", fault="model", cause="timeout")
     return {"h19"}
 
 
 @names("blamed_without_probe")
-def blamed_for_a_question(log: Any) -> set[str]:
+def blamed_for_a_question(log: TopicLists) -> set[str]:
     """The schema refuses to write such an Answer."""
     plain = msgspec.to_builtins(log.find(log.topics.answer, Answer, "h29"))
     blamed = orjson.dumps(plain | {"fault": "model", "cause": "refused", "probe": {"passed": True}})
@@ -490,7 +491,7 @@ def blamed_for_a_question(log: Any) -> set[str]:
 
 
 @names("row_failed")
-def cost_of_a_failure_in_the_row(log: Any) -> set[str]:
+def cost_of_a_failure_in_the_row(log: TopicLists) -> set[str]:
     """Of the last query: no policy version counts what came of it."""
     log.change(log.topics.answer, Answer, "h199", fault="model", cause="timeout")
     failed_in_the_reward(log, "h199")
@@ -499,13 +500,15 @@ def cost_of_a_failure_in_the_row(log: Any) -> set[str]:
     return {"h199"}
 
 
-def failed_in_the_reward(log: Any, query_id: str) -> None:
+def failed_in_the_reward(log: TopicLists, query_id: str) -> None:
     """Let the Reward of a query say that its model failed."""
     final = {"kind": "final", "reward_id": reward_id(query_id, "final"), "correct": 0.0, "graded_by": ""}
     log.change(log.topics.reward, Reward, query_id, fault="model", **final)
 
 
-def failed_before(log: Any, query_id: str, *, cost: float = 0.0) -> tuple[AttemptFailed, EarlierAttempt]:
+def failed_before(
+    log: TopicLists, query_id: str, *, cost: float = 0.0
+) -> tuple[AttemptFailed, EarlierAttempt]:
     """Return how an attempt at a query failed that now counts as its second."""
     real = log.find(log.topics.decision, Decision, query_id)
     answer = Answer(
@@ -515,7 +518,7 @@ def failed_before(log: Any, query_id: str, *, cost: float = 0.0) -> tuple[Attemp
     return AttemptFailed(answer=answer), earlier
 
 
-def second_attempt(log: Any, query_id: str, earlier: EarlierAttempt) -> None:
+def second_attempt(log: TopicLists, query_id: str, earlier: EarlierAttempt) -> None:
     """Let a query have been answered by its second attempt."""
     second = {"attempt": 2, "earlier": (earlier,)}
     real = replace(log.find(log.topics.decision, Decision, query_id), **second)
@@ -528,7 +531,7 @@ def second_attempt(log: Any, query_id: str, earlier: EarlierAttempt) -> None:
 
 
 @names("attempt_passed_over")
-def failure_that_nothing_followed(log: Any) -> set[str]:
+def failure_that_nothing_followed(log: TopicLists) -> set[str]:
     """Another row says that the learner has read on, far beyond it."""
     row, answer = row_of(log, "h72"), failed_before(log, "h72")[0].answer
     blamed = replace(answer, seq=row.seq, fault="model", cause="timeout")
@@ -542,7 +545,7 @@ def failure_that_nothing_followed(log: Any) -> set[str]:
 
 
 @names("decision_without_failure")
-def second_attempt_without_a_failure(log: Any) -> set[str]:
+def second_attempt_without_a_failure(log: TopicLists) -> set[str]:
     _, earlier = failed_before(log, "h73")
     log.append(log.topics.attempt_failed, b"0", encode(failed_before(log, "h74")[0]))
     second_attempt(log, "h73", earlier)
@@ -550,7 +553,7 @@ def second_attempt_without_a_failure(log: Any) -> set[str]:
 
 
 @names("reward_of_other_attempts")
-def forgotten_attempt(log: Any) -> set[str]:
+def forgotten_attempt(log: TopicLists) -> set[str]:
     failure, earlier = failed_before(log, "h75")
     log.append(log.topics.attempt_failed, b"0", encode(failure))
     second_attempt(log, "h75", earlier)
@@ -559,14 +562,14 @@ def forgotten_attempt(log: Any) -> set[str]:
 
 
 @names("reward_of_other_attempts")
-def cost_of_another_attempt(log: Any) -> set[str]:
+def cost_of_another_attempt(log: TopicLists) -> set[str]:
     failure, earlier = failed_before(log, "h75", cost=1e9)
     log.append(log.topics.attempt_failed, b"0", encode(failure))
     second_attempt(log, "h75", earlier)
     return {"h75"}
 
 
-def test_a_second_attempt_is_accounted_for(log: Any) -> None:
+def test_a_second_attempt_is_accounted_for(log: TopicLists) -> None:
     failure, earlier = failed_before(log, "h75")
     log.append(log.topics.attempt_failed, b"0", encode(failure))
     second_attempt(log, "h75", earlier)
@@ -575,7 +578,7 @@ def test_a_second_attempt_is_accounted_for(log: Any) -> None:
 
 
 @names("policy_version")
-def changed_version(log: Any) -> set[str]:
+def changed_version(log: TopicLists) -> set[str]:
     real = max(log.all(log.topics.decision, Decision), key=lambda d: d.seq)
     policy = replace(real.policy, version=real.policy.version - 1)
     log.change(log.topics.decision, Decision, real.query_id, policy=policy)
@@ -584,19 +587,19 @@ def changed_version(log: Any) -> set[str]:
 
 
 @names("snapshot_damaged")
-def flipped_bit(log: Any) -> set[str]:
+def flipped_bit(log: TopicLists) -> set[str]:
     raws = log.records[log.topics.snapshot, 0]
     at = max(i for i, raw in enumerate(raws) if raw.key.startswith(SNAPSHOT_KEY) and raw.key.endswith(b"/0"))
     raws[at] = raws[at]._replace(value=raws[at].value[:-1] + bytes([raws[at].value[-1] ^ 1]))
     return {"snapshot " + raws[at].key.removeprefix(SNAPSHOT_KEY).split(b"/")[0].decode()}
 
 
-def query_id(value: bytes, kind: type[Any]) -> bytes:
+def query_id(value: bytes | None, kind: type[Any]) -> bytes:
     record = decode(value, kind)
     return str(record.query.query_id if isinstance(record, QueryContext) else record.query_id).encode()
 
 
-def rows(log: Any) -> Iterator[Row]:
+def rows(log: TopicLists) -> Iterator[Row]:
     """Yield the newest row of each query."""
     newest = {raw.key: raw.value for raw in log.records[log.learner, 0] if not raw.key.startswith(b"\x00")}
     for key, value in newest.items():
@@ -605,16 +608,16 @@ def rows(log: Any) -> Iterator[Row]:
         yield row
 
 
-def row_of(log: Any, query_id: str) -> Row:
+def row_of(log: TopicLists, query_id: str) -> Row:
     return next(row for row in rows(log) if row.query_id == query_id)
 
 
-def learned(log: Any, query_id: str, **fields: Any) -> None:
+def learned(log: TopicLists, query_id: str, **fields: Any) -> None:
     """Append a learner's row with some fields changed."""
     log.append(log.learner, query_id.encode(), encode_row(replace(row_of(log, query_id), **fields)))
 
 
-def said_and_learned(log: Any, query_id: str, **fields: Any) -> None:
+def said_and_learned(log: TopicLists, query_id: str, **fields: Any) -> None:
     """Change terms of a Reward, its scalar with them, and the same terms of the learner's row."""
     real = replace(log.find(log.topics.reward, Reward, query_id), **fields)
     scalar = real.objective.reward(real.correct, real.score, real.log_cost)
@@ -632,14 +635,14 @@ def test_each_check_has_a_forgery() -> None:
     ("check", "forge"),
     [pytest.param(check, forge, id=forge.__name__) for check, each in FORGERIES.items() for forge in each],
 )
-def test_a_forgery_is_named_by_one_check(log: Any, check: str, forge: Forge) -> None:
+def test_a_forgery_is_named_by_one_check(log: TopicLists, check: str, forge: Forge) -> None:
     subjects = forge(log)
     report = log.audit()
     assert report.checks == {check}, report.discrepancies
     assert set(report.ids) == subjects
 
 
-def test_decisions_forged_ahead_of_the_real_ones_are_named(log: Any) -> None:
+def test_decisions_forged_ahead_of_the_real_ones_are_named(log: TopicLists) -> None:
     topic = log.topics.decision
     real = log.records[topic, 0]
     forged = [replace(d, mean=None, width=None) for d in log.all(topic, Decision)]

@@ -1,6 +1,7 @@
 """On a running system what is under way is pending, and what comes between two questions raises no alarm."""
 
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,21 @@ from schemas.decision import Decision
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from streams.audit.reading import Raw
+from streams.audit.reading import Raw, Span
 from streams.audit.run import Report, audit
 from streams.runtime.queues import WINDOW
 from tests.support.recorded import CATALOGUE
+from tests.support.topic_lists import History, TopicLists
 
 
-def sound(log: Any) -> Report:
+def sound(log: TopicLists) -> Report:
     """Return the audit of a log that has no discrepancy."""
     report: Report = log.audit()
     assert report.wrong == 0, report.discrepancies[:5]
     return report
 
 
-def test_every_prefix_of_a_growing_log_is_without_discrepancy(lived: Any, log: Any) -> None:
+def test_every_prefix_of_a_growing_log_is_without_discrepancy(lived: History, log: TopicLists) -> None:
     """The records in the order they were written, cut anywhere: the ends of all topics at one moment."""
     settings, _ = lived
     cuts = {37, 150, 400, 401, 402, 777, 1203, 1500, 1777}
@@ -46,7 +48,9 @@ def test_every_prefix_of_a_growing_log_is_without_discrepancy(lived: Any, log: A
 
 
 @pytest.mark.parametrize("at", [300, 611, 900, 1402])
-def test_what_arrives_between_the_two_captures_raises_no_alarm(lived: Any, log: Any, at: int) -> None:
+def test_what_arrives_between_the_two_captures_raises_no_alarm(
+    lived: History, log: TopicLists, at: int
+) -> None:
     """Some topics are asked before hundreds of records come, others after."""
     settings, _ = lived
     grown = type(log)(settings, {})
@@ -62,12 +66,12 @@ def test_what_arrives_between_the_two_captures_raises_no_alarm(lived: Any, log: 
 class Torn:
     """A log that grows by a share of what is to come each time the ends of one topic are asked."""
 
-    def __init__(self, log: Any, to_come: list[Any]) -> None:
+    def __init__(self, log: TopicLists, to_come: list[Any]) -> None:
         self.log, self.to_come, self.asked = log, to_come, 0
 
-    def spans(self, topics: Any) -> dict[Any, Any]:
+    def spans(self, topics: Iterable[str]) -> dict[tuple[str, int], Span]:
         self.asked += 1
-        found: dict[Any, Any] = {}
+        found: dict[tuple[str, int], Span] = {}
         for topic in list(topics):
             found |= self.log.spans([topic])
             share, self.to_come = self.to_come[:20], self.to_come[20:]
@@ -75,11 +79,11 @@ class Torn:
                 self.log.append(w.topic, w.key, w.value)
         return found
 
-    def read(self, part: Any, span: Any) -> Any:
+    def read(self, part: tuple[str, int], span: Span) -> Iterator[Raw]:
         return self.log.read(part, span)
 
 
-def test_open_query_is_pending_with_its_service_and_deadline(log: Any) -> None:
+def test_open_query_is_pending_with_its_service_and_deadline(log: TopicLists) -> None:
     log.put(log.topics.query, "new", Query(query_id="new", text="What is 2 + 2?", timeout_s=90))
     report = sound(log)
     assert report.states["pending"] == 1
@@ -90,7 +94,7 @@ def test_open_query_is_pending_with_its_service_and_deadline(log: Any) -> None:
     assert report.overdue == 0
 
 
-def test_query_overtaken_in_admission_raises_no_alarm(log: Any) -> None:
+def test_query_overtaken_in_admission_raises_no_alarm(log: TopicLists) -> None:
     """Admission takes the tenants by turns, and a partition is read on for a window beyond its lowest open Query."""
     waits = Query(query_id="waits", text="Is there room?", tenant="busy")
     log.put(log.topics.query, "waits", waits)
@@ -108,18 +112,18 @@ def test_query_overtaken_in_admission_raises_no_alarm(log: Any) -> None:
     assert ("waits", "embedder") in {(each.query_id, each.waits_for) for each in report.pending}
 
 
-def test_answer_without_reward_is_pending_then_overdue(log: Any) -> None:
+def test_answer_without_reward_is_pending_then_overdue(log: TopicLists) -> None:
     log.cut(log.topics.reward, lambda raw: b'"h199"' not in raw.value)
     log.cut(log.topics.reward, lambda raw: b'"h198"' not in raw.value)
     for topic in (log.join, log.learner):
         first = next(r for r in log.records[topic, 0] if r.key == b"h198")
-        log.cut(topic, lambda raw, first=first: raw.key not in (b"h198", b"h199") or raw == first)
+        log.cut(topic, lambda raw: raw.key not in (b"h198", b"h199") or raw == first)  # noqa: B023
     pending = {each.query_id: each for each in log.audit(timeout_s=10.0).pending}
     assert pending["h198"].waits_for == "aggregator"
     assert pending["h198"].due_in_s < 0
 
 
-def test_a_reward_the_learner_has_not_read_is_pending(log: Any) -> None:
+def test_a_reward_the_learner_has_not_read_is_pending(log: TopicLists) -> None:
     last = next(r.offset for r in log.records[log.learner, 0] if r.key == b"h190")
     rows = log.records[log.learner, 0]
     log.records[log.learner, 0] = [r for r in rows if r.key != b"h190" or r.offset == last]
@@ -128,7 +132,7 @@ def test_a_reward_the_learner_has_not_read_is_pending(log: Any) -> None:
     assert "h190" in {each.query_id for each in report.pending} | set(report.ids)
 
 
-def test_repeated_records_are_counted_and_harmless(log: Any) -> None:
+def test_repeated_records_are_counted_and_harmless(log: TopicLists) -> None:
     for topic, kind, query_id in ((log.topics.decision, Decision, "h5"), (log.topics.reward, Reward, "h6")):
         log.put(topic, query_id, log.find(topic, kind, query_id))
     answer = log.find(log.topics.answer, Answer, "h7")
@@ -140,7 +144,7 @@ def test_repeated_records_are_counted_and_harmless(log: Any) -> None:
     assert report.repeated == 4
 
 
-def test_rejected_and_unreadable_queries_have_dead_letters(log: Any) -> None:
+def test_rejected_and_unreadable_queries_have_dead_letters(log: TopicLists) -> None:
     log.append(log.topics.query, b"bad", b'{"schema":"query.v1","query_id":"bad","text":7}')
     log.append(log.topics.query, b"", b"{")
     ends = len(log.records[log.topics.query, 0])
@@ -154,13 +158,13 @@ def test_rejected_and_unreadable_queries_have_dead_letters(log: Any) -> None:
     assert report.unreadable == {"query": 1}
 
 
-def test_unreadable_query_without_dead_letter_is_named(log: Any) -> None:
+def test_unreadable_query_without_dead_letter_is_named(log: TopicLists) -> None:
     raws = log.records[log.topics.query, 0]
     raws[100] = raws[100]._replace(value=b"{")
     assert f"{log.topics.query}/0/100" in log.audit(concurrency=8).ids
 
 
-def test_an_expired_query_is_a_state_of_its_own(log: Any) -> None:
+def test_an_expired_query_is_a_state_of_its_own(log: TopicLists) -> None:
     for query_id in ("h9", "h19"):
         log.change(log.topics.answer, Answer, query_id, status="expired")
         log.change(log.topics.reward, Reward, query_id, status="expired")
@@ -175,7 +179,7 @@ def test_an_expired_query_is_a_state_of_its_own(log: Any) -> None:
         "late", "given up", "given up and expired", "in another partition", "cancelled", "not waited for", "cut short",
     ],
 )  # fmt: skip
-def test_feedback_that_need_not_count_raises_no_alarm(log: Any, why: str) -> None:
+def test_feedback_that_need_not_count_raises_no_alarm(log: TopicLists, why: str) -> None:
     answered_ms = next(r.timestamp_ms for r in log.records[log.topics.answer, 0] if r.key == b"h68")
     log.put(log.topics.feedback, "h68", Feedback(query_id="h68", correct=True))
     raws = log.records[log.topics.feedback, 0]
@@ -210,7 +214,7 @@ def test_feedback_that_need_not_count_raises_no_alarm(log: Any, why: str) -> Non
     sound(log)
 
 
-def test_a_reward_that_was_closed_early_ends_before_its_time(log: Any) -> None:
+def test_a_reward_that_was_closed_early_ends_before_its_time(log: TopicLists) -> None:
     query = log.find(log.topics.decision, Decision, "h68").query
     query = msgspec.structs.replace(query, feedback_wait_s=3600.0)
     log.change(log.topics.decision, Decision, "h68", query=query)
@@ -219,7 +223,7 @@ def test_a_reward_that_was_closed_early_ends_before_its_time(log: Any) -> None:
     sound(log)
 
 
-def test_feedback_whose_source_may_not_teach_raises_no_alarm(log: Any) -> None:
+def test_feedback_whose_source_may_not_teach_raises_no_alarm(log: TopicLists) -> None:
     log.change(log.topics.feedback, Feedback, "h67", learn=False)
     raws = log.records[log.topics.reward, 0]
     for at, raw in enumerate(raws):
@@ -229,7 +233,7 @@ def test_feedback_whose_source_may_not_teach_raises_no_alarm(log: Any) -> None:
     assert log.audit().checks <= {"row_updates", "row_terms"}, "the row here has learned from it"
 
 
-def test_decisions_before_a_reset_need_no_row(log: Any) -> None:
+def test_decisions_before_a_reset_need_no_row(log: TopicLists) -> None:
     """`learner reset` leaves where the Decisions ended; those that come later need their rows again."""
     for topic in (log.learner, log.topics.snapshot):
         for key in {raw.key for raw in log.records[topic, 0]}:
@@ -244,7 +248,7 @@ def test_decisions_before_a_reset_need_no_row(log: Any) -> None:
     assert log.audit().ids == ["h199"]
 
 
-def test_query_in_flight_at_a_reset_is_pending(log: Any) -> None:
+def test_query_in_flight_at_a_reset_is_pending(log: TopicLists) -> None:
     before = log.records[log.topics.decision, 0][:100]
     ids = {decode(raw.value, Decision).query.query_id.encode() for raw in before}
     for key in {raw.key for raw in log.records[log.topics.snapshot, 0]}:
@@ -259,7 +263,7 @@ def test_query_in_flight_at_a_reset_is_pending(log: Any) -> None:
     assert "h3" not in log.audit().ids
 
 
-def test_model_gone_from_the_catalogue_is_reported_unpriced(log: Any, tmp_path: Path) -> None:
+def test_model_gone_from_the_catalogue_is_reported_unpriced(log: TopicLists, tmp_path: Path) -> None:
     catalogue = yaml.safe_load(CATALOGUE)
     gone = catalogue["models"].pop()["name"]
     path = tmp_path / "catalogue.yaml"
@@ -270,7 +274,7 @@ def test_model_gone_from_the_catalogue_is_reported_unpriced(log: Any, tmp_path: 
     assert report.unpriced == {gone: sum(bool(a.trace) and a.action.model == gone for a in answers)}
 
 
-def test_what_retention_has_removed_is_not_missing(log: Any) -> None:
+def test_what_retention_has_removed_is_not_missing(log: TopicLists) -> None:
     for topic in (log.topics.query, log.topics.context):
         log.cut_before(topic, 60)
     sound(log)
@@ -280,7 +284,7 @@ def test_what_retention_has_removed_is_not_missing(log: Any) -> None:
     assert report.queries == 200
 
 
-def test_prices_of_compacted_entries_are_not_checked(log: Any, tmp_path: Path) -> None:
+def test_prices_of_compacted_entries_are_not_checked(log: TopicLists, tmp_path: Path) -> None:
     """One model came by `catalogue add`; compaction leaves its last entry alone."""
     catalogue = yaml.safe_load(CATALOGUE)
     (small, large) = catalogue["models"]
@@ -305,7 +309,7 @@ def test_prices_of_compacted_entries_are_not_checked(log: Any, tmp_path: Path) -
     assert audited((0, replaced)) == {"reward_price"}
 
 
-def test_rows_that_left_the_log_are_held_by_the_oldest_snapshot(log: Any) -> None:
+def test_rows_that_left_the_log_are_held_by_the_oldest_snapshot(log: TopicLists) -> None:
     for topic in (log.topics.query, log.topics.context):
         log.cut_before(topic, 60)
     for number in range(40):
@@ -313,7 +317,7 @@ def test_rows_that_left_the_log_are_held_by_the_oldest_snapshot(log: Any) -> Non
     sound(log)
 
 
-def test_row_may_leave_once_both_snapshots_hold_its_end(log: Any) -> None:
+def test_row_may_leave_once_both_snapshots_hold_its_end(log: TopicLists) -> None:
     """Its Query and Context are still there; h0 to h39 have ended in both snapshots, h40 has not in the older."""
     records = {raw.key: raw.value for raw in log.records[log.topics.snapshot, 0]}
     both = sorted(versions(records))
@@ -344,7 +348,7 @@ def test_row_may_leave_once_both_snapshots_hold_its_end(log: Any) -> None:
     assert any("ids of ended queries" in each["what"] for each in log.audit().discrepancies)
 
 
-def test_hostile_bytes_on_every_topic_end_nothing(log: Any) -> None:
+def test_hostile_bytes_on_every_topic_end_nothing(log: TopicLists) -> None:
     nested = b'{"query_id":"deep","metadata":' + b"[" * 900 + b"]" * 900 + b"}"
     odd = (
         b'{"query_id":["h1"],"seq":{"a":1},"kind":7,"origin":3,"trace":[{"parent":9}],"path":[4],"action":{}}'
@@ -366,7 +370,7 @@ def test_hostile_bytes_on_every_topic_end_nothing(log: Any) -> None:
 
 @pytest.mark.parametrize("policy", ["random", "knn"])
 def test_the_log_of_another_policy_is_accounted_for(
-    lived: Any, log: Any, tmp_path: Path, policy: str
+    lived: History, log: TopicLists, tmp_path: Path, policy: str
 ) -> None:
     settings = lived[0].replace(policy=policy, state_dir=str(tmp_path))
     other = type(log)(settings, {})

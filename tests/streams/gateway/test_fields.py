@@ -9,7 +9,7 @@ import pytest
 from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from schemas.answer import Answer
 from schemas.query import Query
-from tests.support.gateway_deployment import Deploy
+from tests.support.gateway_deployment import Deploy, GatewayDeployment
 
 LONG = {"role": "user", "content": "Tell me at length."}
 WIDE, ONE = "large/4/4/2", "large/1/1/1"
@@ -37,12 +37,12 @@ def _path(model: str, path: int) -> RecordedPath:
     )
 
 
-def openai_client(site: Any) -> openai.OpenAI:
+def openai_client(site: GatewayDeployment) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{site.url}/v1", api_key="any", http_client=httpx.Client(trust_env=False))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def client(site: Any) -> openai.OpenAI:
+def client(site: GatewayDeployment) -> openai.OpenAI:
     return openai_client(site)
 
 
@@ -55,18 +55,18 @@ def text_of(made: Any) -> str:
     return str(made.choices[0].message.content)
 
 
-def answer_of(site: Any, made: Any) -> Answer:
+def answer_of(site: GatewayDeployment, made: Any) -> Answer:
     return next(a for a in site.read(site.topics.answer, Answer) if a.query_id == made.id)
 
 
-def query_of(site: Any, made: Any) -> Query:
+def query_of(site: GatewayDeployment, made: Any) -> Query:
     return next(q for q in site.read(site.topics.query, Query) if q.query_id == made.id)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("most", [1, 7, 25])
 def test_most_tokens_bound_the_answer_and_not_the_search(
-    site: Any, client: openai.OpenAI, name: str, most: int
+    site: GatewayDeployment, client: openai.OpenAI, name: str, most: int
 ) -> None:
     made = chat(client, WIDE, **{name: most})
     answer, used = answer_of(site, made), made.usage
@@ -80,13 +80,15 @@ def test_most_tokens_bound_the_answer_and_not_the_search(
     assert made.model_extra["uniscale"]["status"] == "unfinished"
 
 
-def test_a_bound_that_an_answer_keeps_changes_nothing(site: Any, client: openai.OpenAI) -> None:
+def test_a_bound_that_an_answer_keeps_changes_nothing(site: GatewayDeployment, client: openai.OpenAI) -> None:
     made = chat(client, max_tokens=4 * STEP_TOKENS)
     assert (made.choices[0].finish_reason, answer_of(site, made).complete) == ("stop", True)
     assert "\\boxed{" in text_of(made)
 
 
-def test_the_budget_of_the_search_stays_one_of_the_search(site: Any, client: openai.OpenAI) -> None:
+def test_the_budget_of_the_search_stays_one_of_the_search(
+    site: GatewayDeployment, client: openai.OpenAI
+) -> None:
     made = chat(client, max_tokens=25, extra_body={"uniscale": {"budget": {"tokens": 10_000}}})
     query = query_of(site, made)
     assert query.budget is not None
@@ -158,7 +160,9 @@ def test_a_strict_gateway_refuses_what_it_would_ignore(deploy: Deploy) -> None:
         assert refused.value.param == name
 
 
-def test_who_asks_and_metadata_are_kept_with_the_query(site: Any, client: openai.OpenAI) -> None:
+def test_who_asks_and_metadata_are_kept_with_the_query(
+    site: GatewayDeployment, client: openai.OpenAI
+) -> None:
     made = chat(client, user="ann", metadata={"team": "a"})
     query = query_of(site, made)
     assert (query.metadata["user"], query.metadata["team"]) == ("ann", "a")
@@ -167,7 +171,7 @@ def test_who_asks_and_metadata_are_kept_with_the_query(site: Any, client: openai
 
 @pytest.mark.parametrize("more", [{"max_tokens": 5}, {"stop": ":"}])
 def test_answer_cut_by_its_client_is_priced_and_not_wrong(
-    site: Any, client: openai.OpenAI, more: dict[str, Any]
+    site: GatewayDeployment, client: openai.OpenAI, more: dict[str, Any]
 ) -> None:
     # A whole number, which no path says: it is compared here, and no grader's time runs out on a busy machine.
     judged = {"uniscale": {"reference": "999", "feedback_wait_s": 600}}

@@ -276,7 +276,7 @@ def test_a_broker_that_refuses_leaves_no_query_to_wait_for(
     site: GatewayDeployment, client: httpx.Client
 ) -> None:
     def refuse(why: str) -> Callable[[Any], None]:
-        def set_(cluster: Any) -> None:
+        def set_(cluster: Cluster) -> None:
             cluster.broker.refuses = lambda topic, key: why if topic == cluster.topics.query else ""
 
         return set_

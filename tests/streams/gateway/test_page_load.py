@@ -22,6 +22,7 @@ from schemas.objective import Weights
 from schemas.query import Origin, Query
 from schemas.record import decode, encode
 from schemas.reward import Reward
+from streams.runtime.memory_cluster import Cluster
 from tests.support.gateway_deployment import Deploy
 
 playwright = pytest.importorskip(
@@ -80,7 +81,7 @@ def full(deploy: Deploy, model: Any) -> Any:
         ("executor", "gateway"), gateway_recent=12_000, gateway_group_by=("family", "level"), decider_url=urls
     )
 
-    def fill(cluster: Any) -> None:
+    def fill(cluster: Cluster) -> None:
         now_ms = cluster.broker.now_ms()
         for at in range(QUERIES):
             pattern = decisions[at % len(decisions)]

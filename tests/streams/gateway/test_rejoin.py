@@ -16,6 +16,7 @@ from schemas.query import Query
 from schemas.record import encode
 from streams.gateway import searches
 from streams.log.base import SendFailed
+from streams.runtime.memory_cluster import Cluster
 from tests.support.gateway_deployment import ASK, PLAIN, WITHOUT_EXECUTOR, Deploy, GatewayDeployment
 
 BODY = {**PLAIN, "model": "large/1/1/1"}
@@ -255,7 +256,7 @@ def test_an_answer_that_is_read_before_its_decision_waits_for_it(deploy: Deploy)
     alone.produce(topics.answer, query_id.encode(), encode(answer))
     time.sleep(0.1)
 
-    def later(cluster: Any) -> None:
+    def later(cluster: Cluster) -> None:
         import asyncio
 
         loop = asyncio.get_running_loop()

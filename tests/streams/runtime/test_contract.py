@@ -9,6 +9,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.record import decode
 from streams.log.partitioner import partition_for
 from streams.runtime.queues import WINDOW
+from tests.support.harness import Harness
 
 
 def sent_to(keys: int, each: int) -> list[tuple[bytes, bytes]]:
@@ -26,14 +27,14 @@ def firsts(values: list[bytes]) -> list[bytes]:
     return list(dict.fromkeys(values))
 
 
-def test_records_of_a_key_are_handled_once_in_order(harness: Any) -> None:
+def test_records_of_a_key_are_handled_once_in_order(harness: Harness) -> None:
     harness.run("embedder", sent_to(4, 6), lambda h: len(h.read("context")) >= 24)
     assert by_key(harness.read("context")) == {b"key%d" % k: [b"%d" % n for n in range(6)] for k in range(4)}
     assert harness.deaths == 0
 
 
 @pytest.mark.parametrize("dies_after", [1, 5])
-def test_uncommitted_records_of_a_dead_worker_are_redelivered(harness: Any, dies_after: int) -> None:
+def test_uncommitted_records_of_a_dead_worker_are_redelivered(harness: Harness, dies_after: int) -> None:
     harness.run(
         "embedder", sent_to(3, 5),
         lambda h: {k: firsts(v)[-1:] for k, v in by_key(h.read("context")).items()}
@@ -51,13 +52,13 @@ def in_partition(wanted: int, count: int) -> list[bytes]:
     return [name for name in names if partition_for(name, 2) == wanted][:count]
 
 
-def test_records_of_different_queries_run_concurrently(harness: Any) -> None:
+def test_records_of_different_queries_run_concurrently(harness: Harness) -> None:
     first, second = in_partition(0, 2)
     harness.run("embedder", [(first, b"wait"), (second, b"free")], lambda h: len(h.read("context")) >= 2)
     assert [record.key for record in harness.read("context")] == [first, second]
 
 
-def test_records_of_one_query_on_two_topics_run_in_turn(harness: Any) -> None:
+def test_records_of_one_query_on_two_topics_run_in_turn(harness: Harness) -> None:
     sent = [
         (topic, b"key%d" % k, b"beside")
         for _ in range(5)
@@ -73,7 +74,7 @@ def test_records_of_one_query_on_two_topics_run_in_turn(harness: Any) -> None:
     assert harness.deaths == 0
 
 
-def test_a_stuck_query_stops_no_other_and_no_commit_passes_it(harness: Any) -> None:
+def test_a_stuck_query_stops_no_other_and_no_commit_passes_it(harness: Harness) -> None:
     stuck, *others = in_partition(0, 21)
     sent = [(stuck, b"once"), *((name, b"on") for name in others)]
     before = 15
@@ -87,7 +88,7 @@ def test_a_stuck_query_stops_no_other_and_no_commit_passes_it(harness: Any) -> N
 
 @pytest.mark.fields(concurrency=3)
 def test_partition_pauses_while_its_window_is_full(
-    harness: Any,
+    harness: Harness,
 ) -> None:
     stuck, *others = in_partition(0, 80)
     (free,) = in_partition(1, 1)
@@ -100,7 +101,7 @@ def test_partition_pauses_while_its_window_is_full(
 
 
 def test_late_row_is_superseded_on_recovery(
-    harness: Any,
+    harness: Harness,
 ) -> None:
     sent = [(b"k", what) for what in (b"on", b"on", b"late", b"on")]
     harness.run("aggregator", sent, lambda h: h.rows().get(b"k") == b"3 3", dies_after=5)
@@ -110,7 +111,7 @@ def test_late_row_is_superseded_on_recovery(
 
 
 @pytest.mark.parametrize("dies_after", [1, 2, 5, 6])
-def test_table_recovers_exact_counts_after_a_death(harness: Any, dies_after: int) -> None:
+def test_table_recovers_exact_counts_after_a_death(harness: Harness, dies_after: int) -> None:
     wanted = {b"key%d" % k: b"5" for k in range(3)}
     harness.run(
         "aggregator", sent_to(3, 5),
@@ -124,7 +125,7 @@ def test_table_recovers_exact_counts_after_a_death(harness: Any, dies_after: int
 
 
 @pytest.mark.parametrize("dies_after", [2, 9])
-def test_single_writer_table_recovers_from_its_last_snapshot(harness: Any, dies_after: int) -> None:
+def test_single_writer_table_recovers_from_its_last_snapshot(harness: Harness, dies_after: int) -> None:
     harness.run(
         "decider", sent_to(3, 5),
         lambda h: {k: firsts(v)[-1].split()[1] for k, v in by_key(h.read("action-decision")).items()}
@@ -136,7 +137,7 @@ def test_single_writer_table_recovers_from_its_last_snapshot(harness: Any, dies_
     assert harness.deaths == 1
 
 
-def test_third_failure_dead_letters_the_record(harness: Any) -> None:
+def test_third_failure_dead_letters_the_record(harness: Harness) -> None:
     sent = [(b"k", b"0"), (b"k", b"fail"), (b"k", b"1"), (b"k", b"refuse"), (b"k", b"2")]
     harness.run("embedder", sent, lambda h: b"2" in [r.value for r in h.read("context")])
     assert firsts([r.value for r in harness.read("context")]) == [b"0", b"1", b"2"]
@@ -149,7 +150,7 @@ def test_third_failure_dead_letters_the_record(harness: Any) -> None:
 
 
 def test_memory_hungry_records_are_retried_one_by_one(
-    harness: Any,
+    harness: Harness,
 ) -> None:
     sent = [(b"a", b"greedy"), (b"b", b"greedy")]
     harness.run("embedder", sent, lambda h: len(h.read("context") + h.read("dead-letter")) >= 2)
@@ -157,7 +158,7 @@ def test_memory_hungry_records_are_retried_one_by_one(
     assert harness.deaths == 2, "then they are suspects, and handled alone"
 
 
-def test_stalling_record_becomes_a_dead_letter(harness: Any) -> None:
+def test_stalling_record_becomes_a_dead_letter(harness: Harness) -> None:
     sent = [(b"k", b"0"), (b"k", b"stall"), (b"k", b"1")]
     harness.run("embedder", sent, lambda h: b"1" in [r.value for r in h.read("context")])
     assert firsts([r.value for r in harness.read("context")]) == [b"0", b"1"]
@@ -168,7 +169,7 @@ def test_stalling_record_becomes_a_dead_letter(harness: Any) -> None:
 
 
 def test_partial_write_ends_the_worker_the_third_time_too(
-    harness: Any,
+    harness: Harness,
 ) -> None:
     sent = [(b"k", b"0"), (b"k", b"tear"), (b"k", b"1")]
     harness.run("embedder", sent, lambda h: b"1" in [r.value for r in h.read("context")])
@@ -179,14 +180,14 @@ def test_partial_write_ends_the_worker_the_third_time_too(
     assert harness.deaths == 3
 
 
-def test_a_record_is_found_by_its_key_and_the_time_of_its_append(harness: Any) -> None:
+def test_a_record_is_found_by_its_key_and_the_time_of_its_append(harness: Harness) -> None:
     sent = [(b"other", b"1"), (b"k", b"0"), (b"k", b"2")]
     sent += [(b"k", value) for value in (b"find", b"past", b"future")]
     harness.run("embedder", sent, lambda h: len(h.read("context")) >= 6)
     assert by_key(harness.read("context"))[b"k"] == [b"0", b"2", b"0", b"gone", b"gone"]
 
 
-def test_record_is_resent_unchanged_and_group_lag_is_known(harness: Any) -> None:
+def test_record_is_resent_unchanged_and_group_lag_is_known(harness: Harness) -> None:
     sent = [(b"k", b"0"), (b"k", b"again"), (b"k", b"lost"), (b"other", b"groups")]
     harness.run("embedder", sent, lambda h: len(h.read("context")) >= 5)
     copied = by_key(harness.read("context"))

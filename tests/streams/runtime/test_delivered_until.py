@@ -13,6 +13,7 @@ from streams.metrics import Metrics
 from streams.runtime.kafka import KafkaRuntime, consumer_of
 from streams.runtime.kafka_consumer import Consumer, PartitionCursor
 from streams.runtime.runtime import Binding
+from streams.settings import Settings
 from tests.support.cluster import InMemory
 
 PART = ("told", 0)
@@ -21,7 +22,7 @@ PART = ("told", 0)
 class Told:
     """An aggregator that reads one partition of feedback; no broker is there. To be made within a loop."""
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.runtime = KafkaRuntime(settings, Metrics("aggregator"), service="aggregator")
         self.consumer: Consumer = consumer_of(self.runtime.app)
         self.consumer.bind("told", Binding(self._handle))
@@ -58,7 +59,7 @@ def settings(in_memory: InMemory, tmp_path: Path) -> Any:
     return in_memory(state_dir=str(tmp_path))
 
 
-def test_partition_end_counts_markers_and_deleted_records(settings: Any) -> None:
+def test_partition_end_counts_markers_and_deleted_records(settings: Settings) -> None:
     async def main() -> None:
         told = Told(settings)
         assert await told.up_to(90, 0) is None, "it is another worker's"
@@ -75,7 +76,7 @@ def test_partition_end_counts_markers_and_deleted_records(settings: Any) -> None
     asyncio.run(main())
 
 
-def test_position_means_nothing_while_fetching_or_rebalancing(settings: Any) -> None:
+def test_position_means_nothing_while_fetching_or_rebalancing(settings: Settings) -> None:
     async def main() -> None:
         told = Told(settings)
         told.consumer._cursors[TP(*PART)] = PartitionCursor(0)
@@ -92,7 +93,7 @@ def test_position_means_nothing_while_fetching_or_rebalancing(settings: Any) -> 
 
 
 def test_lagging_partition_goes_by_newest_record_or_earlier_end(
-    settings: Any,
+    settings: Settings,
 ) -> None:
     async def main() -> None:
         told = Told(settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,8 @@ from agents.decider.rows import Row, decode_row
 from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision
 from schemas.record import decode, encode
+from schemas.reward import Kind
+from tests.support.shard import Shard
 from tests.support.traffic import (
     DIM,
     MODELS,
@@ -174,13 +175,13 @@ def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
     assert np.array_equal(other.estimates.predicted(z), theirs)
 
 
-def shard_of(make_shard: Callable[..., Any]) -> Any:
+def shard_of() -> Shard:
     def policy(_: Any) -> Explored:
         early = ContextualSettings(refits=(8, 14))
         inner = Contextual(ContextualFeatures(FeatureSettings(DIM, 10, query_rank=11)), early)
         return Explored(inner, warm_up=6)
 
-    return make_shard(policy)
+    return Shard(policy)
 
 
 AIMS: tuple[dict[str, Any], ...] = (
@@ -189,6 +190,7 @@ AIMS: tuple[dict[str, Any], ...] = (
     {"accuracy": 0.9, "tenant": "b"},
     {"mean_cost": 5e13, "tenant": "c"},
 )
+KINDS: tuple[Kind, ...] = ("final", "provisional", "default", "correction")
 acts = st.sampled_from(["ask", "reward", "price", "snapshot", "crash"])
 steps = st.lists(st.tuples(acts, st.integers(0, 3), st.integers(1, 4)), min_size=4, max_size=25)
 
@@ -199,9 +201,9 @@ steps = st.lists(st.tuples(acts, st.integers(0, 3), st.integers(1, 4)), min_size
 @example([
     ("ask", 0, 4), ("reward", 0, 3), ("ask", 0, 3), ("reward", 0, 3), ("ask", 0, 2), ("ask", 1, 2), ("reward", 0, 2),
 ])  # fmt: skip
-def test_a_crash_anywhere_changes_no_later_decision(make_shard: Callable[..., Any], done: list[Any]) -> None:
+def test_a_crash_anywhere_changes_no_later_decision(done: list[Any]) -> None:
     """One learner crashes where it is told to, the other never does: their states stay equal to the bit."""
-    mortal, eternal = shard_of(make_shard), shard_of(make_shard)
+    mortal, eternal = shard_of(), shard_of()
     made: list[list[Any]] = [[], []]
     for act, which, count in [*done, ("ask", 1, 4), ("ask", 2, 4)]:
         if act == "crash":
@@ -214,14 +216,13 @@ def test_a_crash_anywhere_changes_no_later_decision(make_shard: Callable[..., An
             elif act == "price":
                 shard.reprice((1.0, 3.0, 0.2, 1.0)[which])
             elif act == "reward" and decided:
-                kind = ("final", "provisional", "default", "correction")[which]
-                shard.tell(*(shard.reward(each, kind) for each in decided[-count:]))
+                shard.tell(*(shard.reward(each, KINDS[which]) for each in decided[-count:]))
     assert [each.value for each in made[0]] == [each.value for each in made[1]]
     assert mortal.decider.policy.state() == eternal.decider.policy.state()
 
 
-def test_prices_and_decisions_are_reproduced_from_the_log(make_shard: Callable[..., Any]) -> None:
-    shard = shard_of(make_shard)
+def test_prices_and_decisions_are_reproduced_from_the_log() -> None:
+    shard = shard_of()
     for round_ in range(30):
         if round_ % 10 == 4:
             shard.reprice((3.0, 0.5, 1.0)[round_ // 10])
@@ -243,8 +244,8 @@ def test_prices_and_decisions_are_reproduced_from_the_log(make_shard: Callable[.
     assert "price_factor" in {m.field for m in mismatches(shard.policy(), rows, 7, after)}
 
 
-def test_the_log_keeps_what_a_row_needs(make_shard: Callable[..., Any]) -> None:
-    shard = shard_of(make_shard)
+def test_the_log_keeps_what_a_row_needs() -> None:
+    shard = shard_of()
     first, second = shard.ask(shard.context(mean_cost=1e13), shard.context())
     row = decode_row(*first.row)
     assert isinstance(row, Row)

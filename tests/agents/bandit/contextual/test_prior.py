@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from agents.bandit.policy import ActionVector, Context, Objective
 from agents.bandit.prior import begin, digest, teach
 from agents.decider.snapshot import versions
 from agents.decider.verify import mismatches, opened
+from tests.support.shard import Shard
 
 DIM, EMBEDDED = 21, 12
 
@@ -91,8 +91,8 @@ def test_every_outcome_of_history_weighs_up_to_a_cap() -> None:
     assert sums == pytest.approx([480.0, 60.0])
 
 
-def test_a_log_begins_from_it_and_recovers_and_replays_exactly(make_shard: Callable[..., Any]) -> None:
-    shard = make_shard(lambda _: Explored(policy(encoder=""), warm_up=3))
+def test_a_log_begins_from_it_and_recovers_and_replays_exactly() -> None:
+    shard = Shard(lambda _: Explored(policy(encoder=""), warm_up=3))
     actions = list(shard.vectors.values())
     taught = policy(encoder="")
     taught.offer(actions)
@@ -147,10 +147,8 @@ def test_what_does_not_fit_is_refused_and_nothing_changes() -> None:
         teach(taught, history(actions))
 
 
-def test_prior_with_another_cost_basis_is_refused(
-    make_shard: Callable[..., Any],
-) -> None:
-    shard = make_shard(lambda _: policy(encoder=""))
+def test_prior_with_another_cost_basis_is_refused() -> None:
+    shard = Shard(lambda _: policy(encoder=""))
     actions = list(shard.vectors.values())
 
     def taught(cost_basis: dict[str, Any] | None) -> bytes:
