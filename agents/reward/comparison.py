@@ -8,8 +8,8 @@ often than once in twenty. A confidence *sequence* covers the truth at all times
                (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, 2021)
 
 Each group gets half of the error probability; the interval of their difference or ratio follows. A failed query counts
-as a wrong answer with the cost it caused. A query whose correctness is not known, also because its reward was closed
-early, counts only in the cost and in the feedback rate.
+as a wrong answer with the cost it caused. A query whose correctness is unknown, for instance because its reward was
+closed early, counts only in the cost and in the feedback rate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHARPEST: Final = 250.0
 """Number of observations at which the sequence is tightest: what a control group collects in its first days."""
 
 FEWEST: Final = 20
-"""Fewest observations from which a standard deviation is estimated."""
+"""Minimum number of observations for estimating a standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class CohortOutcomes:
     Attributes:
         queries: Number of answered, failed and expired queries together.
         failed: How many of them have no answer.
-        told: For how many of them correctness is known.
+        told: How many of them have a known correctness.
         accuracy, cost: Over the queries for which each is known.
     """
 

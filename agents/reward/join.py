@@ -1,4 +1,4 @@
-"""The reward join: one row a query, a fold over Decision, Answer, Feedback and Due in whatever order; its Rewards."""
+"""The reward join: one row per query, a fold over Decision, Answer, Feedback and Due in any order, and its Rewards."""
 
 import dataclasses
 import math
@@ -37,37 +37,36 @@ class Deadline(NamedTuple):
 
 
 class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the join keeps of a Decision. Reference and grader go as soon as the Answer is graded.
+    """The fields of a Decision that the join keeps. Reference and grader are dropped once the Answer is graded.
 
-    `generator` is the model's architecture when the Decision arrived: the search's cost can be worked out even when the
-    model has been removed from the catalogue, its record compacted and this process restarted since. `cohort` is empty
-    where no draw chose it.
+    `generator` is the model's architecture when the Decision arrived, so that the search's cost can be computed even if
+    the model has since been removed from the catalogue, its record compacted and this process restarted. `cohort` is
+    empty if the query was not assigned to one.
 
-    That of a further attempt at the query replaces the one before: what both share is the same, and `earlier` says what
-    came before it.
+    A further attempt at the query replaces this; `earlier` lists the attempts before it.
     """
 
     seq: int
     action: Action
     objective: ObjectiveInForce
     appended_ms: int  # of the Query
-    decided_ms: int = 0  # append time of the Decision; 0 in a row that was written before it was kept
+    decided_ms: int = 0  # append time of the Decision; 0 in rows written before this field existed
     timeout_ms: int  # from there to expiry
-    feedback_ms: int  # from the Answer to the default
+    feedback_ms: int  # from the Answer to the default reward
     reference: Reference | None = None
     grader: Grader | None = None  # in force when the Decision arrived; None: the default
     tenant: str = ""
-    key: str = ""  # digest of its API key, up to its first reward, which says what is charged to it
+    key: str = ""  # digest of its API key; dropped after the first reward, which carries the charge
     generator: Architecture | None = None
     learn: bool = True
     cohort: Cohort | Literal[""] = ""
-    spent: Spent = field(default_factory=Spent)  # for the Answer, should it expire
+    spent: Spent = field(default_factory=Spent)  # for the Answer if the query expires
     verified: Verified = "all"
     attempt: int = 1
     earlier: tuple[EarlierAttempt, ...] = ()
 
     def of(self, attempt: int) -> "DecisionInfo":
-        """Return what is kept with the sequence number and the action of one of the attempts so far."""
+        """Return this with the sequence number and the action of one of the attempts so far."""
         for each in self.earlier:
             if each.attempt == attempt:
                 before = self.earlier[: attempt - 1]
@@ -78,30 +77,30 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An Answer in the terms of the reward: its cost, its path score, its grade."""
+    """The reward terms of an Answer: its cost, its path score, its grade."""
 
     status: Status
     score: Unit | None = None
     price: Cost | None = None
     cut_cost: float = field(
         default=0.0, name="cut_eflops"
-    )  # the most that a step may have cost which its deadline cut
-    correct: Unit | None = None  # None: nobody knows yet
-    grader: str = ""  # name and version, where a reference was graded against
-    rule: str = ""  # what it decided by
+    )  # upper bound on the cost of a step that the deadline cut
+    correct: Unit | None = None  # None: not known yet
+    grader: str = ""  # name and version, if it was graded against a reference
+    rule: str = ""  # the grader's rule that decided
     fault: Fault = ""
-    bounded: bool = False  # the client's own bounds cut it
-    unscored: bool = False  # it has a text that nothing scored
-    missing: str = ""  # why a term could not be worked out
-    attempt: int = 0  # which it ends; 0 where the Answer names none
+    bounded: bool = False  # cut by the client's own bounds
+    unscored: bool = False  # it has a text, but no verifier score
+    missing: str = ""  # why a term could not be computed
+    attempt: int = 0  # the attempt it ends; 0 if the Answer names none
 
 
 class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A Feedback that was read before its Answer, or before its Decision.
 
-    `until_ms` is the deployment's own wait after `at_ms`, its append time: by then the Decision must come, which
-    knows the query's. A row of before `at_ms` was kept has none: its Feedback waits until `until_ms`, whatever the
-    query says, and is never late.
+    `at_ms` is its append time, and `until_ms` is the deployment's feedback wait after it: the Decision, which contains
+    the query's own wait, must arrive by then. Rows written before `at_ms` existed have none: their Feedback waits until
+    `until_ms`, whatever the query's own wait is, and is never late.
     """
 
     feedback: Feedback
@@ -111,7 +110,7 @@ class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Offsets = tuple[int, int, int, int]
-"""The highest offset that a row holds the effect of: of Decision, Answer, Feedback and Due; -1 for none."""
+"""The highest offsets applied to a row, of Decision, Answer, Feedback and Due; -1 for none."""
 
 _TOPICS = (Decision, Answer, Feedback, Due)
 
@@ -121,16 +120,16 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
     Attributes:
         query_id: The query's id.
-        decision: What is kept of its Decision; stored as `opened`.
-        answer: An Answer that came before the Decision, whole.
+        decision: The kept fields of its Decision; stored as `opened`.
+        answer: An Answer that arrived before the Decision, whole.
         answered_ms: Append time of the Answer that counts.
-        scored: That Answer in the terms of the reward; stored as `valued`.
+        scored: The reward terms of that Answer; stored as `valued`.
         parked: A Feedback that was read before the Answer or the Decision.
-        orphaned: Where a Feedback lies that became a dead letter: it stays one.
-        provisional: Whether a provisional reward waits for its correction.
+        orphaned: Position of a Feedback that became a dead letter: it stays one.
+        provisional: Whether a provisional reward awaits its correction.
         expiry_sent: Whether the `expired` Answer was written.
-        forget_ms: When a row may go that knows no Decision.
-        seen: Of the records that made it.
+        forget_ms: When a row without a Decision may be deleted.
+        seen: The highest offsets applied to it.
     """
 
     query_id: str
@@ -147,21 +146,21 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
     @property
     def feedback_deadline_ms(self) -> int:
-        """Return when an awaited Feedback is too late: `feedback_wait_s` after the Answer."""
+        """Return the time after which Feedback is too late: `feedback_wait_s` after the Answer."""
         assert self.decision is not None
         assert self.answered_ms is not None
         return self.answered_ms + self.decision.feedback_ms
 
     @property
     def rejected(self) -> bool:
-        """Return whether it says only that its query was rejected before it was decided: a digest can stand for it."""
+        """Return whether the row says only that its query was rejected undecided, so that a digest can replace it."""
         answer = self.answer
         alone = self.decision is None and self.parked is None
         return alone and answer is not None and answer.status == "rejected" and answer.seq is None
 
     @property
     def parked_deadline_ms(self) -> int:
-        """Return by when the Answer of a parked Feedback must come, or its Decision where that is not known yet."""
+        """Return the deadline for the Answer of a parked Feedback, or for its Decision if there is none yet."""
         assert self.parked is not None
         if self.decision is None or self.parked.at_ms is None:
             return self.parked.until_ms
@@ -169,13 +168,13 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
 
 def rejected_row(query_id: str, answered_ms: int) -> JoinRow:
-    """Return the row of a query of which only the append time of the Answer that rejected it was kept, in ms."""
+    """Return the row of a rejected query of which only the append time of the rejecting Answer was kept, in ms."""
     answer = Answer(query_id=query_id, status="rejected", by="", error="rejected before it was decided")
     return JoinRow(query_id=query_id, answer=answer, answered_ms=answered_ms)
 
 
 def dues(row: JoinRow) -> tuple[Deadline, ...]:
-    """Return the deadlines a row waits for. The timer sends each back as a Due once it has passed."""
+    """Return the pending deadlines of a row. Once one has passed, the timer sends it back as a Due."""
     found: list[Deadline] = []
     if row.decision is not None and row.answered_ms is None and not row.expiry_sent:
         found.append(Deadline("timeout", row.decision.appended_ms + row.decision.timeout_ms))
@@ -210,7 +209,7 @@ def decode_row(value: bytes) -> JoinRow:
 
 
 def _possible(row: JoinRow) -> bool:
-    """Return whether a fold can have made a row: the next record and the timer rely on it."""
+    """Return whether a row can be the result of a fold; the next record and the timer rely on that."""
     price = None if row.scored is None else row.scored.price
     if not is_id(row.query_id) or (price is not None and not price.cost > 0.0):
         return False
@@ -228,10 +227,10 @@ class _Seen(Struct):
 
 
 def newer(value: bytes, than: bytes) -> bool:
-    """Return whether a stored row holds all that an earlier one of its query holds.
+    """Return whether a stored row includes everything that an earlier row of its query does.
 
-    If not, a worker wrote it that had lost its partition without knowing: its successor was further already. What is no
-    row replaces nothing.
+    If not, it was written by a worker that had lost its partition without noticing, when its successor was already
+    further ahead. A value that is not a row never replaces one.
     """
     row, before = _offsets(value), _offsets(than)
     return before is None or (row is not None and all(map(operator.ge, row, before)))
@@ -311,30 +310,30 @@ def _scalar(
     return objective.reward(correct, score, log_cost)
 
 
-# The reward join: one row a query, a fold over Decision, Answer, Feedback and Due in whatever order.
+# The reward join: one row per query, a fold over Decision, Answer, Feedback and Due in any order.
 #
 #     provisional   score and cost are known, correctness is awaited
-#     correction    feedback told correctness in time: always after a provisional, also where it was there already
-#     final         the reference told correctness, or the model gave no text, so that all is known at once
-#     default       correctness did not come in time, nothing could be run, or the client's own bounds cut the answer;
-#                   the row closes with what it has. Where too many rewards are open, the time is over early
+#     correction    feedback gave the correctness in time: always follows a provisional, even if both come at once
+#     final         correctness is known at once, from the reference or because the model gave no text
+#     default       correctness did not arrive in time, nothing could be run, or the client's own bounds cut the answer;
+#                   the row closes with the terms it has. With too many open rewards, the wait ends early
 #
-# The first Answer ends the query, whichever attempt it ends. One that is read before the Decision of its attempt waits
-# for it. A Decision of a further attempt replaces the one before.
+# The first Answer ends the query, whichever attempt it belongs to. An Answer read before the Decision of its attempt
+# waits for it. A Decision of a further attempt replaces the one before.
 #
-# Feedback counts if no more than the query's feedback wait lies between it and the Answer, whichever was appended
-# first, and if the Decision, which knows that wait, was appended before the deployment's own was over. If not, it is
-# late, or a dead letter where Answer or Decision came too long after it. Append times say which, never the order in
-# which topics are read or when the timer looks. Three corners are left, because no row keeps what would tell: a
-# Feedback that is read after its query was closed is late, whatever it was; one that does not fit its row is a dead
-# letter; and a second one, read while the first still waits, is a duplicate, even if the first becomes a dead letter.
+# Feedback counts if at most the query's feedback wait lies between it and the Answer, whichever was appended first, and
+# if the Decision, which contains that wait, was appended within the deployment's own wait. Otherwise it is late, or a
+# dead letter if Answer or Decision came too long after it. This depends on append times only, never on the order in
+# which topics are read or on when the timer runs. Three corner cases remain, because no row keeps enough to decide
+# them: Feedback read after its query was closed always counts as late; Feedback that does not fit its row is a dead
+# letter; and a second Feedback, read while the first is parked, is a duplicate even if the first becomes a dead letter.
 #
-# Each kind is made at most once, and exactly one of the last three closes the query: its row goes. A record seen before
-# changes nothing; whoever runs the fold keeps records of closed queries from it, and sends what it returns *before* the
-# row is stored: after a crash in between, the same record makes the same rewards again, under the same identity.
+# Each kind is made at most once, and exactly one of the last three closes the query and deletes its row. A record seen
+# before changes nothing. The caller withholds records of closed queries from the fold, and sends what it returns
+# *before* it stores the row: after a crash in between, the same record makes the same rewards, with the same identity.
 #
-# A row always fits a record: what would make it too large is left out, and the transition says so (`oversized`). All
-# times are append times of the broker. Which deadline comes next is read from the row (`dues`); the clock
+# A row always fits into a record: fields that would make it too large are dropped, and the transition says so
+# (`oversized`). All times are append times of the broker. The next deadline is read from the row (`dues`); the clock
 # only sends Due records back into the fold.
 
 Count = Literal[
@@ -356,15 +355,15 @@ class Timeouts:
 
     timeout_ms: int = 600_000
     feedback_ms: int = 0
-    # What has no Decision is recognised when it is delivered again, for as long as the topics keep it.
+    # Rows without a Decision are kept for as long as the topics retain records, so that a redelivery is recognised.
     keep_ms: int = 7 * 24 * 3_600_000
-    # Most bytes of a row; its key and the frame of a batch come on top.
+    # Maximum bytes of a row, without its key and the overhead of a batch.
     row_bytes: int = MAX_VALUE
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A record with its append time on the broker and its place there."""
+    """A record with its append time on the broker and its position there."""
 
     record: Decision | Answer | Feedback | Due
     at_ms: int
@@ -373,7 +372,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Orphan:
-    """A Feedback that is not applied: a dead letter. It met no Answer in time, or its row has no place for it."""
+    """A Feedback that becomes a dead letter: no Answer arrived in time, or it does not fit into its row."""
 
     feedback: Feedback
     origin: Origin | None
@@ -382,9 +381,9 @@ class Orphan:
 
 @dataclass(frozen=True)
 class Transition:
-    """What one record led to: the row to store (None: remove it), what to send first, what to count.
+    """The result of one record: the row to store (None: delete it), the records to send first, the events to count.
 
-    `cohort` is that of the query, where the transition closes it.
+    `cohort` is the query's if the transition closes it.
     """
 
     row: JoinRow | None
@@ -396,9 +395,9 @@ class Transition:
 def to_value(
     row: JoinRow | None, record: Decision | Answer | Feedback | Due
 ) -> tuple[Reference | None, Answer] | None:
-    """Return (reference, answer) when this record makes it possible, and needed, to value an Answer.
+    """Return (reference, answer) if with this record an Answer can and must be valued.
 
-    Working out cost and grade takes time that the fold does not have: do both, then call `on` with the result.
+    Computing cost and grade is too slow for the fold: compute both, then call `on` with the result.
     """
     if isinstance(record, Answer) and row is not None and row.decision is not None and row.scored is None:
         met = row.answer is None and record.attempt <= row.decision.attempt
@@ -410,7 +409,7 @@ def to_value(
 
 
 def _settles(row: JoinRow, record: Decision) -> bool:
-    """Return whether a Decision is the one that an Answer read before it waits for: of its attempt, or a later one."""
+    """Return whether an Answer that was read early waits for this Decision: that of its attempt, or a later one."""
     known = 0 if row.decision is None else row.decision.attempt
     return row.answer is not None and row.answer.attempt <= record.attempt and known < record.attempt
 
@@ -426,12 +425,12 @@ def on(
     """Fold one record into its query's row.
 
     Args:
-        row: As stored; None for a query not heard of.
+        row: As stored; None for an unknown query.
         arrival: The record.
         timeouts: Of this deployment.
         value: Cost and grade, exactly when `to_value` asked for them.
-        generator: With a Decision, the architecture of its model where the catalogue knows it.
-        grader: With a Decision, what its Answer is graded by; None for the default.
+        generator: With a Decision, the architecture of its model if it is in the catalogue.
+        grader: With a Decision, the grader of its Answer; None for the default.
 
     Raises:
         ValueError: a value is missing.
@@ -472,10 +471,10 @@ def _fold(
 
 
 def _fitted(transition: Transition, timeouts: Timeouts) -> Transition:
-    """Return a transition whose row can be written: a row that cannot would meet each of its deadlines in vain.
+    """Return a transition whose row is small enough to be written.
 
-    In this order a parked Feedback, an early Answer and the reference are left out until the rest fits. The
-    first is a dead letter; without the others the query closes with a term unknown, and the reward says why.
+    A parked Feedback, an early Answer and the reference are dropped, in this order, until the rest fits. The Feedback
+    becomes a dead letter; without the others the query closes with an unknown term, and the reward says why.
     """
     most_bytes = timeouts.row_bytes
     if transition.row is None or len(encode_row(transition.row)) <= most_bytes:
@@ -484,7 +483,7 @@ def _fitted(transition: Transition, timeouts: Timeouts) -> Transition:
     if row.parked is not None:
         out = (*out, Orphan(row.parked.feedback, row.parked.origin, "oversized"))
         forget_ms = row.forget_ms
-        if row.decision is None and forget_ms is None:  # of an unknown query nothing else would end the row
+        if row.decision is None and forget_ms is None:  # nothing else would ever delete the row of an unknown query
             forget_ms = row.parked.until_ms + timeouts.keep_ms
         row = replace(row, parked=None, orphaned=row.parked.origin, forget_ms=forget_ms)
     if row.answer is not None and len(encode_row(row)) > most_bytes:
@@ -545,7 +544,7 @@ def _on_decision(
 def _on_answer(
     row: JoinRow, answer: Answer, at_ms: int, timeouts: Timeouts, value: ScoredAnswer | None
 ) -> Transition:
-    # The first in offset order counts: one topic, one partition a query, so the first to arrive.
+    # The first in offset order counts. A query has one partition of this topic, so it is also the first to arrive.
     if row.answered_ms is not None:
         return Transition(row, counts=("duplicate_answer",))
     row = replace(row, answered_ms=at_ms)
@@ -555,20 +554,20 @@ def _on_answer(
 
 
 def _settle(row: JoinRow, value: ScoredAnswer | None) -> Transition:
-    """Make the first reward of a query whose Decision and Answer have met. What is parked is for `_judged`."""
+    """Make the first reward of a query that has its Decision and Answer. `_judged` handles parked Feedback."""
     if value is None:
         raise ValueError(f"{row.query_id}: the Answer has no cost and grade yet; ask `to_value` first")
     assert row.decision is not None
     wait_ms = row.decision.feedback_ms
-    # Neither text is needed any more, nor what the cost was worked out from.
+    # Neither text is needed any more, nor are the inputs of the cost.
     decision = row.decision.of(value.attempt) if value.attempt else row.decision
     decision = replace(decision, reference=None, grader=None, generator=None, spent=Spent())
     row = replace(row, decision=decision, answer=None, scored=value, parked=None)
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:
-        # Cancelled: a cost, but neither score nor correctness, so the decider abandons the row. To learn from it would
-        # make the searches that people give up on look cheap. Bounded: whoever judges an answer that the client's own
-        # bounds cut judges these, not the configuration, so no feedback is awaited.
+        # Cancelled: a cost, but neither score nor correctness, so the decider abandons the row. Learning from it would
+        # make the searches that people give up on look cheap. Bounded: feedback on an answer that the client's own
+        # bounds cut says nothing about the configuration, so none is awaited.
         return _close(row, "default", None, "", counts)
     if value.fault == "model":
         return _close(row, "final", 0.0, "", counts)
@@ -594,11 +593,11 @@ def _on_feedback(row: JoinRow, feedback: Feedback, arrival: Arrival, timeouts: T
 
 
 def _judged(row: JoinRow, transition: Transition) -> Transition:
-    """Return a transition with what becomes of the Feedback that is parked in a row.
+    """Return a transition that also applies the Feedback parked in a row.
 
     Args:
-        row: All that is known of the query.
-        transition: What that leads to without the Feedback, which stays in its row where there is no Answer.
+        row: The query's row.
+        transition: The transition without the Feedback, which stays parked while there is no Answer.
     """
     parked, decision = row.parked, row.decision
     if (
@@ -616,7 +615,7 @@ def _judged(row: JoinRow, transition: Transition) -> Transition:
     late = parked.at_ms is not None and parked.at_ms > row.feedback_deadline_ms
     if transition.row is None or late:
         return dataclasses.replace(transition, counts=(*transition.counts, "late_feedback"))
-    # The next Reward teaches only if the feedback may.
+    # The next Reward is learned from only if the feedback allows it.
     decision = replace(decision, learn=decision.learn and parked.feedback.learn)
     judged, feedback = replace(transition.row, decision=decision), parked.feedback
     closed = _close(judged, "correction", feedback.grade, feedback.graded_by, transition.counts)
@@ -636,7 +635,7 @@ def _on_due(row: JoinRow | None, due: Due, at_ms: int, timeouts: Timeouts) -> Tr
     if row is None or not (crowded or Deadline(due.kind, due.deadline_ms) in dues(row)):
         return Transition(row, counts=("stale_due",))
     if at_ms < due.deadline_ms:
-        # A timer whose clock runs ahead must not expire what still has time.
+        # A timer whose clock runs ahead must not expire a query early.
         return Transition(row, counts=("early_due",))
     if due.kind == "timeout":
         assert row.decision is not None
@@ -646,7 +645,7 @@ def _on_due(row: JoinRow | None, due: Due, at_ms: int, timeouts: Timeouts) -> Tr
     if due.kind == "forget":
         return Transition(None)
     assert row.parked is not None
-    # Of an unknown query only this is kept: delivered again, the Feedback stays what it was.
+    # For an unknown query only this is kept, so that a redelivered Feedback is handled as before.
     forget_ms = row.forget_ms if row.decision or row.answer else at_ms + timeouts.keep_ms
     return _orphaned(Transition(replace(row, forget_ms=forget_ms)), row.parked)
 
@@ -660,7 +659,7 @@ def _close(
     *,
     closed_early: bool = False,
 ) -> Transition:
-    """Close a query: its row goes, and whoever runs the fold remembers its id."""
+    """Close a query: its row is deleted, and the caller of the fold remembers its id."""
     assert row.decision is not None
     return Transition(
         None, (_reward(row, kind, correct, graded_by, closed_early),), counts, row.decision.cohort
@@ -668,7 +667,7 @@ def _close(
 
 
 def _stands_in(row: JoinRow) -> GradedBy:
-    """Return what stands in for a correctness that nobody told."""
+    """Return what replaces an unknown correctness."""
     assert row.decision is not None
     assert row.scored is not None
     return "" if row.scored.score is None or row.decision.verified != "all" else "score"
@@ -684,7 +683,7 @@ def _reward(
 
 
 def _expired(row: JoinRow, decision: DecisionInfo) -> Answer:
-    """Return the Answer of a query whose executor is silent: it takes the topic's order like any other."""
+    """Return the `expired` Answer of a query whose executor did not answer. The first Answer on the topic counts."""
     return Answer(
         query_id=row.query_id,
         status="expired",

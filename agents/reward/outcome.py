@@ -1,7 +1,6 @@
-"""The aggregator's logic beside the join: what an Answer cost, and whether it was right.
+"""Cost and grade of an Answer, the aggregator's logic outside the join.
 
-Both are worked out once, when Decision and Answer have met (`join.to_value`), and go into the fold as a
-`ScoredAnswer`.
+Both are computed once, when Decision and Answer have arrived (`join.to_value`), and enter the fold as a `ScoredAnswer`.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from schemas.reward import Cost
 from schemas.search import Served
 
 MAX_MISSING = 500
-"""Characters that say why a term is missing: an error may quote the reference."""
+"""Maximum characters of the reason for a missing term: an error may quote the reference."""
 
 
 class UnpricedAnswer(UniscaleError):
@@ -33,14 +32,14 @@ class UnpricedAnswer(UniscaleError):
 
 @dataclass(frozen=True)
 class CostModel:
-    """What the cost of a search follows from.
+    """Computes the cost of searches from the architectures of models and verifiers.
 
     Attributes:
-        generators: Architectures by model name; also of models that have left: their last searches cost too.
+        generators: Architectures by model name, including removed models, whose last searches still have to be costed.
         verifiers: Architectures by name.
-        verifier: The one that the catalogue names, for Answers that name none; or none.
-        own: The verifiers that models name themselves, by model.
-        intensity: FLOPs a byte is worth on this hardware.
+        verifier: The catalogue's default verifier, for Answers that name none; None if there is none.
+        own: Verifiers that individual models name, by model.
+        intensity: FLOPs per byte of memory traffic on this hardware.
     """
 
     generators: Mapping[str, Architecture]
@@ -51,7 +50,7 @@ class CostModel:
 
     @classmethod
     def of(cls, catalogue: Catalogue, before: "CostModel | None" = None) -> "CostModel":
-        """Return the cost model of a catalogue, with the models that `before` knew beside its own."""
+        """Return the cost model of a catalogue, including the models of `before`."""
         known = dict(before.generators) if before is not None else {}
         return cls(
             generators=known
@@ -63,10 +62,10 @@ class CostModel:
         )
 
     def scorer(self, model: str, served: Served | None = None) -> Architecture | None:
-        """Return the architecture of what scored the drafts of a model; None when it is unknown.
+        """Return the architecture of the verifier that scored a model's drafts; None if it is unknown.
 
-        `Served.model` is its name in the catalogue; `Served.name` is the software, for instance `vllm`. What scored
-        under no name of its own, such as a recording, counts as the verifier in use for the model.
+        `Served.model` is its name in the catalogue; `Served.name` is the software, for instance `vllm`. A verifier
+        without a name, such as a recording, counts as the verifier in use for the model.
         """
         usual = self.own.get(model, self.verifier)
         named = usual if served is None else served.model or served.name
@@ -84,20 +83,20 @@ class CostModel:
         generator = self.generators.get(forest.action.model)
         if generator is None:
             raise UnpricedAnswer("a search under way", "model", forest.action.model)
-        scorer = self.scorer(forest.action.model) or generator  # where none is, nothing is scored
+        scorer = self.scorer(forest.action.model) or generator  # without a verifier, nothing is scored
         cost = eflops.search_cost(forest.prompt_tokens, forest.drafts, generator, scorer, self.intensity)
         return cost.eflops * forest.limits.price_factor
 
 
 def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | None = None) -> Cost | None:
-    """Return what an Answer's search cost, at the price it began with, or None when nothing was run.
+    """Return what an Answer's search cost, at the price in force when it began, or None if nothing was run.
 
-    In USD that is what its tokens cost, as the upstream counted them, or else its engine. What verification costs is
-    then no part of it. In eFLOPs it is App. D.3 times the price factor.
+    In USD it is the price of its tokens as counted upstream, or else by the engine, without the cost of verification.
+    In eFLOPs it is App. D.3 times the price factor.
 
     Args:
         answer: With its trace.
-        cost_model: What the cost of a search follows from.
+        cost_model: Architectures of models and verifiers.
         generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
 
     Raises:
@@ -113,7 +112,7 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
     scorer = cost_model.scorer(answer.action.model, answer.verifier)
     if scorer is None and all(draft.score is None for draft in answer.trace):
-        scorer = model  # of which nothing is counted
+        scorer = model  # a placeholder: nothing of it is counted
     if scorer is None:
         served = answer.verifier.model or answer.verifier.name if answer.verifier else cost_model.verifier
         raise UnpricedAnswer(answer.query_id, "verifier", served)
@@ -132,7 +131,7 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
 
 
 class _Lost(NamedTuple):
-    """A draft of a step that was cut, as long as it can have become; nothing scored it."""
+    """An unscored draft of a step that was cut, at its maximum length."""
 
     parent: int
     tokens: int
@@ -140,7 +139,7 @@ class _Lost(NamedTuple):
 
 
 def cost_of_cut(answer: Answer, cost_model: CostModel, generator: Architecture | None = None) -> float:
-    """Return the most that the step may have cost that an Answer's deadline cut, in its unit; 0 where none was.
+    """Return an upper bound on the cost of the step that an Answer's deadline cut, in its unit; 0 if none was cut.
 
     Raises:
         UnpricedAnswer: its model is unknown.
@@ -154,7 +153,7 @@ def cost_of_cut(answer: Answer, cost_model: CostModel, generator: Architecture |
     if model is None:
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
     lost = [_Lost(parent, answer.cut.tokens) for parent in answer.cut.parents]
-    # Of what is scored, both costs below have the same.
+    # Both costs below include the same scored tokens, so they cancel out.
     scorer = cost_model.scorer(answer.action.model, answer.verifier) or model
     prompt, intensity = max(1, answer.cut.prompt_tokens), cost_model.intensity
     whole = eflops.search_cost(prompt, [*answer.trace, *lost], model, scorer, intensity).eflops
@@ -163,9 +162,9 @@ def cost_of_cut(answer: Answer, cost_model: CostModel, generator: Architecture |
 
 
 def gradable(reference: object, answer: Answer, grader: Grader | None = None) -> bool:
-    """Return whether an Answer is to be graded: not for what was cancelled, or cut by the client's own bounds.
+    """Return whether an Answer must be graded: not if it was cancelled, or cut by the client's own bounds.
 
-    Nor is what a model's fault left without a text: it is wrong whatever the reference is.
+    An Answer without a text through its model's fault is not graded either: it is wrong whatever the reference is.
     """
     graded = answer.status != "cancelled" and not answer.bounded and answer.fault != "model"
     return graded and (reference is not None or (grader is not None and not grader.needs_reference))
@@ -180,22 +179,22 @@ def value(
     grader: Grader | None = None,
     generator: Architecture | None = None,
 ) -> ScoredAnswer:
-    """Return an Answer in the terms of the reward. May block for as long as grading takes.
+    """Return the reward terms of an Answer. Blocks while grading.
 
-    A term that cannot be worked out is None, and `missing` says why: the query is closed all the same. No text
-    is a wrong answer, because whoever asked has none. A cancelled search has a cost only, and an answer that the
-    client's own bounds cut is not graded: what is left of it is neither right nor wrong.
+    A term that cannot be computed is None, and `missing` says why: the query is closed all the same. An Answer without
+    a text is wrong. A cancelled search has a cost only, and an answer that the client's own bounds cut is not graded:
+    it is neither right nor wrong.
 
     Args:
-        reference: What the Query brought to grade against; None for nothing.
+        reference: The Query's reference to grade against; None if it has none.
         answer: The Answer.
-        cost_model: What the cost of a search follows from.
-        ask: Asks a grading process where no exact rule decides.
-        grader: What compares; None is the default.
+        cost_model: Architectures of models and verifiers.
+        ask: Asks a grading process if no exact rule decides.
+        grader: Compares answer and reference; None for the default.
         generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
 
     Raises:
-        Undecided: `ask` would take time and said so.
+        Undecided: `ask` refused to block.
     """
     missing: list[str] = []
     price: Cost | None = None
@@ -211,10 +210,9 @@ def value(
             graded = grade(answer.text or "", reference, ask=ask, grader=grader)
     except Undecided:
         raise
-    except Exception as error:  # whatever a reference makes a grader do, the row must be closed
+    except Exception as error:  # the row must be closed whatever error a reference causes in a grader
         missing.append(f"correct: {type(error).__name__}: {error}")
-    # An outage says nothing about the action, and nobody waited for a cancelled search: without a score the
-    # learner abandons both.
+    # An outage says nothing about the action, nor does a cancelled search: without a score the learner abandons both.
     scored = answer.text is not None and not answer.fault and answer.status != "cancelled"
     return ScoredAnswer(
         status=answer.status,

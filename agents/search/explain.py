@@ -1,7 +1,7 @@
-"""Why a search went as it did: each draft with its score, its path's score and its fate in words (§3.3).
+"""Explains a search: each draft with its score, its path's score and its fate in words (§3.3).
 
-For a path that was pruned early, the words state the proof: the best mean that it could still reach by H_max, and the
-score that it would have had to beat.
+For a path that was pruned early, the words give the proof: the best mean it could still have reached by H_max, and the
+score it would have had to beat.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from schemas.forest import Draft, Fate, Forest, completes
 
 @dataclass(frozen=True)
 class StepControl:
-    """The state of search control after a step, with which the bounds were compared.
+    """The state of search control after a step, against which the bounds were compared.
 
     Attributes:
         step: The step.
@@ -39,7 +39,7 @@ class DraftExplained:
 
     Attributes:
         index: Its index in the trace.
-        place: Subtree, then slot at each step, as in `0.3.1`.
+        place: Path to it: subtree, then slot at each step, as in `0.3.1`.
         tokens: Tokens generated.
         score: v(s); None when it was never scored.
         path_score: V(p), the mean score over its path.
@@ -96,7 +96,7 @@ def explain(answer: Answer) -> tuple[StepExplained, ...]:
 
 
 def history(forest: Forest) -> list[StepControl]:
-    """Return V_max, D_best and H_max after each step, from the fates alone."""
+    """Return V_max, D_best and H_max after each step, derived from the fates."""
     found: list[StepControl] = []
     best: Draft | None = None
     v_max: float | None = None

@@ -1,4 +1,4 @@
-"""The path-aware search forest (UniScale §3.3): what is drafted next, and what comes of it. Ask and tell, no I/O."""
+"""The path-aware search forest (UniScale §3.3) as an ask/tell state machine without I/O."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from schemas.errors import UniscaleError
 from schemas.forest import Draft, Finish, Forest, Limits, Stop, completes, first_stop
 from schemas.search import Scored
 
-# Path-aware search forest (UniScale §3.3): two `tell`s take the drafts that were asked for, and their scores.
+# Path-aware search forest (UniScale §3.3): `ask` returns the drafts to make, `tell_drafts` and `tell_scores` add them
+# and their scores, and `judge` decides which paths are kept and pruned.
 #
 # These are pure functions on `schemas.forest.Forest`; a forest can be stored after any call and resumed elsewhere.
-# A step is told once: telling it again, with whatever content, returns the forest unchanged. `ask` says
-# what to draft, `judge` what is kept and what is pruned. If path scores are equal, the draft that was made
-# first wins, so everything is deterministic.
+# Telling a step a second time, with whatever content, returns the forest unchanged. Ties between path scores go to the
+# draft that was made first, so everything is deterministic.
 #
 # Departures from the paper: a path that is cut off unfinished does not count for V_max, D_best and the argmax. It
 # is returned, flagged, only if nothing finished (`cut_completes` gives the literal reading). H_max never exceeds
 # the first depth limit. A draft cut by its token limit is neither dropped nor finished: it is scored as a step, and
-# its path continues in the middle of it. A client may bound each path itself: the draft in which one of its stop
-# texts occurs finishes its path, and a path that reaches its most tokens is cut.
+# its path continues in the middle of it. A client may set bounds for each path: a draft that contains one of its stop
+# texts finishes its path, and a path that reaches its maximum number of tokens is cut.
 
 
 class SearchError(UniscaleError):
@@ -55,7 +55,7 @@ def tell_drafts(
 
     Args:
         forest: The search.
-        step: The step of the drafts. A step that was told already changes nothing.
+        step: The step of the drafts. Repeating a step changes nothing.
         drafts: All drafts that were asked for, expansion by expansion.
         prompt_tokens: L_in; needed with the first step.
 
@@ -99,7 +99,7 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
 
     Args:
         forest: The search.
-        step: The step of the scores. A step that was told already changes nothing.
+        step: The step of the scores. Repeating a step changes nothing.
         scores: One for each pending draft, in order.
         forget: Whether to drop texts that no live or best path needs; recordings keep them.
 
@@ -142,10 +142,10 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
 
 
 def stop(forest: Forest, why: Stop) -> Forest:
-    """Return the forest ended by a budget: its live paths are stopped. A search that is over does not change.
+    """Return the forest with its live paths stopped by a budget. A search that is over does not change.
 
     Raises:
-        SearchError: a step waits for its scores; they are paid for, so take them first.
+        SearchError: a step awaits its scores; it has been paid for, so add them first.
     """
     if forest.over:
         return forest
@@ -188,7 +188,7 @@ def _ended(forest: Forest, parent: int, draft: Drafted) -> tuple[str, Finish]:
 
 
 def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored]) -> dict[int, float]:
-    """Return V(p) of each pending path: the same sum as `Forest.path_score`, looking up each prefix only once."""
+    """Return V(p) of each pending path: the same sum as `Forest.path_score`, with each prefix looked up only once."""
     prefixes: dict[int, list[float]] = {}
     values = {}
     for at, verified in zip(pending, scores, strict=True):
@@ -200,7 +200,7 @@ def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored
 
 
 def _completed(forest: Forest) -> dict[int, float]:
-    """Return V(p) of the completed paths that count: the best, or all, best first, where several answers are wanted."""
+    """Return V(p) of the completed paths that count: the best, or if several answers are wanted, all, best first."""
     best = (forest.best,) if forest.best >= 0 else ()
     return {
         at: forest.path_score(at) for at in (best if forest.limits.answers == 1 else forest.completed_paths)
@@ -210,7 +210,7 @@ def _completed(forest: Forest) -> dict[int, float]:
 def _needed(
     forest: Forest, verdict: Judgement, values: dict[int, float], completed: dict[int, float]
 ) -> set[int]:
-    """Return the drafts whose texts are needed by a live path, or by the path that would be the answer now."""
+    """Return the drafts whose texts are needed by a live path, or by the current best path."""
     ends = [at for at in values if verdict.fates[at] == "kept"]
     if verdict.best >= 0:
         ends.append(verdict.best)
@@ -240,14 +240,14 @@ def _best_unfinished(forest: Forest) -> int:
 
 # What a search drafts next (UniScale §3.3): the prefixes that grow, their seeds, and whether a budget has run out.
 #
-# Pure functions on `schemas.forest.Forest`; what comes of the drafts is above.
+# Pure functions on `schemas.forest.Forest`.
 
 
 @dataclass(frozen=True)
 class Expansion:
     """One prefix to draft from: `parent` is its last draft, -1 for the bare prompt of subtree `tree`.
 
-    `max_tokens` is what the client's bound on each path leaves for its drafts; None without a bound.
+    `max_tokens` is the rest of the client's bound on each path; None without a bound.
     """
 
     parent: int
@@ -297,7 +297,7 @@ def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
 def draft_seeds(
     query_id: str, seed: int, step: int, tree: int, above: Sequence[int], n: int
 ) -> tuple[int, ...]:
-    """Return the seeds of one prefix's drafts, from 0 to 2**63 - 1. They are stable hashes of their places only.
+    """Return the seeds of one prefix's drafts, from 0 to 2**63 - 1: stable hashes of their positions only.
 
     Args:
         query_id: The query's id.
@@ -322,7 +322,7 @@ def draft_seeds(
 
 
 def spent(forest: Forest, *, eflops: float = 0.0, now_ms: int | None = None) -> Stop | None:
-    """Return which budget has run out, if any; checked between steps.
+    """Return the budget that has run out, or None; checked between steps.
 
     Args:
         forest: The search.

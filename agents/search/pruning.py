@@ -42,7 +42,7 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
     known = completed | values
     best, v_max = _best(known, done, forest.best)
     bar = v_max
-    if limits.answers > 1:  # the score below which a path can no longer be among them; None while any can
+    if limits.answers > 1:  # the score below which a path cannot be among the answers; None while any path can
         bar = last_answer([*completed.values(), *(values[at] for at in done)], limits.answers)
     limit = h_max(limits, forest.drafts[best].depth if bar is not None else None)
     bounds: dict[int, float] = {}
@@ -91,12 +91,12 @@ def potential(depth: int, path_score: float, limit: int) -> float:
 
 
 def last_answer(scores: Sequence[float], answers: int) -> float | None:
-    """Return the score of the last of so many answers; None before there are that many."""
+    """Return the lowest score among the best `answers` paths; None while there are fewer."""
     return sorted(scores, reverse=True)[answers - 1] if len(scores) >= answers else None
 
 
 def ended(forest: Forest, at: int) -> Fate | None:
-    """Return the fate of a draft that ends its path whatever the scores are; None for one that does not."""
+    """Return the fate of a draft that ends its path whatever its score; None if the path continues."""
     finish = forest.drafts[at].finish
     boxes = forest.limits.box_completes
     if finish in ("eos", "stop") or (boxes and extract_boxed(forest.text(at)) is not None):

@@ -87,12 +87,12 @@ def limits_of(
 
 
 def _left(decision: Decision, most: float | None) -> float | None:
-    """Return what earlier attempts left of a bound on the cost; None for no bound."""
+    """Return a bound on the cost minus what earlier attempts spent; None for no bound."""
     return None if most is None else max(0.0, most - sum(each.cost for each in decision.earlier))
 
 
 def _affordable(decision: Decision, prompts: int) -> int | None:
-    """Return the most tokens that a query's budget lets be generated; None for no bound."""
+    """Return the maximum number of tokens that a query's budget pays for; None for no bound."""
     budget, prices = decision.query.budget, decision.prices
     if budget is None:
         return None
@@ -108,7 +108,7 @@ def _affordable(decision: Decision, prompts: int) -> int | None:
 
 
 def sampling_of(limits: Limits, max_tokens: int) -> Sampling:
-    """Return the sampling with which a search began, whatever the catalogue says now."""
+    """Return the sampling that a search began with, even if the catalogue has changed since."""
     began = {name: getattr(limits, name) for name in Sampling.__struct_fields__}
     return Sampling(**{**began, "step_tokens": max_tokens})
 
@@ -146,14 +146,14 @@ class Job:
         return self.forest.action
 
 
-# Remembers which step of each attempt was done last, so that a record delivered twice is dropped, not searched again.
+# The last step done of each attempt, so that a redelivered record is dropped instead of searched again.
 
 
 class Progress:
-    """The last step of each attempt at a query that this process has done, for the most recent ones.
+    """The last step that this process has done for each of the most recent attempts.
 
-    It is bounded, and lost with the process. A step it no longer knows is done again, which wastes time and changes the
-    result only where the repeat fails (its engine is away, its time is over): that Answer is then the first.
+    It is bounded, and lost with the process. A step that was forgotten is repeated. That wastes time, and changes the
+    result only if the repeat fails (no engine, no time left) and its Answer is the first on the topic.
 
     >>> progress = Progress(most=2)
     >>> progress.done("q", 1)
@@ -162,7 +162,7 @@ class Progress:
     """
 
     def __init__(self, most: int = 10_000) -> None:
-        """Remember at most so many attempts."""
+        """Remember at most `most` attempts."""
         self._most = most
         self._done: OrderedDict[str, int] = OrderedDict()
 
@@ -182,7 +182,7 @@ class Progress:
 
 
 _TURN_TOKENS = 16
-"""Tokens that a chat template puts around a turn, at most; ours takes five."""
+"""Maximum number of tokens that a chat template adds to a turn; ours adds five."""
 
 
 def answer_of(
@@ -198,7 +198,7 @@ def answer_of(
     """Return the Answer with one path of a search.
 
     Args:
-        source: The step the search has come to: its query, and the time spent.
+        source: The step the search has reached: its query, and the time spent.
         forest: The search.
         index: The draft that ends the path; -1 for no path.
         status: How the search ended.
@@ -248,7 +248,7 @@ def overdue(job: Job, *, generate_s: float = 0.0) -> Answer:
 
     Args:
         job: The step.
-        generate_s: Seconds that an engine worked on it; 0 where none had been asked.
+        generate_s: Seconds that an engine worked on it; 0 if it was never sent to one.
     """
     forest = stop(job.forest, "deadline")
     ended = outcome(forest)
@@ -258,7 +258,7 @@ def overdue(job: Job, *, generate_s: float = 0.0) -> Answer:
 
 
 def _cut(job: Job) -> CutStep:
-    """Return the most that a step may have drafted."""
+    """Return an upper bound on the tokens that a step may have drafted."""
     return CutStep(
         parents=tuple(each.parent for each in job.ask.expansions for _ in range(job.ask.n)),
         tokens=job.ask.max_tokens,
@@ -267,7 +267,7 @@ def _cut(job: Job) -> CutStep:
 
 
 def longest_prompt(messages: Sequence[Message]) -> int:
-    """Return the most tokens that a prompt may have. No tokenizer makes more tokens of a text than it has bytes."""
+    """Return an upper bound on a prompt's tokens: no tokenizer makes more tokens from a text than it has bytes."""
     return sum(len(message.text.encode()) + _TURN_TOKENS for message in messages)
 
 
@@ -290,12 +290,12 @@ def failed(
 
 
 def blamed(answer: Answer, cause: Cause, probe: Probe | None = None) -> Answer:
-    """Return an Answer without a text with its cause; it is its model's fault, unless the question may be at fault.
+    """Return an Answer without a text with its cause. It is the model's fault unless the question may be at fault.
 
     Args:
-        answer: A path that was completed before is an answer all the same, and is graded: then nothing is said.
-        cause: What left it without a text.
-        probe: Whether the model answered the operator's question; None where nobody knows.
+        answer: One with a text, from a path that completed earlier, is graded as usual and returned unchanged.
+        cause: Why it has no text.
+        probe: Whether the model passed a probe; None if that is unknown.
     """
     if answer.text is not None:
         return answer
@@ -305,13 +305,13 @@ def blamed(answer: Answer, cause: Cause, probe: Probe | None = None) -> Answer:
 
 
 NEARLY = 0.9
-"""Share of a search's time that a model has used up if nothing but its own slowness can have ended the search."""
+"""Share of a search's time that a model must have spent generating for the search to have ended by its slowness."""
 
 
 def used_up(answer: Answer, rules: SearchRules) -> bool:
-    """Return whether a search ran out of time because its model generated all the while, and gave no text.
+    """Return whether a search ran out of time without a text because its model generated for nearly all of it.
 
-    A query that brought less time than the deployment gives says nothing of the model; nor does waiting.
+    A query with a shorter time-out than the deployment's says nothing about the model, nor does time spent waiting.
     """
     had_s = rules.search_share * rules.timeout_s
     return (answer.text, answer.error) == (None, ran_out("deadline")) and (
@@ -320,7 +320,7 @@ def used_up(answer: Answer, rules: SearchRules) -> bool:
 
 
 def cancelled(source: Decision | Job, why: str) -> Answer:
-    """Return the Answer of a search that nobody waits for any more: status `cancelled`, with what was spent.
+    """Return the Answer of a cancelled search: status `cancelled`, with what was spent.
 
     Args:
         source: The step at which it was cancelled.
@@ -346,7 +346,7 @@ def _without_search(decision: Decision, status: Status, why: str) -> Answer:
 
 
 def ran_out(stopped: Stop | Literal["usd"]) -> str:
-    """Return the words for a budget that stopped a search."""
+    """Return a sentence about the budget that stopped a search."""
     return f"the budget of {stopped} ran out"
 
 
@@ -358,12 +358,11 @@ def _completion(forest: Forest, at: int) -> Completion:
 # The executor's logic: Decision to the first step; Verification to the next step, or to the Answer (§3.3).
 #
 # `begin` and `resume` return the Answer, or a Job: the drafts that an engine has to make. `draft` makes them and
-# returns the SearchStep for the verifier, or for `resume_unscored` where there is none. Nothing is kept between
-# records, because the forest travels in them. `Progress` only remembers which step of a query was done last, so that a
-# record delivered twice is dropped.
+# returns the SearchStep for the verifier, or for `resume_unscored` if there is none. The forest travels in the records,
+# so no state is kept between them; `Progress` only remembers the last step done, to drop redelivered records.
 
 CostSoFar = Callable[[Forest], float]
-"""Returns what a search has cost so far, in eFLOPs. The aggregator knows what costs follow from, so it is passed in."""
+"""Returns what a search has cost so far, in eFLOPs (`agents.reward.outcome.CostModel`)."""
 
 
 def begin(
@@ -376,7 +375,7 @@ def begin(
     verified: bool = True,
     prompts: int = 1,
 ) -> Job | Answer:
-    """Return the first step of a search, or the Answer if the budget does not allow even that.
+    """Return the first step of a search, or the Answer if the budget does not cover even that.
 
     Args:
         decision: The Decision.
@@ -429,7 +428,7 @@ def resume(
 
 
 def resume_unscored(step: SearchStep, *, now_ms: int, cost_so_far: CostSoFar | None = None) -> Job | Answer:
-    """Return the next step of a search that no verifier scores, or its Answer; arguments as `resume` has them."""
+    """Return the next step of a search without a verifier, or its Answer; arguments as in `resume`."""
     job = _after(step, tell_unscored(step.forest, step.forest.step), step.spent)
     return _next(job, now_ms, cost_so_far, step.engine)
 
@@ -450,7 +449,7 @@ def _after(step: SearchStep, forest: Forest, took: Spent) -> Job:
 
 
 def after_control(made: Job | Answer, control_s: float) -> Job | Answer:
-    """Return what search control made with the seconds that it took."""
+    """Return the result of search control with the seconds it took."""
     spent = made.spent.plus(control_s=control_s)
     return replace(made, spent=spent) if isinstance(made, Job) else msgspec.structs.replace(made, spent=spent)
 
@@ -542,7 +541,7 @@ def _next(
 
 
 def _empty(made: Answer) -> Answer:
-    """Return the Answer of a search whose chosen path is complete and holds nothing: what it cost is in its trace."""
+    """Return the Answer of a search whose chosen path is complete but empty; its cost is in the trace."""
     why = "the model gave an empty completion; choose another, or look at its chat template and stop tokens"
     none = msgspec.structs.replace(
         made, status="failed", text=None, complete=False, extracted=None, score=None, answers=(), path=(), depth=0,

@@ -11,13 +11,13 @@ from schemas.forest import Fate, Forest, completes
 
 
 def tell_unscored(forest: Forest, step: int) -> Forest:
-    """Return the forest after search control on a step that nothing scores.
+    """Return the forest after search control on a step without scores.
 
-    Of equals the first count: a configuration that needs scores keeps the first BS paths of each subtree.
+    All paths tie, so a configuration that needs scores keeps the first BS paths of each subtree.
 
     Args:
         forest: The search.
-        step: The step. One that was told already changes nothing.
+        step: The step. Repeating a step changes nothing.
 
     Raises:
         SearchError: the step has not been drafted.
@@ -44,9 +44,9 @@ def _kept(before: int, forest: Forest) -> Fate:
 
 
 def most_frequent(forest: Forest) -> int:
-    """Return the completed path whose answer most of them give, the first of it; -1 while there is none.
+    """Return the first completed path with the most frequent answer; -1 while no path has completed.
 
-    Answers are compared as text without spaces. Where none holds one, that is the first path.
+    Answers are compared as text without spaces. If no path contains an answer, the first path is returned.
     """
     done = [at for at, each in enumerate(forest.drafts) if completes(each.fate, each.finish, forest.limits)]
     answers = {at: extract_boxed(forest.answer(at)) for at in done}

@@ -20,10 +20,10 @@ from schemas.search import Served
 PATH = "/v1/chat/completions"
 
 _ROOM = 16
-"""Tokens that a server's template puts around a message, roughly."""
+"""Approximate number of tokens that a server's chat template adds to a message."""
 
 _TOKEN_BYTES = 3
-"""Bytes of a prompt for each of its tokens, at least for prose and code: the server alone knows its tokenizer."""
+"""Bytes per prompt token, a low estimate for prose and code: the server's tokenizer is not available here."""
 
 
 class ChatEngine:
@@ -46,7 +46,7 @@ class ChatEngine:
     ) -> list[Drafted]:
         """Return `n` answers for each prefix, which has no steps; see `Engine.generate`.
 
-        With one request for each, or one for all of a prefix where the server takes that (`native_n`).
+        Sends one request per answer, or one per prefix if the server supports `n` (`native_n`).
         """
         check_seeds(prefixes, n, seeds)
         asked = [prefix for prefix in prefixes for _ in range(n)]
@@ -98,7 +98,7 @@ class ChatEngine:
         return dialogue
 
     def _most(self, messages: Sequence[dict[str, str]], prefix: Prefix, sampling: Sampling) -> int:
-        """Return the most tokens of an answer: a server refuses what its context may not hold beside the prompt."""
+        """Return `max_tokens` of an answer: servers refuse requests whose prompt and answer may exceed the context."""
         prompt = sum(len(each["content"].encode()) // _TOKEN_BYTES + _ROOM for each in messages)
         bounds = [sampling.step_tokens, self._endpoint.context_tokens - prompt]
         if prefix.max_tokens is not None:
@@ -106,24 +106,24 @@ class ChatEngine:
         return max(1, min(bounds))
 
 
-# What is read of a reply; servers send much more.
+# The fields of a reply that are read; servers send many more.
 
 
 class ContentPart(Struct):
-    """A part of a message that comes in parts."""
+    """One part of a multi-part message."""
 
     text: str = ""
 
 
 class ChatMessage(Struct):
-    """The message of a choice. What it reasons beside its content is billed, and no part of the answer."""
+    """The message of a choice. Its reasoning is billed, but is not part of the answer."""
 
     content: str | list[ContentPart] | None = None
     refusal: str | None = None
 
     @property
     def text(self) -> str:
-        """Return what it says."""
+        """Return its text."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
@@ -137,13 +137,13 @@ class ChatChoice(Struct):
 
 
 class PromptDetails(Struct):
-    """What the prompt's tokens were."""
+    """Breakdown of the prompt's tokens."""
 
     cached_tokens: Count | None = None
 
 
 class CompletionDetails(Struct):
-    """What the completion's tokens were."""
+    """Breakdown of the completion's tokens."""
 
     reasoning_tokens: Count | None = None
 
@@ -158,7 +158,7 @@ class Usage(Struct):
 
     @property
     def billed(self) -> Billed:
-        """Return it as a record has it."""
+        """Return it in the form used in records."""
         prompt, completion = self.prompt_tokens_details, self.completion_tokens_details
         return Billed(
             input=self.prompt_tokens,
@@ -192,7 +192,7 @@ def _drafts(reply: dict[str, Any], model: str, n: int) -> list[Drafted]:
             f"{PATH}: {model}: the reply does not say how many tokens it took (usage), and its cost follows from that; "
             "have the server count them"
         )
-    # Of several choices the server counts the sum alone.
+    # For several choices the server reports only the sum.
     each, more = divmod(read.usage.completion_tokens, n)
     return [
         Drafted(

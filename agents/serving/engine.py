@@ -15,9 +15,9 @@ from schemas.search import Served
 
 # The engine protocol: prefixes in, drafts of one step out.
 #
-# An engine serves one model. It may be vLLM in this process, a remote server or a recording; the search cannot
-# tell. Every draft has its own seed, so a path's text depends on its own identity and not on the rest of the batch,
-# as far as floating-point sums over different batches allow.
+# An engine serves one model: vLLM in this process, a remote server or a recording, all alike to the search. Every draft
+# has its own seed, so a path's text depends on its own identity and not on the rest of the batch, as far as
+# floating-point sums over different batches allow.
 
 
 class Drafted(Struct, frozen=True):
@@ -28,11 +28,11 @@ class Drafted(Struct, frozen=True):
         finish: Why it ended: `separator`, `eos`, `length` (cut at `step_tokens`; the path continues in the middle of
             the step) or `context` (the model's context is full; the path cannot continue).
         tokens: Number of tokens generated, including the end-of-sequence token.
-        prompt_tokens: Length of the prompt before it: template, question and prefix. For a first step, it is L_in of
-            the price.
+        prompt_tokens: Length of the prompt before it: template, question and prefix. For a first step it is L_in in
+            the cost.
         token_ids: The tokens generated, if the engine returns them.
-        billed: What the request that made it was billed, where an upstream counts; of several drafts of one request the
-            first says it.
+        billed: Tokens billed for the request that made it, if an upstream counts them; if one request made several
+            drafts, only the first has it.
     """
 
     text: str
@@ -49,7 +49,7 @@ class Prefix(Struct, frozen=True, kw_only=True):
     Attributes:
         messages: The conversation, as in `Query.chat`.
         steps: The texts of the path's steps, in order, delimiters included; empty for a first step.
-        max_tokens: Most tokens of its drafts, above 0, if fewer than the sampling's `step_tokens`; None for no bound.
+        max_tokens: Maximum tokens per draft, above 0, if below the sampling's `step_tokens`; None for no bound.
     """
 
     messages: tuple[Message, ...]
@@ -71,9 +71,9 @@ class Engine(Protocol):
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
     ) -> list[Drafted]:
-        """Return `n` drafts for each prefix, prefix by prefix.
+        """Return `n` drafts for each prefix, grouped by prefix.
 
-        Cancelling the call stops the work. A failure fails the whole call.
+        Cancelling the call stops the work. If one draft fails, the whole call does.
 
         Args:
             step_id: Names the step in errors and at the server, e.g. `query_id/3`.
@@ -109,9 +109,9 @@ def check_seeds(prefixes: Sequence[Prefix], n: int, seeds: Sequence[int]) -> Non
 
 # From a prefix to the token ids that an engine continues, and from its result to a draft.
 #
-# Records contain a path as text. Encoding a text again may give other tokens than the model generated; then the
-# prefix cache misses and the distribution differs. So the token ids of live paths are remembered here. Only paths
-# that are not remembered, for instance after a restart, are encoded again.
+# Records contain a path as text. Encoding it again may give other tokens than the model generated; then the prefix
+# cache misses and the distribution differs. So the token ids of live paths are cached here, and only paths that are
+# not in the cache, for instance after a restart, are encoded again.
 
 
 class Continuation(Struct, frozen=True):
@@ -122,7 +122,7 @@ class Continuation(Struct, frozen=True):
         question: Digest of its conversation.
         prompt_ids: The whole prompt.
         answer_ids: The end of the prompt: the tokens of the path's steps so far.
-        max_tokens: The least of what the step, the path and the context allow; 0 if the context is full.
+        max_tokens: The smallest of the step's, the path's and the context's limits; 0 if the context is full.
     """
 
     prefix: Prefix
@@ -140,7 +140,7 @@ class Continuer:
         prompts: The model's chat template and tokenizer.
         context_tokens: Its longest prompt plus output.
         instruction: A system message for conversations without one, e.g. to reason step by step.
-        remembered_bytes: Of the token ids of paths.
+        remembered_bytes: Size of the cache of paths' token ids.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Continuer:
         self._last: tuple[tuple[Message, ...], tuple[int, ...], bytes] = ((), (), b"")
 
     def plan(self, prefix: Prefix, sampling: Sampling) -> Continuation:
-        """Return what the engine has to continue.
+        """Return the prompt that the engine continues.
 
         Raises:
             PromptTooLongError: The question alone fills the context. If a path fills it later, nothing is raised; its
@@ -209,7 +209,7 @@ class Continuer:
         return Drafted(text=text, finish=finish, tokens=len(ids), prompt_tokens=prompt_tokens, token_ids=ids)
 
     def _question(self, messages: tuple[Message, ...]) -> tuple[tuple[int, ...], bytes]:
-        """Return prompt and digest of a conversation, made once for all the prefixes of a step: it may be long."""
+        """Return prompt and digest of a conversation, cached because it may be long and all prefixes share it."""
         if messages is not self._last[0]:
             self._last = messages, self._prompts.prompt(self._dialogue(messages)), digest(messages)
         return self._last[1:]

@@ -5,7 +5,7 @@
         ├── EngineEnvironmentError   this process cannot host vLLM as it stands
         ├── EngineStartError         a model could not be loaded
         ├── EngineDiedError          an engine or its thread is gone: restart the process
-        ├── HostClosedError          asked after close()
+        ├── HostClosedError          called after close()
         ├── UnknownEngineError       no engine of that name is hosted here
         ├── DeadlinePassedError      the query's time ran out first
         ├── EndpointSuspendedError   the endpoint's circuit breaker is open
@@ -17,12 +17,12 @@
             ├── EngineUnreachableError   no connection
             ├── EngineBusyError          the server asked to wait (429, 503)
             ├── EngineTimeoutError       no reply in time: it may have done the work, so nothing is sent again
-            └── EngineReplyError         a reply that does not say what was asked: likewise
+            └── EngineReplyError         an invalid reply: not sent again either
 
-Three class attributes say what to do: `retryable` (ask again, later), `fatal` (this process cannot go on
-serving: exit and let the supervisor restart it) and `infrastructure` (says nothing about the query or the
-action, so nothing may be learned from it). `cause` says how the model itself may have failed (`schemas.answer.Cause`):
-from a generator, that outweighs `infrastructure`.
+Three class attributes say what to do: `retryable` (try again later), `fatal` (this process cannot continue: exit and
+let the supervisor restart it) and `infrastructure` (says nothing about the query or the action, so nothing may be
+learned from it). `cause` says how the model itself may have failed (`schemas.answer.Cause`); for a generator it takes
+precedence over `infrastructure`.
 """
 
 from typing import ClassVar
@@ -32,7 +32,7 @@ from schemas.failure import Cause
 
 
 class ServingError(UniscaleError):
-    """A model could not be served. Read the subclass for what to do."""
+    """A model could not be served. The subclass says what to do."""
 
     retryable: ClassVar[bool] = False
     fatal: ClassVar[bool] = False
@@ -57,7 +57,7 @@ class EngineDiedError(ServingError):
 
 
 class HostClosedError(ServingError):
-    """The host or connection is closed. Nothing is served after `close()`; ask the one that took its place."""
+    """The host or connection is closed. Nothing is served after `close()`; use its replacement."""
 
 
 class UnknownEngineError(ServingError):
@@ -69,7 +69,7 @@ class DeadlinePassedError(ServingError):
 
 
 class EndpointSuspendedError(ServingError):
-    """The endpoint failed several times in a row and is not asked for a while. Look at its server."""
+    """The endpoint failed several times in a row and gets no requests for a while. Check its server."""
 
 
 class EndpointRefusedError(ServingError):
@@ -104,7 +104,7 @@ class PromptTooLongError(RequestRefusedError):
 
 
 class EngineFaultError(ServingError):
-    """One attempt failed in a way that another may not."""
+    """An attempt failed; another may succeed."""
 
     retryable = True
 
@@ -116,7 +116,7 @@ class EngineUnreachableError(EngineFaultError):
 class EngineTimeoutError(EngineFaultError):
     """The server did not reply in time. Raise the time-out or lower its load.
 
-    It may have done the work, which may have to be paid: the request is not sent again.
+    The work may have been done and may be billed, so the request is not sent again.
     """
 
     retryable = False
@@ -127,8 +127,8 @@ class EngineBusyError(EngineFaultError):
     """The server asked to wait (429 or 503).
 
     Attributes:
-        asked_s: Seconds it asked for; 0 when it named none.
-        overloaded: Whether it is well and has too much to do (429), rather than not ready (503).
+        asked_s: Seconds of its Retry-After; 0 without one.
+        overloaded: Whether it is healthy but overloaded (429), rather than not ready (503).
     """
 
     asked_s: float = 0.0
@@ -136,7 +136,7 @@ class EngineBusyError(EngineFaultError):
 
 
 class EngineReplyError(EngineFaultError):
-    """The server's reply is not what the protocol promises. The work is done, and the request is not sent again."""
+    """The server's reply violates the protocol. The work has been done, so the request is not sent again."""
 
     retryable = False
     cause = "undecodable"

@@ -38,7 +38,7 @@ from schemas.search import Served
 
 T = TypeVar("T")
 
-# API keys by host: an endpoint is sent its own key and no other.
+# API keys by host: each endpoint receives only its own key.
 
 
 class KeysError(UniscaleError, ValueError):
@@ -47,11 +47,11 @@ class KeysError(UniscaleError, ValueError):
 
 @dataclass(frozen=True)
 class Keys:
-    """Which key goes to which host. Never shown: neither by repr nor in an error.
+    """API keys by host. They never appear in a repr or an error.
 
     Attributes:
-        by_host: Keys by `host` or `host:port`; the latter goes first.
-        by_name: Keys that an entry of the catalogue file names itself, by that name and `host:port`.
+        by_host: Keys by `host` or `host:port`; the latter takes precedence.
+        by_name: Keys that entries of the catalogue file name, by that name and `host:port`.
     """
 
     by_host: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -70,9 +70,9 @@ class Keys:
         Args:
             text: `host=key,host:port=key`.
             shared: A key for the endpoints at `urls`.
-            urls: The endpoints the operator wrote into the catalogue file. A model that a control record adds
-                may carry any address, so the shared key does not go there.
-            named: Name, address and key of the endpoints there that name a key themselves; of no others, for the same
+            urls: The endpoints in the operator's catalogue file. A model added by a control record may have any
+                address, so the shared key is not sent there.
+            named: Name, address and key of the endpoints in that file that name a key; of no others, for the same
                 reason.
 
         Raises:
@@ -91,7 +91,7 @@ class Keys:
         return cls(found, {(name, _host(url)): key for name, url, key in named if key})
 
     def of(self, url: str, name: str = "") -> str:
-        """Return the key of an endpoint, by its name where the endpoint gives one; empty when it has none."""
+        """Return the key of an endpoint, by key name if the endpoint has one; empty if there is no key."""
         host = _host(url)
         if name and (own := self.by_name.get((name, host))):
             return own
@@ -99,7 +99,7 @@ class Keys:
 
 
 def _host(url: str) -> str:
-    """Return `host:port` of an address, with the usual port where it names none; empty for what is not an address."""
+    """Return `host:port` of an address, with the scheme's default port if it has none; empty if it is invalid."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
@@ -108,12 +108,12 @@ def _host(url: str) -> str:
     return f"{parsed.host}:{port}" if parsed.host else ""
 
 
-# Circuit breaker of one endpoint: pure, with the clock handed in.
+# Circuit breaker of one endpoint, without I/O; the clock is passed in.
 #
-# An endpoint that is down, hangs or refuses our key fails every request it is given, often fast. After a few
-# failures in a row its breaker opens: requests are refused here, and heartbeats leave its model out, so the
-# decider chooses another. After a pause the breaker is half-open: requests pass again, and the first outcome
-# decides. Each pause is twice the one before.
+# An endpoint that is down, hangs or refuses our key fails every request, often fast. After a few failures in a row its
+# breaker opens: requests are refused here, and heartbeats omit its model, so the decider chooses another. After a pause
+# the breaker is half-open: requests pass again, and the first outcome closes or reopens it. Each pause is twice the one
+# before.
 
 State = Literal["closed", "open", "half-open"]
 
@@ -122,11 +122,11 @@ FAILURES = 5
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 300.0
 LONGEST_REST_S = 3600.0
-"""Bound on what an endpoint may ask for: it may have meant another unit."""
+"""Upper bound on the pause an endpoint may ask for, in case it used another unit."""
 
 
 class Breaker:
-    """Whether an endpoint may be asked: `FAILURES` in a row open the breaker.
+    """Circuit breaker of an endpoint: `FAILURES` in a row open it.
 
     Args:
         clock: Seconds, monotonic.
@@ -165,14 +165,14 @@ class Breaker:
         self.why = ""
 
     def rest(self, seconds: float, why: str) -> None:
-        """Let no request pass for so long, an hour at most: the endpoint asked for that."""
+        """Block requests for as long as the endpoint asked for, an hour at most."""
         self.why = why
         self._until = max(self._until or 0.0, self._clock() + min(seconds, LONGEST_REST_S))
 
     def failed(self, why: str) -> None:
         """Record a failure of the endpoint.
 
-        What fails while the breaker is open was sent before it opened, and counts no further.
+        A request that fails while the breaker is open was sent before it opened, and is not counted.
         """
         match self.state:
             case "closed":
@@ -188,10 +188,10 @@ class Breaker:
 
 # JSON over HTTP with time-outs, bounded retry and a circuit breaker, for models served elsewhere.
 
-SHOWN_CHARACTERS = 300  # of a server's complaint, in our error
-MOST_REPLY_BYTES = 32 << 20  # decompressed: the scores of a verifier's whole batch, many times over
-PATIENT = 0.2  # of `silent_s`: what a request must have waited itself
-PROBE_S = 5.0  # a server that is back says so at once
+SHOWN_CHARACTERS = 300  # of a server's error message, quoted in ours
+MOST_REPLY_BYTES = 32 << 20  # decompressed; many times the scores of a verifier's whole batch
+PATIENT = 0.2  # share of `silent_s` that a cancelled request must have waited to count as a failure
+PROBE_S = 5.0  # a server that is back answers at once
 _REQUEST_AT_FAULT = (
     httpx.codes.BAD_REQUEST,
     httpx.codes.REQUEST_ENTITY_TOO_LARGE,
@@ -201,18 +201,18 @@ _TRY_AGAIN = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY)
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a server is and how patient to be with it.
+    """Address, time-outs and retries of a server.
 
     Attributes:
         url: Root of the server, before `/v1`, e.g. `http://localhost:8000`.
         api_key: Sent as a bearer token when not empty; never shown in an error.
         connect_timeout_s: Longest wait for a connection.
         read_timeout_s: Longest wait for a reply; a busy server queues.
-        silent_s: Once requests have waited for so long in all, and none was answered, each that is cancelled after a
-            fifth of that counts against the endpoint: a server that hangs must not be asked forever because queries run
-            out of time first.
+        silent_s: After requests have waited this long in total without any reply, each request cancelled after at least
+            a fifth of it counts as a failure of the endpoint. Otherwise queries that run out of time first would keep
+            the breaker of a hanging server closed forever.
         retries: How often a request is tried.
-        connections: Most requests in flight at once.
+        connections: Maximum requests in flight.
         headers: Sent with each request.
     """
 
@@ -233,15 +233,15 @@ class JsonServer:
     """A server that takes and returns JSON.
 
     Args:
-        settings: Where it is.
+        settings: Its address and time-outs.
         sleep: Awaited between attempts with seconds.
-        breaker: Counts what becomes of requests; by default one of its own.
+        breaker: Counts successes and failures; by default a new one.
 
     Attributes:
-        answered: Set once the server has answered at all: before, it may be loading its weights.
-        first: Where set, puts a first question to the server once it is up, and returns what was wrong with the answer:
-            only where nothing was has the server answered. Its breaker bounds how often.
-        why: What was wrong when it was last asked in vain.
+        answered: Set once the server has answered at all: before that, it may be loading its weights.
+        first: If set, sends a first question once the server is up, and returns what was wrong with the answer; the
+            server counts as having answered only if nothing was. The breaker limits how often it is sent.
+        why: Why the last readiness check failed.
     """
 
     def __init__(
@@ -271,22 +271,22 @@ class JsonServer:
             limits=httpx.Limits(
                 max_connections=settings.connections, max_keepalive_connections=settings.connections
             ),
-            # A proxy from the environment must not sit between an executor and its engine unasked.
+            # Ignore proxies set in the environment.
             trust_env=False,
         )
 
     async def post(self, path: str, body: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
-        """Return what `read` makes of the JSON object that a server replies with.
+        """Send a request and return the server's JSON reply as parsed by `read`.
 
         Args:
             path: From the root of the server.
             body: What is sent, as JSON.
-            read: Raises EngineReplyError for an object that does not say what was asked. Only a reply that it can
-                read speaks for the endpoint.
+            read: Parses the reply; raises EngineReplyError if it is invalid. Only a reply that it accepts counts as a
+                success of the endpoint.
 
         Raises:
             RequestRefusedError: the server refuses this request (400, 413, 422).
-            EndpointRefusedError: the server refuses us: whatever else is neither a reply nor a passing fault.
+            EndpointRefusedError: the server refuses us: any other status that is neither a success nor transient.
             EndpointSuspendedError: its breaker is open.
             EngineFaultError: the last attempt failed; the subclass says how.
         """
@@ -305,7 +305,7 @@ class JsonServer:
                 self._idle.set()
 
     async def knock(self) -> None:
-        """Ask a server that has not answered yet for its models, or else its health; any answer but a fault is one."""
+        """Check whether a server that has not answered yet is up, by its models or else its health endpoint."""
         if self.answered.is_set():
             return
         for path in ("/v1/models", "/health"):
@@ -316,7 +316,7 @@ class JsonServer:
             self.why = why
 
     async def _is_answering(self) -> bool:
-        """Return whether the first question was answered; one that takes long is waited for the next time."""
+        """Return whether the first question was answered; if it takes long, the next call goes on waiting for it."""
         if self.first is None:
             return True
         if self._asking is None:
@@ -331,14 +331,14 @@ class JsonServer:
         return not self.why
 
     async def probe(self) -> None:
-        """Ask a half-open endpoint which models it has, so that no query has to find out that it is still down."""
+        """Request the model list of a half-open endpoint, so that no query fails just to find out it is still down."""
         if self.breaker.state != "half-open":
             return
         if why := await self._fault("/v1/models"):
             self.breaker.failed(why)
 
     async def _fault(self, path: str) -> str:
-        """Return why a path has no answer; empty if it has one, of whatever kind."""
+        """Return why a path gave no answer; empty if it gave one of any status."""
         where = self._where(path)
         try:
             async with asyncio.timeout(PROBE_S):
@@ -352,7 +352,7 @@ class JsonServer:
         return ""
 
     async def idle(self) -> None:
-        """Wait until no request is under way."""
+        """Wait until no request is in flight."""
         await self._idle.wait()
 
     async def close(self) -> None:
@@ -378,7 +378,7 @@ class JsonServer:
                 found = read(await self._once(where, "POST", path, content))
             except asyncio.CancelledError:
                 answered, now = False, time.monotonic()
-                # Its own wait counts too: whoever gives a search half a second says nothing of the endpoint.
+                # A short wait says nothing: a client may have given its search half a second.
                 waited = now - began >= self.settings.silent_s * PATIENT
                 if waited and (silent_s := self._silence.seconds(now)) >= self.settings.silent_s:
                     self.breaker.failed(f"{where}: no reply in {silent_s:.0f} s")
@@ -445,7 +445,7 @@ class JsonServer:
 
 
 class _Silence:
-    """How long requests of an endpoint have waited in all since it last answered one; idle time does not count."""
+    """Total time that requests have waited since the endpoint last answered one; idle time does not count."""
 
     def __init__(self) -> None:
         self._waiting = 0
@@ -459,7 +459,7 @@ class _Silence:
         self._waiting += 1
 
     def ended(self, now: float, *, answered: bool) -> None:
-        """Record what became of a request."""
+        """Record the end of a request."""
         self._waiting -= 1
         self._before_s = 0.0 if answered else self.seconds(now)
         self._since = now
@@ -470,7 +470,7 @@ class _Silence:
 
 
 def _has_too_much_to_do(error: ServingError) -> bool:
-    """Return whether an endpoint is well and only busy."""
+    """Return whether an endpoint is healthy but overloaded."""
     return isinstance(error, EngineBusyError) and error.overloaded
 
 
@@ -482,7 +482,7 @@ _ADVICE: dict[int, str] = {
     httpx.codes.NOT_FOUND: "; check endpoint.url, and the model's name there: endpoint.model of a chat endpoint, "
     "endpoint.served_name of an http one",
 }
-"""What to do about a refusal that meets every request alike, by its status."""
+"""What to do about a refusal of every request, by its status."""
 
 
 def _refusal(where: str, status: int, headers: httpx.Headers, data: bytes) -> ServingError:
@@ -494,7 +494,7 @@ def _refusal(where: str, status: int, headers: httpx.Headers, data: bytes) -> Se
         return busy
     if status >= httpx.codes.INTERNAL_SERVER_ERROR or status in _TRY_AGAIN:
         return EngineFaultError(said)
-    # Only what blames the request: a redirect, an empty account or a wrong path meet every request alike.
+    # A redirect, an empty account or a wrong path fails every request alike, so the request is not at fault.
     return RequestRefusedError(said) if status in _REQUEST_AT_FAULT else EndpointRefusedError(said)
 
 
@@ -513,13 +513,13 @@ def _retry_after_s(headers: httpx.Headers) -> float:
     try:
         return max(0.0, float(headers.get("retry-after", "0")))
     except ValueError:
-        return 0.0  # an HTTP date: our own pause is as good
+        return 0.0  # an HTTP date: use our own pause
 
 
 # The engine of a remote vLLM server, at its `/v1/completions`.
 #
-# The prompt is rendered here with the model's own chat template, so a step is continued as exactly as in process.
-# vLLM accepts and returns token ids, and reports which stop string it met.
+# The prompt is rendered here with the model's own chat template, so a step is continued exactly as in process.
+# vLLM accepts and returns token ids, and reports the stop string that ended a completion.
 
 
 class HttpEngine:
@@ -529,7 +529,7 @@ class HttpEngine:
         server: The server.
         model: Its name in the catalogue.
         prompts: Its chat template, from a local copy of its tokenizer.
-        context_tokens: Its longest prompt plus output, with which the server was started.
+        context_tokens: The server's limit on prompt plus output.
         served_name: Its name at the server; empty if it is the same as `model`.
         instruction: A system message for conversations without one.
     """
@@ -588,7 +588,7 @@ class HttpEngine:
 
 
 class CompletionChoice(msgspec.Struct):
-    """The part of a completion that is used; servers send much more."""
+    """The fields of a completion that are used; servers send many more."""
 
     text: str
     finish_reason: Literal["stop", "length", "content_filter"]

@@ -1,8 +1,8 @@
-"""Probes: the operator's question, put to a model whose queries fail, tells a failing model from bad questions.
+"""Probes distinguish a failing model from bad questions: a model whose queries fail is asked the operator's question.
 
-A model may refuse every request (a wrong template, a parameter that it does not know), or be asked what no model would
-answer: a query alone cannot tell. So it is never a client's queries that suspend a model. They make its executor ask a
-question of the operator's, with the parameters of any search; a model that fails it three times in a row is suspended
+A failed query alone does not show the cause: the model may refuse every request (a wrong template, an unknown
+parameter), or no model could have answered. So clients' queries never suspend a model. A failure makes the executor ask
+the operator's question, with the parameters of a usual search; a model that fails it three times in a row is suspended
 until it passes.
 """
 
@@ -19,22 +19,22 @@ from schemas.answer import Probe
 from schemas.query import Message
 
 FRESH_S = 60.0
-"""Seconds for which the outcome of a probe holds."""
+"""Seconds for which the outcome of a probe stays valid."""
 
 MOST_FAILED = 3
-"""Failed probes in a row that suspend a model."""
+"""Number of failed probes in a row after which a model is suspended."""
 
 PAUSES_S = (10.0, 300.0)
-"""Pause after a failed probe, and the bound on those of a suspended model, each twice the one before."""
+"""Pause after a failed probe, and its upper bound: it doubles with each failed probe of a suspended model."""
 
 
 class ProbeRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a deployment says about probes.
+    """A deployment's settings for probes.
 
     Attributes:
-        question: What is asked; any text answers it.
-        timeout_s: Seconds in which the first step must come.
-        per_minute: Most probes of one model in a minute; a provider may charge for them.
+        question: The operator's question; any text counts as an answer.
+        timeout_s: Seconds within which the first step must arrive.
+        per_minute: Maximum probes per minute and model; a provider may charge for them.
     """
 
     question: str = "How much is 2 plus 3?"
@@ -53,7 +53,7 @@ async def ask(
     """Ask a model the operator's question, and return what is wrong with the answer; empty if nothing is.
 
     Raises:
-        ServingError: something else than the model failed.
+        ServingError: something other than the model failed.
     """
     prefix = Prefix(messages=(Message(role="user", content=rules.question),), max_tokens=max_tokens)
     try:
@@ -74,14 +74,14 @@ class Prober:
     """Probes one model while its queries fail.
 
     Args:
-        engine: The model's.
-        sampling: Returns how searches sample it now.
-        rules: The deployment's.
+        engine: The model's engine.
+        sampling: Returns the sampling that searches use now.
+        rules: The deployment's settings.
         clock: Seconds, monotonic.
-        told: Called with whether each probe passed.
+        told: Called after each probe with whether it passed.
 
     Attributes:
-        suspended: Whether it failed so many probes in a row that it is not to be asked.
+        suspended: Whether it failed `MOST_FAILED` probes in a row and gets no queries.
         why: What was wrong with the last probe; empty if it passed.
     """
 
@@ -97,35 +97,35 @@ class Prober:
         self._engine, self._sampling, self._rules = engine, sampling, rules
         self._clock, self._told = clock, told
         self._failed = 0
-        self._ended_s: float | None = None  # of the last probe that said something
+        self._ended_s: float | None = None  # of the last conclusive probe
         self._due_s: float | None = None
         self._began_s: deque[float] = deque()
         self._running: asyncio.Task[None] | None = None
 
     async def verdict(self) -> Probe | None:
-        """Return the outcome of a recent probe, or else of one now.
+        """Return the outcome of a recent probe, or of a new one.
 
-        None if the probes of this minute are used up, or the probe met a fault of the infrastructure.
+        None if this minute's probes are used up, or if the infrastructure failed.
         """
         if (known := self._known()) is not None:
             return known
         if (running := self._started()) is not None:
-            await asyncio.shield(running)  # others wait for it
+            await asyncio.shield(running)  # other callers wait for it too
         return self._known()
 
     def suspect(self) -> None:
-        """Have the model probed soon: a query failed for what may be its fault."""
+        """Schedule a probe: a query failed, possibly through the model's fault."""
         if self._due_s is None:
             passed = self._known()
             self._due_s = self._clock() + (FRESH_S - passed.age_s if passed is not None else 0.0)
 
     def tick(self) -> None:
-        """Begin a probe if one is due. Returns at once."""
+        """Start a probe if one is due, without waiting for it."""
         if self._due_s is not None and self._clock() >= self._due_s:
             self._started()
 
     async def close(self) -> None:
-        """Drop the probe that is running."""
+        """Cancel the running probe."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -135,7 +135,7 @@ class Prober:
         return None if age_s is None or age_s >= FRESH_S else Probe(passed=not self._failed, age_s=age_s)
 
     def _started(self) -> asyncio.Task[None] | None:
-        """Return the probe that is running, or a new one; None if the minute has had its probes."""
+        """Return the running probe, or a new one; None if this minute's probes are used up."""
         if self._running is not None and not self._running.done():
             return self._running
         now_s = self._clock()
@@ -145,7 +145,7 @@ class Prober:
             return None
         self._began_s.append(now_s)
         self._running = asyncio.create_task(self._probe())
-        # Whoever waits is given an error that nobody expects; one that nobody waits for must not end in a warning.
+        # Retrieve the exception, or asyncio warns when no caller awaits the task.
         self._running.add_done_callback(lambda done: done.cancelled() or done.exception())
         return self._running
 
@@ -153,7 +153,7 @@ class Prober:
         try:
             why = await ask(self._engine, self._sampling(), self._rules)
         except ServingError:
-            # Its server is away, or its breaker open: that says nothing of the model.
+            # An unreachable server or an open breaker says nothing about the model.
             self._due_s = self._clock() + PAUSES_S[0]
             return
         self.why, self._ended_s = why, self._clock()

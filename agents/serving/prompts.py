@@ -1,7 +1,7 @@
-"""Chat templates: messages to token ids, as the model's own tokenizer has them.
+"""Chat templates: messages to token ids, with the model's own tokenizer.
 
-Every prompt of a model, in process or over HTTP, generator or verifier, is rendered here, from the tokenizer
-in the model's folder. Needs transformers; imports no vLLM.
+Every prompt, in process or over HTTP, of a generator or a verifier, is rendered here with the tokenizer in the model's
+folder. Needs transformers; imports no vLLM.
 """
 
 import hashlib
@@ -17,18 +17,17 @@ from agents.serving.errors import EngineStartError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Qwen3 thinks aloud unless told not to, and a thinking trace has hundreds of blank lines. Other templates
-# ignore the argument.
+# Without it Qwen3 writes a thinking trace, which has hundreds of blank lines. Other templates ignore the argument.
 TEMPLATE_ARGUMENTS: Mapping[str, Any] = {"enable_thinking": False}
-# Four million tokens a model. In bytes, because clients choose how long a question is.
+# Four million tokens per model. In bytes, because clients choose how long a question is.
 CACHED_BYTES = 16 << 20
-VOCABULARY = 1 << 18  # pieces that are remembered: as many tokens as the largest vocabularies have
+VOCABULARY = 1 << 18  # cached pieces: as many as the largest vocabularies have tokens
 
 Messages = Sequence[tuple[str, str]]  # (role, content)
 
 
 class RecentTokens:
-    """Token ids by the digest of what they encode; beyond a number of bytes, the least recently used are forgotten.
+    """LRU cache of token ids by the digest of what they encode, limited in bytes.
 
     >>> tokens = RecentTokens(most_bytes=2 * (RecentTokens.ENTRY_BYTES + 4))
     >>> for text in ("a", "b", "c"):
@@ -37,16 +36,16 @@ class RecentTokens:
     (None, (99,))
     """
 
-    ENTRY_BYTES = 300  # of an entry beside its ids: digest, array, and their place
+    ENTRY_BYTES = 300  # of an entry without its ids: digest, array, dictionary slot
 
     def __init__(self, most_bytes: int = CACHED_BYTES) -> None:
-        """Remember so many bytes."""
+        """Store at most `most_bytes`."""
         self._most_bytes = most_bytes
         self._bytes = 0
         self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
 
     def get(self, key: bytes) -> tuple[int, ...] | None:
-        """Return the token ids of a digest; None if they are not remembered."""
+        """Return the token ids of a digest; None if they are not cached."""
         found = self._ids.get(key)
         if found is None:
             return None
@@ -54,7 +53,7 @@ class RecentTokens:
         return tuple(found)
 
     def put(self, key: bytes, ids: Sequence[int]) -> None:
-        """Remember token ids, each below 2**32."""
+        """Cache token ids, each below 2**32."""
         self._forget(key)
         self._ids[key] = array("I", ids)
         self._bytes += self.ENTRY_BYTES + 4 * len(ids)
@@ -67,7 +66,7 @@ class RecentTokens:
 
 
 def digest(what: object) -> bytes:
-    """Return 16 bytes that stand for something whose `repr` tells it from others."""
+    """Return a digest of 16 bytes of something's `repr`, which must identify it."""
     return hashlib.blake2b(repr(what).encode(), digest_size=16).digest()
 
 
@@ -116,8 +115,8 @@ class ChatPrompts:
         """
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        # AutoTokenizer (transformers 5) goes by the model type: beside a Qwen2 config it puts Qwen2's own
-        # splitting in place of the file's, which drops every space of a tokenizer built otherwise.
+        # AutoTokenizer (transformers 5) goes by the model type: with a Qwen2 config it replaces the file's
+        # pre-tokenizer with Qwen2's own, which drops every space if the tokenizer was built differently.
         loader = PreTrainedTokenizerFast if (Path(path) / "tokenizer.json").is_file() else AutoTokenizer
         try:
             tokenizer = loader.from_pretrained(path, local_files_only=offline)
@@ -161,7 +160,7 @@ class ChatPrompts:
         return int(found)
 
     def _piece(self, token_id: int) -> str:
-        """Return the text of one token. Called as `piece`, which remembers."""
+        """Return the text of one token. Called through `piece`, which caches it."""
         return self.decode([token_id])
 
     def _render(self, messages: Messages, *, add_generation_prompt: bool) -> str:

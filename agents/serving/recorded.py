@@ -1,13 +1,13 @@
 r"""Recorded searches: what a model wrote and a verifier scored, looked up instead of computed.
 
-For replays of one's own outcomes and for measuring the control plane without an engine. The file is JSON
-lines, one sampled path a line, any number of paths for a question and a model:
+For replaying recorded outcomes and for measuring the control plane without an engine. The file is JSON
+lines, one sampled path per line, any number of paths for a question and a model:
 
     {"question": "2+3?", "model": "mini-m", "path": 0, "prompt_tokens": 9, "steps": [
         {"text": "2+3=5\n\n", "tokens": 6, "score": 0.97, "finish": "separator"},
         {"text": "\\boxed{5}", "tokens": 4, "score": 0.91, "finish": "eos"}]}
 
-Paths with common first steps join into a tree, so that independent samples and whole recorded beam searches
+Paths with common first steps are merged into a tree, so that independent samples and whole recorded beam searches
 are read the same way. A draft is a recorded continuation of its prefix, drawn by its seed with the recorded
 frequencies.
 """
@@ -29,7 +29,7 @@ __all__ = ["RecordedEngine", "RecordedPath", "RecordedStep", "Recording", "write
 
 
 class RecordingError(ServingError):
-    """A recording is unreadable, or does not hold what was asked for. Record it, or ask for what is there."""
+    """A recording is unreadable, or does not contain what was requested. Record it, or request what is there."""
 
 
 class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +46,8 @@ class RecordedPath(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         question: As the verifier reads it: the user's messages.
-        model: Who wrote it.
-        path: Number of the sample, for whoever reads the file.
+        model: The model that generated it.
+        path: Number of the sample; informative only.
         steps: In order; at least one, the last usually with the finish `eos`.
         prompt_tokens: Tokens of the rendered question.
     """
@@ -64,12 +64,12 @@ class RecordedPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedNode:
-    """A prefix that was recorded, and everything that followed it. `step` is None at the root."""
+    """A recorded prefix and all of its continuations. `step` is None at the root."""
 
     def __init__(self, step: RecordedStep | None, prompt_tokens: int) -> None:
         self.step = step
         self.prompt_tokens = prompt_tokens
-        self.followers: list[RecordedNode] = []  # with repetition: one entry a recorded path
+        self.followers: list[RecordedNode] = []  # with repetition: one entry per recorded path
         self._by_text: dict[tuple[str, Finish], RecordedNode] = {}
 
     def follow(self, step: RecordedStep, prompt_tokens: int) -> "RecordedNode":
@@ -81,7 +81,7 @@ class RecordedNode:
         return self._by_text[key]
 
     def child(self, text: str) -> "RecordedNode | None":
-        """Return the node of a text, preferably one that goes on."""
+        """Return the child with a text, preferably one that has continuations."""
         finishes: tuple[Finish, ...] = ("separator", "length", "eos", "context")
         return next(
             (self._by_text[text, finish] for finish in finishes if (text, finish) in self._by_text), None
@@ -96,8 +96,8 @@ class Recording:
     """Recorded paths by question and model.
 
     Args:
-        paths: In any order. A question that was not recorded is answered as one that was, always the same for the
-            same text, so that load tests may ask others.
+        paths: In any order. A question that was not recorded is mapped to one that was, always the same one for the
+            same text, so that load tests may ask any question.
     """
 
     def __init__(self, paths: Iterable[RecordedPath]) -> None:
@@ -131,12 +131,12 @@ class Recording:
         return node.followers[seed % len(node.followers)]
 
     def scored(self, question: str, steps: Sequence[str]) -> RecordedNode:
-        """Return the recorded node at the end of a path, whichever model wrote it.
+        """Return the recorded node at the end of a path, of whichever model.
 
-        The client's own bounds may have cut the last step: then it is the first recorded step that begins with it.
+        If the client's own bounds cut the last step, it is the first recorded step that begins with it.
 
         Raises:
-            RecordingError: No model wrote this path.
+            RecordingError: No model generated this path.
         """
         for model in self._of(question):
             try:
@@ -237,9 +237,9 @@ class RecordedEngine:
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
     ) -> list[Drafted]:
-        """Return `n` recorded drafts for each prefix; `sampling` was fixed when they were recorded.
+        """Return `n` recorded drafts for each prefix; `sampling` is ignored, as it was fixed by the recording.
 
-        A recording says how many tokens a step has, and not where they end. So a step that is longer than the prefix's
+        A recording has the number of tokens of a step, but not their boundaries. So a step longer than the prefix's
         `max_tokens` is cut after the same share of its characters, at least one.
 
         Raises:
@@ -257,7 +257,7 @@ class RecordedEngine:
 
     def _draft(self, prefix: Prefix, seed: int) -> Drafted:
         node = self._recording.draw(question_of(prefix.messages), self.model, prefix.steps, seed)
-        assert node.step is not None  # only a root has none, and a root follows nothing
+        assert node.step is not None  # only a root has none, and a root is nobody's child
         text, finish, tokens = node.step.text, node.step.finish, node.step.tokens
         if prefix.max_tokens is not None and tokens > prefix.max_tokens:
             text, finish = text[: max(1, len(text) * prefix.max_tokens // tokens)], "length"

@@ -27,22 +27,22 @@ from schemas.search import Served
 
 # The models of one process, loaded in the background: each is loading, ready, suspended or failed, and says why.
 #
-# A model that cannot be loaded harms nobody but itself. It is tried again after a while, or at once when its
+# A model that cannot be loaded does not affect the others. Loading is retried after a while, or at once when its
 # catalogue entry changes.
 
 log = logging.getLogger(__name__)
 
 MAX_WHY = 300
-"""Characters that say why a model is not ready: they travel in every heartbeat."""
+"""Maximum characters of the reason why a model is not ready: it is part of every heartbeat."""
 
 _FIRST_TOKENS = 8
-"""Of the answer to the first question, the operator's, which an engine in this process is asked before a client's. One
-that dies of any question dies of this one, while no record is in flight that would be blamed for the death."""
+"""Tokens of the answer to the operator's question, which an engine in this process gets before any client's. An engine
+that any question crashes crashes here, while no record is in flight that would be blamed for the crash."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that can be asked, and the server it is asked at, if it is one."""
+    """A loaded model's engine, and its server if it is remote."""
 
     engine: Engine
     server: JsonServer | None = None
@@ -63,12 +63,12 @@ class _Place:
 
 
 class ModelRegistry:
-    """Loads models and knows their state.
+    """Loads models and tracks their states.
 
     Args:
         load: Loads or connects one model; called for one model at a time.
         clock: Seconds, monotonic.
-        retry_s: A model that failed to load is tried again after so long.
+        retry_s: Seconds until a model that failed to load is tried again.
         probes: How models whose queries fail are probed.
 
     Attributes:
@@ -93,16 +93,16 @@ class ModelRegistry:
         self._replaced: dict[Loaded, asyncio.Task[None]] = {}
 
     def want(self, models: Iterable[Model]) -> None:
-        """Start to load what is new, what changed, and what failed long enough ago. Returns at once."""
+        """Start loading models that are new, have changed, or failed `retry_s` ago, without waiting for them."""
         for model in models:
             place = self._places.get(model.name)
             if place is None or _runs_differently(place.entry, model) or self._is_due(place):
                 new = self._places[model.name] = _Place(model)
                 new.task = asyncio.create_task(self._loaded(new, place))
-                # Whoever waits is given the error; a model that nobody waits for must not end in a warning.
+                # Retrieve the exception, or asyncio warns when no caller awaits the task.
                 new.task.add_done_callback(lambda done: done.cancelled() or done.exception())
             else:
-                place.entry = model  # how it is sampled may have changed
+                place.entry = model  # its sampling may have changed
 
     async def get(self, model: Model) -> Engine:
         """Return the engine of a model, once it is loaded, and its server has answered.
@@ -128,7 +128,7 @@ class ModelRegistry:
         return None if place is None or place.prober is None else await place.prober.verdict()
 
     def suspect(self, model: str) -> None:
-        """Have a model probed soon, because it failed a query."""
+        """Schedule a probe of a model that failed a query."""
         place = self._places.get(model)
         if place is not None and place.prober is not None:
             place.prober.suspect()
@@ -137,8 +137,8 @@ class ModelRegistry:
         """Wait until every model is ready or has failed.
 
         Raises:
-            ServingError: none is ready; the error of the first. Or one that died of its first question took others of
-                this process with it.
+            ServingError: no model is ready (the first one's error), or one crashed on its first question and took
+                others in this process with it.
         """
         places = self._places.values()
         outcomes = await asyncio.gather(*(place.task for place in places), return_exceptions=True)
@@ -151,7 +151,7 @@ class ModelRegistry:
             raise failures[0]
 
     async def probe(self) -> None:
-        """Ask endpoints that have not answered yet, or whose breaker is half-open; begin the probes that are due."""
+        """Check endpoints that have not answered yet or whose breaker is half-open; start the probes that are due."""
         for prober in self._probers():
             prober.tick()
         servers = [each.server for each in self._ready() if each.server is not None]
@@ -197,7 +197,7 @@ class ModelRegistry:
                 raise EngineStartError(f"{model.name}: {type(error).__name__}: {error}") from error
 
     async def _close_idle(self, loaded: Loaded) -> None:
-        """Close an engine whose place another has taken, once what it was asked is answered."""
+        """Close a replaced engine once its requests in flight are answered."""
         if loaded.server is not None:
             await loaded.server.idle()
         await loaded.engine.close()
@@ -228,19 +228,19 @@ class ModelRegistry:
 
 
 async def _ask(loaded: Loaded, model: Model, rules: ProbeRules) -> None:
-    """Put the first question to an engine of this process. Whether it answers well and in time, the first queries show.
+    """Ask an engine in this process its first question. Only a crash counts, not a bad or late answer.
 
     Raises:
-        EngineStartError: the engine died of it.
+        EngineStartError: the engine crashed.
     """
     if loaded.server is not None:
-        return  # its death is not this process's
+        return  # a remote engine cannot crash this process
     try:
         await ask(loaded.engine, model.sampling, rules, step_id="first question", max_tokens=_FIRST_TOKENS)
     except EngineDiedError as error:
         raise EngineStartError(f"{model.name}: died of its first question: {error}") from error
     except ServingError:
-        pass  # it lives
+        pass  # it did not crash
 
 
 def _is_ready(task: "asyncio.Task[Loaded]") -> bool:
@@ -248,7 +248,7 @@ def _is_ready(task: "asyncio.Task[Loaded]") -> bool:
 
 
 def _runs_differently(before: Model, after: Model) -> bool:
-    """Return whether an entry changed in what is run, and not only in how it is described or priced."""
+    """Return whether a change of an entry affects what is run, not only its description or price."""
     return any(
         getattr(before, name) != getattr(after, name) for name in ("checkpoint", "endpoint", "engine")
     ) or (before.sampling.thinking != after.sampling.thinking)
@@ -257,23 +257,23 @@ def _runs_differently(before: Model, after: Model) -> bool:
 # From a catalogue entry, generator or verifier, to where it runs: vLLM in this process, or a server elsewhere.
 
 CPU_BLOCK_TOKENS = (
-    32  # vLLM's own 128 are longer than most prompts of the mini family, and nothing would be shared
+    32  # vLLM's default of 128 is longer than most prompts of the mini family, so nothing would be shared
 )
 
 
 class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a deployment says about where its models run; the catalogue says the rest.
+    """A deployment's settings for running models; the rest is in the catalogue.
 
     Attributes:
-        folder: Where relative checkpoints start: the repository root.
+        folder: What relative checkpoint paths are relative to: the repository root.
         device: `cpu`, or `gpu` to leave block sizes to vLLM.
-        offline: Never ask the Hugging Face hub; checkpoints must be folders.
+        offline: Never access the Hugging Face hub; checkpoints must be folders.
         threads: Torch threads of the engine thread; None leaves torch's choice.
         keys: API keys of HTTP endpoints, by host.
         retries: How often a request to a model is tried.
         instruction: A system message for conversations without one, e.g. to reason step by step. The mini family is
             trained without one.
-        verifier_system: A system message of the verifier, where it was trained with one (Qwen2.5-Math-PRM).
+        verifier_system: The verifier's system message, if it was trained with one (Qwen2.5-Math-PRM).
         probes: How models whose queries fail are probed.
     """
 
@@ -291,11 +291,11 @@ class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> HostedModel:
     """Return how vLLM hosts a catalogue entry in this process.
 
-    The entry's `kv_cache_bytes` is used, but never less than one sequence of full length needs, without which
-    vLLM would refuse to start.
+    The KV cache is the entry's `kv_cache_bytes`, but at least one sequence of full length; with less, vLLM refuses to
+    start.
 
     Raises:
-        EngineStartError: the entry asks for several GPUs, which one process thread cannot drive.
+        EngineStartError: the entry asks for several GPUs, which one thread cannot drive.
     """
     engine, shape = entry.engine, entry.architecture
     assert shape is not None, "an entry of this process has one"
@@ -315,7 +315,7 @@ def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> Hoste
         max_sequences=engine.max_sequences,
         kv_cache_bytes=kv_cache_bytes(shape, engine),
         block_tokens=block_tokens,
-        # A verifier reads a prompt once, and vLLM does not read the cache for token classification anyway.
+        # A verifier reads each prompt once, and vLLM does not use the cache for token classification anyway.
         prefix_caching=not verifies,
         step_tag_id=entry.step_tags.tag_id if isinstance(entry, VerifierModel) and entry.step_tags else None,
     )
@@ -343,14 +343,14 @@ def server_of(entry: Model | VerifierModel, options: HostingOptions) -> JsonServ
             headers=endpoint.headers,
             read_timeout_s=endpoint.timeout_s,
             retries=options.retries,
-            # A verifier's request holds many prompts, a generator's one draft of a step of 64.
+            # A verifier's request contains many prompts, a generator's one of a step's 64 drafts.
             connections=4 * entry.engine.max_sequences,
         )
     )
 
 
 def served_name(entry: Model | VerifierModel) -> str:
-    """Return what an entry's model is called at its server."""
+    """Return the name of an entry's model at its server."""
     return entry.endpoint.served_name or entry.checkpoint
 
 
@@ -380,10 +380,10 @@ async def start_host(options: HostingOptions) -> EngineHost:
 
 
 async def load_into(host: EngineHost, entry: Model | VerifierModel, options: HostingOptions) -> None:
-    """Load an entry into a started host, in place of a model of the same name.
+    """Load an entry into a started host, replacing a model of the same name.
 
     Raises:
-        EngineStartError: it could not be loaded. The host goes on serving its other models.
+        EngineStartError: it could not be loaded. The host continues to serve its other models.
     """
     if entry.name in host.context_tokens:
         await asyncio.wrap_future(host.unload(entry.name))
@@ -469,7 +469,7 @@ class GroupEngines(ModelRegistry):
         clock: Seconds, monotonic.
 
     Attributes:
-        host: Of those that run in this process; None while there are none.
+        host: Host of the engines in this process; None while there are none.
     """
 
     def __init__(
@@ -495,7 +495,7 @@ class GroupEngines(ModelRegistry):
             return Loaded(RecordedEngine(self._recording, model.name))
         if model.endpoint.kind == "http":
             server = server_of(model, options)
-            # Reading a tokenizer takes seconds, during which searches of other models continue.
+            # Reading a tokenizer takes seconds; searches with other models continue meanwhile.
             prompts = await asyncio.to_thread(prompts_of, model, options)
             engine = HttpEngine(
                 server,
@@ -515,7 +515,7 @@ class GroupEngines(ModelRegistry):
 
 
 def chat_engine(model: Model, options: HostingOptions) -> Loaded:
-    """Return the engine of a chat endpoint. It is ready once its server has given one token.
+    """Return the engine of a chat endpoint. It is ready once its server has generated one token.
 
     Raises:
         EngineStartError: the key that its entry names is not there.

