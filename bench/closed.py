@@ -119,7 +119,7 @@ class _Writer:
         self.rows: dict[bytes, bytes] = {}
         self.ends = {self.changelog: 0, self.topics.snapshot: 0}
         self.producer = kafka_clients.producer(settings, linger_ms=20, batch_size=1 << 19)
-        self.log = self.clock = self  # of which only offsets and the time are asked
+        self.log = self.clock = self  # only offsets and the time are used
         self.reading = 1  # of an empty log
         self._pending: list[Any] = []
 
@@ -288,7 +288,8 @@ def _recovery_seconds(port: int) -> dict[str, float]:
 def _again(settings: Settings, encoder: Encoder, queries: int, seq: int) -> int:
     """Send Contexts of ended queries, half of them from another origin; return how many were refused as duplicates.
 
-    While its row is still in the log, one from its own origin gets the Decision from before `seq` again.
+    While its row is still in the log, a Context from the original origin gets its Decision again, with a number below
+    `seq`.
     """
     topics, rng = Topics(settings), np.random.default_rng(1)
     producer = kafka_clients.producer(settings)

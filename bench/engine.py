@@ -37,7 +37,7 @@ REPEATS = 2
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is searched: the first questions of a file, under one action of the catalogue's largest model."""
+    """The searches: the first questions of a file, with one action of the catalogue's largest model."""
 
     catalogue: str
     questions: str
@@ -222,7 +222,7 @@ async def time_search(plan: EnginePlan, folder: Path) -> None:
     kept = msgspec.json.decode((folder / "scores.json").read_bytes(), type=dict[str, Scored])
 
     async def score(step: SearchStep) -> Sequence[Scored]:
-        # A draft in another batch may differ in the last bits of its logits and so, rarely, in its text.
+        # In another batch a draft's logits may differ in the last bits and so, rarely, its text.
         return [kept.get(_key(step, i), Scored(score=0.5, tokens=1)) for i in step.forest.pending]
 
     with EngineHost(threads=1) as host:
@@ -291,5 +291,5 @@ def main(part: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
-    # Everything is written; some of vLLM's threads abort an interpreter that ends before them.
+    # All results are written. A normal exit may abort, because some of vLLM's threads outlive the interpreter.
     os._exit(0)

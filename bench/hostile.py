@@ -1,19 +1,19 @@
 """Effect of one hostile tenant of six, with every permission of the scope `ask`, on the five others.
 
-The product's own services and gateway run in memory, on a clock of their own, with a recorded engine made from
-`experiments/data/mixed.parquet`. Five honest tenants, whose keys teach, ask in rounds of forty questions each, which
-keep the deployment busy; the sixth begins before them and asks as many as all of them, as many at a time as its key may
-have in flight. The same honest questions, in the same order, are asked alone, alone again with other delays (what is
-known at a decision depends on them: the yardstick for chance), beside an honest sixth tenant that asks as much, and
-beside a hostile one of each kind.
+The product's own services and gateway run in memory, on a virtual clock, with a recorded engine made from
+`experiments/data/mixed.parquet`. Five honest tenants, whose keys teach, send rounds of forty questions each, which
+keep the deployment busy. The sixth starts before them and sends as many as the five together, with as many in flight as
+its key allows. The same honest questions, in the same order, are run alone, alone with other delays (decisions depend
+on what is known when they are made, so this measures chance), with an honest sixth tenant that sends as many questions,
+and with a hostile one of each kind.
 
-**The criterion.** Every figure is compared within a seed; over the seeds the mean has Student's interval at 95 %. For
-accuracy, cost and regret the kinds share one spread: none is to change what is learned, so all differ by the same
-chance. A bound is met where the whole interval lies within it. Accuracy, cost and waiting are compared with the mean of
-the two runs of the honest five alone (1 point, 5 %, twice; a wait below 0.1 s counts as 0.1 s), decider time and bytes
-with the honest sixth. Regret is what the cheapest single configuration that is right nearly as often as the best would
-have earned more, in correctness less a tenth of the cost in its units: 1 point and 5 % of that cost make 1.5 points. Of
-bytes on disk, the sixth's questions as it sent them do not count: a key is let in with 64 MiB a minute.
+**The criterion.** Every figure is compared within a seed; over the seeds the mean has Student's 95 % interval. For
+accuracy, cost and regret all kinds share one spread: none should change what is learned, so all differ by chance alone.
+A bound is met if the whole interval lies within it. Accuracy, cost and waiting time are compared with the mean of the
+two runs of the honest five alone (1 point, 5 %, twice; a wait below 0.1 s counts as 0.1 s), decider time and bytes with
+the run with an honest sixth. Regret is measured against the cheapest single configuration that is right nearly as often
+as the best, in correctness minus a tenth of the cost relative to that configuration's: 1 point and 5 % of that cost
+make 1.5 points. Bytes on disk exclude the sixth's own questions, because a key may send 64 MiB per minute.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ from streams.settings import Settings
 RECORDING: Final = Path("experiments/data/mixed.parquet")
 HONEST: Final = ("a", "b", "c", "d", "e")
 EACH: Final = 40
-"""Questions of each honest tenant in a round; the sixth asks as many as all of them."""
+"""Questions of each honest tenant per round; the sixth sends as many as all of them together."""
 
 PLACES: Final = 30
 """Queries in flight, whether five or six tenants are active; a round is larger, so that queries wait."""
@@ -89,7 +89,7 @@ class Corpus(NamedTuple):
     Attributes:
         questions: All questions.
         paths: Outputs of the models.
-        usual: Correctness less a tenth of the cost, in units of `unit`, of the configuration that regret is taken to.
+        usual: Correctness minus a tenth of the cost, in units of `unit`, of the configuration regret is relative to.
         unit: Its mean cost.
     """
 
@@ -101,10 +101,10 @@ class Corpus(NamedTuple):
 
 @cache
 def corpus() -> Corpus:
-    """Return the live questions of a recording, and paths whose best of many are what was recorded of it.
+    """Return the live questions of a recording, and paths that reproduce its outcomes.
 
-    Of each model the path of one sample stands four times among the recorded, what four samples or beams found twice,
-    what sixteen and 64 found once: a search draws among them by its seed.
+    A search draws among the paths of its model by its seed: the path of a single sample is included four times, that of
+    four samples or beams twice, and those of sixteen and 64 once.
     """
     table = load_recording(RECORDING)
     numbers = ((each.question_id, as_number(str(each.reference))) for each in questions_in(RECORDING))
@@ -132,7 +132,7 @@ def corpus() -> Corpus:
 
 
 def _paths(table: Outcomes, at: int, arm: int, known: Answered) -> Iterator[RecordedPath]:
-    """Yield the path that a configuration returned for a question, as often as it stands among the model's."""
+    """Yield the path that a configuration returned for a question, as often as it is included."""
     of = table.arms[arm]
     cell = {name: float(table.extra[name][0, at, arm]) for name in ("depth", "tokens", "drafts")}
     depth, a_step = max(1, round(cell["depth"])), max(1, round(cell["tokens"] / max(cell["drafts"], 1.0)))
@@ -208,7 +208,7 @@ BUSY: Final = ("an honest sixth",)
 """Setting that hostile ones are compared with."""
 
 UNTAUGHT: Final = "hard questions, and no key teaches"
-"""Not bound by what `teach` promises: the honest keys do not have it, and plain questions of all teach."""
+"""The bounds do not apply: no honest key has the scope `teach`, so everyone's plain questions are learned from."""
 
 
 def _sixth(setting: str, at: int, traffic: _Mixture) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class _Clock:
 
 @contextmanager
 def _watched(clock: _Clock) -> Iterator[None]:
-    """Let the decider's two functions count their time; embed each text and read the recording once for all lives."""
+    """Time the decider's two functions; embed each text and read the recording only once for all runs."""
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Decider, *args: Any) -> Any:
@@ -420,7 +420,7 @@ class _Trial:
             except ApiError:
                 self.refused += 1
                 if body == (plain := _body(self.traffic.hard[at])):
-                    await asyncio.sleep(1.0)  # its bytes of a minute are used up
+                    await asyncio.sleep(1.0)  # it has reached its bytes per minute
                 body = plain
         if "feedback_wait_s" in body.get("uniscale", {}):
             who = self.gateway.gate.credential(self.keys[SIXTH])
@@ -636,12 +636,12 @@ def measure(
     """Run every setting that is not in the journal yet; write the report, and return its rows.
 
     Args:
-        settings: What the sixth tenant does; the yardsticks come first.
-        priors: From what the learner starts.
-        seeds: Of traffic and timing.
-        outcomes: Of the honest five, and of the sixth.
-        out: A folder for `lives.jsonl`, the journal, `report.json` and `report.md`.
-        say: Called with a line after each.
+        settings: Behaviours of the sixth tenant; the baselines come first.
+        priors: Initial states of the learner.
+        seeds: Seeds of traffic and timing.
+        outcomes: Questions of the honest five, and as many of the sixth.
+        out: Folder for `lives.jsonl` (the journal), `report.json` and `report.md`.
+        say: Called with a line after each run.
     """
     out.mkdir(parents=True, exist_ok=True)
     journal = out / "lives.jsonl"

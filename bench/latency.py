@@ -36,7 +36,7 @@ _NAMES: Final = {
     "transit_s": "transit",
     "control_s": "rest_of_search",
 }
-"""Rows by component of `Spent`, under the names of `experiments.rerun.latency_table` where it has them."""
+"""Row names by component of `Spent`; the same as in `experiments.rerun.latency_table` where both exist."""
 
 
 def ask(settings: Settings, queries: int, folder: Path, say: Callable[[str], None]) -> list[Timeline]:

@@ -5,7 +5,7 @@ twice a second from before the services start until the last Answer; the figure 
 the peak sum at one moment.
 
     python -m bench memory --queries 60
-    python -m bench memory --large 10000                    # and so many requests of a megabyte each, over HTTP
+    python -m bench memory --large 10000                    # then 10,000 requests of a megabyte each, over HTTP
     python -m bench memory --large 200 --bytes 100000       # that the mini family's contexts can hold
     python -m bench memory --large 200 --bytes 100000 --ceiling 50    # with 50 MB more than when they were ready
     python -m bench memory --open 100000                    # open rows, in the decider alone (`open_rows`)

@@ -49,7 +49,7 @@ class _Runtime:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.topics, self.service = settings, Topics(settings), "decider"
         self.metrics = Metrics(self.service)
-        self.log = self.clock = self  # of which only offsets and the time are asked
+        self.log = self.clock = self  # only offsets and the time are used
         self.records = 0
         self.written: dict[str, int] = {"rows": 0, "snapshots": 0}
         self.rows = FileRows(settings.state_path())

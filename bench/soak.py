@@ -1,19 +1,18 @@
 """A deployment under steady load for hours: do memory, descriptors or loop lag grow, and is the log complete?
 
-A soak runs every service, the gateway too, with a recorded engine and everything else as it ships, asks over HTTP at a
-steady rate, and appends one JSON line for each process every ten seconds to a file. The report pools the soaks of
-several files or runs:
+A soak runs every service including the gateway, with a recorded engine and otherwise default settings, sends requests
+over HTTP at a steady rate, and every ten seconds appends one JSON line per process to a file. The report pools the
+soaks of several files:
 
     python -m bench soak out/soak/1.jsonl --minutes 100                   # about half a core with Apache Kafka
     python -m bench soak --report out/soak/1.jsonl out/soak/2.jsonl       # exits with 1 if something grows, or is lost
 
-**The criterion**, written down before the first soak. Samples of the first 20 minutes are left out: by then every
-bounded store is full (`gateway_recent` 2,000, `snapshot_every` 1,000, ten queries a second). The rest of a soak is cut
-into blocks of ten minutes, and a block's figure is the median of its samples. Least squares fits one slope with a level
-of its own for each soak to the figures of the blocks; medians of ten minutes are nearly independent (the report prints
-their correlation with the block before), so its interval is Student's, at 95 % for all services and measures together
-(Bonferroni). No slope may lie above `MOST_AN_HOUR` beyond what is stated to grow (`GROWS`): the interval's upper end
-is compared.
+**The criterion**, written down before the first soak. Samples of the first 20 minutes are ignored: by then every
+bounded store is full (`gateway_recent` 2,000, `snapshot_every` 1,000, ten queries a second). The rest of a soak is
+divided into blocks of ten minutes, each represented by the median of its samples. Least squares fits a common slope,
+with a separate intercept per soak, to the medians. These are nearly independent (the report prints the correlation of
+adjacent blocks), so the slope's interval is Student's, at 95 % for all services and measures together (Bonferroni). Its
+upper end must not exceed `MOST_AN_HOUR` plus the documented growth (`GROWS`).
 
 Loop lag is how late a callback runs, minus the lateness of an idle thread at the same time, which is caused by other
 work on the machine.
@@ -112,7 +111,7 @@ def soak(
 
     Args:
         settings: Base settings; limits and ports are set here.
-        broker: A running broker, of which no other topics are touched.
+        broker: A running broker; only the soak's own topics are used.
         minutes: Duration of the load.
         rate: Queries per second, regardless of earlier ones.
         out: A file of JSON lines, which is appended to.

@@ -1,4 +1,4 @@
-"""Alternating runs and their medians: a machine's speed drifts, so compared configurations take turns.
+"""Alternating runs and their medians: a machine's speed drifts, so the configurations to compare alternate.
 
 A round measures every configuration once, each on a new broker. Another checkout, for example of an earlier commit,
 measures its rounds with its own command and writes JSON; rounds of the two alternate on the same machine.

@@ -1,4 +1,4 @@
-"""AttemptFailed: a search that came to nothing before any of its text was sent, so that another model may be asked."""
+"""AttemptFailed: a search that failed before any of its text was sent, so that another model may be tried."""
 
 from typing import ClassVar
 
@@ -10,11 +10,10 @@ from schemas.record import Record
 class AttemptFailed(Record, frozen=True, kw_only=True, tag="attempt-failed.v1"):
     """An attempt that failed. Key: policy shard. Its value is a zstd frame. The first per (query_id, attempt) counts.
 
-    The decider alone follows it: with the Decision of the next attempt, or with the Answer that it carries.
+    Only the decider handles it: it sends the Decision of the next attempt, or the Answer that this record carries.
 
     Attributes:
-        answer: The Answer that ends the query if nothing else can be tried; it says what ran, what that took, and whose
-            fault it was.
+        answer: The Answer that ends the query if nothing else can be tried. It contains the action, time and fault.
     """
 
     framed: ClassVar[bool] = True
@@ -22,7 +21,7 @@ class AttemptFailed(Record, frozen=True, kw_only=True, tag="attempt-failed.v1"):
     answer: Answer
 
     def __post_init__(self) -> None:
-        """Refuse an attempt that has not failed, or that nobody decided."""
+        """Refuse an attempt that has not failed, or that has no Decision."""
         answer = self.answer
         if answer.status != "failed" or answer.text is not None:
             why = (

@@ -58,9 +58,9 @@ class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"
 
 
 class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
-    """What a model of the catalogue charges from now on. Key: `price/<name>`.
+    """The price of a catalogue's model from now on. Key: `price/<name>`.
 
-    A later CatalogueEntry for the model replaces it with what that entry says.
+    A later CatalogueEntry for the model overrides it.
 
     Attributes:
         name: The model's name.
@@ -85,7 +85,7 @@ class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
 
     @property
     def rate(self) -> Rate:
-        """Return what it charges."""
+        """Return the price factor, or the prices."""
         return self.prices if self.factor is None else self.factor  # type: ignore[return-value]  # one is there
 
     @property

@@ -25,8 +25,8 @@ Cohort = Literal["policy", "control"]
 """Whether the policy chose, or the query belongs to the control group, which always takes one action."""
 
 Verified = Literal["all", "some", "none"]
-"""Which models of the catalogue, whatever their health, a verifier scores. all: each, by the same one. some: not all,
-or by different ones. none: not one."""
+"""Which models of the catalogue have a verifier, whatever their health. all: all of them, the same one. some: not all,
+or different ones. none: none."""
 
 
 class ScoredAction(Struct, frozen=True, kw_only=True):
@@ -97,10 +97,9 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         propensity_error: Standard error of that estimate; 0 when exact.
         appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from here.
         price_factor: Price factor of the action's model at this time; later changes do not affect this query.
-        prices: Likewise its prices, where costs are in USD; None where they are eFLOPs.
+        prices: Likewise its prices if costs are in USD; None if they are in eFLOPs.
         spent: Where its time has gone so far.
-        verified: Which models a verifier scored when it was made. Unless `all`, no score stands in for a correctness
-            that nobody told.
+        verified: Which models had a verifier when it was made. Unless `all`, no score replaces an unknown correctness.
         attempt: Which attempt at the query it is, 1 for the first. A later one has the objective and the cohort of the
             first and is never `randomised`; its propensity is given what was excluded.
         excluded: Models left out because an earlier attempt failed on them, or on the server that they share with it.
@@ -143,7 +142,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         """Refuse a decision that no executor could run."""
         check_group("Decision", self.group)
         numbers = [each.attempt for each in self.earlier]
-        # No list as long as a record claims to have attempts.
+        # Compare the lengths first: a record may claim any number of attempts.
         if len(numbers) != self.attempt - 1 or numbers != list(range(1, self.attempt)):
             why = f"is not attempts 1 to {self.attempt - 1}; give each that failed before attempt {self.attempt}"
             raise InvalidField("Decision", "earlier", why)

@@ -1,11 +1,11 @@
 """The one error tree.
 
-    UniscaleError                   anything this product refuses
+    UniscaleError                   base class
     ├── RecordError                 a record that cannot be read or written, with its `field`
     │   ├── UnreadableRecord        not a zstd frame, not UTF-8, not JSON, or over a limit
     │   ├── UnknownSchema           another record, or a version this release does not know
     │   ├── InvalidField            a field is missing, ill-typed or out of range
-    │   └── RecordTooLarge          its encoded value exceeds what the brokers take
+    │   └── RecordTooLarge          its encoded value exceeds the brokers' limit
     ├── ActionError, CatalogueError, ObjectiveError      agents/catalogue/models.py
     ├── ServingError                                     agents/serving/errors.py
     ├── EncoderError                                     agents/embedding.py
@@ -15,7 +15,7 @@
     └── SettingsError, BrokerError, BrokerUnreachable, TopicsWrong, UnknownTopic, RowTooLarge   streams
 
 Every message says what is wrong, where, and what to do about it. In a handler a UniscaleError means that the
-record is at fault, and makes a dead letter. What is the fault of the process or of a dependency is not one:
+record is at fault, and makes a dead letter. Faults of the process or of a dependency have other classes:
 `Unavailable` (`streams.log.base`) and `Crash` (`streams.runtime.errors`).
 """
 
@@ -24,18 +24,18 @@ from difflib import get_close_matches
 
 
 class UniscaleError(Exception):
-    """Base class of everything this product refuses. Catch this, never Exception, to make a dead letter or message.
+    """Base class of this product's errors. Catch this, never Exception, to make a dead letter or an error message.
 
     Attributes:
-        instead: What a client reads in place of the message, which names addresses or quotes what a server said. Empty
-            where the message is a client's to read.
+        instead: Message for clients, if the error's own message names addresses or quotes a server. Empty if clients
+            may read the message itself.
     """
 
     instead: str = ""
 
     @property
     def for_client(self) -> str:
-        """Return what a client may read."""
+        """Return the message for clients."""
         return self.instead or str(self)
 
 
@@ -85,7 +85,7 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the one that was meant, or all there are.
+    """Return the end of a message about an unknown name: the closest known name, or all of them.
 
     >>> closest("sead", ["seed", "prefix"]), closest("speed_of_light", ["seed", "prefix"])
     ("did you mean 'seed'?", 'known: prefix, seed')

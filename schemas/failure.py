@@ -1,4 +1,4 @@
-"""Why a search came to nothing, and the attempts at a query that failed before the one that counts."""
+"""Why a search produced no text, and the failed attempts at a query before the one that counts."""
 
 from typing import Final, Literal
 
@@ -27,9 +27,9 @@ class EarlierAttempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         attempt: Its number, 1 for the first.
         seq: Its Decision's sequence number.
-        action: What ran.
+        action: The action that ran.
         fault: Whose fault it was.
-        cause: What left it without a text, if that may be its model's fault.
+        cause: Why it ended without a text, if that may be its model's fault.
         error: Why it failed.
         tokens: Tokens that it generated.
         cost: What it cost, in the unit of its objective; 0 if nothing ran, or the cost is unknown.
@@ -46,7 +46,7 @@ class EarlierAttempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def attempt_id(query_id: str, attempt: int) -> str:
-    """Return the identity of an attempt: that of its query for the first. No query's id has a space.
+    """Return the identity of an attempt: the query's id for the first, and `id number` for others. Ids have no spaces.
 
     >>> attempt_id("q-1", 1), attempt_id("q-1", 2)
     ('q-1', 'q-1 2')

@@ -50,7 +50,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
         box_completes: Whether a complete box ends a path before the end of the sequence.
         budget_tokens: Most tokens generated over all drafts; never exceeded.
         budget_eflops: Cost at which the search stops, checked between steps.
-        budget_usd: What it may cost at most: `budget_tokens` is what that buys, less the prompt.
+        budget_usd: Maximum cost; `budget_tokens` is the number of tokens it buys after paying for the prompt.
         deadline_ms: When the search stops, even in the middle of a step, ms since the epoch.
         expires_ms: When the query expires, ms since the epoch: no one reads an answer after that.
         max_tokens: The client's limit on the tokens of each path (`Query.max_tokens`).
@@ -58,7 +58,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
         seeded: Whether the client gave the seed: then the drafts' seeds do not derive from the query's id.
         answers: How many completed paths are wanted: early exit keeps paths that could still be among them.
         price_factor: Price factor by which the eFLOPs of the search are multiplied (`Decision.price_factor`).
-        prices: What its tokens cost in USD (`Decision.prices`); None where costs are eFLOPs.
+        prices: Prices of its tokens in USD (`Decision.prices`); None if costs are in eFLOPs.
         verified: Whether a verifier scores the drafts. If not, there is no score and no early exit, and of several
             completed paths the most frequent answer is chosen.
     """
@@ -201,7 +201,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(self.drafts[at].tokens for at in self.path(index))
 
     def value(self, index: int) -> float | None:
-        """Return V(p) of a path, or None where no verifier scores this search."""
+        """Return V(p) of a path, or None if no verifier scores this search."""
         return self.path_score(index) if self.limits.verified else None
 
     def path_score(self, index: int) -> float:

@@ -8,7 +8,7 @@ from schemas.errors import InvalidField, closest, shown
 from schemas.record import check_json
 
 GRADERS: Final = ("boxed-only", "boxed", "last-number", "exact", "contains", "regex", "json")
-"""Their names; docs/grading.md says what each takes for right. The first is used where none is named."""
+"""The names of graders, described in docs/grading.md. The first is the default."""
 
 MAX_GRADER: Final = 16 * 1024
 """Bytes of a grader as JSON: it travels with its query, and a schema is checked before it is used."""
@@ -17,8 +17,8 @@ MAX_FIELDS: Final = 100
 """Names in `fields`."""
 
 
-# A later release's option is refused here, unlike a later field of a record: an answer graded without it would be
-# graded by another rule than was asked for.
+# Options of later releases are refused here, unlike later fields of records: without the option, an answer would be
+# graded by a different rule than requested.
 class Grader(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A grader with its options.
 
@@ -48,16 +48,16 @@ class Grader(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether it has nothing to compare an answer with but a reference."""
+        """Return whether it cannot grade without a reference."""
         return self.schema is None
 
 
 NamedGrader: TypeAlias = str | Grader
-"""A grader as people write it: its name, or an object where it has options."""
+"""A grader as users write it: its name, or an object with options."""
 
 
 def grader_of(given: NamedGrader | None) -> Grader | None:
-    """Return a grader given by name or whole; None where none is given.
+    """Return a grader given by name or as an object; None for None.
 
     Raises:
         InvalidField: there is no grader of that name; the field is `grader`.

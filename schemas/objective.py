@@ -65,7 +65,7 @@ CostUnit = Literal["eflops", "usd"]
 """The unit of a deployment's costs: equivalent FLOPs (App. D.3), or US dollars."""
 
 UNITS: Final[dict[CostUnit, str]] = {"eflops": "eFLOPs", "usd": "USD"}
-"""The units as a sentence has them."""
+"""The units as written in sentences."""
 
 
 class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):

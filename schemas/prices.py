@@ -1,4 +1,4 @@
-"""Tokens and what they cost: the tokens that a search was billed, and the prices of its model in US dollars."""
+"""Token prices: the tokens that a search was billed for, and the prices of its model in US dollars."""
 
 import math
 from typing import Annotated, Final, TypeAlias
@@ -8,12 +8,12 @@ from msgspec import Meta, Struct
 from schemas.errors import InvalidField
 
 MAX_COUNT: Final = 2**40
-"""Far above any real count, and the sum over the largest search still fits the 64 bits of databases and clients."""
+"""Far above any real count; sums over the largest search still fit the 64-bit integers of databases and clients."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
 MILLION: Final = 1e6
-"""Tokens that a price is for."""
+"""Number of tokens that a price refers to."""
 
 MOST: Final = 1e6
 """Far above any price: a larger number is a mistake of units."""
@@ -23,10 +23,10 @@ class Billed(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The tokens of a search, over all its requests: as an upstream counted them, or as its engine did.
 
     Attributes:
-        input: Tokens of the prompts, which each request brings again.
-        cached_input: Those of them that its cache held.
-        output: Tokens generated, reasoning included.
-        reasoning: Those of them that are no part of an answer.
+        input: Prompt tokens, counted for each request.
+        cached_input: Prompt tokens served from the upstream's cache; part of `input`.
+        output: Tokens generated, including reasoning.
+        reasoning: Generated tokens that are not part of an answer; part of `output`.
     """
 
     input: Count = 0
@@ -40,12 +40,12 @@ class Billed(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a model's tokens cost, in USD per million tokens.
+    """Prices of a model's tokens, in USD per million tokens.
 
     Attributes:
-        input: Tokens of prompts.
-        output: Tokens generated, reasoning included.
-        cached_input: Tokens of prompts that its cache holds; None: as `input`.
+        input: Prompt tokens.
+        output: Tokens generated, including reasoning.
+        cached_input: Prompt tokens served from a cache; None: as `input`.
 
     >>> Prices(input=0.5, output=2.0).usd(Billed(input=1000, output=250))
     0.001
@@ -56,7 +56,7 @@ class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_input: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a price that is not above 0, which no logarithm could be taken of."""
+        """Refuse a price that is not above 0: the reward needs the logarithm of the cost."""
         for name in ("input", "output", "cached_input"):
             price = getattr(self, name)
             if price is not None and not 0.0 < price <= MOST:  # NaN fails every comparison
@@ -64,7 +64,7 @@ class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise InvalidField("Prices", name, why)
 
     def usd(self, billed: Billed) -> float:
-        """Return what tokens cost, in USD."""
+        """Return the cost of tokens, in USD."""
         cached = min(billed.cached_input, billed.input)
         of_cached = self.input if self.cached_input is None else self.cached_input
         costs = (billed.input - cached) * self.input, cached * of_cached, billed.output * self.output
@@ -72,11 +72,11 @@ class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Rate: TypeAlias = float | Prices
-"""What a model charges: a factor on its eFLOPs (the price factor), or prices in USD for its tokens."""
+"""The price of a model: a factor on its eFLOPs (the price factor), or prices of its tokens in USD."""
 
 
 def rate_in_words(rate: Rate) -> str:
-    """Return what a model charges, in words.
+    """Return a description of a model's price.
 
     >>> rate_in_words(1.5), rate_in_words(Prices(input=0.15, output=0.6))
     ('1.5 an eFLOP', '$0.15 a million tokens of input, $0.6 of output')

@@ -70,7 +70,7 @@ MAX_ACCEPTED = 256
 """Accepted answers in a reference that is a list."""
 
 Reference: TypeAlias = str | int | float | dict[str, Any] | list[Any]
-"""What an answer is graded against; a list holds several, any of which is right."""
+"""What an answer is graded against; in a list, any element is a right answer."""
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         tokens: Most tokens generated over all drafts.
         eflops: Most equivalent FLOPs (App. D.3).
-        usd: Most US dollars. Never exceeded: the prompt counts as a token a byte until it is known.
+        usd: Most US dollars. Never exceeded: until the prompt's tokens are known, it counts as one token per byte.
     """
 
     tokens: int | None = None
@@ -349,7 +349,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         """Return the grader that the query itself names.
 
         Raises:
-            InvalidField: there is none of that name.
+            InvalidField: there is no grader of that name.
         """
         try:
             return grader_of(self.grader)

@@ -102,7 +102,7 @@ class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
         intensity: FLOPs per byte of this hardware.
         factor: The price factor: `cost` and its three parts are multiplied by it, operations and bytes are not.
         billed: In USD, the tokens that were billed.
-        prices: In USD, what they cost: those of the Decision.
+        prices: In USD, the prices of these tokens, from the Decision.
     """
 
     cost: float
@@ -119,12 +119,12 @@ class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Charge(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a query counts against what its API key may spend a day.
+    """What a query counts against the daily spending limit of its API key.
 
     Attributes:
         key: Digest of the key.
         eflops: Cost of its search; an upper bound if the deadline cut a step.
-        usd: Likewise, where costs are in USD.
+        usd: Likewise, if costs are in USD.
     """
 
     key: str
@@ -167,8 +167,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         missing: Why the cost or the grade could not be computed; empty when nothing went wrong.
         closed_early: Whether the wait for feedback was cut short because too many rewards were open: correctness is
             then unknown, but not because feedback failed to come.
-        verified: As the Decision said. Unless it is `all`, one model's score says nothing about another's: the column
-            Score takes the value of `correct`, and where that is not known, the cost alone is learned.
+        verified: As in the Decision. Unless it is `all`, scores of different models are not comparable: the column
+            Score takes the value of `correct`, and if that is not known, only the cost is learned.
         attempt: Which attempt at the query the Answer ends, 1 for the first. `seq`, `action`, `price` and `log_cost`
             are its own; `charge` counts them all.
         earlier: The attempts before it, which failed.
@@ -240,7 +240,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
     @property
     def cost(self) -> float | None:
-        """Return what the query cost, all attempts together; None when nothing ran, or nobody knows."""
+        """Return the cost of all attempts together; None if nothing ran or it is unknown."""
         before = sum(each.cost for each in self.earlier)
         return before + self.price.cost if self.price is not None else before or None
 
@@ -256,7 +256,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
     @property
     def score_learned(self) -> float | None:
-        """Return what the column Score learns: the score, or correctness where not every model is scored alike."""
+        """Return the value learned for Score: the score, or correctness if not all models share one verifier."""
         return self.correct if self._by_correctness else self.score
 
     @property

@@ -4,7 +4,7 @@ Derived from the services' specs and topic names. Each worker gets only what its
 service, and no client, can write the learner's log, its snapshots, or the rewards it learns from:
 
     worker      embedder, executor.<group>, …: reads what its service handles and follows, writes what its service sends
-    client      a program that asks: sends queries and feedback, reads what became of them
+    client      a program that sends queries and feedback, and reads their outcomes
     operator    every command of `python -m streams`, creating the topics included
 
 `python -m streams topics acls` prints them as commands. All of a deployment's names start with its prefix.

@@ -64,10 +64,10 @@ def catalogue_of(settings: Settings) -> Catalogue:
 
 
 def check_graders(catalogue: Catalogue) -> None:
-    """Refuse a grader of a catalogue whose schema is not one.
+    """Refuse a grader of a catalogue whose JSON Schema is invalid.
 
     Raises:
-        CatalogueError: naming whose grader it is, and the fix.
+        CatalogueError: naming the owner of the grader, and the fix.
     """
     for whose, grader in catalogue.graders.items():
         if grader.schema is None:
@@ -79,7 +79,7 @@ def check_graders(catalogue: Catalogue) -> None:
 
 
 def overlong_in_words(catalogue: Catalogue) -> str:
-    """Return what to say of models whose paths may be too long for their verifier; empty where there are none."""
+    """Return a warning about models whose paths may be too long for their verifier; empty if there are none."""
     said = []
     for verifier in catalogue.scoring:
         longest = {m: n for m, n in catalogue.overlong.items() if catalogue.verifier_of(m) is verifier}
@@ -94,7 +94,7 @@ def overlong_in_words(catalogue: Catalogue) -> str:
 
 
 def mixed_in_words(catalogue: Catalogue) -> str:
-    """Return what to say of a catalogue whose models are not all scored by one verifier; empty where they are."""
+    """Return a warning about a catalogue whose models do not share one verifier; empty if they do."""
     match catalogue.verified:
         case "all":
             return ""
@@ -160,7 +160,7 @@ class Control:
         return uis_space(catalogue, self.pairs)
 
     def verifier_of(self, model: Model) -> VerifierModel | None:
-        """Return what scores a model, also of one that has left the catalogue; None where nothing does."""
+        """Return the verifier of a model, even a removed one; None if it has none."""
         name = self.catalogue.verifier if model.verifier is None else model.verifier
         return None if name == NO_VERIFIER else self.catalogue.verifier_named(name)
 
@@ -170,9 +170,9 @@ class Control:
         return self.steering.objectives
 
     def grader(self, query: Query, model: str) -> Grader | None:
-        """Return what an answer of a model to a query is graded by: the query's own, the model's, or the catalogue's.
+        """Return the grader of a model's answer to a query: the query's own, the model's, or the catalogue's.
 
-        None is the default, as it is for the tests of a program, which say themselves how an answer is graded.
+        None is the default grader; it also applies to references that are program tests.
         """
         if query.grader is not None:
             return query.graded_with
@@ -181,7 +181,7 @@ class Control:
         return None if named is None or is_program(query.reference) else grader_of(named)
 
     def graders(self, query: Query) -> tuple[Grader | None, ...]:
-        """Return each grader that the answer to a query may be graded by."""
+        """Return each grader that may apply to the answer to a query."""
         pinned = query.pinned
         names = (pinned.model,) if pinned else query.allowed_models or self.catalogue.model_names
         found: list[Grader | None] = []

@@ -1,4 +1,4 @@
-"""For tests of a service or a policy of your own: a deployment in memory, on a virtual clock, without Kafka.
+"""Tools for testing your own service or policy: a deployment in memory, on a virtual clock, without Kafka.
 
     from streams.testing import run_service
 
@@ -32,7 +32,7 @@ def run_service(
     Args:
         spec: The service.
         records: Records about queries, in order; each is appended to the service's input of its kind.
-        settings: Of the deployment; by default the product's.
+        settings: Settings of the deployment; the defaults if None.
 
     Raises:
         TypeError: The service has no input of a record's kind.

@@ -1,4 +1,4 @@
-"""Runs one service as one process: prepares, then passes the event loop to faust. The only module that exits.
+"""Runs one service as one process: prepares, then hands the event loop to faust. The only module that exits.
 
 Order matters. Topics are checked before anything is read, `control` is read to its end before the first record is
 handled, and engines are loaded before joining the consumer group, so that no query waits in a process that cannot serve
@@ -128,7 +128,7 @@ def exit_crashed(reason: str, error: BaseException | None, in_flight: InFlightFi
     anything.
     """
     try:
-        # The failure is counted already, or is no record's fault: do not blame the records in flight.
+        # The failure has been counted, or no record is at fault: do not blame the records in flight.
         in_flight.clear()
         log.critical("crash: %s", reason, exc_info=error)
         _exit(CRASH_EXIT)
@@ -145,7 +145,7 @@ def _exit(code: int) -> NoReturn:
 
 async def _end_with(parent: int, end: Any) -> None:
     """End when the supervisor is gone for any reason: an orphan would hold its partitions."""
-    while os.getppid() == parent:  # noqa: ASYNC110 - the kernel tells nobody
+    while os.getppid() == parent:  # noqa: ASYNC110 - the kernel sends no notification
         await asyncio.sleep(1.0)
     end(f"the supervisor (process {parent}) is gone", None)
 

@@ -483,7 +483,7 @@ def _fitted(transition: Transition, timeouts: Timeouts) -> Transition:
     if row.parked is not None:
         out = (*out, Orphan(row.parked.feedback, row.parked.origin, "oversized"))
         forget_ms = row.forget_ms
-        if row.decision is None and forget_ms is None:  # nothing else would ever delete the row of an unknown query
+        if row.decision is None and forget_ms is None:  # nothing else ends the row of an unknown query
             forget_ms = row.parked.until_ms + timeouts.keep_ms
         row = replace(row, parked=None, orphaned=row.parked.origin, forget_ms=forget_ms)
     if row.answer is not None and len(encode_row(row)) > most_bytes:

@@ -42,7 +42,7 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
     known = completed | values
     best, v_max = _best(known, done, forest.best)
     bar = v_max
-    if limits.answers > 1:  # the score below which a path cannot be among the answers; None while any path can
+    if limits.answers > 1:  # the lowest score that can still be among the answers; None while any can
         bar = last_answer([*completed.values(), *(values[at] for at in done)], limits.answers)
     limit = h_max(limits, forest.drafts[best].depth if bar is not None else None)
     bounds: dict[int, float] = {}

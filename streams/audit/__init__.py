@@ -5,11 +5,11 @@ D.3) with its own code. See docs/audit.md.
 
     run           reads the topics, accounts for every query, reports
     reading       from the raw topics to facts in SQLite
-    facts.sql     what is kept of each record
+    facts.sql     the fields kept of each record
     timeline.sql  all facts of one query, and its state
-    checks.sql    what must hold: one statement a check
-    summary.sql   what a report says of all queries together
-    checks        runs these, and finds which snapshots are whole, and whose rows may have left the learner's log
+    checks.sql    the invariants: one statement per check
+    summary.sql   the totals of a report
+    checks        runs these, and finds which snapshots are complete, and whose rows may have left the learner's log
     price         what a search costs
 """
 

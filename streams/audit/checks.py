@@ -124,10 +124,10 @@ CLOSE: Final = 1e-9
 """Relative difference allowed between two ways of summing the same numbers."""
 
 BATCH: Final = 64
-"""More records than a decider batch: everything this far before its newest row has been handled."""
+"""Larger than a decider batch: every record this far before the decider's newest row has been handled."""
 
 WINDOW: Final = 8
-"""Multiple of the concurrency by which the embedder may read past a Query that waits for admission."""
+"""How far the embedder may read past a Query that waits for admission, as a multiple of its concurrency."""
 
 CLOCKS_MS: Final = 5_000
 """Maximum clock difference between brokers, in ms: append times in different partitions may come from different

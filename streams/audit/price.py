@@ -114,8 +114,8 @@ class PriceList:
     Attributes:
         models: Every version of each generator, by name.
         verifiers: Each verifier.
-        verifier: The one that the catalogue names; or none.
-        own: The verifiers that models name themselves.
+        verifier: The catalogue's default verifier; None if there is none.
+        own: Verifiers named by individual models.
         intensity: I of the hardware.
     """
 
@@ -169,7 +169,7 @@ class PriceList:
                 answer["prompt_tokens"],
                 trace,
                 each,
-                verifier or each,  # of what nothing scored, no verification is counted
+                verifier or each,  # a placeholder: without scores, no verification is counted
                 self.intensity,
                 factor_of(answer) or 1.0,
             )
@@ -178,7 +178,7 @@ class PriceList:
 
 
 def _billed(answer: Mapping[str, Any], prices: Mapping[str, float]) -> PriceTerms:
-    """Return what the tokens of a search cost in USD: those that the upstream counted, or else its trace has."""
+    """Return the cost in USD of a search's tokens as counted upstream, or else in its trace."""
     counted = answer.get("billed") or {
         "input": answer["prompt_tokens"],
         "output": sum(draft["tokens"] for draft in answer["trace"]),
@@ -191,7 +191,7 @@ def _billed(answer: Mapping[str, Any], prices: Mapping[str, float]) -> PriceTerm
 
 
 def prices_of(record: Mapping[str, Any]) -> str:
-    """Return the prices in USD that a Decision, or the limits of a search, state, as text; empty for none."""
+    """Return the prices in USD in a Decision, or in the limits of a search, as text; empty if there are none."""
     return json.dumps(record.get("prices") or "", sort_keys=True)
 
 

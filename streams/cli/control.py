@@ -261,7 +261,7 @@ def bounds(settings: Settings, low: float, high: float) -> None:
 
 
 def freeze_cost_range(settings: Settings) -> None:
-    """Write the cost range that the catalogue implies to `control`, once, and print it: no later price moves it."""
+    """Write the catalogue's cost range to `control`, once, and print it, so that later prices do not change it."""
     if states_cost_range(Path(settings.catalogue)):
         return
     if any(isinstance(entry, CostBoundsEntry) for _, entry in _entries(settings)):

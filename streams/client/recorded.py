@@ -116,7 +116,7 @@ def _typed(field: str, value: str, where: str) -> Any:
 
 _NO_TEXT = {
     field.name for field in msgspec.structs.fields(Query) if "str" not in str(field.type).replace("[str", "")
-}  # a grader is a name or an object: `questions` reads both
+}  # a grader is a name or an object: `questions` parses both
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -327,8 +327,8 @@ class Gate:
     def teaches(self, who: Credential, query: Query) -> bool:
         """Return whether the learner may learn from a query.
 
-        It learns from keys with the scope `teach`. While there is none, it must learn from somebody: from everybody's
-        plain questions, those without a reference, a grader or a configuration of their own.
+        It learns from keys with the scope `teach`. While no key has it, the learner uses everybody's plain questions:
+        those without a reference, a grader or a configuration of their own.
         """
         if who.teaches:
             return True

@@ -111,7 +111,7 @@ def no_model(name: str) -> ApiError:
 
 
 def why(answer: Answer) -> str | None:
-    """Return why an Answer has no text, as far as a client may know.
+    """Return why an Answer has no text, without details that clients must not see.
 
     Messages of an engine or its server are for operators: they name addresses and models, and quote replies.
     """

@@ -1,4 +1,4 @@
-"""Open requests: what becomes of their queries, and which search a retry joins."""
+"""Open requests: the records they wait for, and which search a retry joins."""
 
 import asyncio
 from collections import defaultdict

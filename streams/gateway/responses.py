@@ -193,7 +193,7 @@ def parts(cost: Cost) -> dict[str, float]:
 
 
 def total(price: Cost | None, decision: Decision | None) -> float | None:
-    """Return what a query cost, given the cost of its last attempt; None if nothing ran or nobody knows."""
+    """Return the total cost of a query, given the cost of its last attempt; None if nothing ran or it is unknown."""
     before = sum(each.cost for each in decision.earlier) if decision is not None else 0.0
     return before + price.cost if price is not None else before or None
 

@@ -196,7 +196,7 @@ class Searches:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # What a request receives of its query: Decision, steps, Answer and Rewards, as they are read from the topics.
+    # The records that a request receives: Decision, steps, Answer and Rewards, as they are read from the topics.
 
     async def events(self, admitted: Admitted, queue: Queue, gone: Gone) -> AsyncIterator[QueryRecord | None]:
         """Yield the Decision, the steps and finally the Answer of a query; None periodically while nothing arrives.
@@ -294,10 +294,10 @@ class Searches:
             await asyncio.sleep(0.01)
         return decision
 
-    # What the topics say of a query.
+    # Records about a query, as read from the topics.
 
     def release(self, decision: Decision) -> None:
-        """Give up a query if the Decision is of another body, which another gateway accepted under the same key."""
+        """Give up a query whose Decision is for another body, which another gateway accepted under the same key."""
         if (sent := self._sent.get(decision.query_id)) is not None and sent != _digest_of(decision):
             del self._sent[decision.query_id]
             self._left.discard(decision.query_id)

@@ -1,4 +1,4 @@
-"""The gateway as a service: it follows the topics into its index, and holds the parts that its routes use."""
+"""The gateway as a service: it indexes the topics, and owns the components that its routes use."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class GatewayService:
     """One gateway.
 
     Args:
-        runtime: The way to the topics.
+        runtime: Access to the topics.
         recent: How many queries the index keeps, and how many records per partition are read at startup.
         services: Services whose consumer groups are shown.
 
@@ -35,7 +35,7 @@ class GatewayService:
         gate: API keys and limits.
         index: Recent queries.
         marks: Changes on the page's time axis.
-        searches: What its clients wait for.
+        searches: The searches that its clients wait for.
         submission: Turns requests into queries.
         access: What callers may do with a query.
         started: Creation time in the list of models, in seconds since the epoch.

@@ -12,7 +12,7 @@ from streams.gateway.index import Listed
 _Z: Final = 1.96
 _BUCKETS: Final = 60
 _CELLS: Final = 200
-_LEAST: Final = 10  # fewer queries say nothing about accuracy
+_LEAST: Final = 10  # with fewer queries, accuracy is too uncertain to show
 
 
 def now(listed: Sequence[Listed], group_by: Sequence[str] = ()) -> dict[str, Any]:

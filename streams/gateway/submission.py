@@ -1,4 +1,4 @@
-"""Submission: a request becomes a query that is sent, joins an earlier one, or is answered with a preview."""
+"""Submission: turns a request into a new query, the query of an earlier request, or a preview."""
 
 import hashlib
 import re
@@ -125,7 +125,7 @@ class QuerySubmitter:
             return Admitted(lost, (time_of(lost) or now_ms) // 1000, timeout_s, digest, body)
         query = self._query(request, who, query_id, {"key": who.key, "digest": digest})
         if not self._gate.teaches(who, query):
-            # It is answered and graded for its owner, but must not influence what others get.
+            # It is answered and graded, but must not influence other clients' answers.
             query = msgspec.structs.replace(query, learn=False)
         if BASELINE_OF in query.metadata:
             who.require("admin")  # it joins the control group that the policy is compared with
@@ -171,9 +171,9 @@ class QuerySubmitter:
             )
 
     def _holds(self, model: Model) -> tuple[int, str]:
-        """Return the tokens that a question for a model may have, and why.
+        """Return the maximum tokens of a question for a model, and the reason.
 
-        Every step that is scored has its question before it.
+        The verifier's context limits it too, because every scored step is preceded by the question.
         """
         tokens, verifier = model.engine.context_tokens, self._runtime.control.verifier_of(model)
         if verifier is None:
@@ -190,8 +190,8 @@ class QuerySubmitter:
             return {}
         return self._gate.headers(who, self._used(who, self._runtime.clock.now_ms()))
 
-    # Previews of decisions, from the read-only endpoints of deciders: of several, only the one that owns the learner
-    # can answer.
+    # Previews of decisions, from the read-only endpoints of deciders. Of several deciders, only the one that owns the
+    # learner can answer.
 
     async def preview(self, request: ChatRequest, who: Credential) -> Preview:
         """Return what would be chosen for a request. Nothing runs, and nothing is learned.

@@ -337,12 +337,12 @@ class MemoryLog:
         return found
 
     async def at(self, origin: Origin) -> ConsumerRecord | None:
-        """Return what lies at an origin; see the protocol."""
+        """Return the record; see the protocol."""
         found = self._broker.at(origin.topic, origin.partition, origin.offset)
         return found[1] if found is not None and found[1].offset == origin.offset else None
 
     async def append_again(self, origin: Origin) -> bool:
-        """Append what lies at an origin; see the protocol."""
+        """Append a copy of the record; see the protocol."""
         if (found := await self.at(origin)) is None:
             return False
         await self._append(Outgoing(origin.topic, found.key, found.value or b""))
@@ -352,5 +352,5 @@ class MemoryLog:
         self._broker.append(record.topic, record.key, record.value, record.partition)
 
     async def close(self) -> None:
-        """Follow nothing any more."""
+        """Stop all followers."""
         self._broker.unwatch(self._owner)

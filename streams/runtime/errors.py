@@ -6,11 +6,11 @@ from streams.log.base import Unavailable
 # Exception
 # ├── Unavailable         a dependency of a record is unavailable; the guard waits and tries again
 # │   ├── SendFailed      the broker did not accept a record
-# │   │   └── NotAllowed  its access control lists do not say that this process may
-# │   └── PartitionLost   what is handled or written is another worker's by now, or is read anew
-# ├── PartialWrite        what the service knows is ahead of what it has written: counted, and its process ends
+# │   │   └── NotAllowed  its access control lists do not allow this process to
+# │   └── PartitionLost   the partition now belongs to another worker, or is being recovered
+# ├── PartialWrite        the service's state is ahead of its log: counted, and its process ends
 # └── Crash               the service cannot continue, and its process ends
-#     └── Death           for a reason that a record in flight may be: counted as a process that was killed
+#     └── Death           a record in flight may be the cause: counted like a killed process
 #
 # UniscaleError           in a handler: the record is at fault, and goes to the dead-letter topic
 # ├── RowTooLarge         a row would exceed the record limit

@@ -72,7 +72,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-# The records in flight of an in-memory worker, kept beyond its death.
+# The records in flight of an in-memory worker, which outlive it.
 
 
 class InFlightList:
@@ -123,7 +123,7 @@ class MemoryTable(Table):
 
     @property
     def reading(self) -> int:
-        """Count a reading while the assignment that it was made in lasts; see the base."""
+        """Count recoveries within the current assignment; see the base class."""
         return self._readings if self._owned() and self.runtime.epoch == self._read_in else 0
 
     async def recover(self) -> None:
@@ -155,7 +155,7 @@ _READING_S = 3.0
 
 
 class Died(BaseException):
-    """This worker was killed: nothing it has not done yet takes effect."""
+    """This worker was killed: nothing more takes effect."""
 
 
 class Subscription:
@@ -245,12 +245,12 @@ class MemoryRuntime(Runtime):
         await self.effect("send", record.topic, (record.key, record.value, None))
 
     def require_read(self, topic: str) -> None:
-        """Refuse to read a topic that is not in the ServiceSpec."""
+        """Refuse to read a topic that the ServiceSpec does not list."""
         if topic not in self.spec.looks_at(self.topics, self.group):
             raise ValueError(f"{self.service}: reads {topic}, which its ServiceSpec does not name")
 
     async def delivered_until(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the base."""
+        """Ask the broker; see the base class."""
         now_ms, found = self.clock.now_ms(), {}
         for each in self.subscriptions:
             for p, offsets in each.offsets.items() if each.topic in topics else ():
@@ -266,7 +266,7 @@ class MemoryRuntime(Runtime):
             raise ValueError(f"{self.service}: {topic} is not among the state of its ServiceSpec")
 
     async def _send(self, records: Sequence[Outgoing]) -> None:
-        """Append in order, each an effect of its own."""
+        """Append records in order, each as a separate effect."""
         for record in records:
             if not self.spec.writes(self.topics, record.topic):
                 raise ValueError(
@@ -276,11 +276,11 @@ class MemoryRuntime(Runtime):
             await self.effect("send", record.topic, (record.key, record.value, record.partition))
 
     def release_slot(self) -> contextlib.AbstractContextManager[None]:
-        """Leave a place in the queues; see the base."""
+        """Release a slot in the queues; see the base class."""
         return self.queues.release_slot()
 
     def is_ours(self, record: ConsumerRecord) -> bool:
-        """Compare the record's assignment with the present one; see the base."""
+        """Compare the record's assignment with the current one; see the base class."""
         return record.epoch == self.epoch and not self.dead
 
     def handled(self, records: Sequence[ConsumerRecord]) -> None:
@@ -296,7 +296,7 @@ class MemoryRuntime(Runtime):
         return self.partitions.get(topic, frozenset())
 
     async def rewind_commits(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Lower committed offsets; see the base."""
+        """Lower committed offsets; see the base class."""
         ahead = {}
         for topic, offset in offsets.items():
             committed = self.broker.committed.get((self.app, topic, 0), 0)
@@ -364,13 +364,13 @@ class MemoryRuntime(Runtime):
             raise Died(f"{self.app} died after {effect}")
 
     def die(self) -> None:
-        """Stop taking effect; records in flight stay listed for the successor."""
+        """Kill this worker; records in flight stay listed for its successor."""
         if not self.dead:
             self.dead = True
             self.left_in_flight = self.in_flight.noted
 
     async def reading(self) -> None:
-        """Wait for as long as reading a single-writer table from its log takes."""
+        """Simulate the time of reading a single-writer table from its log."""
         if self._rng is not None:
             await asyncio.sleep(self._rng.random() * _READING_S)
 

@@ -23,14 +23,16 @@ from streams.topics import Topics
 # `tests/streams/runtime` holds both to one contract:
 #
 # - Records of one query are handled one call at a time, from whichever of the service's topics they come, and those of
-# one partition in order. Records of different queries are handled concurrently, up to `UNISCALE_CONCURRENCY` in a
-# worker. - A topic that is handled in batches has one order: the records of a partition are handled one call at a
-# time. - A record is done when its handler has returned. After a crash, every record that was not done is redelivered,
-# along with later records that were done. - Once a partition has moved to another worker, no handler of its records
-# sends or writes anything more. - `send` and table writes return once the broker has stored the records; if it refuses
-# one, they raise   `SendFailed`. - A table has the rows that were written before the crash, whole, before the first
-# record is handled. - When a handler has failed three times on one record, the record goes to the dead-letter topic
-# and its query goes   on without it.
+#   one partition in order. Records of different queries are handled concurrently, up to `UNISCALE_CONCURRENCY` in a
+#   worker.
+# - A topic that is handled in batches has one order: the records of a partition are handled one call at a time.
+# - A record is done when its handler has returned. After a crash, every record that was not done is redelivered, along
+#   with later records that were done.
+# - Once a partition has moved to another worker, no handler of its records sends or writes anything more.
+# - `send` and table writes return once the broker has stored the records; if it refuses one, they raise `SendFailed`.
+# - Before the first record is handled, a table contains all rows that were written before the crash.
+# - When a handler has failed three times on one record, the record goes to the dead-letter topic and its query
+#   continues without it.
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Admission: how many queries are in flight, and which could never be graded. Nothing else delays or refuses them."""
+"""Admission: limits the queries in flight, and refuses those that could never be graded."""
 
 import asyncio
 import hashlib
@@ -230,10 +230,10 @@ class Admission:
         return tenant if sum(held.values()) < room else None
 
 
-# References and graders that could never grade an answer are refused before anything is chosen.
+# References and graders that could never grade an answer are refused before a configuration is chosen.
 #
-# Patterns and schemas are compiled in a grading process, because some take minutes to compile. What has passed is
-# remembered, because clients send the same ones again and again.
+# Patterns and schemas are compiled in a grading process, because some take minutes to compile. Those that compiled are
+# cached, because clients send the same ones repeatedly.
 
 log = logging.getLogger("streams.grader-checks")
 
@@ -242,7 +242,7 @@ _REMEMBERED: Final = 4096
 
 
 class GraderChecks:
-    """Checks what queries are to be graded by, each tenant in its turn."""
+    """Checks references and graders of queries, with fair turns for tenants."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -254,7 +254,7 @@ class GraderChecks:
     async def check(self, query: Query) -> None:
         """Refuse a query whose answer could not be graded, whichever model gives it.
 
-        A plain reference without a grader is not looked at: as ever, its Reward says what is wrong with it.
+        A plain reference without a grader is not checked here; its Reward reports what is wrong with it.
 
         Raises:
             InvalidField: naming the field and the fix.

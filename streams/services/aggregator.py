@@ -152,7 +152,7 @@ class AggregatorService(Keyed[JoinRow]):
         self._awaited = {
             "feedback": (topics.feedback,),
             "crowded": (topics.feedback,),
-            # The Decision says how long a Feedback waits for its Answer.
+            # The Decision contains the time that a Feedback waits for its Answer.
             "parked": (topics.answer, topics.decision),
             "forget": (topics.decision,),
         }

@@ -586,10 +586,9 @@ class ShardLearner:
         log.info("on offer: %s", ", ".join(space.models))
 
 
-# One partition and one lock give decisions and
-# updates a single order (`streams.runtime.effects.Ordered`). The state behind a decision is on the broker before the
-# decision is sent. A redelivered Context gets the stored bytes; a redelivered Reward changes nothing. `agents.decider`
-# does the deciding and learning.
+# One partition and one lock give decisions and updates a single order (`streams.runtime.effects.Ordered`). The state
+# behind a decision is on the broker before the decision is sent. A redelivered Context gets the stored bytes; a
+# redelivered Reward changes nothing. `agents.decider` contains the logic.
 
 
 class DeciderService(Ordered):
@@ -629,7 +628,7 @@ class DeciderService(Ordered):
             await self._wait_for_executors()
         await self.learner.ready()  # after the wait: the decision must see the catalogue that is offered
         if kind is AttemptFailed:
-            # A row holds no question: what is decided again is the Context that was decided first.
+            # Rows do not contain the question, so another decision needs the original Context.
             found = await asyncio.gather(*(self._context(record) for record, _ in batch))
             self._contexts = {context.query_id: context for context in found if context is not None}
 
@@ -734,7 +733,7 @@ class DeciderService(Ordered):
         )
 
     async def _context(self, record: AttemptFailed) -> QueryContext | None:
-        """Return the Context of a query, None if it is not there any more, or the learner does not know the query.
+        """Return the Context of a query; None if it is gone, or if the learner does not know the query.
 
         Raises:
             Unavailable: The broker cannot be read.
@@ -767,7 +766,7 @@ class DeciderService(Ordered):
         return not context.appended_ms or self.runtime.clock.now_ms() < until_ms
 
     def _follow(self, batch: Sequence[tuple[AttemptFailed, ConsumerRecord]]) -> BatchEffects:
-        """Decide again for the query of each attempt that failed, or end it with the Answer of that attempt."""
+        """Decide again for the query of each failed attempt, or end it with the Answer of that attempt."""
         assert self.learner.offered is not None, "nothing is on offer"
         living, _ = self.environments(self.learner.offered.space)
         results = self.learner.live.follow(

@@ -64,7 +64,7 @@ class EmbedderService(Keyed[None]):
         """Wait for admission, embed the query and forward it.
 
         Raises:
-            UniscaleError: its text has no vector, or it holds what no model of a catalogue takes, or no grader.
+            UniscaleError: its text has no vector, or no model of the catalogue or no grader accepts the query.
         """
         query, runtime = message, self.runtime
         for place, turn in enumerate(query.messages or ()):

@@ -141,7 +141,7 @@ class ExecutorService(Keyed[None]):
         return Effects(send=[self._end(done)], then=partial(self._ended, done))
 
     def _end(self, answer: Answer) -> Outgoing:
-        """Return what ends an attempt: its Answer, or, if it came to nothing, what the decider follows."""
+        """Return the record that ends an attempt: its Answer, or the AttemptFailed on which the decider retries."""
         if self.retries and answer.status == "failed" and answer.text is None:
             failed = encode(AttemptFailed(answer=answer))
             return Outgoing(self.runtime.topics.attempt_failed, SHARD, failed)

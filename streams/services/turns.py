@@ -14,7 +14,7 @@ from schemas.errors import UniscaleError
 
 
 class TooManyWait(UniscaleError):
-    """Too much work of a tenant waits for its turn. Send less at once, or what takes less time."""
+    """Too much work of a tenant waits for its turn. Send less at once, or requests that take less time."""
 
 
 class Turns:

@@ -45,7 +45,7 @@ class VerifierService(Keyed[None]):
         return service
 
     async def _loaded(self, entry: VerifierModel) -> Verifier:
-        """Return a verifier, loaded now where a model that came later is the first to name it."""
+        """Return a verifier; load it if a model added at run time is the first to name it."""
         async with self._loading:
             if (known := self.verifiers.get(entry.name)) is not None:
                 return known
@@ -60,14 +60,14 @@ class VerifierService(Keyed[None]):
             return verifier
 
     async def _verifier(self, step: SearchStep) -> Verifier:
-        """Return what scores a step.
+        """Return the verifier of a step.
 
         Raises:
-            ServingError: nothing does, since the catalogue changed, or it cannot be loaded.
+            ServingError: the changed catalogue has none for its model, or it cannot be loaded.
         """
         control, name = self.runtime.control, step.forest.action.model
         entry = control.verifier_of(control.models[name]) if name in control.models else None
-        if entry is None and len(self.verifiers) == 1:  # that of the steps before
+        if entry is None and len(self.verifiers) == 1:  # it has scored the earlier steps
             return next(iter(self.verifiers.values()))
         if entry is None:
             raise UnknownEngineError(f"{name}: no verifier scores it any more; send the query again")
@@ -88,7 +88,7 @@ class VerifierService(Keyed[None]):
             runtime.metrics.engine_faults.labels("verifier").inc()
             if isinstance(error, ServingError) and error.fatal:
                 raise Death(f"{step.query_id}/{step.step}: {error}") from error
-            # With its trace: the drafts have a cost, which is charged to the API key.
+            # Keep the trace: the cost of its drafts is charged to the API key.
             answer = replace(failed(step, error, step.engine), by="verifier")
             return Effects(send=[Outgoing.of(runtime.topics.answer, answer)])
         return Effects(send=[out])

@@ -114,7 +114,7 @@ def _replayed(life: Life) -> Iterator[str]:
 
 
 def _graded(life: Life, answers: Mapping[str, Sequence[tuple[ConsumerRecord, Answer]]]) -> Iterator[str]:
-    """Yield wrong grades that no lying grader explains; a missing grade is fine if the grader failed."""
+    """Yield wrong grades that no faulty grader explains; a missing grade is allowed if the grader failed."""
     given_up = {
         (letter.origin.partition, letter.origin.offset)
         for record in life.records(life.topics.dead_letter)
