@@ -1,1 +1,1 @@
-"""The policy lab: recorded outcomes in, the tables and figures of the paper out. No Kafka."""
+"""The policy lab: computes the paper's tables and figures from recorded outcomes, without Kafka."""

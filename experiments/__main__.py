@@ -1,4 +1,4 @@
-"""python -m experiments: record outcomes, rerun the paper's experiments on them, evaluate policies on anyone's data."""
+"""python -m experiments: record outcomes, run the paper's experiments on them, evaluate policies on any data."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class Lab(click.Group):
             return super().invoke(ctx)
         except UniscaleError as error:
             raise click.ClickException(str(error)) from error
-        except OSError as error:  # pyarrow's says nothing but the name
+        except OSError as error:  # pyarrow's message contains only the file name
             raise click.ClickException(
                 f"{error.filename or error}: {error.strerror or 'no such file'}"
             ) from error

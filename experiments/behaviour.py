@@ -1,10 +1,10 @@
-"""Which behaviour results were made with: what each policy chooses on one small fixed stream of queries.
+"""The behaviour of each policy when results were made: its choices on a small fixed stream of queries.
 
-Results outlive the code that made them. tables.json therefore holds, for every policy, the arm that it chose for each
-query, a letter an arm; where the code of today chooses otherwise, a test wants the page to say so.
+Results outlive the code that made them. tables.json therefore contains the arm that every policy chose for each query,
+one letter per arm; if the current code chooses differently, a test requires the page to say so.
 
-What is learned does not depend on what was chosen: arms are taken in turn, so that one choice that differs changes no
-later one. Arms whose scores agree to `TIE` count as equal, because last bits differ between processors.
+Arms are played in turn, whatever was chosen, so that one different choice does not change later ones. Arms whose scores
+agree to `TIE` count as equal, because the last bits differ between processors.
 """
 
 import string
@@ -19,29 +19,29 @@ from experiments.contenders import ALL, NETWORKS, SERVICE, with_prior
 from experiments.outcomes import Arm, Array, BanditWorld, Outcomes, QuestionInfo
 
 TIE = 1e-6
-"""Scores are rewards, mostly between 0 and 1."""
+"""Tolerance for scores, which are rewards, mostly between 0 and 1."""
 
 QUERIES, HISTORY = 100, 24
-"""Decided one after another; and questions behind the prior. The policy learns anew at 10, 20, 40 and 80 outcomes."""
+"""Number of decisions, and of questions in the prior. The policy refits at 10, 20, 40 and 80 outcomes."""
 
 WITH_PRIOR = "default_with_prior"
 WORDS = ("sum", "story", "list", "program")
 ACCURACY = Target("behaviour", accuracy=0.95)
 
 Behaviour = Mapping[str, str]
-"""By policy, the letters of the arms that it chose."""
+"""The letters of the chosen arms, by policy."""
 
 
 POLICIES = (*(name for name in ALL if name not in (*NETWORKS, "random")), WITH_PRIOR)
 
 
 def behaviour(of: Iterable[str] = POLICIES) -> Behaviour:
-    """Return what policies of the lab choose now; what networks choose has a version of its own, `runs.RECIPE`."""
+    """Return the current choices of the lab's policies, except networks, which are versioned by `runs.RECIPE`."""
     return {name: "".join(string.ascii_letters[np.argmax(each)] for each in _scores(name)) for name in of}
 
 
 def changed(made_with: Behaviour, of: Iterable[str] = POLICIES) -> list[str]:
-    """Return the policies that choose otherwise than results say they were made with, or are not named there."""
+    """Return the policies whose current choices differ from those stored with results, or are not stored there."""
     return [name for name in of if name not in made_with or not _alike(made_with[name], _scores(name))]
 
 
@@ -66,7 +66,7 @@ def _scores(name: str) -> Array:
 
 
 def _told(policy: Policy, world: BanditWorld, at: int) -> Array:
-    """Ask a policy about the query at a place of the stream, then tell it an outcome; return the scores."""
+    """Let a policy decide a query of the stream and learn from an outcome; return the scores."""
     o, question = world.outcomes, HISTORY + at
     objective, target = _objective(policy, world, at)
     query_id, embedding = f"b/{at}", world.queries[question]
@@ -82,7 +82,7 @@ def _told(policy: Policy, world: BanditWorld, at: int) -> Array:
 
 
 def _objective(policy: Policy, world: BanditWorld, at: int) -> tuple[Objective, Target | None]:
-    """Return a query's objective: in turn the paper's two modes and, where the policy can, a price and an accuracy."""
+    """Return a query's objective: in turn the paper's two modes and, if supported, a shadow price and an accuracy."""
     turn = at % (2 if policy.pacer is None else 4)
     if turn < 2:
         return world.objective(("cost-sensitive", "quality-priority")[turn]), None

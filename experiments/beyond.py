@@ -1,7 +1,7 @@
-"""Beyond the paper: against the best there is, our own policies, real feedback, a cold start.
+"""Experiments beyond the paper: comparison with the best possible policies, our policies, real feedback, cold start.
 
-Twenty seeds, none of them the paper's. What is picked among our own policies is picked on the paper's seeds and
-judged on these.
+They use twenty seeds that are not the paper's: choices among our own policies are made on the paper's seeds and judged
+on these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,9 +50,9 @@ def versus_best(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualO
 def own_policies(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualOracle]) -> dict[str, Any]:
     """Return our own policies: lead over the faithful one, and share of its gap to the best contextual one.
 
-    The gap is the best contextual policy's mean reward less the faithful one's, over the same rounds; the best
-    contextual policy knows the other questions' outcomes from the start. The share's interval is by bootstrap
-    over seeds.
+    The gap is the best contextual policy's mean reward minus the faithful one's, over the same rounds; the best
+    contextual policy is fitted on the other questions' outcomes beforehand. The share's interval is by bootstrap over
+    seeds.
     """
     table: dict[str, Any] = {}
     for mode in MODES:
@@ -92,7 +92,7 @@ def own_policies(world: BanditWorld, scope: Scope, best: Mapping[str, Contextual
 def share(lead: Sequence[float], gap: Sequence[float]) -> dict[str, float] | None:
     """Return the share of a gap that a lead closes, with its 95 % interval by bootstrap over pairs.
 
-    None where the gap is not above zero in every draw: a share of nothing says nothing.
+    None if the gap is not above zero in every draw.
 
     >>> share([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
     {'mean': 0.5, 'low': 0.5, 'high': 0.5}
@@ -107,10 +107,10 @@ def share(lead: Sequence[float], gap: Sequence[float]) -> dict[str, float] | Non
 
 
 def shared_objective(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return what a change of objective at round 51 costs, against a learner that had the new one all along.
+    """Return the cost of changing the objective at round 51, against a learner that had the new one from the start.
 
-    Both meet the same warm-up choices; the first learnt them under the other objective. Paired by seed: regret
-    over the rounds after the change, of our learner by terms and of the paper's scalar one.
+    Both have the same warm-up choices; the first learned from them under the old objective. The regret over the rounds
+    after the change is paired by seed, for our learner of separate terms and the paper's scalar learner.
     """
     table: dict[str, Any] = {}
     for name, after in (("q_to_c", MODES[0]), ("c_to_q", MODES[1])):
@@ -130,7 +130,7 @@ def shared_objective(world: BanditWorld, scope: Scope) -> dict[str, Any]:
 
 
 def contextual_figures(best: ContextualOracle) -> dict[str, Any]:
-    """Return which contextual policy is best, what each kind earns, and its lead over the best fixed arm."""
+    """Return the best contextual policy, the mean reward of each kind, and the lead over the best fixed arm."""
     mean, low, high = best.gap()
     return {
         "kind": best.kind,
@@ -148,7 +148,7 @@ def _after(run: Run) -> float:
 
 
 def _behind(runs: Sequence[Run], world: BanditWorld, mode: str, best: ContextualOracle) -> list[float]:
-    """Return by how much each run earned less than the best contextual policy, over its own rounds."""
+    """Return how much less each run earned than the best contextual policy, over its own rounds."""
     objective, stages = world.objective(mode), steady(world, mode)
     return [
         len(run.after)
@@ -158,7 +158,7 @@ def _behind(runs: Sequence[Run], world: BanditWorld, mode: str, best: Contextual
 
 
 def _fixed(world: BanditWorld, mode: str, scope: Scope) -> dict[str, Any]:
-    """Return the best fixed arm of each seed in hindsight: what it earned, and which arms they are."""
+    """Return the best fixed arms in hindsight, one per seed, and their rewards."""
     objective, stages, o = world.objective(mode), steady(world, mode), world.outcomes
     found: dict[str, list[float]] = {"reward": [], "accuracy": [], "eflops": []}
     arms: dict[str, int] = {}
@@ -193,7 +193,7 @@ LAST = 60
 
 
 def conditions(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return each policy under each condition, and what it lost by it, paired by seed."""
+    """Return each policy's reward under each condition, and its loss, paired by seed."""
     table: dict[str, Any] = {}
     for mode in MODES if scope.whole else MODES[:1]:
         prompt: dict[str, list[Run]] = {}
@@ -215,7 +215,7 @@ def conditions(world: BanditWorld, scope: Scope) -> dict[str, Any]:
 
 
 def cold_start(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return rewards over all 210 rounds, and over the last 60, by rounds of uniform choice before the policy."""
+    """Return rewards over all 210 rounds, and over the last 60, by the number of warm-up rounds."""
     table: dict[str, Any] = {}
     for mode in MODES if scope.whole else MODES[:1]:
         scope.say(f"cold start, {mode}")

@@ -1,9 +1,9 @@
-"""What a policy is held against: lucky hindsight, the best fixed arm, the best policy fitted on others' outcomes.
+"""Upper bounds that policies are compared with: the paper's Oracle, the best fixed arm, the best contextual policy.
 
-The paper's Oracle takes the best *realised* outcome of each question: with noisy outcomes nobody can reach it. The
-best contextual policy for a reward, and the ceiling of context for cost at equal accuracy, are fitted on every
-outcome of other questions than those they are judged on. No learner that sees only the outcomes of its own choices
-should be expected to be better.
+The paper's Oracle takes the best *realised* outcome of each question, which no policy can reach if outcomes are noisy.
+The best contextual policy (for reward) and the contextual ceiling (for cost at equal accuracy) are cross-fitted: on all
+outcomes of other questions than those they are judged on. A learner that sees only the outcomes of its own choices
+should not be expected to do better.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,11 +32,11 @@ class ContextualOracle:
     """The best contextual policy, cross-fitted by question.
 
     Attributes:
-        kind: Which of them won.
+        kind: The best kind of policy.
         value: Its mean reward on questions it was not fitted on.
-        values: Of each kind.
-        per_question: Its reward a question, mean over samples, shape (Q,).
-        fixed_per_question: That of the cross-fitted best fixed arm: the gap is paired.
+        values: The mean reward of each kind.
+        per_question: Its reward per question, averaged over samples, shape (Q,).
+        fixed_per_question: The same of the cross-fitted best fixed arm, so that the gap is paired.
         choices: Its arm for each question.
     """
 
@@ -57,7 +57,7 @@ class ContextualOracle:
 
 
 def best_fixed(trial: Trial, objective: Objective) -> tuple[int, float]:
-    """Return the arm that would have earned most after the warm-up had it been played throughout, and its mean."""
+    """Return the single arm with the highest mean reward after the warm-up, in hindsight, and that mean."""
     played = list(trial.order[trial.warm_up :])
     means = trial.earned(objective)[played].mean(axis=0)
     arms = list(trial.stage(len(trial.order)).arms)
@@ -66,7 +66,7 @@ def best_fixed(trial: Trial, objective: Objective) -> tuple[int, float]:
 
 
 def followed(trial: Trial, choices: Sequence[int], objective: Objective) -> float:
-    """Return the mean reward after the warm-up of an arm fixed for each question."""
+    """Return the mean reward after the warm-up of one fixed arm per question."""
     played = np.array(trial.order[trial.warm_up :])
     return float(trial.earned(objective)[played, np.array(choices)[played]].mean())
 
@@ -75,8 +75,8 @@ def best_contextual(world: BanditWorld, objective: Objective) -> ContextualOracl
     """Fit and judge the contextual policies.
 
     Args:
-        world: Its arms are all on offer.
-        objective: What is earned.
+        world: The world, with all its arms on offer.
+        objective: Defines the reward.
     """
     rewards = world.rewards(objective).mean(axis=0)
     kinds: tuple[Kind, ...] = ("fixed", "ridge")
@@ -104,16 +104,16 @@ def _predict(kind: Kind, seen: Array, rewards: Array, new: Array) -> Array:
     return by_leaving_one_out(seen, rewards, new)
 
 
-PLAIN = 8  # principal directions of the question, where arms are pooled
+PLAIN = 8  # principal directions of the question if arms are pooled
 PRICES = np.concatenate([[0.0], np.logspace(-4, 4, 81)])
-"""Of linear cost: accuracy (1 = all) for the cost of the arm that was best on history."""
-TOLD = 10.0  # of indicators, beside vectors of length 1: a hundredth of their penalty
-CHEAPER, DEARER = 0.2, 5.0  # how far a question may be thought from an arm's mean cost
+"""Prices of linear cost: accuracy, from 0 to 1, per cost of the arm that was best on history."""
+TOLD = 10.0  # scale of indicators relative to unit vectors, which divides their penalty by a hundred
+CHEAPER, DEARER = 0.2, 5.0  # bounds on a question's predicted cost, as multiples of the arm's mean cost
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The best kind, and its points on the live questions."""
+    """The best kind of policy, and its points on the live questions."""
 
     kind: str
     points: Points
@@ -127,14 +127,14 @@ def ceiling(
     *,
     told: Sequence[str] | None = None,
 ) -> Ceiling:
-    """Return the kind whose points are cheapest at equal accuracy on the live questions, hindsight included.
+    """Return the kind that is cheapest at equal accuracy on the live questions; the kind is chosen in hindsight.
 
     Args:
         world: All questions.
-        history: Indices of those always fitted on, and
-        live: of those judged.
-        yardstick: On the live questions.
-        told: What else is known of each question of the world: its level, its family.
+        history: Indices of the questions always fitted on.
+        live: Indices of the questions judged.
+        yardstick: The yardstick on the live questions.
+        told: Further information on each question of the world: its level or its family.
     """
     found: list[tuple[tuple[float, float], str, Points]] = []
     for kind, predictions in _predictions(world, history, live, told):
@@ -160,7 +160,7 @@ def _predictions(
     arms = plain_coordinates(world)
     searched = bool(np.ptp(arms[:, 1:], axis=0).any())
     few = PCA(min(PLAIN, *world.queries.shape), random_state=0).fit_transform(world.queries)
-    # Who is told something may leave it: knowing more is never worse.
+    # Kinds without the further information compete too, so that having it is never worse.
     knowing = [("", np.zeros((len(right), 0)))]
     if told is not None:
         known = _indicators(told)
@@ -178,7 +178,7 @@ def _predictions(
 
 
 def _folds(history: Sequence[int], live: Sequence[int]) -> Iterator[tuple[Array, Array]]:
-    """Yield (fitted, judged): indices of the world, and places among the live ones."""
+    """Yield (fitted, judged): indices into the world, and positions among the live questions."""
     own, before = np.array(live), np.array(history, dtype=int)
     for fitted, judged in KFold(FOLDS, shuffle=True, random_state=0).split(own):
         yield np.concatenate([before, own[fitted]]), judged
@@ -214,7 +214,7 @@ def _points(world: BanditWorld, live: Sequence[int], predicted: Predicted, unit:
 
 
 def _standard(columns: Array) -> Array:
-    """Return columns of mean 0 that together vary as much as one."""
+    """Return columns centred at 0 and scaled to a total variance of 1."""
     spread = columns.std(axis=0)
     return np.asarray(
         (columns - columns.mean(axis=0)) / np.where(spread > 0, spread, 1.0) / columns.shape[1] ** 0.5
@@ -222,6 +222,6 @@ def _standard(columns: Array) -> Array:
 
 
 def _indicators(told: Sequence[str]) -> Array:
-    """Return a column a name, so long that ridge hardly shrinks what is known."""
+    """Return one indicator column per name, scaled up so that ridge hardly shrinks it."""
     names = sorted(set(told))
     return np.array([[TOLD * (each == name) for name in names] for each in told])

@@ -1,8 +1,8 @@
-"""A model that becomes worse without notice, and one that joins: how many queries until the policy has followed.
+"""How many queries the policy needs to adapt when a model degrades silently, and when one is added.
 
-The policy begins from a prior and is asked at the price at which history takes 95 % of the best arm's accuracy. The
-model is the one it takes most often before the change. All orders are read together: a count is the end of the first
-window in which the mean over rounds and orders is there.
+The policy starts from a prior, at the price at which history reaches 95 % of the best arm's accuracy. The model is the
+one chosen most often before the change. Orders are averaged: a count is the end of the first window in which the mean
+over rounds and orders has crossed the threshold.
 """
 
 from collections.abc import Sequence
@@ -20,20 +20,20 @@ from experiments.loop import FeedbackChannel, Stage, Trial, stream
 from experiments.outcomes import Array, BanditWorld
 
 BEFORE, AFTER = 1_000, 1_000  # queries
-USUAL = 200  # of them, the last before the change: how often a model is taken as a rule
+USUAL = 200  # last queries before the change, over which a model's usual share is measured
 WINDOW = 50
 TARGET = 0.95
 
 
 @dataclass(frozen=True)
 class Changed:
-    """What the policy is run on, whichever change it is.
+    """The setting in which the policy is run, for either change.
 
     Attributes:
-        world: With surface counts.
-        live: The questions asked, again and again where they are few.
-        price: Of linear cost.
-        batch: Queries decided together.
+        world: The world, with surface counts.
+        live: The questions asked, repeated if they are few.
+        price: Price of linear cost.
+        batch: Number of queries decided together.
     """
 
     world: BanditWorld
@@ -50,7 +50,7 @@ class Changed:
         return tuple(order[: BEFORE + AFTER])
 
     def sample(self, seed: int) -> np.ndarray:
-        """Return which recorded sample each question and arm realises, shape (Q, A)."""
+        """Return the recorded sample that each question and arm realises, shape (Q, A)."""
         o = self.world.outcomes
         return np.random.default_rng([seed, 1]).integers(o.samples, size=(len(o.questions), len(o.arms)))
 
@@ -66,12 +66,12 @@ class Changed:
         """Return the arm of every round, shape (rounds,).
 
         Args:
-            seed: Of the order.
-            prior: Of the arms on offer before the change.
+            seed: Seed of the order.
+            prior: Prior for the arms on offer before the change.
             before: Those arms.
-            after: The arms on offer from the change on.
-            worse: Correctness from the change on, shape (Q, A).
-            watched: Whether the policy looks for models that have become worse.
+            after: The arms on offer after the change.
+            worse: Correctness after the change, shape (Q, A).
+            watched: Whether the policy detects degraded models.
         """
         objective = Objective(1.0, 0.0, 0.0, *self.world.bounds, shadow_price=self.price)
         stages = {1: Stage(tuple(before), objective), BEFORE + 1: Stage(tuple(after), objective)}
@@ -86,39 +86,39 @@ class Changed:
         return np.array(stream(policy, trial, self.batch, None if worse is None else (BEFORE + 1, worse)))
 
     def rewards(self, seed: int, arms: Array) -> Array:
-        """Return accuracy less priced cost of every round, shape (rounds,)."""
+        """Return accuracy minus price times cost for every round, shape (rounds,)."""
         o, questions = self.world.outcomes, np.array(self.order(seed))
         at = (self.sample(seed)[questions, arms], questions, arms)
         return np.asarray(o.correct[at] - self.price * np.exp(o.log_cost[at]))
 
 
 class _Unwatched(AccuracyDrift):
-    """No model is ever found to have become worse."""
+    """Drift detection that never detects anything."""
 
     def learn(
         self, model: str, correct: float, predicted: float, *, share: float = 0.0, seq: int = 0
     ) -> bool:
-        """Find nothing."""
+        """Detect nothing."""
         return False
 
 
 def changes(
     world: BanditWorld, seeds: Sequence[int], batch: int = 1, half: int | None = None
 ) -> dict[str, Any]:
-    """Return what the policy makes of both changes.
+    """Return how the policy reacts to both changes.
 
     Args:
-        world: Without surface counts; a third of its questions is history.
-        seeds: Of the orders.
-        batch: Queries decided together.
-        half: Of history alone, half is history and this half is asked; None asks the live questions.
+        world: The world, without surface counts; a third of its questions is history.
+        seeds: Seeds of the orders.
+        batch: Number of queries decided together.
+        half: Split history in two, use one half as history and ask this half; None asks the live questions.
 
     Returns:
         `model`, the one that changes, and `its_share` before; `queries_until_halved`, from the change until its share
-        is half of that, and `share_at_the_end`; `queries_until_half_the_saving`, from the day it joins until the
-        policy earns half of what knowing it from the start earns over never having it, and `saving`, that difference a
-        query. None where it does not come to it. `loss_without_a_change`: what looking for models that have become
-        worse costs where none has, over what the policy earns over the best single arm.
+        is half of that, and `share_at_the_end`; `queries_until_half_the_saving`, from its addition until the policy
+        gains half of `saving`, the difference per query between having the model from the start and never having it.
+        None if that does not happen. `loss_without_a_change`: the cost of drift detection when nothing changes, divided
+        by the policy's lead over the best single arm.
     """
     counted = world.lean().with_counts()
     o = counted.outcomes
@@ -179,5 +179,5 @@ def _windows(values: Array) -> Array:
 
 
 def _first(there: np.ndarray) -> int | None:
-    """Return the rounds at the end of the first window that is there."""
+    """Return the round at which the first window that meets the condition ends."""
     return int(there.argmax()) + WINDOW if there.any() else None

@@ -1,4 +1,4 @@
-"""The commands of `python -m experiments` that judge policies on outcomes, and the options all share."""
+"""The commands of `python -m experiments` that evaluate policies on outcomes, and the shared options."""
 
 import contextlib
 import time
@@ -82,7 +82,7 @@ def with_outcomes(default: Path) -> Callable[[F], F]:
 def open_world(
     source: Path, mapping: Path | None, catalogue: Path, cache: Path, verifier: str | None = None
 ) -> BanditWorld:
-    """Return the world of a recording, or of another table by its mapping; arguments as the options of that name.
+    """Return the world of a recording, or of another table with a mapping; arguments as the options of these names.
 
     Raises:
         OutcomeError: a file cannot be used.
@@ -93,7 +93,7 @@ def open_world(
 
 
 def joint_world(source: Path, mapping: Path | None, catalogue: Path, cache: Path) -> tuple[str, BanditWorld]:
-    """Return a table's name, and the world of all its arms, of a recording those of the joint space alone."""
+    """Return a table's name, and the world of all its arms; for a recording, only the arms of the joint space."""
     world = open_world(source, mapping, catalogue, cache)
     return world.outcomes.name, spaces(world).get("uis", world)
 
@@ -154,7 +154,7 @@ def paper(
     def say(text: str) -> None:
         click.echo(f"{time.perf_counter() - began:7.1f} s  {text}", err=True)
 
-    # One thread: sums are then the same on every machine that has these libraries.
+    # One thread, so that sums are identical on every machine with these libraries.
     with threadpool_limits(1), contextlib.ExitStack() as stack:
         world = open_world(source, mapping, catalogue, cache, verifier)
         beside = Beside() if mapping else read_beside(source, load_catalogue(catalogue), cache, verifier)
@@ -258,9 +258,9 @@ def frontier(
     out: Path | None,
     results: Path | None,
 ) -> None:
-    """Print what each policy pays for an accuracy, relative to the cheapest mix of fixed arms that reaches it.
+    """Print each policy's cost at equal accuracy, relative to the cheapest mix of fixed arms that reaches it.
 
-    Every run on live questions of a table that has a journal is appended to experiments/live-runs.jsonl.
+    Every run on live questions of a table with a journal is appended to experiments/live-runs.jsonl.
     """
     table, world = joint_world(source, mapping, catalogue, cache)
     terms = Terms(
@@ -345,10 +345,9 @@ def _said(row: dict[str, Any]) -> str:
 @with_cache
 @click.option("-o", "--out", type=PATH, help="JSON file to which they are written, for `frontier --usual`.")
 def usual(source: Path, mapping: Path | None, catalogue: Path, cache: Path, out: Path | None) -> None:
-    """Print what the blocks of the policy are worth on the history of a table, beside what they usually are.
+    """Print the variances of the policy's blocks, for accuracy and cost, on a table's history and as shipped.
 
-    Variances of accuracy and of cost. With the files of all tables but one, `frontier --usual` shows on that one what a
-    fleet gets that nobody tuned on.
+    With the files of all tables but one, `frontier --usual` shows on that one what an unseen fleet would get.
     """
     _, world = joint_world(source, mapping, catalogue, cache)
     with threadpool_limits(1):
@@ -367,9 +366,9 @@ def usual(source: Path, mapping: Path | None, catalogue: Path, cache: Path, out:
     "--row", default="default_with_prior", show_default=True, help="The row held against ridge_from_history."
 )
 def compare(journals: tuple[Path, ...], row: str) -> None:
-    """Print what ROW costs in terms of the ridge that never learns again, from the last run of each table in JOURNALS.
+    """Print the cost of ROW relative to the fixed ridge regression, from the last run of each table in JOURNALS.
 
-    The tables and histories are one family: p is Holm's over all of them.
+    p values are corrected by Holm over all tables and histories.
     """
     told = [line["verdict"] for path in journals for line in lines_of(path) if "verdict" in line]
     cells = {
@@ -423,7 +422,7 @@ def changes(
     batch: int,
     cache: Path,
 ) -> None:
-    """Print how many queries the policy needs when a model becomes worse without notice, and when one joins.
+    """Print how many queries the policy needs to adapt when a model degrades silently, and when one is added.
 
     Every run on live questions is appended to experiments/live-runs.jsonl.
     """
@@ -477,12 +476,12 @@ def prior(
 ) -> None:
     """Make a prior from OUTCOMES: a recording, a complete table with --mapping, or a log with --logged.
 
-    A log is CSV, JSONL or Parquet with the columns text, action (model/qp/cp/bs), correct, cost and propensity, and
-    score where there is one. Start the decider with UNISCALE_PRIOR=FILE and an empty log.
+    A log is CSV, JSONL or Parquet with the columns text, action (model/qp/cp/bs), correct, cost, propensity and,
+    optionally, score. Start the decider with UNISCALE_PRIOR=FILE and an empty log.
     """
     encoder, known, asked = MiniLM(), load_catalogue(catalogue), orjson.loads(options)
     best = ""
-    # Sums in another order have other last bits: the file is the same on any number of cores.
+    # One thread, so that the file is identical on any number of cores: the order of a sum changes its last bits.
     with threadpool_limits(1):
         if logged:
             made, rows = prior_of_log(outcomes, encoder, known, asked, cap=cap)

@@ -1,4 +1,4 @@
-"""Who competes: the paper's policies in their faithful form, its ablations, our own, and the simplest there are."""
+"""The policies compared: the paper's in their faithful form, its ablations, our own, and simple baselines."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ from experiments.yardstick import split
 from schemas.prices import Rate
 
 Make = Callable[[BanditWorld, int], Policy]
-"""From a world and a seed to a policy without experience."""
+"""Makes a new policy from a world and a seed."""
 
 DEFAULT = "contextual"
-"""The service's default, by the name of its factory; it reads surface counts (`BanditWorld.with_counts`)."""
+"""The service's default policy; it reads surface counts (`BanditWorld.with_counts`)."""
 
 
 def _made(name: str, **options: object) -> Make:
-    """Return the service's own factory for a policy and its options, over a world's vectors."""
+    """Return a function that makes one of the service's policies with these options, for a world's vectors."""
 
     def make(world: BanditWorld, seed: int) -> Policy:
         seeded = {"network_seed": seed} if name in ("mlp", "neural-ucb") else {}
@@ -45,10 +45,10 @@ def _made(name: str, **options: object) -> Make:
 
 
 class Coordinates(LinUCB):
-    """LinUCB whose action features are the description's embedding and, beside it, plain coordinates.
+    """LinUCB whose action features are the description's embedding and explicit coordinates.
 
-    How large the model is among its family, and the logarithms of how wide the search is: under a small encoder
-    descriptions of neighbours hardly differ, though what they cost and achieve changes smoothly with these.
+    The coordinates are the model's size rank within its family and the logarithm of the search width. A small encoder
+    hardly distinguishes the descriptions of neighbouring actions, but cost and accuracy vary smoothly with these.
     """
 
     def __init__(self, world: BanditWorld, alpha: float) -> None:
@@ -61,19 +61,18 @@ class Coordinates(LinUCB):
         super().__init__(FeatureMap(sizes), LinUCBSettings(alpha=alpha), name="coordinates")
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Choose from these actions, their coordinates appended to their embeddings."""
+        """Offer these actions, with their coordinates appended to their embeddings."""
         longer = [np.concatenate([a.embedding, SHARE * self._plain[a.action_id]]) for a in actions]
         super().offer([replace(a, embedding=e) for a, e in zip(actions, longer, strict=True)], price_factors)
 
 
-COORDINATES, SHARE = 7, 0.5  # their number, and their weight beside an embedding of unit length
+COORDINATES, SHARE = 7, 0.5  # number of coordinates, and their weight relative to a unit embedding
 
 
 def plain_coordinates(world: BanditWorld) -> Array:
-    """Return 1, size, size², width, width², drafts a step and size·width of every arm, each in [0, 1].
+    """Return 1, size, size², width, width², drafts per step and size·width of every arm, each in [0, 1].
 
-    Size is the model's place in its family, which the catalogue orders; width is log₂(QP·CP)/6. Where no arm
-    searches there is no family, and all sizes are 0.
+    Size is the model's rank in the catalogue's order; width is log₂(QP·CP)/6. If no arm searches, all sizes are 0.
     """
     arms = world.outcomes.arms
     models = list(dict.fromkeys(arm.model for arm in arms))
@@ -119,11 +118,11 @@ SERVICE: Mapping[str, Make] = {"default": _made(DEFAULT)}
 
 
 def with_prior(world: BanditWorld, history: Sequence[int]) -> bytes:
-    """Return the default's prior from history, every arm's outcomes known.
+    """Return the default policy's prior from history with the outcomes of every arm.
 
     Args:
-        world: With counts.
-        history: Its questions.
+        world: The world, with surface counts.
+        history: Indices of the questions of history.
     """
     policy = SERVICE["default"](world, 0)
     assert isinstance(policy, Contextual)
@@ -134,23 +133,22 @@ def with_prior(world: BanditWorld, history: Sequence[int]) -> bytes:
 ALL: Mapping[str, Make] = {**PAPER, **ABLATIONS, **OWN, **SERVICE}
 
 
-# What the blocks of the policy's coefficients are worth on one table: the generic prior, estimated from histories.
+# Variances of the blocks of the policy's coefficients on one table: the generic prior, estimated from histories.
 #
-# The shipped values (`agents.bandit.variances.USUAL`) were rounded by hand from such estimates. With those of all
-# tables but one in their place, that one is what a stranger's fleet is: nothing of it went into the prior (leave one
-# out).
+# The shipped values (`agents.bandit.variances.USUAL`) were rounded by hand from such estimates. Replacing them with
+# estimates from all tables but one simulates an unseen fleet on that one (leave one out).
 
-FEW = 200  # questions that know no supervised directions yet; all of history does where it has more
+FEW = 200  # questions of the first estimate, too few for supervised directions; the second uses all of history
 
 Usual = Mapping[str, tuple[float, float]]
-"""Of each kind of block the variances of accuracy and of cost, as in `variances.USUAL`."""
+"""The variances of accuracy and of cost for each kind of block, as in `variances.USUAL`."""
 
 
 def estimated(world: BanditWorld) -> Usual:
-    """Return the variances that the history of a table has, from 200 of its questions and from all: geometric means.
+    """Return the variances on a table's history: geometric means of the estimates from 200 and from all questions.
 
     Args:
-        world: Without surface counts; of its live questions nothing is used.
+        world: The world, without surface counts; its live questions are not used.
     """
     world = world.with_counts()
     history, _ = split([each.question_id for each in world.outcomes.questions])
@@ -168,7 +166,7 @@ def estimated(world: BanditWorld) -> Usual:
 
 
 def combined(tables: Sequence[Usual]) -> Usual:
-    """Return the geometric means over tables; a block that none of them has stays as shipped."""
+    """Return the geometric means over tables; blocks that no table has keep the shipped values."""
     found = {name: [table[name] for table in tables if name in table] for name in variances.USUAL}
     return {
         name: tuple(np.exp(np.mean(np.log(rows), axis=0)).tolist()) if rows else variances.USUAL[name]
@@ -178,7 +176,7 @@ def combined(tables: Sequence[Usual]) -> Usual:
 
 @contextlib.contextmanager
 def in_place(usual: Usual | None) -> Iterator[None]:
-    """Let policies of this process begin from other usual variances; None leaves the shipped ones."""
+    """Replace the usual variances of this process's policies during the block; None keeps the shipped ones."""
     shipped = variances.USUAL
     variances.USUAL = usual or shipped  # type: ignore[misc]  # final for everyone but the lab, which judges it
     try:
@@ -187,23 +185,23 @@ def in_place(usual: Usual | None) -> Iterator[None]:
         variances.USUAL = shipped  # type: ignore[misc]
 
 
-# The simplest competitors: a ridge regression an arm, fitted on history; one of two goes on from its own choices.
+# The simplest baselines: one ridge regression per arm, fitted on history; the online one also learns from its choices.
 #
-# They read the encoder's vector and the surface counts, and take the arm of the best predicted accuracy less the price
-# times the predicted cost. Nothing of them is the product's, whose learners they are held against.
+# They read the encoder's vector and the surface counts, and choose the arm with the highest predicted accuracy minus
+# price times predicted cost. They share no code with the product's learners, which they are compared with.
 
-REFIT = 100  # outcomes of its own choices
+REFIT = 100  # outcomes between two refits
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What the questions of history teach of the arms.
+    """One ridge regression per arm, fitted on history.
 
     Attributes:
-        features: Of all questions of the world, those of history standardised: shape (Q, d).
-        correct: Means over samples, shape (Q, A), and
-        log_cost: logarithms of the mean cost.
-        history: The questions fitted on.
+        features: Features of all questions, standardised on history, shape (Q, d).
+        correct: Correctness, averaged over samples, shape (Q, A).
+        log_cost: Logarithms of the mean cost, shape (Q, A).
+        history: Indices of the questions fitted on.
     """
 
     features: Array
@@ -213,11 +211,11 @@ class Fitted:
 
     @classmethod
     def of(cls, world: BanditWorld, history: Sequence[int]) -> "Fitted":
-        """Return the features as history alone scales them; the world is one with surface counts."""
+        """Return the regressions of a world with surface counts; features are scaled on history alone."""
         vector, surface = np.split(world.queries, [world.queries.shape[1] - len(COUNTS)], axis=1)
         seen = surface[list(history)]
         spread = seen.std(axis=0)
-        # Together the counts vary as much as one of them: the vector has length 1.
+        # Scale the counts to a total variance of 1, like the embedding of length 1.
         scaled = (surface - seen.mean(axis=0)) / np.where(spread > 0, spread, 1.0) / len(COUNTS) ** 0.5
         o = world.outcomes
         return cls(
@@ -234,7 +232,7 @@ class Fitted:
         return accuracy, np.exp(by_leaving_one_out(seen[fitted], self.log_cost[fitted], seen[new]))
 
     def left_out(self) -> tuple[Array, Array]:
-        """Return the same of history's own questions, each predicted from other folds."""
+        """Return the same for the questions of history, each predicted from the other folds."""
         shape = (len(self.history), self.correct.shape[1])
         accuracy, cost = np.empty(shape), np.empty(shape)
         own = np.array(self.history)
@@ -245,18 +243,18 @@ class Fitted:
 
 
 def best_arms(accuracy: Array, cost: Array, price: float) -> list[int]:
-    """Return the arm of each question at a price of linear cost."""
+    """Return the best arm of each question at a price of linear cost."""
     chosen: list[int] = (accuracy - price * cost).argmax(axis=1).tolist()
     return chosen
 
 
 def solved_prices(fitted: Fitted, best: int, shares: Sequence[float]) -> list[float]:
-    """Return, for each share, the highest price at which history's questions still reach it, each left out once.
+    """Return, for each share, the highest price at which cross-fitted choices on history still reach it.
 
     Args:
-        fitted: On history.
-        best: The arm whose accuracy on history is all (a share of 1).
-        shares: Of that accuracy.
+        fitted: Fitted on history.
+        best: The arm whose accuracy on history is a share of 1.
+        shares: Shares of that accuracy.
 
     Returns:
         Prices per unit of cost; 0 for a share that no price reaches.
@@ -275,7 +273,7 @@ class OnlineRidge:
     """The same regressions, refitted on history and the outcomes of their own choices after every hundred of these.
 
     Args:
-        fitted: On history.
+        fitted: Fitted on history.
     """
 
     def __init__(self, fitted: Fitted) -> None:
@@ -290,11 +288,11 @@ class OnlineRidge:
         arms = fitted.correct.shape[1]
         self._gram = np.repeat((x.T @ x)[None], arms, axis=0)
         self._right = np.stack([x.T @ fitted.correct[own], x.T @ fitted.log_cost[own]])  # (2, d + 1, A)
-        # The constant is not held towards zero; a trace of strength keeps the system solvable.
+        # The constant is not penalised, except by a trace that keeps the system solvable.
         self._free = np.concatenate([[1e-9], np.ones(seen.shape[1])])
         self._weights = np.empty_like(self._right)
         for term in range(len(self._weights)):
-            # On history every arm has the same questions.
+            # On history all arms have the same questions, so one Gram matrix serves all.
             self._weights[term] = self._solved(self._gram[0], self._right[term], term)
 
     def _solved(self, gram: Array, right: Array, term: int) -> Array:
@@ -304,12 +302,12 @@ class OnlineRidge:
     def play(
         self, order: Sequence[int], price: float, outcome: Callable[[int, int], tuple[float, float]]
     ) -> list[int]:
-        """Return the arm taken in every round, learning on the way; each call begins at what history taught.
+        """Return the arm chosen in every round, learning meanwhile; each call starts from the fit on history.
 
         Args:
             order: The question of each round.
-            price: Of linear cost.
-            outcome: From a question and an arm to correctness and log cost, as they come out.
+            price: Price of linear cost.
+            outcome: Returns the realised correctness and log cost of a question and an arm.
         """
         gram, right, weights = self._gram.copy(), self._right.copy(), self._weights.copy()
         taken: list[int] = []

@@ -1,8 +1,8 @@
-"""What path-aware early exit (§3.3) saves and loses: on recordings of ours, and replayed on others' step scores.
+"""Savings and losses of path-aware early exit (§3.3): on our recordings, and replayed on others' step scores.
 
-Ours were run with it and without. In the replay the paths of a problem are taken as running side by side, one step
-each at a time: what the product's rule would have stopped, and whether the answer would have changed, follows from
-the scores.
+Our recordings were run with and without it. The replay assumes that the paths of a problem advance in parallel, one
+step at a time; the scores then determine what the product's rule would have stopped, and whether the answer would have
+changed.
 """
 
 import csv
@@ -30,14 +30,14 @@ PARTS = {
 
 
 def compare(on: Outcomes, off: Outcomes) -> dict[str, Any]:
-    """Return what early exit saved and lost over all searches, by depth of the answer without it, and by width.
+    """Return savings and losses of early exit over all searches, by depth of the answer without it, and by width.
 
-    Accuracy in percent, compute in TFLOPs, memory in TB, cost in tera-eFLOPs, each the mean over searches with its
-    interval over questions; changes are ratios of means, their intervals by bootstrap over questions.
+    Accuracy in percent, compute in TFLOPs, memory in TB, cost in tera-eFLOPs, each a mean over searches with its
+    interval over questions; changes are ratios of means, with bootstrap intervals over questions.
 
     Args:
-        on: With early exit.
-        off: Without, of as many samples or fewer; the arms and questions that were run both ways are compared.
+        on: Outcomes with early exit.
+        off: Outcomes without, with at most as many samples; only arms and questions run both ways are compared.
     """
     samples = min(on.samples, off.samples)
     names = [arm.arm_id for arm in on.arms]
@@ -68,10 +68,10 @@ def compare(on: Outcomes, off: Outcomes) -> dict[str, Any]:
 
 
 def stragglers(off: Outcomes) -> dict[str, Any]:
-    """Return how long searches of two and more paths go on after their answer is finished: what there is to stop.
+    """Return how long searches of two or more paths continue after their answer is finished: the possible saving.
 
     Args:
-        off: Without early exit.
+        off: Outcomes without early exit.
     """
     beyond: Array = off.extra["steps"] - off.extra["depth"]
     table: dict[str, Any] = {}
@@ -89,12 +89,12 @@ def stragglers(off: Outcomes) -> dict[str, Any]:
 
 def _measured(o: Outcomes, samples: int) -> dict[str, Array]:
     parts = {name: o.extra[column][:samples] / TERA for name, column in PARTS.items()}
-    steps = o.extra["steps"][:samples]  # one after another: all paths of a step are decoded side by side
+    steps = o.extra["steps"][:samples]  # sequential steps: the paths of a step are decoded in parallel
     return {"accuracy": 100 * o.correct[:samples], **parts, "eflops": o.cost[:samples] / TERA, "steps": steps}
 
 
 def _change(on: dict[str, Array], off: dict[str, Array], cells: np.ndarray) -> dict[str, Any]:
-    """Return the change over some searches; intervals by bootstrap over the questions that have any."""
+    """Return the change over some searches, with bootstrap intervals over their questions."""
     count = cells.sum(axis=(0, 2))
     questions = np.flatnonzero(count)
     sums = {
@@ -128,16 +128,16 @@ def _over_questions(array: Array) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What early exit does to one problem's paths.
+    """Effect of early exit on one problem's paths.
 
     Attributes:
-        steps: All steps, and
-        taken: those taken before a path was stopped or done.
+        steps: Number of steps of all paths.
+        taken: Number of steps taken before each path was stopped or done.
         beyond: Steps of the longest path after the best one was finished.
-        ended: Steps after which the search was over: positions one after another, which decoding pays for.
+        ended: Sequential steps until the search was over, which determine the decoding time.
         longest: The same without early exit.
-        best: The path with the best mean, and
-        chosen: the one chosen under early exit.
+        best: Index of the path with the best mean.
+        chosen: Index of the path chosen under early exit.
     """
 
     steps: int
@@ -186,7 +186,7 @@ def replay(paths: Sequence[Sequence[float]], eta: float = 1.2) -> Replayed:
 
 
 def replay_tts_prm(folder: Path, eta: float = 1.2) -> dict[str, dict[str, Any]]:
-    """Replay early exit on the real scores of `tts_prm`: steps saved and accuracy lost, and how long paths go on."""
+    """Replay early exit on the real scores of `tts_prm`: steps saved, accuracy lost, and steps after the best path."""
     with (folder / "configs.csv").open(encoding="utf-8") as told:
         names = {each["config_id"]: f"{each['model']}, n = {each['n']}" for each in csv.DictReader(told)}
     paths: dict[str, dict[str, list[Drafted]]] = {}
@@ -211,20 +211,20 @@ def replay_tts_prm(folder: Path, eta: float = 1.2) -> dict[str, dict[str, Any]]:
 
 
 WIDTHS = (1, 2, 4, 16, 64)
-TIMES = 10  # draws of each width from a problem's paths
+TIMES = 10  # draws per problem and width
 
 
 def replay_wide(folder: Path, eta: float = 1.2) -> dict[str, dict[str, Any]]:
     """Replay searches of W paths, drawn with replacement from all scored beam-search paths of a problem.
 
-    What decoding pays for is positions one after another: a search of 64 paths is as long as its longest one. Steps
-    are summed over problems before they are compared; intervals are by bootstrap over problems.
+    Decoding time is determined by sequential positions: a search of 64 paths is as long as its longest one. Steps are
+    summed over problems before they are compared; intervals are by bootstrap over problems.
     """
     with (folder / "configs.csv").open(encoding="utf-8") as told:
         beams = {each["config_id"] for each in csv.DictReader(told) if each["method"] == "beam_search"}
     paths: dict[str, list[Drafted]] = {}
     for config, problem, drafted in _drafted(folder):
-        if config in beams:  # the scores of the others are not probabilities
+        if config in beams:  # scores of other configurations are not probabilities
             paths.setdefault(problem, []).append(drafted)
     found = {}
     for width in WIDTHS:

@@ -19,9 +19,9 @@ from experiments.yardstick import hull
 matplotlib.use("Agg")
 
 
-FEW = 50  # searches below which a group is in the table and not drawn
+FEW = 50  # groups with fewer searches are in the table but not drawn
 LETTER, LINE = 6.0, 11.0  # width and height of a label's letters, in pixels
-METADATA = {"Software": None}  # the same runs give the same bytes
+METADATA = {"Software": None}  # no version, so that the same runs give the same bytes
 TITLES = {
     "tts": "TTS (smallest model)",
     "routing": "Routing (one path)",
@@ -45,7 +45,7 @@ COLOURS = {
 
 
 def draw(folder: Path, world: BanditWorld, results: Results) -> dict[str, Path]:
-    """Draw every figure that a run's tables carry; return the files by name."""
+    """Draw every figure for which a run has tables; return the files by name."""
     tables, runs, worlds = results.tables, results.runs, spaces(world)
     joint = "uis" if "uis" in worlds else "all"
     drawn: dict[str, Path] = {}
@@ -73,7 +73,7 @@ def draw(folder: Path, world: BanditWorld, results: Results) -> dict[str, Path]:
 
 
 def curves(path: Path, runs: Runs, panels: Sequence[tuple[str, str]], world: BanditWorld) -> None:
-    """Draw one column a panel: cumulative regret by round above, correct answers against cost below.
+    """Draw one column per panel: cumulative regret by round above, correct answers against cost below.
 
     Args:
         path: The PNG.
@@ -181,14 +181,14 @@ def joint_frontier(path: Path, worlds: Mapping[str, BanditWorld]) -> None:
 
 
 def _mixes(axis: Any, accuracy: np.ndarray, cost: np.ndarray, unit: float, **style: Any) -> None:
-    """Draw the cheapest mixes of points: straight in cost, so curved where cost is drawn by its logarithm."""
+    """Draw the cheapest mixes of points: straight lines in cost, hence curves on a logarithmic axis."""
     right, paid = hull(accuracy, cost)
     fine = np.geomspace(paid[0], paid[-1], 200) if len(paid) > 1 else paid
     axis.plot(fine / unit, 100 * np.interp(fine, paid, right), **{"linewidth": 1.3, **style})
 
 
 def pareto(path: Path, table: Mapping[str, Any], world: BanditWorld) -> None:
-    """Draw accuracy against cost of every policy over the four modes, a marker a mode."""
+    """Draw accuracy against cost of every policy over the four modes, one marker per mode."""
     figure, axis = plt.subplots(figsize=(8.0, 4.5))
     markers = dict(zip(table, "ov^s", strict=True))
     for policy in dict.fromkeys(policy for policies in table.values() for policy in policies):
@@ -202,7 +202,7 @@ def pareto(path: Path, table: Mapping[str, Any], world: BanditWorld) -> None:
     for mode, marker in markers.items():
         axis.scatter([], [], marker=marker, color="grey", label=mode.replace("_", "-"))
     axis.set(xscale="log", xlabel=_cost_label(world), ylabel="accuracy (%)", title="Four reward modes")
-    # Beside the axes: inside, some mode's points lie in every corner.
+    # Outside the axes: every corner inside contains points.
     axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     _save(figure, path)
 
@@ -222,7 +222,7 @@ def score_histogram(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def early_exit(path: Path, table: Mapping[str, Any]) -> None:
-    """Draw what early exit saves of the cost, and its points of accuracy, by depth and by width."""
+    """Draw the cost saved by early exit and its change of accuracy, by depth and by width."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.8))
     for axis, by, label in (
         (axes[0], "by_depth", f"steps of the answer without early exit ({FEW} searches or more)"),
@@ -253,21 +253,21 @@ FLEETS: Mapping[str, str] = {
     "mixed": "six small models\nin seven searches each",
     "zeroeval_gsm": "41 models, GSM8K:\nnothing to save",
 }
-"""Tables of other fleets in words, in the order in which they are drawn."""
+"""Descriptions of the tables of other fleets, in drawing order."""
 
 ROWS: Mapping[str, tuple[str, str, str]] = {
     "default_with_prior": ("UniScale-Streams with a third of the questions as history", "#1660a8", "o"),
     "ridge_from_history": ("a ridge regression on the same history that never learns again", "#b4541a", "s"),
     "default": ("UniScale-Streams without history", "#1660a8", "D"),
 }
-"""Rows of their frontier: what each is, its colour and its mark, which is hollow without history."""
+"""Rows of their frontier: description, colour and marker, which is hollow for rows without history."""
 
 OPEN, COLUMN, RIGHT = 1.08, 1.13, 1.5
-"""Where an interval without an upper end is cut, where its figures stand, and the edge; on the axis."""
+"""Positions on the axis: where unbounded intervals are cut, where figures are written, and the right edge."""
 
 
 def fleets(path: Path, tables: Mapping[str, Any]) -> None:
-    """Draw what each row pays on each table, with intervals: the cheapest mix of fixed configurations pays 1."""
+    """Draw the cost ratio of each row on each table, with intervals; the cheapest mix of fixed configurations is 1."""
     named = [name for name in FLEETS if name in tables]
     figure, axis = plt.subplots(figsize=(9, 0.6 + 1.05 * len(named)))
     axis.axvline(1, color="black", linewidth=0.9)
@@ -313,13 +313,13 @@ def _paid(row: Mapping[str, Any]) -> str:
 
 
 def digest_of(tables: Mapping[str, Any]) -> str:
-    """Return the digest that a picture carries of what it was drawn from."""
+    """Return the digest of the tables that a picture was drawn from, which is stored in it."""
     drawn = {name: tables[name]["frontier"] for name in FLEETS if name in tables}
     return hashlib.sha256(orjson.dumps(drawn, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _label(axis: Any, labels: Sequence[tuple[str, float, float]]) -> None:
-    """Write names beside their points: right or left of them, above or below, where no other name stands."""
+    """Label points: right or left, above or below, wherever there is no other label."""
     taken: list[tuple[float, float, float]] = []
     for name, x, y in dict.fromkeys(labels):
         across, height = axis.transData.transform((x, y))

@@ -1,26 +1,26 @@
-"""Other people's outcomes: any CSV, JSONL or Parquet with (question, arm, correct or reward, cost), by a mapping.
+"""Outcomes from other sources: any CSV, JSONL or Parquet with (question, arm, correct or reward, cost), and a mapping.
 
-A mapping is a YAML file beside the outcomes or anywhere else:
+A mapping is a YAML file in any folder:
 
     name: my traffic            # for titles
     question: prompt_id         # column of the question's id
     arm: model                  # column of the arm
-    correct: is_right           # column in [0, 1]; or `reward: …`, the same thing under its other name
-    cost: usd                   # column, above zero; any unit, as long as it is one
-    score: judge                # optional column in [0, 1]: a verifier's; left out, `correct` stands for it
-    text: prompt                # optional column: what was asked, for policies that read it
+    correct: is_right           # column in [0, 1]; or `reward: …`, a synonym
+    cost: usd                   # column, above zero; any unit, but the same for all rows
+    score: judge                # optional column in [0, 1]: a verifier's score; the default is `correct`
+    text: prompt                # optional column: the question's text, for policies that read it
     level: difficulty           # optional column
-    family: source              # optional column: the kind of task, for what knowing it would be worth
+    family: source              # optional column: the kind of task, to measure the value of knowing it
     sample: run                 # optional column: repetitions, counted from 0 within a cell
     unit: USD                   # optional, for titles
-    questions: {file: q.jsonl, id: problem_id, text: question, level: level}  # optional: texts from elsewhere
-    arms: {file: arms.csv, id: model, keep: {column: usable, value: "yes"}, drop: [x]}  # optional: which to take
+    questions: {file: q.jsonl, id: problem_id, text: question, level: level}  # optional: texts from another file
+    arms: {file: arms.csv, id: model, keep: {column: usable, value: "yes"}, drop: [x]}  # optional: which to use
     explode: arms               # optional, JSONL: this field maps each arm to {correct, cost, …}
-    ignore: [near_best]         # columns that are known and not used; any other unknown one is refused
+    ignore: [near_best]         # columns to ignore; any other unknown column is refused
     missing: refuse             # or `drop`: drop questions that some arm has not answered, and say how many
-    cost_floor: 0.001           # optional: costs below are raised to it (a cached call that cost nothing)
+    cost_floor: 0.001           # optional: lower costs are raised to this (a cached call that cost nothing)
 
-A whole table is wanted: one row for each (question, arm, sample). Paths start from the mapping's folder.
+The table must be complete: one row for each (question, arm, sample). Paths are relative to the mapping's folder.
 """
 
 import csv
@@ -46,7 +46,7 @@ NOTHING = ("", "nan", "NaN", "NA", "null", "None")
 
 @dataclass(frozen=True)
 class Cell:
-    """One row, read."""
+    """One row, parsed."""
 
     row: int
     question: str
@@ -64,8 +64,8 @@ def load_foreign(path: Path, mapping: Path) -> Outcomes:
     """Read a table by its mapping.
 
     Raises:
-        OutcomeError: naming file, row, column and fix: a missing cell, two rows for one, what is not a number, a
-            cost that is not above zero, a column nobody knows.
+        OutcomeError: naming file, row, column and fix: a missing cell, two rows for one cell, a value that is not a
+            number, a cost that is not above zero, an unknown column.
     """
     told = read_mapping(mapping)
     wanted = _wanted_arms(told, mapping)
@@ -104,7 +104,7 @@ def read_mapping(path: Path) -> Row:
     """Read a mapping file.
 
     Raises:
-        OutcomeError: a field is unknown or one that is needed is absent.
+        OutcomeError: a field is unknown, or a required one is missing.
     """
     try:
         told = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -192,7 +192,7 @@ def _cells(path: Path, told: Row, wanted: set[str] | None) -> Iterator[Cell]:
 
 
 def _exploded(path: Path, told: Row) -> Iterator[tuple[int, Row]]:
-    """Yield rows; with `explode`, one for each arm of the field that maps arms to their outcomes."""
+    """Yield rows; with `explode`, one for each arm in the field that maps arms to outcomes."""
     name = told.get("explode")
     for number, row in rows_of(path):
         if name is None:
@@ -234,7 +234,7 @@ def _number(path: Path, number: int, row: Row, column: str, low: float, high: fl
 
 
 def _whole(path: Path, cells: list[Cell], missing: str) -> list[str]:
-    """Return the questions that every arm answered, as often as any."""
+    """Return the questions that every arm answered, each with the same number of samples."""
     arms = dict.fromkeys(cell.arm for cell in cells)
     samples = max(cell.sample for cell in cells) + 1
     held = {(cell.question, cell.arm, cell.sample) for cell in cells}

@@ -1,8 +1,8 @@
-"""Who pays what for an accuracy, on the live questions of a world; and the paper's Figure 1 in figures.
+"""Cost at equal accuracy of every policy on the live questions of a world; and the numbers of the paper's Figure 1.
 
-Figure 1: what the joint space of model and search gains over either alone. Each space may mix its configurations at
-random; which are mixed is chosen on history and judged on the live questions: the best of 168 on the questions
-themselves would be a lucky draw, of six much less of one.
+Figure 1: the gain of the joint space of model and search over either alone. Each space may mix its configurations at
+random. The mix is chosen on history and judged on the live questions: choosing on the live questions themselves would
+favour the largest space, because the best of 168 profits more from chance than the best of six.
 """
 
 import hashlib
@@ -40,21 +40,21 @@ WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 
 PRICES = (
     0.0,
     *(2.0**k for k in range(-8, 9)),
-)  # λ: accuracy (1 = all) for the cost of the best arm on history
+)  # λ: accuracy, from 0 to 1, per cost of the best arm on history
 LEARNT = 2_000  # rounds on history, not counted
 FEWEST = 10  # questions on either side
 
 
 @dataclass(frozen=True)
 class Player:
-    """One row.
+    """One row of the table.
 
     Attributes:
-        policy: Of `contenders`.
-        warm_up: Rounds of uniform choice.
-        after_history: Whether it has learnt on history from its own choices.
-        prior: Whether it begins from a prior made of history.
-        linear: Whether it is asked by prices of linear cost, with surface counts beside the embedding.
+        policy: Name of the policy in `contenders`.
+        warm_up: Number of warm-up rounds.
+        after_history: Whether it has learned on history from its own choices.
+        prior: Whether it starts from a prior made from history.
+        linear: Whether its objectives are prices of linear cost, and surface counts are added to the embedding.
     """
 
     policy: str
@@ -87,14 +87,14 @@ AFTER_HISTORY: Mapping[str, Player] = {
 
 
 ELSEWHERE: Mapping[str, Player] = {PARETO: Player(PARETO, warm_up=0, linear=True, prior=True)}
-"""Another project's learner, where an interpreter that has its package is named."""
+"""Another project's learner, if an interpreter with its package is given."""
 RIDGES = ("experiments/contenders.py", "experiments/ridge.py")
 APART: Mapping[str, tuple[str, ...]] = {
     STATIC: RIDGES,
     ONLINE: RIDGES,
     PARETO: ("experiments/paretobandit.py",),
 }
-"""The rows that are no policies of ours, and the files on which their choices depend."""
+"""The rows that are not our policies, and the files on which their choices depend."""
 POLICIES = (
     "agents/bandit",
     "experiments/contenders.py",
@@ -102,23 +102,23 @@ POLICIES = (
     "experiments/loop.py",
     "experiments/outcomes.py",
 )
-"""The files on which those of all other rows depend: with others, what the journal holds of a row counts as nothing."""
+"""The files on which the choices of all other rows depend: if they change, these rows' journal entries are ignored."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """On what history, in how large a part of the table, the rows are compared.
+    """Terms of the comparison: its history, its questions and its prices.
 
     Attributes:
-        history: How many questions of history a row learns from, drawn anew in each order; None for all.
-        live: How many of the live questions are asked, the first by a hash of their ids; None for all.
-        prices: How many prices; None for the criteria's eighteen.
-        half: Of history alone, half is history and this half is judged; None judges the live questions.
-        batch: Queries decided together.
-        ceilings: Whether the ceilings are among the rows.
-        paretobandit: An interpreter that has ParetoBandit's package; None leaves its row out.
-        usual: Usual variances in place of the shipped ones; None for these.
-        journal: What was played before.
+        history: Number of questions of history that a row learns from, redrawn in each order; None for all.
+        live: Number of live questions asked, the first by a hash of their ids; None for all.
+        prices: Number of prices; None for the criteria's eighteen.
+        half: Split history in two, use one half as history and judge this half; None judges the live questions.
+        batch: Number of queries decided together.
+        ceilings: Whether to include the ceilings.
+        paretobandit: An interpreter with ParetoBandit's package; None omits its row.
+        usual: Usual variances instead of the shipped ones; None for the shipped ones.
+        journal: Games played before.
     """
 
     history: int | None = None
@@ -132,7 +132,7 @@ class Terms:
     journal: Journal = field(default_factory=Journal)
 
     def split(self, question_ids: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Return the places of all of history and of the questions judged."""
+        """Return the indices of all of history and of the questions judged."""
         past, now = split(question_ids) if self.half is None else halves(question_ids, self.half)
         if self.live is not None and self.live < len(now):
             now = [q for q in now if is_history(f"first/{question_ids[q]}", self.live / len(now))]
@@ -148,7 +148,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Tables, and the points that the figure draws: (accuracy, cost) of each row and of the arms."""
+    """Tables, and the points drawn in the figure: (accuracy, cost) of each row and of the arms."""
 
     tables: dict[str, Any] = field(default_factory=dict)
     points: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
@@ -160,14 +160,14 @@ def frontier(
     players: Mapping[str, Player] | None = None,
     terms: Terms | None = None,
 ) -> Frontier:
-    """Return cost at equal accuracy of every policy; nothing where a world has too few questions to split.
+    """Return cost at equal accuracy of every policy; empty if the world has too few questions to split.
 
     Args:
-        world: All arms are on offer.
+        world: The world, with all its arms on offer.
         scope: `more_seeds` are the orders.
-        players: The rows beside the fixed mix and the ceilings; by default all that learn on the live questions, and
-            in the whole run those too that learn on history beforehand.
-        terms: By default a third as history, all live questions and the criteria's prices.
+        players: The rows besides the fixed mix and the ceilings; by default all that learn on the live questions and,
+            in a whole run, also those that learn on history first.
+        terms: By default a third of the questions as history, all live questions and the criteria's prices.
     """
     o, terms = world.outcomes, terms or Terms()
     history, live = terms.split([each.question_id for each in o.questions])
@@ -234,14 +234,14 @@ def priced(world: BanditWorld, weight: float) -> Objective:
 
 
 def tidied(value: Any) -> Any:
-    """Return nested figures at nine digits: the last bits of a sum are the machine's."""
+    """Return nested figures rounded to nine digits, because the last bits of a sum depend on the machine."""
     if isinstance(value, Mapping):
         return {name: tidied(each) for name, each in value.items()}
     return tidy({"": value})[""] if isinstance(value, float) else value
 
 
 def most_accurate(points: Points) -> int:
-    """Return the most accurate point, the cheaper one where two are level."""
+    """Return the most accurate point; ties go to the cheaper one."""
     accuracy, cost = points.accuracy.mean(axis=1), points.cost.mean(axis=1)
     return int(np.lexsort((cost, -accuracy))[0])
 
@@ -254,7 +254,7 @@ def corners_of(points: Points) -> list[int]:
 
 
 def _known(world: BanditWorld) -> dict[str, list[str]]:
-    """Return what a ceiling may be told: family and level, where there is more than one and they differ."""
+    """Return further information for ceilings: family and level, if there are several and the two differ."""
     asked = world.outcomes.questions
     families, levels = [each.family for each in asked], [each.level for each in asked]
     found = {
@@ -266,7 +266,7 @@ def _known(world: BanditWorld) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class _Task:
-    """Games of one row in one order, on the questions that it may see."""
+    """Games of one row in one order, with the questions it may use."""
 
     world: BanditWorld
     player: Player
@@ -294,9 +294,9 @@ class _Task:
         return np.random.default_rng([self.seed, 1]).integers(o.samples, size=shape)
 
     def points(self, games: Sequence[Sequence[int]]) -> Points:
-        """Return accuracy and cost of the arms taken in the live rounds."""
+        """Return accuracy and cost of the arms chosen in the live rounds."""
         o, questions = self.world.outcomes, np.array(self.order[-len(self.live) :])
-        places = np.searchsorted(self.live, questions)  # the live ones are in rising order
+        places = np.searchsorted(self.live, questions)  # the live questions are sorted
         accuracy, cost = np.empty((len(games), len(self.live))), np.empty((len(games), len(self.live)))
         for k, arms in enumerate(games):
             realised = (self.sample[questions, list(arms)], questions, list(arms))
@@ -306,7 +306,7 @@ class _Task:
 
 
 class _Table:
-    """One table under its terms: who plays on it, in which orders, at which prices."""
+    """One table with its terms: orders, prices and games."""
 
     def __init__(
         self,
@@ -335,7 +335,7 @@ class _Table:
         )
 
     def played(self, name: str, player: Player) -> list[Points]:
-        """Return a row's points on each order of the live questions; from the journal what it holds."""
+        """Return a row's points on each order of the live questions, from the journal if it has them."""
         journal, objectives = self._terms.journal, self._objectives(player)
         wanted = {
             seed: [self._game(name, player, seed, each) for each in objectives]
@@ -352,7 +352,7 @@ class _Table:
     def _played(
         self, player: Player, wanted: Mapping[int, Sequence[Game]], objectives: Sequence[Objective]
     ) -> Iterator[tuple[_Task, list[list[int]]]]:
-        """Yield what the journal lacks: an order at once, or price by price where this process plays alone."""
+        """Yield games that the journal lacks: by order, or by price if this process plays alone."""
         held = self._terms.journal.games
         tasks: list[_Task] = []
         for seed, games in wanted.items():
@@ -419,15 +419,15 @@ class _Table:
 
 
 def prices(fitted: Fitted, best: int, count: int) -> list[float]:
-    """Return prices per unit of cost at which the targets lie, as history has it, and 0.
+    """Return 0 and prices per unit of cost that cover the targets, as estimated on history.
 
-    Of those at which a router fitted on history takes 98, 95, 90 and 85 % of the best arm's accuracy there, each
-    question left out once, and a way beyond on either side.
+    They span the prices at which a router cross-fitted on history reaches 98, 95, 90 and 85 % of the best arm's
+    accuracy there, and some way beyond on either side.
 
     Args:
-        fitted: On all of history.
+        fitted: Fitted on all of history.
         best: The arm most accurate on it.
-        count: How many; fewer than six leave out 0 and what lies beyond.
+        count: Number of prices; with fewer than six, 0 and the extension are omitted.
     """
     unit = float(np.exp(fitted.log_cost[list(fitted.history), best]).mean())
     found = np.maximum(solved_prices(fitted, best, (0.98, 0.95, 0.90, 0.85)), PRICES[1] / unit)
@@ -497,15 +497,15 @@ SPACES = ("tts", "routing", "uis")
 
 
 def joint_frontier(worlds: Mapping[str, BanditWorld]) -> dict[str, Any]:
-    """Return, of each scenario, how far its mixes reach, and what the joint space gains over it.
+    """Return the frontier of each scenario's mixes, and the gain of the joint space over it.
 
-    `accuracy`: of its configuration that was most accurate on history. `area`: mean accuracy of its cheapest mixes over
-    the logarithm of the cost, in percent, from the cheapest configuration to the joint space's most accurate one.
-    `uis_gains_points`: the joint space's area less its own, paired by question. `uis_cost_ratio`: what the joint
-    space pays for 90, 95 and 98 % of its accuracy, against its own cheapest mix.
+    `accuracy`: that of the configuration most accurate on history. `area`: mean accuracy of the cheapest mixes over the
+    logarithm of the cost, in percent, from the cheapest configuration to the joint space's most accurate one.
+    `uis_gains_points`: the joint space's area minus the scenario's, paired by question. `uis_cost_ratio`: the joint
+    space's cost of 90, 95 and 98 % of the scenario's accuracy, relative to the scenario's cheapest mix.
 
     Args:
-        worlds: By scenario; `uis`, `routing` and `tts` are wanted.
+        worlds: Worlds by scenario; `uis`, `routing` and `tts` are required.
     """
     if any(name not in worlds for name in SPACES):
         return {}
@@ -537,7 +537,7 @@ def joint_frontier(worlds: Mapping[str, BanditWorld]) -> dict[str, Any]:
 
 
 def points_of(world: BanditWorld, questions: list[int]) -> Points:
-    """Return accuracy and cost of every arm on some questions, means over samples."""
+    """Return accuracy and cost of every arm on some questions, averaged over samples."""
     o = world.outcomes
     return Points(o.correct[:, questions].mean(axis=0).T, o.cost[:, questions].mean(axis=0).T)
 

@@ -1,15 +1,15 @@
-"""What was made, so that an interrupted run goes on where it stopped; and who looked at live questions when.
+"""Journals, from which interrupted runs resume, and the record of every run on live questions.
 
-A journal is a file of JSON lines, one for what is finished, on disk before the next begins: a kill at any moment loses
-only what is under way, and the line that it cut short is left out, and gone with the next.
+A journal is a file of JSON lines, one for each finished piece of work, on disk before the next piece starts. A kill
+loses only the work in progress; an incomplete last line is ignored when reading, and removed by the next write.
 
-Of a frontier a line is a game: one row of a table on one history, in one order of the questions, at one price: the arms
-it took, round by round, from which accuracy and cost follow. It belongs to one table of outcomes and to one version of
-the code that chose, both by digest: with others it counts as nothing. A verdict is what a whole run came to.
+In the journal of a frontier, a line is a game: one row of a table on one history, in one order of the questions, at one
+price. It contains the chosen arms, round by round, from which accuracy and cost follow. A game is valid for one table
+of outcomes and one version of the code, both identified by digests. A verdict is the result of a whole run.
 
-Of a recording the first line holds the settings, and each further one a finished shard. A shard that is run in further
-variants later, without early exit or under another verifier, has a further line. Processes that share a recording write
-a journal each, and read each other's.
+In the journal of a recording, the first line contains the settings, and each further one a finished shard. Running a
+shard in further variants later, without early exit or with another verifier, adds a line. Processes that share a
+recording each write their own journal, and read the others'.
 """
 
 import base64
@@ -33,16 +33,16 @@ LIVE_RUNS = ROOT / "experiments" / "live-runs.jsonl"
 
 @dataclass(frozen=True)
 class Game:
-    """What identifies a game.
+    """The identity of a game.
 
     Attributes:
         table: Digest of the outcomes, the texts and the split.
         row: Name of the player.
-        history: How many questions of history, or `third`; empty for none.
-        order: Its seed.
-        price: Of linear cost, or the paper's weight of it.
-        batch: Decisions made together.
-        code: Digest of what chose.
+        history: Number of questions of history, or `third`; empty for none.
+        order: Seed of the order.
+        price: Price of linear cost, or the paper's weight of cost.
+        batch: Number of decisions made together.
+        code: Digest of the code that chose.
     """
 
     table: str
@@ -56,10 +56,10 @@ class Game:
 
 @dataclass
 class Journal:
-    """Games by what identifies them, and where they are kept.
+    """Games by their identity, stored in a file.
 
     Attributes:
-        path: None keeps them in memory alone.
+        path: The file; None keeps them only in memory.
     """
 
     path: Path | None = None
@@ -67,7 +67,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path) -> "Journal":
-        """Return what a file holds; one that is not there yet holds nothing."""
+        """Return the journal in a file; empty if the file does not exist yet."""
         journal = cls(path)
         for line in lines_of(path):
             if "arms" in line:
@@ -76,13 +76,13 @@ class Journal:
         return journal
 
     def keep(self, game: Game, arms: Sequence[int]) -> None:
-        """Keep a game."""
+        """Store a game."""
         self.games[game] = list(arms)
         packed = base64.b64encode(np.array(arms, dtype="<u2").tobytes()).decode()
         self._append({**asdict(game), "arms": packed})
 
     def conclude(self, verdict: Mapping[str, Any]) -> None:
-        """Keep what a run came to."""
+        """Store the result of a run."""
         self._append({"verdict": verdict})
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Journal:
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file; the last one, cut short by a kill, is left out."""
+    """Yield the lines of a file, without an incomplete last one."""
     if path.is_file():
         whole, _, _ = path.read_bytes().rpartition(b"\n")
         for line in whole.splitlines():
@@ -100,13 +100,13 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Append one line and wait until it is on disk; one that was cut short goes."""
+    """Append one line and wait until it is on disk; an incomplete last line is removed first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
-                # Unreadable it was anyway; nothing may be appended to it.
+                # The incomplete line is unreadable, and a new one must not be appended to it.
                 kept = path.read_bytes().rpartition(b"\n")[0]
                 file.truncate(len(kept) + bool(kept))
         file.write(orjson.dumps(line) + b"\n")
@@ -125,7 +125,7 @@ def code_digest(*parts: str) -> str:
 
 
 def record_live_run(about: Mapping[str, Any], path: Path = LIVE_RUNS) -> None:
-    """Append who looked at live questions: commit, whether files were changed since, time and what was run."""
+    """Record a run on live questions: the commit, whether files have changed since, the time, and what was run."""
 
     def git(*words: str) -> str:
         told = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -141,19 +141,19 @@ RunKey = tuple[str, str, bool]
 
 
 class JournalError(UniscaleError):
-    """A journal is of another recording. Choose another folder, or the settings it was begun with."""
+    """A journal belongs to another recording. Choose another folder, or the settings it was started with."""
 
 
 class SearchJournal:
     """The searches of every finished shard of a recording.
 
     Args:
-        path: Its file; made when absent.
-        settings: What the recording depends on; the first line.
+        path: Its file; created if missing.
+        settings: The settings that the recording depends on, stored in the first line.
         beside: Journals of other parts of the same recording.
 
     Raises:
-        JournalError: when a file was begun with other settings, naming the first that differs.
+        JournalError: a file was started with other settings; the message names the first that differs.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], beside: Sequence[Path] = ()) -> None:
@@ -171,16 +171,16 @@ class SearchJournal:
             append(path, {"settings": settings})
 
     def add(self, shard: str, rows: list[dict[str, Any]]) -> None:
-        """Write a finished shard, each of its variants once."""
+        """Write a finished shard; variants written before are skipped."""
         if new := _new({"shard": shard, "rows": rows}, self.done):
             append(self.path, {"shard": shard, "rows": new})
             self.done |= _runs({"shard": shard, "rows": new})
 
     def check(self, source: Path, begun: Mapping[str, Any]) -> None:
-        """Refuse what was made with other settings.
+        """Refuse a file made with other settings.
 
         Args:
-            source: Its file, for the message.
+            source: The file, for the message.
             begun: The settings it was made with.
 
         Raises:
@@ -195,7 +195,7 @@ class SearchJournal:
                 )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield every row of every finished shard, of the journals beside it too."""
+        """Yield every row of every finished shard, including those of the other journals."""
         seen: set[RunKey] = set()
         for file in self._files:
             for line in lines_of(file):
@@ -214,5 +214,5 @@ def _runs(line: Mapping[str, Any]) -> set[RunKey]:
 
 
 def _new(line: Mapping[str, Any], seen: set[RunKey]) -> list[dict[str, Any]]:
-    """Return the rows of a shard's variants that were not seen before it."""
+    """Return the rows of a shard's variants that have not been seen before."""
     return [row for row in line["rows"] if (line["shard"], row["verifier"], row["early_exit"]) not in seen]

@@ -1,8 +1,8 @@
-"""The experiment's loop (Alg. 1), uniform warm-up, then the policy, one row a round; and the scenarios it is run in.
+"""The experiment's loop (Alg. 1): a uniform warm-up, then the policy, one row per round; and the scenarios.
 
-What is random belongs to the trial and not to the policy: the order of questions, the warm-up choices and
-which recorded sample each (question, arm) realises depend on the seed alone, so all policies of a seed meet the
-same world and their differences are paired.
+Randomness belongs to the trial, not to the policy: the order of questions, the warm-up choices and the recorded sample
+that each (question, arm) realises depend only on the seed. So all policies see the same world under a seed, and their
+differences are paired.
 """
 
 import heapq
@@ -25,7 +25,7 @@ SEEDS = (3, 23, 42, 50, 57)
 
 @dataclass(frozen=True)
 class Stage:
-    """What holds from a round on: the arms on offer and the objective in force."""
+    """The arms on offer and the objective in force from some round on."""
 
     arms: tuple[int, ...]
     objective: Objective
@@ -33,16 +33,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class FeedbackChannel:
-    """How feedback comes back.
+    """How feedback is delayed, lost or corrupted.
 
     Attributes:
-        in_flight: Decisions made before the first of them is rewarded; 1 is none but its own.
-        shuffled: Whether delays are uniform from none to twice that, so that rewards overtake each other.
-        kept: Probability that a reward ever comes.
-        censored: Probability that the reward of a wrong answer never comes: what is missing is not chance.
-        duplicated: Probability that it comes twice; the second is dropped by its identity, as in production.
-        poisoned: Probability that its correctness is the opposite.
-        two_stage: Whether score and cost come at once, correctness imputed by the score, and only the
+        in_flight: Number of decisions made before the reward of the first; 1 for no delay.
+        shuffled: Whether delays are uniform between zero and twice that, so that rewards arrive out of order.
+        kept: Probability that a reward arrives at all.
+        censored: Probability that the reward of a wrong answer never arrives, so that it is not missing at random.
+        duplicated: Probability that it arrives twice; the second is dropped by its identity, as in production.
+        poisoned: Probability that its correctness is inverted.
+        two_stage: Whether score and cost arrive at once, with correctness imputed from the score, and only the
             correction is late or lost.
     """
 
@@ -57,16 +57,16 @@ class FeedbackChannel:
 
 @dataclass(frozen=True)
 class Trial:
-    """One seed's world.
+    """The random world of one seed.
 
     Attributes:
         world: Questions, arms, outcomes.
-        seed: Of everything below.
+        seed: Seed of everything below.
         order: Index of the question of each round.
-        sample: Which recorded sample each (question, arm) realises, shape (Q, A).
-        stages: By the first round (from 1) they hold in; the first begins at 1.
-        feedback: How rewards come back.
-        warm_up: Rounds of uniform choice.
+        sample: The recorded sample that each (question, arm) realises, shape (Q, A).
+        stages: Stages by their first round; the first starts at round 1.
+        feedback: The feedback channel.
+        warm_up: Number of warm-up rounds.
     """
 
     world: BanditWorld
@@ -78,7 +78,7 @@ class Trial:
     warm_up: int = WARM_UP
 
     def stage(self, round_number: int) -> Stage:
-        """Return what holds in a round."""
+        """Return the stage of a round."""
         return self.stages[max(start for start in self.stages if start <= round_number)]
 
     def realised(self, array: Array) -> Array:
@@ -87,11 +87,11 @@ class Trial:
         return np.asarray(array[self.sample, q, a])
 
     def earned(self, objective: Objective) -> Array:
-        """Return what each arm earns on each question, realised."""
+        """Return the realised reward of each arm on each question."""
         return self.realised(self.world.rewards(objective))
 
     def terms(self) -> Callable[[int], list[Array]]:
-        """Return what gives a question its realised correctness, scores and logarithms of cost, each of shape (A,)."""
+        """Return a function from a question to its realised correctness, scores and log costs, each of shape (A,)."""
         o = self.world.outcomes
         columns = [self.realised(array) for array in (o.correct, o.score, o.log_cost)]
         return lambda question: [column[question] for column in columns]
@@ -102,8 +102,8 @@ class Step:
     """One round.
 
     Attributes:
-        best: The reward of the best realised outcome of its question among the arms on offer, and
-        best_of_all: among all arms of the world.
+        best: The reward of the best realised outcome of its question among the arms on offer.
+        best_of_all: The same among all arms of the world.
     """
 
     round: int
@@ -119,7 +119,7 @@ class Step:
 
 
 class Conditions(TypedDict, total=False):
-    """What may differ between trials of one world; `make_trial` says what each means and is without it."""
+    """Optional arguments of `make_trial`, which documents them."""
 
     warm_up: int
     feedback: FeedbackChannel | None
@@ -134,15 +134,15 @@ def make_trial(
     warm_up: int = WARM_UP,
     feedback: FeedbackChannel | None = None,
 ) -> Trial:
-    """Return a seed's trial: questions shuffled, each once as long as they last, then shuffled again.
+    """Return a seed's trial: the questions in random order, reshuffled each time all have been asked.
 
     Args:
         world: Questions, arms, outcomes.
-        seed: Of everything that is random.
-        stages: What is on offer, and the objective, by first round.
-        rounds: How many.
-        warm_up: Of them.
-        feedback: How rewards come back.
+        seed: Seed of all randomness.
+        stages: Arms on offer and objective, by first round.
+        rounds: Number of rounds.
+        warm_up: How many of them are warm-up.
+        feedback: The feedback channel.
     """
     count = len(world.outcomes.questions)
     rng = np.random.default_rng([seed, 0])
@@ -156,11 +156,11 @@ def make_trial(
 
 
 def play(policy: Policy, trial: Trial) -> Iterator[Step]:
-    """Yield one row a round. The policy arrives without actions and without experience.
+    """Yield one row per round.
 
     Args:
-        policy: Fresh.
-        trial: Its seed's world.
+        policy: A new policy, without actions or experience.
+        trial: The trial.
     """
     world, realised = trial.world, trial.terms()
     chance = np.random.default_rng([trial.seed, 2])
@@ -197,14 +197,14 @@ def play(policy: Policy, trial: Trial) -> Iterator[Step]:
 
 
 def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array] | None = None) -> list[int]:
-    """Return the arm of every round; queries are decided and their outcomes learnt in batches, as the service does.
+    """Return the arm of every round; queries are decided and learned from in batches, as in the service.
 
     Args:
-        policy: Fresh, or begun from a prior.
-        trial: Its seed's world; every outcome comes as soon as its batch is decided.
-        batch: Queries decided together; with 1 the rounds are those of `play`.
-        worse: A round, and the correctness of each question and arm from that round on, shape (Q, A): nobody tells the
-            policy.
+        policy: A new policy, possibly started from a prior.
+        trial: The trial; every outcome arrives as soon as its batch is decided.
+        batch: Number of queries decided together; with 1 the rounds are those of `play`.
+        worse: A round, and the correctness of each question and arm from that round on, shape (Q, A); the policy is
+            not notified.
     """
     world, outcomes = trial.world, trial.world.outcomes
     correct, score, log_cost = (
@@ -255,11 +255,11 @@ def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array
 
 
 def follow(trial: Trial, choose: Callable[[int, Array], int]) -> Iterator[Step]:
-    """Yield the rounds of one who needs no learning: hindsight, or a record of what a policy chose.
+    """Yield the rounds of a player that does not learn: hindsight, or a policy's recorded choices.
 
     Args:
-        trial: Its seed's world; the warm-up is shared.
-        choose: From a round and the rewards of all arms in it, NaN where an arm is not on offer, to an arm.
+        trial: The trial; the warm-up is shared.
+        choose: Returns an arm, given a round and the rewards of all arms in it, NaN for arms not on offer.
     """
     realised = trial.terms()
     for at, question in enumerate(trial.order, 1):
@@ -274,7 +274,7 @@ def follow(trial: Trial, choose: Callable[[int, Array], int]) -> Iterator[Step]:
 
 
 def warm_up_arm(trial: Trial, at: int) -> int:
-    """Return the arm that chance takes in a round: the same whoever plays."""
+    """Return the warm-up arm of a round, the same for every policy."""
     arms = trial.stage(at).arms
     return arms[int(np.random.default_rng([trial.seed, 3, at]).integers(len(arms)))]
 
@@ -298,7 +298,7 @@ def _settle(trial: Trial, at: int, arm: int, terms: Sequence[Array]) -> Step:
 
 
 class _Post:
-    """Rewards on their way back: lost, late, twice or wrong, as `FeedbackChannel` says."""
+    """Rewards in transit: lost, late, duplicated or wrong, according to `FeedbackChannel`."""
 
     def __init__(self, policy: Policy, feedback: FeedbackChannel) -> None:
         self.policy, self.feedback = policy, feedback
@@ -307,7 +307,7 @@ class _Post:
         self.sent = 0
 
     def send(self, at: int, pending: Pending, known: Observation, chance: np.random.Generator) -> None:
-        """Send the reward of a round on its way, or none."""
+        """Send the reward of a round, unless it is lost."""
         f = self.feedback
         if f.two_stage:
             self.policy.learn([replace(known, correct=None, imputed=known.score)])
@@ -324,7 +324,7 @@ class _Post:
             heapq.heappush(self.waiting, (due, self.sent, told))
 
     def deliver(self, at: int) -> None:
-        """Have the policy learn what is due, each reward once."""
+        """Let the policy learn from the rewards that are due, each once."""
         while self.waiting and self.waiting[0][0] <= at:
             _, _, told = heapq.heappop(self.waiting)
             if told.observation_id in self.learnt:
@@ -351,7 +351,7 @@ def _offer(
 
 
 def _seen(feedback: FeedbackChannel, correct: float, chance: np.random.Generator) -> float | None:
-    """Return the correctness that comes back, or None when nothing does."""
+    """Return the correctness that arrives, or None if it is lost."""
     lost, turned = chance.random(2)
     if lost >= feedback.kept or (feedback.censored and correct < 0.5 and chance.random() < feedback.censored):
         return None
@@ -371,13 +371,13 @@ def best_route_space(catalogue: Catalogue) -> ActionSpace:
 
 COST_SENSITIVE, QUALITY_PRIORITY = "cost-sensitive", "quality-priority"
 MODES = (COST_SENSITIVE, QUALITY_PRIORITY)
-DRIFTING = 2  # how many of the smallest models come or go: 0.6B and 1.7B in the paper
+DRIFTING = 2  # number of the smallest models that are added or removed: 0.6B and 1.7B in the paper
 
 
 def spaces(world: BanditWorld) -> dict[str, BanditWorld]:
     """Return the scenarios' worlds: `tts`, `routing`, `uis` of our recordings, or `all` for other tables.
 
-    Bounds of the cost are those of the whole UIS table for each of them.
+    All use the cost bounds of the whole UIS table.
     """
     arms = world.outcomes.arms
     uis = [i for i, arm in enumerate(arms) if (arm.qp, arm.cp) in PAIRS]
@@ -415,21 +415,21 @@ def _best_route(arms: tuple[Arm, ...]) -> list[int]:
 
 
 def drift_add(world: BanditWorld) -> dict[int, Stage]:
-    """Return Add: without the two smallest models at first, with them from round 51; Cost-Sensitive."""
+    """Return the stages of Add: the two smallest models are added at round 51; Cost-Sensitive."""
     whole, without = _with_and_without(world)
     objective = world.objective(COST_SENSITIVE)
     return {1: Stage(without, objective), WARM_UP + 1: Stage(whole, objective)}
 
 
 def drift_remove(world: BanditWorld) -> dict[int, Stage]:
-    """Return Remove: the two smallest models go at round 51; Cost-Sensitive."""
+    """Return the stages of Remove: the two smallest models are removed at round 51; Cost-Sensitive."""
     whole, without = _with_and_without(world)
     objective = world.objective(COST_SENSITIVE)
     return {1: Stage(whole, objective), WARM_UP + 1: Stage(without, objective)}
 
 
 def drift_objective(world: BanditWorld, before: str, after: str) -> dict[int, Stage]:
-    """Return a change of reward mode at round 51."""
+    """Return the stages of a change of reward mode at round 51."""
     arms = tuple(range(len(world.vectors)))
     return {1: Stage(arms, world.objective(before)), WARM_UP + 1: Stage(arms, world.objective(after))}
 

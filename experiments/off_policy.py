@@ -1,9 +1,9 @@
-"""What would another policy have earned on logged traffic? Replay, IPS, SNIPS and DR.
+"""Off-policy evaluation on logged traffic: replay, IPS, SNIPS and DR.
 
-A log says, for each decision, which action was taken, with what probability, and what came of it. An estimate rests
-on few decisions when the logged policy seldom did what the other would do; the effective sample size (Σw)²/Σw² says
-how few, and below a floor none is given. SNIPS and its interval are by bootstrap: the usual formula normalises round
-by round and is too narrow.
+A log contains the action of each decision, its propensity and its reward. If the logged policy rarely chose what the
+evaluated policy would, an estimate depends on few decisions: the effective sample size (Σw)²/Σw² measures this, and
+below a floor no estimate is given. The interval of SNIPS is by bootstrap, because the usual formula normalises
+decision by decision and is too narrow.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from experiments.outcomes import Array
 from experiments.ridge import predictions
 from schemas.errors import UniscaleError
 
-FLOOR = 50.0  # effective decisions
+FLOOR = 50.0  # minimum effective sample size
 DRAWS = 1_000
 
 
 class EvaluationError(UniscaleError):
-    """A log cannot carry an estimate. The message says why and what to log."""
+    """A log does not support an estimate. The message says why and what to log."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class LoggedDecisions:
     """n logged decisions over A actions.
 
     Attributes:
-        actions: The action taken, shape (n,).
-        propensities: Its probability when it was taken, in (0, 1], shape (n,).
-        rewards: What it earned, shape (n,).
+        actions: The chosen actions, shape (n,).
+        propensities: Their probabilities when they were chosen, in (0, 1], shape (n,).
+        rewards: Their rewards, shape (n,).
     """
 
     actions: npt.NDArray[np.int64]
@@ -39,7 +39,7 @@ class LoggedDecisions:
     rewards: Array
 
     def __post_init__(self) -> None:
-        """Refuse propensities nobody can divide by, and rewards that are no numbers."""
+        """Refuse propensities outside (0, 1], and rewards that are not finite."""
         if not len(self.actions) == len(self.propensities) == len(self.rewards) > 0:
             raise EvaluationError(
                 f"{len(self.actions)} actions, {len(self.propensities)} propensities, {len(self.rewards)} rewards: "
@@ -61,10 +61,10 @@ class LoggedDecisions:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A policy's mean reward as estimated, with a 95 % interval by bootstrap over decisions.
+    """An estimate of a policy's mean reward, with a 95 % bootstrap interval over decisions.
 
     Attributes:
-        effective: Effective sample size: decisions that count.
+        effective: Effective sample size.
     """
 
     value: float
@@ -77,9 +77,9 @@ def replay(log: LoggedDecisions, chosen: Sequence[int], *, floor: float = FLOOR)
     """Return the mean reward where a deterministic policy agrees with the log; exact for uniform logging only.
 
     Args:
-        log: Of a uniform policy.
-        chosen: The other policy's action for each decision.
-        floor: Fewest agreeing decisions.
+        log: The log of a uniform policy.
+        chosen: The evaluated policy's action for each decision.
+        floor: Minimum number of agreeing decisions.
 
     Raises:
         EvaluationError: the logging was not uniform, or too few decisions agree.
@@ -94,22 +94,22 @@ def replay(log: LoggedDecisions, chosen: Sequence[int], *, floor: float = FLOOR)
 
 
 def ips(log: LoggedDecisions, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
-    """Return the inverse-propensity estimate: unbiased, and wild where weights are.
+    """Return the inverse-propensity estimate: unbiased, but with a high variance if weights are large.
 
     Args:
         log: The log.
-        probabilities: π(a|x) of the other policy, shape (n, A).
+        probabilities: π(a|x) of the evaluated policy, shape (n, A).
         floor: Smallest effective sample size.
 
     Raises:
-        EvaluationError: below the floor, or no distribution.
+        EvaluationError: the sample size is below the floor, or the probabilities are not a distribution.
     """
     w = _weights(log, probabilities, floor)
     return _bootstrap(lambda i: float((w[i] * log.rewards[i]).mean()), log, effective(w))
 
 
 def snips(log: LoggedDecisions, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
-    """Return the self-normalised estimate: slightly biased, much steadier. Arguments and errors as `ips`."""
+    """Return the self-normalised estimate: slightly biased, with a much lower variance; arguments as for `ips`."""
     w = _weights(log, probabilities, floor)
     return _bootstrap(
         lambda i: float((w[i] * log.rewards[i]).sum() / max(w[i].sum(), 1e-12)), log, effective(w)
@@ -119,12 +119,12 @@ def snips(log: LoggedDecisions, probabilities: Array, *, floor: float = FLOOR) -
 def doubly_robust(
     log: LoggedDecisions, probabilities: Array, predicted: Array, *, floor: float = FLOOR
 ) -> Estimate:
-    """Return the doubly robust estimate: right where either the propensities or the model is.
+    """Return the doubly robust estimate, which is consistent if either the propensities or the model are right.
 
     Args:
         log: The log.
         probabilities: π(a|x), shape (n, A).
-        predicted: Reward a model predicts for each action, shape (n, A), fitted on other decisions.
+        predicted: Rewards predicted by a model fitted on other decisions, shape (n, A).
         floor: Smallest effective sample size.
 
     Raises:
@@ -148,7 +148,7 @@ def effective(weights: Array) -> float:
 
 
 def greedy_probabilities(chosen: Sequence[int], actions: int) -> Array:
-    """Return the distribution of a policy that always takes `chosen`, shape (n, A)."""
+    """Return the distribution of a policy that always chooses `chosen`, shape (n, A)."""
     return np.asarray(np.eye(actions)[np.asarray(chosen)])
 
 
@@ -158,10 +158,10 @@ def cross_fitted(
     """Return rewards predicted for each action by ridge regression per action, fitted on other decisions.
 
     Args:
-        features: Of each decision, shape (n, d).
+        features: Features of each decision, shape (n, d).
         log: The log.
         actions: A.
-        folds: Decision i is of fold i mod `folds`.
+        folds: Number of folds; decision i is in fold i mod `folds`.
         ridge: λ.
     """
     x = np.concatenate([features, np.ones((len(features), 1))], axis=1)

@@ -1,7 +1,7 @@
-"""Recorded outcomes, and what policies see of them.
+"""Recorded outcomes, and the world that policies see.
 
-Whatever it came from, our own recording or somebody's CSV, a table is four arrays of shape (samples, questions, arms)
-and the names of both axes; one that is not whole is refused with the row and column named. A world is a table with
+A table, from our own recording or another source, has arrays of shape (samples, questions, arms) and the names of the
+questions and arms; an incomplete one is refused with an error that names row and column. A world is a table with
 embedded questions, embedded arms, and objectives with the table's own bounds.
 """
 
@@ -31,7 +31,7 @@ class OutcomeError(UniscaleError):
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm: an action of ours (model, qp, cp, bs), or anybody's choice, known by its id."""
+    """One arm: an action of ours (model, qp, cp, bs), or any other choice, identified by its id."""
 
     arm_id: str
     model: str
@@ -43,7 +43,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class QuestionInfo:
-    """One question: its text is what policies see, where there is one; of a family of tasks, where they are told."""
+    """One question, with its text, if there is one, and the family of tasks it belongs to, if known."""
 
     question_id: str
     text: str
@@ -53,18 +53,18 @@ class QuestionInfo:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """A whole table of outcomes.
+    """A complete table of outcomes.
 
     Attributes:
-        name: For titles.
-        questions: Q of them.
-        arms: A of them.
+        name: Name for titles.
+        questions: The Q questions.
+        arms: The A arms.
         correct: 1, 0 or a grade between, shape (samples, Q, A).
-        score: V(y*); equal to `correct` where the source has no score.
+        score: V(y*); equal to `correct` if the source has no score.
         log_cost: Natural logarithm of the cost.
-        unit: Of the cost: `eFLOPs` for ours.
+        unit: Unit of the cost; `eFLOPs` in our recordings.
         extra: Further columns of the same shape, by name.
-        dense: Whether `score` is a verifier's.
+        dense: Whether `score` is from a verifier.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Outcomes:
     dense: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse arrays of another shape, or that hold what is not a number."""
+        """Refuse arrays of a wrong shape or with values that are not numbers."""
         shape = (self.samples, len(self.questions), len(self.arms))
         for name in ("correct", "score", "log_cost"):
             array = getattr(self, name)
@@ -102,7 +102,7 @@ class Outcomes:
         return np.exp(self.log_cost)
 
     def bounds(self) -> tuple[float, float]:
-        """Return (minimum, maximum) of log C over the whole table, widened where all costs are equal."""
+        """Return (minimum, maximum) of log C over the whole table, widened if all costs are equal."""
         low, high = float(self.log_cost.min()), float(self.log_cost.max())
         return (low, high) if high > low else (low - 0.5, high + 0.5)
 
@@ -163,12 +163,12 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
 
     Args:
         path: The Parquet file.
-        verifier: Which verifier's runs; the one in use by default.
-        early_exit: Which runs. Those without it, and those under another verifier than the one in use, are of the
-            questions that were run so.
+        verifier: The verifier of the runs to read; by default the one in use.
+        early_exit: Whether to read the runs with or without early exit. Runs without it, or with another verifier than
+            the one in use, may cover only some of the questions.
 
     Raises:
-        OutcomeError: not a recording, or a cell is missing or twice there.
+        OutcomeError: it is not a recording, or a cell is missing or duplicated.
     """
     import pyarrow.parquet as pq
 
@@ -234,14 +234,14 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
 
 @dataclass(frozen=True)
 class BanditWorld:
-    """Outcomes as a bandit meets them.
+    """Outcomes as a bandit problem.
 
     Attributes:
-        outcomes: Of the arms on offer.
+        outcomes: The outcomes of the arms on offer.
         queries: s_q, shape (Q, d).
-        vectors: One an arm, in the outcomes' order.
-        bounds: (minimum, maximum) of log C: of the whole table it was cut from, shared by all scenarios.
-        texts: What was embedded, and by what: with the outcomes it identifies the world.
+        vectors: One vector per arm, in the outcomes' order.
+        bounds: (minimum, maximum) of log C over the whole original table, shared by all scenarios.
+        texts: The embedded texts and the encoder's name; together with the outcomes they identify the world.
     """
 
     outcomes: Outcomes
@@ -264,18 +264,18 @@ class BanditWorld:
         return replace(self, outcomes=self.outcomes.of_questions(index), queries=self.queries[index])
 
     def lean(self) -> "BanditWorld":
-        """Return the world without the further columns, which no policy reads: workers are sent copies."""
+        """Return the world without the further columns, which no policy reads, for sending to worker processes."""
         return replace(self, outcomes=replace(self.outcomes, extra={}))
 
     def with_counts(self) -> "BanditWorld":
-        """Return the same questions with their surface counts after the embedding, for policies that read them."""
+        """Return the same questions with surface counts appended to their embeddings, for policies that read them."""
         texts = [each.text for each in self.outcomes.questions]
         return replace(self, queries=seen_by_contextual(self.queries, texts))
 
     def spanned(self) -> "BanditWorld":
-        """Return the same questions in coordinates of their own span, where that is smaller.
+        """Return the same questions in coordinates of their own span, if that has fewer dimensions.
 
-        Lengths and angles stay, and with them whatever a linear policy or a nearest neighbour chooses; a learner on
+        Lengths and angles stay the same, and so do the choices of linear and nearest-neighbour policies; a learner on
         142 questions then inverts a matrix of 142 columns instead of the encoder's 384.
         """
         if len(self.queries) >= self.queries.shape[1]:
@@ -284,14 +284,14 @@ class BanditWorld:
         return replace(self, queries=u * s)
 
     def objective(self, mode: str, *, dense: bool = True) -> Objective:
-        """Return the objective of a mode; without dense feedback the score's weight goes to correctness."""
+        """Return the objective of a mode; without dense feedback, the score's weight is added to correctness."""
         w = MODES[mode]
         low, high = self.bounds
         correct, score = (w.correct, w.score) if dense else (w.correct + w.score, 0.0)
         return Objective(correct, score, w.cost, low, high)
 
     def rewards(self, objective: Objective) -> Array:
-        """Return r of every cell (Eq. 4, less a linear price where there is one), shape (samples, Q, A)."""
+        """Return r of every cell (Eq. 4, minus a linear price of cost if there is one), shape (samples, Q, A)."""
         o, c = self.outcomes, objective.coefficients
         earned = np.asarray(c[0] * o.correct + c[1] * o.score + c[2] * o.log_cost + c[3])
         return earned - objective.shadow_price * o.cost if objective.shadow_price else earned
@@ -304,7 +304,7 @@ def build_world(
 
     Args:
         outcomes: The whole table.
-        encoder: Of both halves.
+        encoder: Encodes questions and arms.
         catalogue: Describes our own arms (App. B.2); others are described by their name.
         cache: A folder for vectors.
     """
@@ -327,5 +327,5 @@ def _described(arm: Arm, catalogue: Catalogue | None) -> str:
 
 
 def seen_by_contextual(queries: Array, texts: Sequence[str]) -> Array:
-    """Return embeddings with the surface counts of their texts behind them, shape (Q, d + 9)."""
+    """Return embeddings with the surface counts of their texts appended, shape (Q, d + 9)."""
     return np.concatenate([queries, np.array([counts(text) for text in texts])], axis=1)

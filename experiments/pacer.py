@@ -1,11 +1,11 @@
-"""The pacer held to its target: spend that adds up to a mean cost while models come and go and prices rise.
+"""The pacer's control of mean cost while models are added and removed, and prices rise.
 
-One learner with a prior from history serves an objective by mean cost over six phases of questions drawn with
-replacement from the live ones. Its target is what the cheapest fixed mix pays on history for 95 % of the best arm's
-accuracy.
+One learner with a prior from history serves a mean-cost objective over six phases of questions drawn with replacement
+from the live ones. Its target is the cost of the cheapest fixed mix that reaches 95 % of the best arm's accuracy on
+history.
 
-As in the service, the policy is told what is on offer and at what price. It is told neither that the favourite's
-searches have become three times as long nor that the traffic has changed.
+As in the service, the policy is notified of the arms on offer and their prices. It is not notified when the favourite
+model's searches become three times as long, or when the traffic changes.
 """
 
 from collections import Counter
@@ -24,18 +24,18 @@ from experiments.outcomes import Array, BanditWorld
 from experiments.runs import Scope, summed
 from experiments.yardstick import hull, least_cost, split
 
-TILT = 1.0  # of the logarithm of a question's odds, for one standard deviation of difficulty
+TILT = 1.0  # change in a question's log odds per standard deviation of difficulty
 PHASES = ("steady", "model added", "model removed", "price × 3", "searches × 3 longer", "harder traffic")
 STEADY, LATER = 1_000, 500  # rounds of the first phase, and of each one after it
 SHARE = 0.95
 DEARER, LONGER = 3.0, 3.0
-RECENT = 200  # rounds in which the favourite is looked for
+RECENT = 200  # last rounds, which determine the favourite model
 WITHIN = 0.05
 
 
 @dataclass(frozen=True)
 class Round:
-    """One query: its phase, what was chosen, what came of it, and whether λ was zero."""
+    """One query: its phase, its arm, its outcome, and whether λ was zero."""
 
     phase: int
     arm: int
@@ -46,7 +46,7 @@ class Round:
 
 @dataclass
 class Market:
-    """What is on offer, at what price, how long searches are, and who asks: it changes from phase to phase."""
+    """The arms on offer, their prices, search lengths and traffic, which change from phase to phase."""
 
     arms: set[int]
     price: Array
@@ -57,13 +57,14 @@ class Market:
 def pacer(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     """Return, by phase, spend against target and accuracy against the fixed mix of the same cost.
 
-    `cumulative_spend`: mean cost since the target was set over the target, at the end of the phase. `furthest`: how far
-    it was off at most within the phase, from round 1,000 on. `accuracy_gain_points`: accuracy less that of the fixed
-    mix of arms on offer that costs what the phase cost, arms' means known: hindsight the learner does not have.
-    `free_percent`: queries at λ = 0, where what is predicted to be most accurate costs less than the target.
+    `cumulative_spend`: mean cost since the target was set divided by the target, at the end of the phase. `furthest`:
+    its largest deviation within the phase, from round 1,000 on. `accuracy_gain_points`: accuracy minus that of the
+    fixed mix of arms on offer with the same cost as the phase, computed from the arms' true means, which the learner
+    does not know. `free_percent`: share of queries at λ = 0, for which the arm predicted to be most accurate costs less
+    than the target.
 
     Args:
-        world: All arms.
+        world: The world with all arms.
         scope: `more_seeds` are the runs.
     """
     history, live = split([each.question_id for each in world.outcomes.questions])
@@ -100,7 +101,7 @@ def pacer(world: BanditWorld, scope: Scope) -> dict[str, Any]:
 def _one(
     task: tuple[BanditWorld, tuple[int, ...], bytes, float, int, bool],
 ) -> tuple[list[dict[str, float]], bool]:
-    """Return a run's phases, and whether a learner restored in the middle of each phase chose the same."""
+    """Return a run's phases, and whether a learner restored in the middle of each phase made the same choices."""
     world, live, prior, target, seed, again = task
     rounds = _play(world, live, prior, target, seed, restored=False)
     alike = True
@@ -197,7 +198,7 @@ def _changed(
     phase: int,
     done: Sequence[tuple[Round, Market]],
 ) -> Market:
-    """Return the next phase's market; the policy is told of actions and prices."""
+    """Return the next phase's market; the policy is notified of its actions and prices."""
     arms, price, length = set(before.arms), before.price.copy(), before.length.copy()
     chances = before.chances
     of = [arm.model for arm in world.outcomes.arms]
@@ -220,12 +221,12 @@ def _changed(
 
 
 def _mix_of_cost(world: BanditWorld, live: Sequence[int], market: Market, cost: float) -> float:
-    """Return the accuracy of the best fixed mix of a phase that costs no more."""
+    """Return the accuracy of the best fixed mix of a phase at this cost or less."""
     points, arms = points_of(world, list(live)), sorted(market.arms)
     accuracy = (points.accuracy @ market.chances)[arms]
     paid = ((points.cost @ market.chances) * market.price * market.length)[arms]
     right, of = hull(accuracy, paid)
-    # Below the cheapest arm's cost nothing can be mixed: its accuracy is asked for.
+    # Below the cheapest arm's cost there is no mix, so `interp` returns that arm's accuracy.
     return float(np.interp(cost, of, right))
 
 

@@ -1,8 +1,8 @@
-"""What is written of a run's tables: one HTML page, and a folder of results that the repository keeps.
+"""Writes a run's results: a self-contained HTML page, and a folder of results that is kept in the repository.
 
-The page has every table beside the paper's numbers and every figure in it: no file beside it is needed. The folder
-has tables.json, the figures, and a page written by hand, of which only what stands between `<!-- made: NAME -->` and
-`<!-- /made -->` is written here. A test compares the figures in its sentences with tables.json.
+The page contains every table next to the paper's numbers, and every figure. The folder contains tables.json, the
+figures, and a hand-written page, in which only the text between `<!-- made: NAME -->` and `<!-- /made -->` is
+generated. A test compares the numbers in its sentences with tables.json.
 """
 
 import base64
@@ -24,7 +24,7 @@ from experiments.outcomes import BanditWorld
 from experiments.paper import Results
 
 PAPER: Final = yaml.safe_load(Path(__file__).with_name("paper_numbers.yaml").read_text(encoding="utf-8"))
-"""The paper's own numbers, beside which ours stand."""
+"""The paper's own numbers, shown next to ours."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ReportSection:
 
     Attributes:
         title: Its heading.
-        tables: Keys of tables.json.
+        tables: Keys in tables.json.
         figures: Names of PNG files.
     """
 
@@ -89,7 +89,7 @@ PRINTED: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
 
 
 def printed_verifiers(names: list[str]) -> Mapping[str, Any]:
-    """Return the paper's numbers for verifiers: the one in use is its smaller, the other its larger."""
+    """Return the paper's numbers for verifiers: its smaller one for the verifier in use, its larger for the other."""
     return {
         name: {
             mode: {policy: cells[at] for policy, cells in policies.items()}
@@ -175,7 +175,7 @@ def _tables(name: str, table: Mapping[str, Any], o: Mapping[str, Any]) -> Iterat
 
 
 def _at_targets(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a policy's row of the frontier on one level: ratios by target, then the area and the orders' spread."""
+    """Return a policy's row of the frontier without nesting: ratios by target, area, and spread over orders."""
     spread = row["over_orders"] or {}
     return {
         "mean_cost_ratio": row["mean_cost_ratio"],
@@ -188,7 +188,7 @@ def _at_targets(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _levels(title: str, table: Mapping[str, Any], printed: Any, what: str, unit: str) -> Iterator[str]:
-    """Yield a table for the rows of this level, then what is deeper."""
+    """Yield a table for the rows on this level, then the tables of deeper levels."""
     below = printed if isinstance(printed, Mapping) else {}
     if _depth(table) == 1:
         yield _table(title, {"": table}, {"": printed}, what, unit)
@@ -241,7 +241,7 @@ def _number(value: float | str) -> str:
 
 
 def _depth(value: Any) -> int:
-    """Return how many levels of names lie above figures: a row has one."""
+    """Return the number of levels above the figures; 1 for a row."""
     if not isinstance(value, Mapping) or _is_figure(value):
         return 0
     return 1 + max((_depth(each) for each in value.values()), default=0)
@@ -306,7 +306,7 @@ BLOCK: Final = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- /made -->)", re.DOT
 
 
 def as_json(tables: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a tables.json: the same tables give the same."""
+    """Return the bytes of a tables.json, deterministically."""
     return orjson.dumps(tables, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
 
 
@@ -322,12 +322,12 @@ def write_run(out: Path, world: BanditWorld, results: Results) -> dict[str, Path
 def write_results(
     folder: Path, tables_json: Path, tables: Mapping[str, Any], drawn: Mapping[str, Path]
 ) -> None:
-    """Copy tables and figures to a folder, and fill in its page; figures of an earlier run that are not drawn go.
+    """Copy tables and figures to a folder, fill in its page, and delete figures of earlier runs that were not redrawn.
 
     Args:
-        folder: Holds nothing else. A page that is not there begins with the tables and figures alone.
-        tables_json: The file, and
-        tables: what it holds.
+        folder: A folder for nothing else. If it has no page, one with only tables and figures is created.
+        tables_json: The tables.json file.
+        tables: Its contents.
         drawn: PNG files by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -345,11 +345,11 @@ def write_results(
 
 
 def write_fleet(folder: Path, name: str, tables: Mapping[str, Any]) -> None:
-    """Put a table's frontier beside those of other tables of outcomes, and fill in their page.
+    """Add a table's frontier to those of other tables of outcomes, and fill in their page.
 
     Args:
-        folder: Has `tables.json`, by table, and the page.
-        name: The table's.
+        folder: Contains `tables.json`, by table, and the page.
+        name: Name of the table.
         tables: As `frontier` returns them.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -363,18 +363,18 @@ def write_fleet(folder: Path, name: str, tables: Mapping[str, Any]) -> None:
 
 
 def draw_fleets(folder: Path, tables: Mapping[str, Any]) -> None:
-    """Draw the picture of a folder's tables; of tables that it has no words for there is none."""
+    """Draw the picture of a folder's tables, except those without a description."""
     if figures.FLEETS.keys() & tables.keys():
         figures.fleets(folder / "cost.png", tables)
 
 
 def filled(page: str, tables: Mapping[str, Any]) -> str:
-    """Return a page with its made blocks as these tables give them."""
+    """Return a page with its generated blocks filled in from these tables."""
     return BLOCK.sub(lambda found: f"{found[1]}{MADE[found[2]](tables)}\n{found[3]}", page)
 
 
 def _main(tables: Mapping[str, Any]) -> str:
-    """Return mean rewards of the joint space, best in bold and second best in italics, the paper's below."""
+    """Return mean rewards of the joint space, best in bold and second best in italics, with the paper's below."""
     joint = tables["main"].get("uis") or tables["main"]["all"]
     lines = ["| mean reward | " + " | ".join(name.replace("_", " ") for name in POLICIES) + " |"]
     lines.append("|---|" + "---|" * len(POLICIES))
@@ -403,7 +403,7 @@ def _frontier(tables: Mapping[str, Any]) -> str:
 
 
 def _fleets(tables: Mapping[str, Any]) -> str:
-    """Return mean cost ratios of every row on every table of outcomes; where there is none, what is out of reach."""
+    """Return mean cost ratios of every row on every table of outcomes, or the targets it does not reach."""
     lines = [f"| | {' | '.join(f'`{table}`' for table in tables)} |", "|---|" + "---|" * len(tables)]
     rows = {name for told in tables.values() for name in told["frontier"]}
     for name in _ranked(dict.fromkeys(rows | set(ELSEWHERE))):
@@ -417,14 +417,14 @@ def _fleets(tables: Mapping[str, Any]) -> str:
 
 
 def _ranked(rows: Mapping[str, Any]) -> list[str]:
-    """Return the names of a frontier's rows in the order in which they are shown."""
+    """Return the names of a frontier's rows in display order."""
     known = ("fixed_mix_from_history", *SIMPLEST, *ELSEWHERE, *PLAYERS, *AFTER_HISTORY)
     ranked = [name for name in dict.fromkeys(known) if name in rows]
     return [*ranked, *sorted(rows.keys() - set(ranked))]
 
 
 def _paid(row: Mapping[str, Any]) -> str:
-    """Return a row's mean cost ratio with its interval; – where there is none."""
+    """Return a row's mean cost ratio with its interval; – if there is none."""
     if (found := row["mean_cost_ratio"]) is None:
         return "–"
     ends = ["∞" if found[end] is None else f"{found[end]:.2f}" for end in ("low", "high")]

@@ -1,4 +1,4 @@
-"""Everything the paper measures, and what it did not ask, on one table of outcomes: a nested dict of figures."""
+"""Computes all of the paper's tables, and further ones, on one table of outcomes, as a nested dict of figures."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -32,7 +32,7 @@ CODING_MODELS = slice(2, 4)  # the two middle ones (4B and 8B in the paper)
 
 @dataclass(frozen=True)
 class Results:
-    """Tables, and what is behind the figures: runs by scenario or ablation, mode, policy; points of the frontier."""
+    """Tables, and the data of the figures: runs by scenario or ablation, mode, policy; points of the frontier."""
 
     tables: dict[str, Any]
     runs: Runs = field(default_factory=dict)
@@ -41,15 +41,15 @@ class Results:
 
 @dataclass(frozen=True)
 class Beside:
-    """What else was recorded.
+    """Further recorded data.
 
     Attributes:
-        without_exit: The same searches without early exit, under the same verifier.
-        other_verifier: The same under the other verifier, or some of the questions.
-        verifiers: Names of the one in use and the other.
+        without_exit: The same searches without early exit, with the same verifier.
+        other_verifier: The same searches with the other verifier, for all or some of the questions.
+        verifiers: Names of the verifier in use and the other.
         coding: Outcomes on the second task.
-        depth_limit: What is known of searches that met it.
-        latency: Seconds by component, as measured (experiments/rerun.py).
+        depth_limit: Data on searches that reached the depth limit.
+        latency: Measured seconds by component (experiments/rerun.py).
     """
 
     without_exit: Outcomes | None = None
@@ -61,13 +61,13 @@ class Beside:
 
 
 def read_beside(source: Path, catalogue: Catalogue, cache: Path, verifier: str | None) -> Beside:
-    """Return what is recorded beside a recording's runs.
+    """Return the data that accompany a recording.
 
     Args:
-        source: The recording. Of the second task is `code.parquet` in the same folder, but not beside itself.
+        source: The recording. The second task is `code.parquet` in the same folder, unless that is the recording.
         catalogue: Describes its actions.
         cache: A folder for vectors.
-        verifier: Whose runs are the world; the one in use by default.
+        verifier: The verifier of the main runs; by default the one in use.
 
     Raises:
         OutcomeError: a file cannot be used.
@@ -97,9 +97,9 @@ def read_beside(source: Path, catalogue: Catalogue, cache: Path, verifier: str |
 
 
 def networks_wanted(world: BanditWorld) -> tuple[dict[str, BanditWorld], list[Name]]:
-    """Return the scenarios' worlds, and the runs of MLP and NeuralUCB in them, the joint space first.
+    """Return the scenarios' worlds, and the runs of MLP and NeuralUCB needed in them, the joint space first.
 
-    Modes between the paper's two, which the Pareto table has, are of the joint space alone, and last.
+    The Pareto table's modes between the paper's two are run on the joint space only, and come last.
     """
     worlds = {name: part for name, part in spaces(world).items() if name in MAIN}
     order = sorted(worlds, key=lambda name: (name not in ("uis", "all"), name))
@@ -118,12 +118,12 @@ def networks_wanted(world: BanditWorld) -> tuple[dict[str, BanditWorld], list[Na
 
 
 def run_paper(world: BanditWorld, scope: Scope, beside: Beside | None = None) -> Results:
-    """Run every table that a world's outcomes can carry.
+    """Compute every table that a world's outcomes support.
 
     Args:
-        world: With early exit, under the verifier in use.
-        scope: How much.
-        beside: What else was recorded.
+        world: Outcomes with early exit and the verifier in use.
+        scope: How much to run.
+        beside: Further recorded data.
     """
     beside = beside or Beside()
     o, worlds = world.outcomes, spaces(world)
@@ -209,7 +209,7 @@ def _compete(
 
 
 def _on_questions_of(other: BanditWorld, world: BanditWorld) -> BanditWorld:
-    """Return the world of the questions another has, under bounds of their own."""
+    """Return the world restricted to the questions of another one, with its own cost bounds."""
     at = {each.question_id: i for i, each in enumerate(world.outcomes.questions)}
     part = world.of_questions([at[each.question_id] for each in other.outcomes.questions])
     return replace(part, bounds=part.outcomes.bounds())
@@ -275,13 +275,13 @@ PARETO_POLICIES = ("random", "greedy", "mlp", "knn", "neural_ucb", "ts", "unisca
 def ablations(
     world: BanditWorld, name: str, scope: Scope, runs: MutableMapping[tuple[str, str, str], Sequence[Run]]
 ) -> dict[str, Any]:
-    """Return action semantics against one-hot, α, and dense feedback against binary.
+    """Return the ablations: action semantics against one-hot, values of α, and dense feedback against binary.
 
     Args:
-        world: The joint space, called
-        name: in `runs`, which holds UniScale's own and takes the ablated ones.
-        scope: How much.
-        runs: See there.
+        world: The joint space.
+        name: Its name in `runs`.
+        scope: How much to run.
+        runs: Contains UniScale's own runs; the ablated ones are added.
     """
     semantics: dict[str, Any] = {}
     alpha: dict[str, Any] = {}
@@ -300,10 +300,10 @@ def ablations(
             label: regrets(runs["semantics", mode, label], world) for label in ("uniscale", "one_hot")
         }
         alpha[key] = {label: regrets(runs["alpha", mode, label], world) for label in ("0", "1", "10")}
-        for label in ("0", "1", "10"):  # the order they are drawn in
+        for label in ("0", "1", "10"):  # drawing order
             runs["alpha", mode, label] = runs.pop(("alpha", mode, label))
         binary = scope.run("uniscale", world, name, mode, steady(world, mode, dense=False)) or []
-        # Rewards of the two are not of one kind: only what the table of the paper compares.
+        # The two have different rewards, so only the measures of the paper's table are compared.
         dense[key] = {
             label: {measure: figures[measure] for measure in ("accuracy", "eflops")}
             for label, figures in (("dense", figures_of(own, world)), ("binary", figures_of(binary, world)))
@@ -313,7 +313,7 @@ def ablations(
 
 
 def regrets(runs: Sequence[Run], world: BanditWorld) -> dict[str, Any]:
-    """Return regret at 130 and 210, the latter against all arms of the world too, and every measure."""
+    """Return regret at rounds 130 and 210, the latter also against all arms of the world, and every measure."""
     return {
         "regret_130": summed([run.regret(130) for run in runs]),
         "regret_210": summed([run.regret(210) for run in runs]),
@@ -323,7 +323,7 @@ def regrets(runs: Sequence[Run], world: BanditWorld) -> dict[str, Any]:
 
 
 def pareto(world: BanditWorld, scope: Scope) -> dict[str, Any]:
-    """Return every policy that can be run under each of four modes, the Oracle and the best fixed arm in hindsight."""
+    """Return all policies under each of four modes, with the Oracle and the best fixed arm in hindsight."""
     table: dict[str, Any] = {}
     for mode in PARETO_MODES:
         stages = steady(world, mode)
@@ -357,14 +357,14 @@ def readings(
     runs: Mapping[tuple[str, str, str], Sequence[Run]],
     best: Mapping[str, ContextualOracle],
 ) -> dict[str, Any]:
-    """Return what each reading changes.
+    """Return the effect of each alternative reading of the paper.
 
     Args:
-        joint: The joint space, called
-        name: in `runs`.
-        worlds: By scenario.
-        scope: How much.
-        runs: Of the main tables.
+        joint: The joint space.
+        name: Its name in `runs`.
+        worlds: Worlds by scenario.
+        scope: How much to run.
+        runs: Runs of the main tables.
         best: The best contextual policy, by mode.
     """
     table: dict[str, Any] = {"which_oracle": {}, "neural_ucb_width": {}, "samples": {}, "cost_bounds": {}}
@@ -428,7 +428,7 @@ def which_oracle(
 
 
 def _averaged(o: Outcomes) -> Outcomes:
-    """Return outcomes whose only sample is the mean of all; of the cost, the mean of its logarithm."""
+    """Return outcomes with a single sample, the mean of all; for the cost, the mean of its logarithm."""
     means = {name: getattr(o, name).mean(axis=0, keepdims=True) for name in ("correct", "score", "log_cost")}
     return replace(o, **means, extra={})
 
@@ -439,9 +439,9 @@ BINS = 20
 def verifier_scores(o: Outcomes) -> dict[str, Any]:
     """Return AUROC pooled and within questions, the point-biserial correlation, and both distributions.
 
-    Within questions is the mean over those with right and wrong answers: pooled, a score that only knows how hard
-    a question is does well. A wide search returns the best scored of its paths, which lifts its score whether it is
-    right or not; so the same is given over single paths alone.
+    The value within questions is the mean over questions with both right and wrong answers; the pooled value is also
+    high for a score that only measures a question's difficulty. A wide search returns its path with the highest score,
+    which raises the score of right and wrong answers alike, so the same values are also given for single paths only.
     """
     right, score = o.correct.ravel() > 0.5, o.score.ravel()
     if right.all() or not right.any():
@@ -473,7 +473,7 @@ def verifier_scores(o: Outcomes) -> dict[str, Any]:
 
 
 def _within(o: Outcomes, arms: Sequence[int]) -> list[float]:
-    """Return the AUROC of each question that some of the arms answered right and some wrong."""
+    """Return the AUROC of each question that has both right and wrong answers among these arms."""
     found = []
     for q in range(len(o.questions)):
         labels, scores = o.correct[:, q][:, list(arms)].ravel() > 0.5, o.score[:, q][:, list(arms)].ravel()

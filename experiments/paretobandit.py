@@ -2,9 +2,9 @@
 
     PYTHON experiments/paretobandit.py GAMES.npz ARMS.npy
 
-Its disjoint LinUCB as version 0.1.1 is set up by default: 25 whitened principal directions of the encoder's vector and
-a constant, α 0.01, forgetting 0.997, and a prior from history that counts as 1,163.9 observations an arm. It subtracts
-a penalty from each arm's score: the price times the arm's mean cost on history.
+Its disjoint LinUCB with the defaults of version 0.1.1: 25 whitened principal directions of the encoder's vector and a
+constant, α 0.01, forgetting 0.997, and a prior from history that counts as 1,163.9 observations per arm. It subtracts a
+penalty from each arm's score: the price times the arm's mean cost on history.
 """
 
 import sys
@@ -17,11 +17,11 @@ def main(games: Path, arms: Path) -> None:
     """Play the games of one file and write the arm of every round, shape (prices, rounds).
 
     Args:
-        games: Holds `vectors` (Q, d) of the questions, `history` (indices), `order` (the question of every round),
-            `history_correct` and `history_cost` (n, A), `correct` (Q, A) as it comes out, `prices` and `seed`.
+        games: Contains `vectors` (Q, d) of the questions, `history` (indices), `order` (the question of every round),
+            `history_correct` and `history_cost` (n, A), the realised `correct` (Q, A), `prices` and `seed`.
         arms: The file to write.
     """
-    # Here and not above: where the package is not installed, this file can still be read.
+    # Imported here so that this file can be imported without the package.
     from pareto_bandit.config import BEST_K3_HPARAMS  # type: ignore[import-not-found]
     from pareto_bandit.policy import DisjointLinUCBPolicy  # type: ignore[import-not-found]
 

@@ -1,4 +1,4 @@
-"""History as the contextual policy's prior: from a whole table of outcomes, or from a log of single decisions."""
+"""Makes priors for the contextual policy from history: a complete table of outcomes, or a log of single decisions."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,12 +22,12 @@ from schemas.errors import InvalidField
 
 
 def table_history(outcomes: Outcomes, queries: npt.NDArray[np.float64], index: Sequence[int]) -> History:
-    """Return some questions of a whole table as history.
+    """Return some questions of a complete table as history.
 
     Args:
         outcomes: The table.
         queries: Embedding and surface counts of all its questions.
-        index: The questions that are history.
+        index: Indices of the questions of history.
     """
     chosen = list(index)
     n, arms = len(chosen), len(outcomes.arms)
@@ -51,7 +51,7 @@ def prior_of_outcomes(
     cap: float = CAP,
     history_only: bool = False,
 ) -> tuple[bytes, int]:
-    """Return the prior that a whole table teaches, and of how many questions."""
+    """Return a prior made from a complete table, and the number of questions used."""
     kept = [
         i for i, each in enumerate(outcomes.questions) if not history_only or is_history(each.question_id)
     ]
@@ -66,9 +66,9 @@ def prior_of_outcomes(
 
 
 def control_of(outcomes: Outcomes, catalogue: Catalogue, *, history_only: bool = False) -> str:
-    """Return the arm that traffic is best compared with: of the largest model, the most accurate on history.
+    """Return the recommended control action: the largest model's arm that is most accurate on history.
 
-    The cheaper of two that are equal; the demo's baselines take it.
+    Ties go to the cheaper one. The demo's baselines use it.
     """
     kept = [
         i for i, each in enumerate(outcomes.questions) if not history_only or is_history(each.question_id)
@@ -85,11 +85,11 @@ def control_of(outcomes: Outcomes, catalogue: Catalogue, *, history_only: bool =
 def prior_of_log(
     path: Path, encoder: Encoder, catalogue: Catalogue, options: Mapping[str, Any], *, cap: float = CAP
 ) -> tuple[bytes, int]:
-    """Return the prior that logged decisions teach, and of how many questions.
+    """Return a prior made from logged decisions, and the number of questions used.
 
     Raises:
-        OutcomeError: a row lacks a column, its text is empty, or it holds what is not a number or not an action of
-            the catalogue.
+        OutcomeError: a row lacks a column, its text is empty, or a value is not a number or not an action of the
+            catalogue.
     """
     rows: list[tuple[str, Action, float, float, float, float]] = []
     for number, row in rows_of(path):
@@ -118,7 +118,7 @@ def prior_of_log(
     texts = list(dict.fromkeys(row[0] for row in rows))
     at = {text: i for i, text in enumerate(texts)}
     seen = list(dict.fromkeys(row[1] for row in rows))
-    # A model that the log never tried is known all the same, by its size.
+    # Models that the log never chose are included too, by their size.
     missing = [name for name in catalogue.model_names if name not in {a.model for a in seen}]
     seen += [Action(model=name, qp=1, cp=1, bs=1) for name in missing]
     place = {action: i for i, action in enumerate(seen)}
@@ -138,7 +138,7 @@ def prior_of_log(
 
 
 def _is_question(text: object) -> bool:
-    """Return whether a row says what was asked: of rows that do not, the prior would make one question, the same."""
+    """Return whether a row has a question's text: the prior would treat all rows without one as the same question."""
     return isinstance(text, str) and text.strip() not in NOTHING
 
 
@@ -152,7 +152,7 @@ def _fresh(encoder: Encoder, options: Mapping[str, Any], actions: Sequence[Actio
 
 
 def _embedded(encoder: Encoder, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-    # As records carry them: float32.
+    # Rounded to float32, as in records.
     return np.asarray(embed_actions(encoder, list(texts), None).astype("<f4"), dtype=np.float64)
 
 

@@ -1,12 +1,12 @@
-"""Recorded searches run again: where the time goes, and the depth limit read both ways (§3.3).
+"""Reruns recorded searches: latency by component, and both readings of the depth limit (§3.3).
 
 Latency has the components of the paper's table: embedding the query, the bandit (choice and update), generation,
-verification, and what is left of a search: its control, price and grading. Embeddings of the actions are made
-beforehand. Drafts have the seeds of the recording, so outcomes and choices are those of its tables.
+verification, and the rest of a search: control, cost and grading. The actions are embedded beforehand. Drafts have the
+seeds of the recording, so outcomes and choices are those of its tables.
 
-A path cut off at the depth limit stays out of P_done, or counts as completed. H_max stops all that lives in one step,
-so a search that met it ends there under either reading, with the same drafts and the same cost; only the answer may
-be another. Taken for granted: no path filled its model's context, which would cut it off too.
+A path cut off at the depth limit either stays out of P_done or counts as completed. H_max stops all live paths in one
+step, so a search that reaches it ends there under both readings, with the same drafts and cost; only the answer may
+differ. This assumes that no path filled its model's context, which would also cut it off.
 """
 
 import asyncio
@@ -52,11 +52,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reopened:
-    """A recording and what its searches run on.
+    """A recording, with the engines and verifiers of its searches.
 
     Attributes:
-        questions: By id.
-        settings: As they were recorded.
+        questions: Questions by id.
+        settings: The recording's settings.
         bench: Engines, verifiers and rules as in the recording.
     """
 
@@ -66,32 +66,32 @@ class Reopened:
 
     @property
     def verifier(self) -> str:
-        """Return the one in use."""
+        """Return the verifier in use."""
         return str(self.settings["verifiers"][0])
 
     def search_id(self, question: Question, arm: Arm, sample: int) -> str:
-        """Return what the drafts of a recorded search derive from; a derived best of N is a part of 64 paths."""
+        """Return the id that a recorded search's drafts derive from; a derived best of N is part of 64 paths."""
         known = (arm.qp, arm.cp) in {tuple(pair) for pair in self.settings.get("searched", PAIRS)}
         source = action_of(arm) if known else Action(model=arm.model, qp=MAX_DRAFTS, cp=1, bs=1)
         return search_id(question, source, sample, self.settings["seed"])
 
 
 def action_of(arm: Arm) -> Action:
-    """Return the configuration that an arm is."""
+    """Return the configuration of an arm."""
     return Action(model=arm.model, qp=arm.qp, cp=arm.cp, bs=arm.bs)
 
 
 async def reopen(recording: Path, catalogue: Catalogue, ask: AskGrader, folder: Path = Path()) -> Reopened:
-    """Open what a recording ran on.
+    """Load the engines and verifiers of a recording.
 
     Args:
         recording: The Parquet file, made by the plain sampler.
-        catalogue: It was made with.
+        catalogue: The catalogue it was made with.
         ask: Asks a grading process.
-        folder: What the catalogue's paths start from.
+        folder: What the catalogue's paths are relative to.
 
     Raises:
-        OutcomeError: no recording of ours, or of another engine or other weights.
+        OutcomeError: it is not one of our recordings, or was made with another engine or other weights.
     """
     settings = settings_of(recording)
     if settings["engine"] != "torch":
@@ -120,14 +120,14 @@ class Stopwatch:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Count what is run inside."""
+        """Add the duration of the block."""
         began = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - began
 
 
 def timed(served: T, call: str, watch: Stopwatch, name: str) -> T:
-    """Return an engine or a verifier one of whose calls is timed."""
+    """Return an engine or a verifier with one of its methods timed."""
     own, inner = copy(served), getattr(served, call)
 
     async def counted(*given: Any) -> Any:
@@ -141,13 +141,13 @@ def timed(served: T, call: str, watch: Stopwatch, name: str) -> T:
 async def breakdown(
     world: BanditWorld, encoder: Encoder, recording: Reopened, rounds: int | None = None
 ) -> dict[str, Any]:
-    """Return seconds by component over the rounds after the warm-up of the faithful learner, and what was run.
+    """Return seconds by component over the faithful learner's rounds after the warm-up, and a description of the run.
 
     Args:
         world: The joint space.
-        encoder: Of the queries, one text at a time.
-        recording: What searches run on.
-        rounds: Fewer than all, for a trial of the measurement.
+        encoder: Encodes the queries, one text at a time.
+        recording: The recording, with its engines and verifiers.
+        rounds: Number of rounds, to try the measurement; None for all.
     """
     stages, watch, seed = steady(world, QUALITY_PRIORITY), Stopwatch(), SEEDS[0]
     objective, trial = stages[1].objective, make_trial(world, seed, stages)
@@ -214,7 +214,7 @@ WIDE = 2_048  # the paper's d: 1,024 dimensions of the question and 1,024 of the
 def bandit_alone(world: BanditWorld) -> float:
     """Return the seconds that choosing and updating take over the rounds after the warm-up, at the paper's dimension.
 
-    Vectors are random ones of unit length: what the arithmetic takes depends on their length and number alone.
+    The vectors are random unit vectors: the time depends only on their dimension and number.
 
     Args:
         world: For the number of questions and arms, and the recorded outcomes.
@@ -235,11 +235,11 @@ def bandit_alone(world: BanditWorld) -> float:
 
 
 def latency_table(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return seconds and percent of each component and of all, of a measured file."""
+    """Return seconds and percent of each component, and in total, from a measurement file."""
     seconds = dict(measured["seconds"])
     total = seconds["total"] = sum(seconds.values())
     if "bandit_at_2048" in measured:
-        seconds["bandit_at_2048"] = measured["bandit_at_2048"]  # measured apart: no part of the total
+        seconds["bandit_at_2048"] = measured["bandit_at_2048"]  # measured separately, not part of the total
     return {
         name: {"seconds": float(f"{each:.9g}"), "percent": float(f"{100 * each / total:.9g}")}
         for name, each in seconds.items()
@@ -254,12 +254,12 @@ Cell = tuple[str, str, int]  # question, arm, sample
 
 @dataclass(frozen=True)
 class DepthLimit:
-    """What is known of searches that met the limit.
+    """Data on searches that reached the depth limit.
 
     Attributes:
-        settings: Of the recording: sampling by model, η.
-        again: By early exit and cell: correct, score and eFLOPs under either reading; empty where not run.
-        refused: Why a file that is there is not used.
+        settings: Settings of the recording: sampling by model, η.
+        again: Correct, score and eFLOPs under either reading, by early exit and cell; empty if not rerun.
+        refused: Why an existing file is not used.
     """
 
     settings: Mapping[str, Any]
@@ -267,10 +267,10 @@ class DepthLimit:
     refused: str = ""
 
     def table(self, o: Outcomes, early_exit: bool) -> dict[str, Any]:
-        """Return how many searches met the limit, by model, and accuracy, score and cost under both readings.
+        """Return how many searches reached the limit, by model, and accuracy, score and cost under both readings.
 
-        Where only some were run again: the estimated change of accuracy, with an interval over questions. Where none
-        was: the most that it could differ by.
+        If only some were rerun: the estimated change of accuracy, with an interval over questions. If none was: an
+        upper bound on the change.
         """
         at_limit = met(o, self.settings, early_exit)
         models = list(dict.fromkeys(arm.model for arm in o.arms))
@@ -304,12 +304,12 @@ class DepthLimit:
 
 
 def met(o: Outcomes, settings: Mapping[str, Any], early_exit: bool) -> npt.NDArray[np.bool_]:
-    """Return which searches went on to their limit, shape (samples, Q, A): no other can hold a path cut off.
+    """Return which searches reached their depth limit, shape (samples, Q, A); only these can have a path cut off.
 
     Args:
-        o: With `steps`, `depth` and `complete`.
-        settings: Of the recording.
-        early_exit: Whether they were run with it: H_max then follows the answer's depth.
+        o: Outcomes with `steps`, `depth` and `complete`.
+        settings: Settings of the recording.
+        early_exit: Whether they were run with early exit: H_max then depends on the answer's depth.
     """
     rules = SearchRules(eta=settings["eta"], early_exit=early_exit)
     found = np.zeros(o.correct.shape, dtype=bool)
@@ -329,15 +329,15 @@ async def run_again(
     done: Callable[[], Any] = lambda: None,
     known: Mapping[Cell, Mapping[str, Any]] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """Run searches that met the limit again, under both readings; the second takes the drafts of the first.
+    """Rerun searches that reached the limit, under both readings; the second reuses the drafts of the first.
 
     Args:
-        o: The recording's outcomes under the verifier in use.
-        early_exit: Whether with it.
-        recording: What they run on.
-        most: How many, drawn with a fixed seed; all of them by default.
+        o: The recording's outcomes with the verifier in use.
+        early_exit: Whether to run them with early exit.
+        recording: The recording, with its engines and verifiers.
+        most: Maximum number of searches, drawn with a fixed seed; by default all.
         done: Called after each.
-        known: What is returned as it is, of searches that were run again before.
+        known: Results of earlier reruns, which are returned unchanged.
     """
     bench, variant = recording.bench, Variant(recording.verifier, early_exit)
     slots = asyncio.Semaphore(IN_FLIGHT)
@@ -372,7 +372,7 @@ async def run_again(
 
 
 def save_limit(path: Path, recording: Path, rows: list[dict[str, Any]]) -> None:
-    """Write what was run again, a search a line, with the digest of what the recording has of these searches."""
+    """Write the rerun searches, one per line, with a digest of their outcomes in the recording."""
     lines = b",\n".join(orjson.dumps(row) for row in rows)
     path.write_bytes(
         f'{{"recording": "{digest(recording, rows)}", "searches": [\n'.encode() + lines + b"\n]}\n"
@@ -380,7 +380,7 @@ def save_limit(path: Path, recording: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def load_limit(path: Path, recording: Path, settings: Mapping[str, Any]) -> DepthLimit:
-    """Return what a file holds of a recording; nothing where it is not there or of another recording."""
+    """Return the rerun searches in a file; none if it is missing or belongs to another recording."""
     if not path.is_file():
         return DepthLimit(settings, refused=f"{path} is not there")
     told = orjson.loads(path.read_bytes())
@@ -393,9 +393,9 @@ def load_limit(path: Path, recording: Path, settings: Mapping[str, Any]) -> Dept
 
 
 def digest(recording: Path, searches: Iterable[Mapping[str, Any]]) -> str:
-    """Return a digest of a recording's settings and of the outcomes that it has of some searches.
+    """Return a digest of a recording's settings and of the outcomes of some searches.
 
-    Searches that are added to the recording later do not change it.
+    Searches added to the recording later do not change it.
     """
     settings = settings_of(recording)
     in_use = settings.pop("verifiers")[0]
@@ -419,22 +419,22 @@ def _cells(o: Outcomes, chosen: npt.NDArray[np.bool_]) -> list[tuple[Cell, int, 
 
 
 def _gain(row: Mapping[str, Any]) -> int:
-    """Return what counting a path as completed changes in a search's correctness."""
+    """Return the change in a search's correctness if a cut-off path counts as completed."""
     return int(row["completed"]["correct"] - row["kept_out"]["correct"])
 
 
 def _change(found: list[tuple[Mapping[str, Any], tuple[int, int, int]]], share: float) -> dict[str, float]:
-    """Return by how many points paths that count as completed change accuracy over all searches.
+    """Return the change of accuracy over all searches, in points, if cut-off paths count as completed.
 
     Args:
-        found: Searches drawn among those that met the limit.
-        share: Of these among all searches.
+        found: Searches drawn from those that reached the limit.
+        share: Share of all searches that reached the limit.
     """
     gains: dict[int, list[float]] = defaultdict(list)
     for row, (_, question, _) in found:
         gains[question].append(_gain(row))
     mean = sum(map(sum, gains.values())) / len(found)
-    # Searches of a question are alike: it is questions that vary independently.
+    # Searches of one question are correlated; only questions vary independently.
     spread = math.sqrt(sum(sum(gain - mean for gain in each) ** 2 for each in gains.values())) / len(found)
     whole, half = 100.0 * share, NORMAL_95 * spread
     return tidy({"mean": whole * mean, "low": whole * (mean - half), "high": whole * (mean + half)})

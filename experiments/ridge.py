@@ -1,4 +1,4 @@
-"""Ridge regression as the lab judges with it: nothing of the product's, whose learners it is the yardstick of."""
+"""The lab's own ridge regression, which shares no code with the product because it judges the product's learners."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from sklearn.model_selection import KFold
 Array = npt.NDArray[np.float64]
 
 STRENGTHS = np.logspace(-2, 4, 13)
-INNER = 4  # folds in which the strength is chosen
+INNER = 4  # folds for choosing the penalty
 
 
 def predictions(
@@ -25,11 +25,11 @@ def predictions(
 
     Args:
         seen: X, features of the questions fitted on, shape (n, d).
-        values: Of every arm on them, shape (n, A).
-        new: Features of the questions asked about, shape (m, d).
-        strengths: λ; each penalises W alike.
-        arms: Z, features of the arms, shape (A, k); without them every arm has weights of its own.
-        centred: Whether each arm has a mean that is not penalised.
+        values: Values of every arm on them, shape (n, A).
+        new: Features of the questions to predict, shape (m, d).
+        strengths: Values of the penalty λ.
+        arms: Z, features of the arms, shape (A, k); without them every arm has its own weights.
+        centred: Whether each arm has an unpenalised mean.
     """
     centre = seen.mean(axis=0) if centred else np.zeros(seen.shape[1])
     mean = values.mean(axis=0) if centred else np.zeros(values.shape[1])
@@ -47,7 +47,7 @@ def predictions(
 
 
 def by_folds(seen: Array, values: Array, new: Array, arms: Array | None = None) -> Array:
-    """Return predictions at the strength best in folds of the questions: arms of one question share its noise."""
+    """Return predictions at the penalty chosen by cross-validation over questions, whose arms share noise."""
     errors = np.zeros(len(STRENGTHS))
     for fitted, judged in KFold(INNER, shuffle=True, random_state=1).split(seen):
         told = predictions(seen[fitted], values[fitted], seen[judged], STRENGTHS, arms=arms)
@@ -58,16 +58,16 @@ def by_folds(seen: Array, values: Array, new: Array, arms: Array | None = None) 
 
 
 def by_leaving_one_out(seen: Array, values: Array, new: Array) -> Array:
-    """Return predictions at the strength that is best on each question when all others are fitted."""
+    """Return predictions at the penalty chosen by leave-one-out cross-validation."""
     (best,) = predictions(seen, values, new, np.array([strength_left_out(seen, values)]))
     return best
 
 
 def strength_left_out(seen: Array, values: Array) -> float:
-    """Return the strength that is best on each question when all others are fitted."""
+    """Return the penalty chosen by leave-one-out cross-validation."""
     u, s, _ = np.linalg.svd(seen - seen.mean(axis=0), full_matrices=False)
     shrunk = [s**2 / (s**2 + strength) for strength in STRENGTHS]
-    # What a question's own value counts in its prediction; the mean has 1/n of it.
+    # Leverage of each question, including 1/n from the mean.
     own = np.array([(u**2) @ each for each in shrunk]) + 1 / len(seen)
     fitted = predictions(seen, values, seen, STRENGTHS)
     errors = [

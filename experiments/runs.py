@@ -1,8 +1,8 @@
-"""Policies run on seeds, live or from the record of what networks chose, and summed up.
+"""Runs policies on seeds, or replays the recorded choices of networks, and summarises the runs.
 
-A network's recipe is 1,000 iterations over the whole history after each of 210 observations: minutes a run. A file
-beside the outcomes holds the arm of every round; rewards, costs and regrets follow from the outcomes. It belongs to
-one table of outcomes, by digest, and to one version of the recipe: with others it counts as nothing.
+A network's recipe is 1,000 iterations over the whole history after each of 210 observations, which takes minutes per
+run. So a file next to the outcomes stores the arm of every round; rewards, costs and regrets follow from the outcomes.
+The file is valid for one table of outcomes, identified by its digest, and one version of the recipe.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from experiments.loop import ROUNDS, SEEDS, Conditions, Stage, Step, follow, mak
 from experiments.outcomes import Array, BanditWorld
 
 TERA = 1e12
-DIGITS = 9  # significant ones: the last bits of a sum are the machine's
+DIGITS = 9  # significant digits of figures, because the last bits of a sum depend on the machine
 Figures = dict[str, dict[str, float]]
 
 
@@ -52,7 +52,7 @@ class Run:
         return sum((s.best_of_all if over_all else s.best) - s.reward for s in self.steps[:upto])
 
     def measures(self, unit: float) -> dict[str, float]:
-        """Return reward, accuracy in percent and cost over the policy's rounds, regret over all."""
+        """Return reward, accuracy in percent and cost over the policy's rounds, and regret over all rounds."""
         after = self.after
         return {
             "reward": float(np.mean([s.reward for s in after])),
@@ -64,7 +64,7 @@ class Run:
 
 
 def unit_of(world: BanditWorld) -> float:
-    """Return what a table's cost is counted in: tera for eFLOPs, else the source's own unit."""
+    """Return the unit in which a table's cost is shown: 10¹² for eFLOPs, otherwise 1."""
     return TERA if world.outcomes.unit == "eFLOPs" else 1.0
 
 
@@ -86,7 +86,7 @@ def run_policy(
 
 
 def run_oracle(world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[int]) -> list[Run]:
-    """Return the paper's Oracle after the shared warm-up: its reward is `best` in every round of its own."""
+    """Return the paper's Oracle after the shared warm-up: its reward is `best` in every round."""
     runs = []
     for seed in seeds:
         trial = make_trial(world, seed, stages)
@@ -96,7 +96,7 @@ def run_oracle(world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[
 
 
 def run_fixed(world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[int]) -> list[Run]:
-    """Return, after the shared warm-up, the one arm that would have earned most of all fixed ones in hindsight."""
+    """Return the best fixed arm in hindsight, played after the shared warm-up."""
     runs = []
     for seed in seeds:
         trial = make_trial(world, seed, stages)
@@ -120,7 +120,7 @@ def summed(values: Sequence[float]) -> dict[str, float]:
 
 
 def tidy(found: Mapping[str, float]) -> dict[str, float]:
-    """Return figures at nine digits, none of them below 10⁻¹².
+    """Return figures rounded to nine digits, with values below 10⁻¹² replaced by 0.
 
     >>> tidy({"a": 2 / 3, "b": 1e-15})
     {'a': 0.666666667, 'b': 0.0}
@@ -144,7 +144,7 @@ def paired(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, float]:
 def rounds_to_learn(run: Run, within: float = 0.05) -> int | None:
     """Return the first round from which the policy's mean reward stays within 5 % of the best fixed arm's.
 
-    The mean is over its own rounds so far, the warm-up left out; None where it does not get there.
+    The mean is over its own rounds so far, without the warm-up; None if it never does.
     """
     after = run.after
     means = np.cumsum([s.reward for s in after]) / np.arange(1, len(after) + 1)
@@ -154,26 +154,26 @@ def rounds_to_learn(run: Run, within: float = 0.05) -> int | None:
 
 
 def learning(runs: Sequence[Run]) -> dict[str, float | None]:
-    """Return how many seeds came within 5 % of the best fixed arm, and the median round of those."""
+    """Return how many seeds come within 5 % of the best fixed arm, and the median of their rounds."""
     rounds = [found for run in runs if (found := rounds_to_learn(run)) is not None]
     return {"seeds": len(rounds), "of": len(runs), "median": float(np.median(rounds)) if rounds else None}
 
 
 RECIPE = 1
-"""Version of the training: of the networks, their history and the loop. Raise it with a change after which they choose
-otherwise; a slow test begins recorded runs anew."""
+"""Version of the training: networks, their history and the loop. Increase it with every change that alters their
+choices; a slow test retrains recorded runs."""
 Name = tuple[str, str, str, int]  # scenario, mode, policy, seed
 
 
 @dataclass
 class NetworkRecord:
-    """Arms by round, of trained runs.
+    """Recorded choices of trained networks.
 
     Attributes:
-        path: Where it is kept; None for nowhere.
-        outcomes: Digest of what it was trained on.
-        chosen: By run: the arms after the warm-up, as indices into the scenario's.
-        refused: Why a file that is there is not used; empty where it is.
+        path: The file; None for none.
+        outcomes: Digest of the outcomes they were trained on.
+        chosen: The arms after the warm-up by run, as indices into the scenario's arms.
+        refused: Why an existing file is not used; empty if it is.
     """
 
     path: Path | None = None
@@ -183,7 +183,7 @@ class NetworkRecord:
 
     @classmethod
     def load(cls, path: Path, world: BanditWorld) -> "NetworkRecord":
-        """Return what the file holds of these outcomes and this recipe, which may be nothing."""
+        """Return the record in a file; empty if it is missing or for other outcomes or another recipe."""
         record = cls(path, outcomes_digest(world))
         if not path.is_file():
             record.refused = f"{path} is not there"
@@ -201,7 +201,7 @@ class NetworkRecord:
         return record
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         assert self.path is not None
         runs = [
             {"scenario": n[0], "mode": n[1], "policy": n[2], "seed": n[3], "arms": arms}
@@ -220,7 +220,7 @@ def outcomes_digest(world: BanditWorld) -> str:
     o = world.outcomes
     digest = hashlib.sha256(world.texts.encode())
     for array in (o.correct, o.score, o.log_cost):
-        # Twelve digits: the logarithm's last bits are the machine's.
+        # Twelve digits, because the last bits of a logarithm depend on the machine.
         digest.update(np.char.mod("%.12g", array).tobytes())
     return digest.hexdigest()[:16]
 
@@ -234,7 +234,7 @@ def run_recorded(
     stages: Mapping[int, Stage],
     seeds: Sequence[int],
 ) -> list[Run] | None:
-    """Return a network's runs as they were recorded; None where a seed is missing."""
+    """Return a network's recorded runs; None if a seed is missing."""
     runs = []
     for seed in seeds:
         arms = record.chosen.get((space, mode, policy, seed))
@@ -255,14 +255,14 @@ def rebuild(
     jobs: int | None = None,
     done: Callable[[Name], Any] = lambda name: None,
 ) -> None:
-    """Train what the record lacks, and save after every run: killed, the same call goes on where it was.
+    """Train the runs that the record lacks, and save it after each, so that a killed process can resume.
 
     Args:
-        record: With a path.
-        worlds: By scenario.
-        names: The runs wanted.
-        jobs: Processes of one thread each; one a core by default.
-        done: Told of each run.
+        record: The record, with a path.
+        worlds: Worlds by scenario.
+        names: The required runs.
+        jobs: Number of processes, each with one thread; by default one per core.
+        done: Called after each run.
     """
     record.refused = ""
     with one_thread_each(jobs) as pool:
@@ -278,7 +278,7 @@ def rebuild(
 
 
 def one_thread_each(jobs: int | None = None) -> ProcessPoolExecutor:
-    """Return processes of one thread each, one a core if not said: more threads would change the last bits."""
+    """Return a pool of single-threaded processes, by default one per core: more threads would change the last bits."""
     fresh = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=fresh, initializer=_one_thread)
 
@@ -293,7 +293,7 @@ def _one_thread() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that began it is killed: left alone it would wait for work for ever."""
+    """End this process when its parent is killed; otherwise it would wait for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -303,25 +303,25 @@ def _end_with_parent() -> None:
 def train(
     world: BanditWorld, stages: Mapping[int, Stage], policy: str, seed: int, rounds: int = ROUNDS
 ) -> list[int]:
-    """Return the arms that a network chooses after the warm-up when it is trained."""
+    """Train a network, and return the arms it chooses after the warm-up."""
     trial = make_trial(world, seed, stages, rounds=rounds)
     return [step.arm for step in play(ALL[policy](world, seed), trial) if not step.warm_up]
 
 
-MORE_SEEDS = tuple(range(100, 120))  # others than the paper's: what is picked on those is judged on these
+MORE_SEEDS = tuple(range(100, 120))  # not the paper's: choices made on the paper's seeds are judged on these
 
 
 @dataclass(frozen=True)
 class Scope:
-    """How much is run.
+    """How much to run.
 
     Attributes:
-        seeds: Of the paper's tables.
-        more_seeds: Of what the field asks for.
-        whole: Whether every condition of feedback is run in every mode, and rows that learn on history compete.
-        record: What MLP and NeuralUCB chose when they were trained on these outcomes.
-        say: Told what is being run.
-        pool: Processes that share the seeds; none is this one.
+        seeds: Seeds of the paper's tables.
+        more_seeds: Seeds of the further experiments.
+        whole: Whether to run every feedback condition in every mode, and rows that learn on history.
+        record: Recorded choices of MLP and NeuralUCB on these outcomes.
+        say: Called with a description of each part.
+        pool: Processes that share the seeds; None runs them in this process.
     """
 
     seeds: Sequence[int] = SEEDS
@@ -337,11 +337,11 @@ class Scope:
         """Run a policy on the paper's seeds; None for a network that was not trained on these outcomes.
 
         Args:
-            policy: Its name.
-            world: Its arms.
-            space: Name of the scenario, and
-            mode: of the objective, under which a training is recorded.
-            stages: One stage where the policy is a network.
+            policy: Name of the policy.
+            world: The world.
+            space: Name of the scenario, by which networks are recorded.
+            mode: Name of the objective, likewise.
+            stages: The stages; a single one for a network.
         """
         self.say(f"{space}, {mode}: {policy}")
         if policy in NETWORKS:
@@ -356,7 +356,7 @@ class Scope:
         seeds: Sequence[int],
         **conditions: Unpack[Conditions],
     ) -> list[Run]:
-        """Run a policy on seeds; further arguments as `make_trial`."""
+        """Run a policy on seeds; further arguments as for `make_trial`."""
         lean = world.lean()
         tasks = [(policy, lean, stages, seed, conditions) for seed in seeds]
         done = map(_one, tasks) if self.pool is None else self.pool.map(_one, tasks)

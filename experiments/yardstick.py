@@ -1,10 +1,10 @@
-"""Cost at equal accuracy: what a policy pays for an accuracy, against the cheapest mix of fixed arms that has it.
+"""Cost at equal accuracy: a policy's cost of an accuracy, relative to the cheapest mix of fixed arms that reaches it.
 
-Nobody buys a weighted reward; one buys the same accuracy for less. A randomised mix of points (accuracy, cost) has
+Operators do not buy a weighted reward but the same accuracy for less. A randomised mix of points (accuracy, cost) has
 the weighted means of both, so the least cost of an accuracy lies on the lower convex hull of the points. F(t) is that
-cost for fixed arms, P(t) for the points of one policy, one point for each price λ that it was run under.
-`mean_cost_ratio` is the geometric mean of P/F over targets t = q·a, where a is the accuracy of the arm that was most
-accurate on *history*: the best of many arms on the judged questions themselves would be a lucky draw.
+cost for fixed arms, P(t) for the points of one policy, with one point for each price λ that it was run at.
+`mean_cost_ratio` is the geometric mean of P/F over targets t = q·a, where a is the accuracy of the arm that is most
+accurate on *history*: choosing the arm on the judged questions themselves would overestimate its accuracy.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 SHARES: Final = (0.90, 0.95, 0.98)
-ALL: Final = 1.0  # reported, and not in the mean
+ALL: Final = 1.0  # reported, but not included in the mean
 WORTH: Final = 0.01  # a target must be this far above the cheapest arm's accuracy
 HISTORY: Final = 1 / 3
 DRAWS: Final = 1_000
@@ -28,7 +28,7 @@ EXACT: Final = 1e-12
 
 
 def is_history(question_id: str, share: float = HISTORY) -> bool:
-    """Return whether a question belongs to history: by a hash of its id, so that it never changes sides.
+    """Return whether a question belongs to history, by a hash of its id, so that this never changes.
 
     >>> [is_history(f"level_1-{n}") for n in range(6)]
     [False, False, False, False, True, False]
@@ -38,17 +38,17 @@ def is_history(question_id: str, share: float = HISTORY) -> bool:
 
 
 def split(question_ids: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the places of history and of the live questions."""
+    """Return the indices of history and of the live questions."""
     sides = [is_history(each) for each in question_ids]
     return [q for q, side in enumerate(sides) if side], [q for q, side in enumerate(sides) if not side]
 
 
 def halves(question_ids: Sequence[str], judged: int) -> tuple[list[int], list[int]]:
-    """Return history alone in two parts, one to be fitted on and one to be judged: for choices while a policy is made.
+    """Return history split into a part to fit on and a part to judge, for choices during the design of a policy.
 
     Args:
-        question_ids: Of the whole table.
-        judged: 0 or 1, the half that is judged.
+        question_ids: Ids of the whole table.
+        judged: 0 or 1, the half to judge.
     """
     history, _ = split(question_ids)
     sides = [is_history(f"half/{question_ids[q]}", 0.5) == bool(judged) for q in history]
@@ -68,7 +68,7 @@ class Points:
         return Points(self.accuracy[list(rows)], self.cost[list(rows)])
 
     def means(self, weights: Array) -> tuple[Array, Array]:
-        """Return accuracies and costs under weights of the questions that sum to 1, shape (…, Q): (…, K) each."""
+        """Return accuracies and costs, shape (…, K) each, for question weights that sum to 1, shape (…, Q)."""
         return weights @ self.accuracy.T, weights @ self.cost.T
 
 
@@ -76,8 +76,8 @@ def hull(accuracy: Array, cost: Array) -> tuple[Array, Array]:
     """Return the corners (accuracy, cost) of the cheapest mixes, from the cheapest point to the most accurate one.
 
     Args:
-        accuracy: Of each point, shape (K,).
-        cost: Likewise, above zero.
+        accuracy: Accuracy of each point, shape (K,).
+        cost: Cost of each point, above zero.
 
     >>> hull(np.array([0.2, 0.4, 0.8]), np.array([1.0, 5.0, 6.0]))
     (array([0.2, 0.8]), array([1., 6.]))
@@ -87,7 +87,7 @@ def hull(accuracy: Array, cost: Array) -> tuple[Array, Array]:
         a, c = float(accuracy[at]), float(cost[at])
         if corners and a <= corners[-1][0]:
             continue
-        # A corner above the line from the one before it to the new point is never the cheapest.
+        # A corner above the line from the previous corner to the new point is never the cheapest.
         while len(corners) > 1:
             (a0, c0), (a1, c1) = corners[-2:]
             if (c1 - c0) * (a - a0) < (c - c0) * (a1 - a0):
@@ -99,7 +99,7 @@ def hull(accuracy: Array, cost: Array) -> tuple[Array, Array]:
 
 
 def least_cost(corners: tuple[Array, Array], targets: Array) -> Array:
-    """Return the least cost of a mix at least as accurate as each target; infinite where none is."""
+    """Return the least cost of a mix that reaches each target accuracy; infinite if none does."""
     accuracy, cost = corners
     reached = np.where(np.abs(targets - accuracy[-1]) <= EXACT, accuracy[-1], targets)
     return np.asarray(np.interp(reached, accuracy, cost, left=cost[0], right=np.inf))
@@ -108,7 +108,7 @@ def least_cost(corners: tuple[Array, Array], targets: Array) -> Array:
 def area(corners: tuple[Array, Array], low: float, high: float) -> float:
     """Return the mean, over the logarithm of the cost from low to high, of the best accuracy at that cost (AIQ).
 
-    Leaving a question out costs nothing and is wrong: that is how a point is mixed down to a lower cost.
+    Below the cheapest point, a mix leaves some questions unanswered, at no cost, which counts as wrong.
 
     >>> round(area((np.array([0.5]), np.array([1.0])), 1.0, 10.0), 6)
     0.5
@@ -128,7 +128,7 @@ def area(corners: tuple[Array, Array], low: float, high: float) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return p values as Holm corrects them for being many.
+    """Return p values with Holm's correction for multiple tests.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -142,12 +142,12 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """Fixed arms on the judged questions, and the draws of questions that every policy's interval shares.
+    """Fixed arms on the judged questions, and the bootstrap draws of questions shared by all policies' intervals.
 
     Attributes:
-        arms: Their outcomes, means over samples.
-        best: The arm that was most accurate on history.
-        draws: Bootstrap draws of the questions; 0 for no intervals.
+        arms: Outcomes of the fixed arms, averaged over samples.
+        best: The arm that is most accurate on history.
+        draws: Number of bootstrap draws of the questions; 0 for no intervals.
     """
 
     arms: Points
@@ -156,7 +156,7 @@ class Yardstick:
 
     @cached_property
     def weights(self) -> Array:
-        """Return the questions' weights: all alike first, then one row a draw, shape (1 + draws, Q)."""
+        """Return the questions' weights, shape (1 + draws, Q): first equal weights, then one row per draw."""
         count = self.arms.accuracy.shape[1]
         even = np.full((1, count), 1.0 / count)
         drawn = np.random.default_rng(0).multinomial(count, even[0], size=self.draws) / count
@@ -164,43 +164,43 @@ class Yardstick:
 
     @cached_property
     def fixed(self) -> list[tuple[Array, Array]]:
-        """Return the hull of the arms in every draw."""
+        """Return the hull of the arms for every draw."""
         return _hulls(self.arms, self.weights)
 
     @cached_property
     def aims(self) -> Array:
-        """Return the accuracy of the arm that was best on history, in every draw."""
+        """Return the accuracy of the arm that is best on history, for every draw."""
         return np.asarray(self.weights @ self.arms.accuracy[self.best])
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
-        """Return the targets that stand, as shares of that accuracy; one is decided on all questions, for all."""
+        """Return the valid targets, as shares of that accuracy; validity is decided on all questions, for all draws."""
         accuracy, cost = (each.mean(axis=1) for each in (self.arms.accuracy, self.arms.cost))
         cheapest = float(accuracy[np.lexsort((-accuracy, cost))[0]])
         return tuple(q for q in SHARES if q * self.aims[0] >= cheapest + WORTH)
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """Return the costs between which the area is taken: the cheapest arm's and that of the best on history."""
+        """Return the cost range of the area: from the cheapest arm's cost to that of the best arm on history."""
         cost = self.arms.cost.mean(axis=1)
         return float(cost.min()), float(cost[self.best])
 
     def ratios(self, points: Points) -> Array:
-        """Return P/F in every draw for each target that stands and, last, for all of the accuracy."""
+        """Return P/F for every draw and each valid target and, last, for all of the accuracy."""
         targets = self.aims[:, None] * np.array([*self.shares, ALL])
         mixes = _hulls(points, self.weights)
         pairs = zip(mixes, self.fixed, targets, strict=True)
         return np.array([least_cost(p, t) / least_cost(f, t) for p, f, t in pairs])
 
     def judge(self, points: Points, orders: Sequence[Points] = ()) -> dict[str, Any]:
-        """Return what a policy pays at equal accuracy.
+        """Return a policy's cost at equal accuracy.
 
         Args:
-            points: One for each λ, means over orders.
-            orders: The same of each order of the questions, for the spread between them.
+            points: One point for each λ, averaged over orders.
+            orders: The same for each order of the questions, for the spread between them.
 
         Returns:
-            `mean_cost_ratio` with its interval over questions, or None where a target is not reached or none stands;
+            `mean_cost_ratio` with its interval over questions, or None if a target is not reached or none is valid;
             `unreached`, those targets; `at`, by target, the ratio and the accuracy of the cheapest mix; `aiq`;
             `over_orders`, the spread of the mean ratio.
         """
@@ -228,12 +228,12 @@ class Yardstick:
         }
 
     def against(self, points: Points, others: Points) -> dict[str, Any]:
-        """Return what one policy pays in terms of another at equal accuracy, paired by question.
+        """Return one policy's cost relative to another's at equal accuracy, paired by question.
 
         Returns:
-            `cost_ratio`, the geometric mean over the targets with its interval, None where this policy alone misses
-            one; `p_worse`, the share of draws in which it pays no more (a small one shows that it is worse);
-            `p_better` likewise. A target that both miss counts as equal.
+            `cost_ratio`, the geometric mean over the targets with its interval, None if only this policy misses one;
+            `p_worse`, the share of draws in which it costs no more (a small one shows that it is worse); `p_better`
+            likewise. A target that both miss counts as equal.
         """
         mine, theirs = self.ratios(points)[:, :-1], self.ratios(others)[:, :-1]
         with np.errstate(invalid="ignore"):
@@ -241,7 +241,7 @@ class Yardstick:
         each[np.isinf(mine) & np.isinf(theirs)] = 0.0
         with np.errstate(invalid="ignore"):
             lead = each.mean(axis=1) if self.shares else np.zeros(len(each))
-        # Each misses a target that the other reaches: neither is ahead.
+        # If each misses a target that the other reaches, neither is ahead.
         lead[np.isnan(lead)] = 0.0
         drawn = lead[1:]
         return {
@@ -266,19 +266,19 @@ def _hulls(points: Points, weights: Array) -> list[tuple[Array, Array]]:
 
 
 def _geometric(ratios: Array) -> Array:
-    """Return geometric means of rows; infinite where one entry is."""
+    """Return the geometric means of rows; infinite if an entry is."""
     return (
         np.asarray(np.exp(np.log(ratios).mean(axis=1))) if ratios.shape[1] else np.full(len(ratios), np.nan)
     )
 
 
 def _interval(values: Array) -> dict[str, float | None] | None:
-    """Return the first value with the 95 % interval of the others; None where it is infinite."""
+    """Return the first value with the 95 % interval of the others; None if it is infinite."""
     if not np.isfinite(values[0]):
         return None
     if len(values) == 1:
         return {"mean": float(values[0])}
-    # An order statistic, and no interpolation: among draws a target may be out of reach.
+    # An order statistic without interpolation, because values are infinite in draws that miss a target.
     low, high = np.quantile(values[1:], [0.025, 0.975], method="nearest")
     return {
         "mean": float(values[0]),

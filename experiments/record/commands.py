@@ -1,4 +1,4 @@
-"""The commands of `python -m experiments` that make recordings, and those that run recorded searches again."""
+"""The commands of `python -m experiments` that make recordings or rerun recorded searches."""
 
 import asyncio
 import os
@@ -107,8 +107,8 @@ def record(
 ) -> None:
     """Run every question with every configuration for real, and write the outcomes to a Parquet file.
 
-    It can be stopped at any moment; the same command then resumes. Questions are asked level by level in turns, so the
-    bar knows within minutes how long it will take.
+    It can be stopped at any moment; the same command then resumes. Questions alternate between levels, so that the
+    progress bar gives a good estimate within minutes.
     """
     if threads:
         import torch
@@ -136,7 +136,7 @@ def record(
         settings = {
             "catalogue": loaded.fingerprint,
             "task": task,
-            # Of all there are: a short recording can be made longer, and its searches stay.
+            # Of all questions, so that a short recording can be extended and keeps its searches.
             "questions": fingerprint(asked(1.0)),
             "models": list(loaded.model_names),
             "searched": sorted({(action.qp, action.cp) for action in plan.actions}),
@@ -148,7 +148,7 @@ def record(
             "eta": bench.rules.eta,
             "sampling": {m.name: msgspec.to_builtins(m.sampling) for m in loaded.models},
         }
-        # The number of samples may grow: what was recorded of the first ones stays.
+        # The number of samples may grow; those recorded before are kept.
         name = task if parts == 1 else f"{task}-{number}-of-{parts}"
         journal = SearchJournal(work / f"{name}.jsonl", settings, journals(work, task))
         if earlier is not None:
@@ -214,9 +214,9 @@ def card(recording: Path) -> None:
 @with_cache
 @click.option("--out", type=PATH, help="Default: NAME.latency.json next to the recording.")
 def latency(recording: Path, catalogue: Path, rounds: int | None, cache: Path, out: Path | None) -> None:
-    """Run the queries of one seed in the joint space for real, one after another, and print where the time goes.
+    """Run the queries of one seed in the joint space for real, one after another, and print the time by component.
 
-    Also print what the bandit takes at the paper's d = 2,048, on random vectors of that length.
+    Also print the bandit's time at the paper's d = 2,048, on random vectors of that length.
 
     This takes minutes. Run it on an otherwise idle machine; any other load distorts the result.
     """
@@ -262,8 +262,8 @@ def latency(recording: Path, catalogue: Path, rounds: int | None, cache: Path, o
 def depth_limit(recording: Path, catalogue: Path, most: int) -> None:
     """Rerun searches that reached their depth limit, first excluding the paths cut off there, then counting them.
 
-    What comes out is written to NAME.depth-limit.json next to the recording. Searches that the file has already are
-    kept, as long as the recording has the same outcomes of them.
+    The results are written to NAME.depth-limit.json next to the recording. Searches already in the file are not rerun
+    as long as their outcomes in the recording are the same.
     """
     path = beside_of(recording, "depth-limit")
 
@@ -274,7 +274,7 @@ def depth_limit(recording: Path, catalogue: Path, most: int) -> None:
             for early_exit in (True, False):
                 try:
                     o = load_recording(recording, early_exit=early_exit)
-                except OutcomeError:  # not every recording was also made without early exit
+                except OutcomeError:  # this recording has no runs without early exit
                     continue
                 rows += await rerun.run_again(
                     o, early_exit, reopened, most, bar.update, known.get(early_exit, {})
@@ -291,7 +291,7 @@ def depth_limit(recording: Path, catalogue: Path, most: int) -> None:
 
 
 def _with(recording: Path, catalogue: Path, do: Callable[[rerun.Reopened], Awaitable[T]]) -> T:
-    """Run something on a recording's checkpoints and a pool of graders."""
+    """Run a coroutine on a recording's checkpoints, with a pool of graders."""
 
     async def go(pool: GradingPool) -> T:
         return await do(await rerun.reopen(recording, load_catalogue(catalogue), pool.ask))

@@ -1,11 +1,11 @@
-"""What a recording runs, and running it: every (question, configuration, sample), and in which variants.
+"""Plans and runs a recording: every (question, configuration, sample), in the required variants.
 
-A shard is one (sample, model, question): its searches share one memory of drafts. By the paper's protocol the
-first sample is run with and without early exit and under every verifier, later ones with early exit under the
-one in use; BEST-Route*'s further arms follow from the widest of independent paths, (64, 1, 1), which is always run
-whole. Only some questions may be run without early exit, or under the other verifiers. Mixed traffic is run with
-early exit under the verifier in use alone, and its best of 1, 4 and 16 follow from (64, 1, 1). Where that is not run
-whole, what they lack is made. Searches may be given further variants later: those there are stay as they are.
+A shard is one (sample, model, question); its searches share a memory of drafts. In the paper's protocol, the first
+sample is run with and without early exit and with every verifier, later ones with early exit and the verifier in use.
+BEST-Route*'s further arms are derived from 64 independent paths, (64, 1, 1), which are always run without early exit.
+Runs without early exit, or with the other verifiers, may be restricted to some of the questions. Mixed traffic is run
+with early exit and the verifier in use only, and its best of 1, 4 and 16 are derived from (64, 1, 1); drafts missing
+there because of early exit are generated. Further variants of searches can be added later; existing ones are kept.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from schemas.errors import UniscaleError
 
 MIXED_PAIRS = ((MAX_DRAFTS, 1), (1, 4), (4, 4), (4, 16))
 MIXED_DERIVED = ((1, 1), (4, 1), (16, 1))
-"""(QP, CP) of mixed traffic, 42 actions of six models: those searched, and those that follow from the first."""
+"""Derived (QP, CP) of mixed traffic; with those searched, 42 actions of six models."""
 IN_FLIGHT = 48  # shards in progress at a time
 
 
@@ -46,19 +46,20 @@ class Shard:
 
 @dataclass(frozen=True)
 class RecordingPlan:
-    """What is recorded.
+    """The searches of a recording.
 
     Attributes:
-        questions: Their order is the recording's.
+        questions: The questions, in the recording's order.
         actions: Searches to run.
-        derived: Arms that follow from one run of 64 independent paths.
-        samples: How often each.
-        verifier: The one in use, and
-        others: further ones, for the first sample.
-        seed: Of all drafts.
-        part: Which of how many processes this is, (1, 1) where it is the only one. Each has questions of its own.
-        whole: Ids of the questions whose first sample is also run without early exit, and 64 independent paths always.
-        compared: Ids of the questions whose first sample is also run under the others.
+        derived: Arms derived from one run of 64 independent paths.
+        samples: Number of samples of each search.
+        verifier: The verifier in use.
+        others: Further verifiers, for the first sample.
+        seed: Seed of all drafts.
+        part: Number of this process and of all processes; (1, 1) if it is the only one. Each has its own questions.
+        whole: Ids of the questions whose first sample is also run without early exit, as their 64 independent paths
+            always are.
+        compared: Ids of the questions whose first sample is also run with the other verifiers.
     """
 
     questions: Sequence[Question]
@@ -86,11 +87,11 @@ class RecordingPlan:
 
         Args:
             bench: Its catalogue and verifiers.
-            questions: What is asked, in this order.
-            samples: How often.
-            part: Which of how many processes this is.
-            whole: Questions that are also run without early exit, and
-            compared: under every verifier.
+            questions: The questions, in this order.
+            samples: Number of samples.
+            part: Number of this process and of all processes.
+            whole: Questions that are also run without early exit.
+            compared: Questions that are also run with every verifier.
         """
         catalogue = bench.catalogue
         run = [a for a in uis_space(catalogue) if (a.qp, a.cp) in PAIRS]
@@ -103,7 +104,7 @@ class RecordingPlan:
     def of_mixed(
         cls, bench: Bench, questions: Sequence[Question], samples: int, part: tuple[int, int] = (1, 1)
     ) -> "RecordingPlan":
-        """Return the plan of mixed traffic: seven pairs (QP, CP) a model, early exit, the verifier in use."""
+        """Return the plan of mixed traffic: seven pairs (QP, CP) per model, early exit, the verifier in use."""
         run, derived = (
             [a for a in uis_space(bench.catalogue) if (a.qp, a.cp) in pairs]
             for pairs in (MIXED_PAIRS, MIXED_DERIVED)
@@ -111,14 +112,14 @@ class RecordingPlan:
         return cls(questions, run, derived, samples, bench.catalogue.verifier, part=part)
 
     def shards(self) -> Iterator[Shard]:
-        """Yield the part's shards, all of one question together: they share scores."""
+        """Yield this process's shards, those of a question together because they share scores."""
         for sample in range(self.samples):
             for question in self._of_part():
                 for model in dict.fromkeys(action.model for action in self.actions):
                     yield Shard(sample, model, question)
 
     def _of_part(self) -> list[Question]:
-        """Return the part's questions, levels in turns, so that the time left is known early."""
+        """Return this process's questions, alternating between levels, so that the time left can be estimated early."""
         turns: Counter[str] = Counter()
         placed = []
         for question in self.questions:
@@ -129,7 +130,7 @@ class RecordingPlan:
         return [question for _, question in ordered][number - 1 :: parts]
 
     def variants(self, sample: int, question: Question) -> list[Variant]:
-        """Return in which variants a question's searches are run, whole ones first: the others take their drafts."""
+        """Return the variants of a question's searches, those without early exit first, for reuse by the others."""
         in_use = Variant(self.verifier, early_exit=True)
         if sample > 0:
             return [in_use]
@@ -138,7 +139,7 @@ class RecordingPlan:
         return [*whole, in_use, *(Variant(name, early_exit=True) for name in others)]
 
     def runs(self) -> set[RunKey]:
-        """Return what the journal holds of the part when it is complete."""
+        """Return the journal's keys for this process when it is complete."""
         return {
             (shard.name, variant.verifier, variant.early_exit)
             for shard in self.shards()
@@ -146,7 +147,7 @@ class RecordingPlan:
         }
 
     def searches(self) -> int:
-        """Return how many searches the part has, derived ones included."""
+        """Return the number of searches of this process, including derived ones."""
         asked = [(sample, question) for sample in range(self.samples) for question in self._of_part()]
         return sum(len(self.variants(*each)) * len(self.actions) + len(self.derived) for each in asked)
 
@@ -157,22 +158,22 @@ def shard_name(sample: int, model: str, question_id: str) -> str:
 
 
 def run_of(row: dict[str, Any]) -> RunKey:
-    """Return what a row is one search of."""
+    """Return the run that a row belongs to."""
     name = shard_name(row["sample"], row["model"], row["question"])
     return name, row["verifier"], row["early_exit"]
 
 
 def search_id(question: Question, source: Action, sample: int, seed: int) -> str:
-    """Return what the seeds of a search's drafts derive from: its question, its own action and sample.
+    """Return the id that the seeds of a search's drafts derive from: question, action and sample.
 
-    Every action has randomness of its own: outcomes of different actions on one question are independent, but
-    for BEST-Route*'s derived arms, which are prefixes of one set of paths.
+    Outcomes of different actions on one question are independent, except for BEST-Route*'s derived arms, which are
+    prefixes of one set of paths.
     """
     return f"record-{seed}/{question.question_id}/{source.id}/{sample}"
 
 
 class DerivationError(UniscaleError):
-    """A derived search asked for a draft its source does not hold: the engine is not reproducible."""
+    """A derived search needs a draft that its source does not have: the engine is not reproducible."""
 
 
 async def record(
@@ -183,19 +184,19 @@ async def record(
     in_flight: int = IN_FLIGHT,
     progress: Callable[[int], Any] = lambda n: None,
 ) -> None:
-    """Run what the journal does not hold.
+    """Run the searches that the journal lacks.
 
     Args:
-        plan: What to run.
-        bench: What it runs on.
-        journal: Takes every finished shard.
-        in_flight: Shards at a time.
-        progress: Told how many searches were finished.
+        plan: The searches.
+        bench: Engines and verifiers.
+        journal: Receives every finished shard.
+        in_flight: Number of concurrent shards.
+        progress: Called with the number of finished searches.
     """
     waiting = iter(
         [(shard, missing) for shard in plan.shards() if (missing := _missing(plan, journal, shard))]
     )
-    # Shards of one question stand together, so those that went before are all but done with theirs.
+    # Shards of one question are adjacent, so those of earlier questions are nearly finished.
     known: dict[str, Known] = {}
 
     async def worker() -> None:
@@ -253,7 +254,7 @@ async def _shard(
     rows = [row for batch in await asyncio.gather(*map(run, own)) for row in batch]
     if wide is not None and in_use in variants:
         made = memory.made
-        # The widest first: what it had to make, the narrower ones find.
+        # The widest first, so that narrower ones find its drafts.
         for action in reversed([action for action in plan.derived if action.model == shard.model]):
             rows.append(await row(wide, action, in_use))
         if question.question_id in plan.whole and (sample > 0 or whole in variants) and memory.made != made:
@@ -264,16 +265,16 @@ async def _shard(
 
 
 def take_over(journal: SearchJournal, earlier: Path, questions: Iterable[Question]) -> None:
-    """Write an earlier recording's searches into the journal of a longer one.
+    """Copy an earlier recording's searches into the journal of a longer one.
 
     Args:
-        journal: Of any number of samples, and of the earlier recording's verifiers and perhaps further ones.
-        earlier: The file.
-        questions: Of the task, all of them.
+        journal: The journal; with any number of samples, and at least the earlier recording's verifiers.
+        earlier: The earlier recording.
+        questions: All questions of the task.
 
     Raises:
-        OutcomeError: it is no recording of ours.
-        JournalError: a question or a setting is another one now.
+        OutcomeError: it is not one of our recordings.
+        JournalError: a question or a setting has changed.
     """
     settings, now = table.settings_of(earlier), journal.settings
     texts = {each.question_id: each.text for each in questions}

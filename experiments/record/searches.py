@@ -1,10 +1,9 @@
-"""One search through the product's own forest, engine and verifier, what it was worth, and what searches run on.
+"""Runs one search with the product's own forest, engine and verifier, and returns its outcome.
 
-Randomness is keyed to the path: a draft's seed is a hash of the search's id and the draft's place in the
-forest. So two runs of one search that differ in early exit, verifier or, among independent paths, in their
-number, make the same drafts where both make them. `SearchMemory` holds those drafts: a second run takes from it what
-is there and has the engine make the rest. What a run took entirely from memory is *derived*; it is the run it
-would have been, which tests show against fresh engines.
+Randomness is keyed to the path: a draft's seed is a hash of the search's id and the draft's position in the forest. So
+two runs of one search that differ in early exit, verifier or the number of independent paths share the drafts that both
+make. `SearchMemory` stores them: a second run reuses them, and the engine generates the rest. A run made entirely from
+memory is *derived*; it is identical to a real run, which tests verify with new engines.
 """
 
 import hashlib
@@ -33,11 +32,11 @@ from schemas.search import Scored, Served
 
 @dataclass
 class Known:
-    """What is known of one question, whatever model's draft it was: the same path has the same score and grade.
+    """Cached scores and grades of one question, over all models: the same path has the same score and grade.
 
     Attributes:
-        scores: By verifier and steps.
-        grades: By text.
+        scores: Scores by verifier and steps.
+        grades: Grades by text.
     """
 
     scores: dict[tuple[str, tuple[str, ...]], Scored] = field(default_factory=dict)
@@ -46,11 +45,11 @@ class Known:
 
 @dataclass
 class SearchMemory:
-    """Drafts by their seed, of the searches of one question, model and sample.
+    """Drafts by seed, for the searches of one question, model and sample.
 
     Attributes:
-        known: Of the question.
-        made: Drafts that an engine had to make.
+        known: Cached scores and grades of the question.
+        made: Number of drafts that an engine generated.
     """
 
     drafts: dict[int, Drafted] = field(default_factory=dict)
@@ -60,7 +59,7 @@ class SearchMemory:
 
 @dataclass(frozen=True)
 class Variant:
-    """How a search is run: under which verifier, with or without early exit."""
+    """How a search is run: with which verifier, with or without early exit."""
 
     verifier: str
     early_exit: bool
@@ -68,15 +67,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class Bench:
-    """What searches run on.
+    """Everything that searches need.
 
     Attributes:
         catalogue: Prices and samplings.
-        engines: By model.
-        verifiers: By name.
-        ask: Asks a grading process where no exact rule decides.
-        rules: Of the search, but for early exit.
-        close: Frees what they hold.
+        engines: Engines by model.
+        verifiers: Verifiers by name.
+        ask: Asks a grading process if no exact rule decides.
+        rules: Rules of the search, except for early exit.
+        close: Frees all resources.
     """
 
     catalogue: Catalogue
@@ -89,7 +88,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Found:
-    """What one search was worth. Costs in eFLOPs, `seconds` on the recording machine with all else in flight."""
+    """The outcome of one search. Costs in eFLOPs; `seconds` include the machine's other load while recording."""
 
     correct: bool
     complete: bool
@@ -114,15 +113,15 @@ class Found:
 async def search(
     question: Question, action: Action, variant: Variant, search_id: str, bench: Bench, memory: SearchMemory
 ) -> tuple[Found, bool]:
-    """Run one search; return what it was worth, and whether all of it came from memory.
+    """Run one search; return its outcome, and whether all of it came from memory.
 
     Args:
-        question: What is asked.
+        question: The question.
         action: The configuration.
         variant: Verifier and early exit.
-        search_id: What drafts' seeds derive from, with their place.
+        search_id: Determines the drafts' seeds, together with their positions.
         bench: Engines, verifiers, prices.
-        memory: Of this question and sample.
+        memory: Memory of this question and sample.
     """
     began, made = time.perf_counter(), 0
     model = bench.catalogue.model(action.model)
@@ -149,7 +148,7 @@ async def _drafted(
     bench: Bench,
     memory: SearchMemory,
 ) -> tuple[Forest, list[tuple[str, ...]], int]:
-    """Return the forest with a step's drafts, the steps above them, and how many were not in memory."""
+    """Return the forest with a step's drafts, the steps above them, and the number of drafts not found in memory."""
     messages = (Message(role="user", content=question.text),)
     above = [forest.steps(e.parent) for e in wanted.expansions]
     missing = [
@@ -163,7 +162,7 @@ async def _drafted(
         engine = bench.engines[forest.action.model]
         drafts = await engine.generate(f"{search_id}/{wanted.step}", prefixes, wanted.n, seeds, sampling)
         for seed, draft in zip(seeds, drafts, strict=True):
-            # Another variant of this search may have had it made meanwhile: there is one draft of a seed.
+            # Another variant of this search may have made it meanwhile; keep a single draft per seed.
             memory.drafts.setdefault(seed, draft)
     taken = [memory.drafts[seed] for e in wanted.expansions for seed in e.seeds]
     return tell_drafts(forest, wanted.step, taken, taken[0].prompt_tokens), above, len(missing) * wanted.n
@@ -194,7 +193,7 @@ async def _scored(
 def _graded(text: str, question: Question, bench: Bench) -> Grade:
     try:
         return grade(text, question.reference, ask=bench.ask)
-    except GraderFailed:  # a recording knows right and wrong only
+    except GraderFailed:  # recordings have only right and wrong
         return Grade(correct=False, answer=extract_boxed(text), how="math-verify", version=grader_version())
 
 
@@ -232,7 +231,7 @@ def _worth(
 
 
 def weights(catalogue: Catalogue, folder: Path = Path()) -> dict[str, str]:
-    """Return a digest of each checkpoint's weights: what a recording must not change under way."""
+    """Return a digest of each checkpoint's weights, which must not change during a recording."""
     folders = {model.name: model.checkpoint for model in catalogue.models}
     folders |= {verifier.name: verifier.checkpoint for verifier in catalogue.verifiers}
     return {
@@ -244,14 +243,14 @@ def weights(catalogue: Catalogue, folder: Path = Path()) -> dict[str, str]:
 async def open_bench(
     catalogue: Catalogue, engine: str, ask: AskGrader, *, folder: Path = Path(), verifiers: int | None = None
 ) -> Bench:
-    """Return engines and verifiers of a catalogue, ready.
+    """Load the engines and verifiers of a catalogue.
 
     Args:
-        catalogue: Whose checkpoints.
-        engine: What runs them: `torch` is the plain sampler, `vllm` the product's.
+        catalogue: The catalogue.
+        engine: `torch`, the plain sampler, or `vllm`, the product's engine.
         ask: Asks a grading process.
-        folder: What the catalogue's paths start from.
-        verifiers: How many, the one in use first; all by default.
+        folder: What the catalogue's paths are relative to.
+        verifiers: Number of verifiers to load, starting with the one in use; by default all.
     """
     entries = sorted(catalogue.verifiers, key=lambda each: each.name != catalogue.verifier)[:verifiers]
     scorers: dict[str, Verifier] = {}

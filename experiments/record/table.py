@@ -1,4 +1,4 @@
-"""What a recording holds: its questions, and its outcomes as one Parquet file."""
+"""The contents of a recording: its questions, and its outcomes as one Parquet file."""
 
 import hashlib
 import io
@@ -19,14 +19,14 @@ from experiments.yardstick import is_history
 
 # The recorded questions: stories in the paper's proportions, programs for the second task, or mixed traffic.
 #
-# All are of the family's `record` split: no model was trained, and no anchor measured, on any of them. They are read
-# from `experiments/data/questions.jsonl.zst`, which also holds the questions that the family was validated and tested
-# on; it is never written again.
+# All are from the family's `record` split: no model was trained, and no anchor measured, on any of them. They are read
+# from `experiments/data/questions.jsonl.zst`, which also contains the questions that the family was validated and
+# tested on, and never changes.
 
 FILE = Path(__file__).parents[1] / "data" / "questions.jsonl.zst"
 
 PROPORTIONS: Mapping[str, Mapping[str, int]] = {
-    # 30 of each of five levels, and 60 harder ones where the paper has AIME'24 and '25.
+    # 30 of each of five levels, and 60 harder ones in place of the paper's AIME'24 and '25.
     "math": {**{f"level_{n}": 30 for n in range(1, 6)}, "contest": 60},
     "code": {"code_2": 53, "code_3": 53, "code_4": 52, "code_6": 52},
 }
@@ -45,7 +45,7 @@ LIVE = {level: 25 if level.startswith("code") else 2 * each for level, each in H
 
 @dataclass(frozen=True)
 class Question:
-    """One question: `reference` as `Query.reference` has it."""
+    """One question; `reference` is as in `Query.reference`."""
 
     question_id: str
     level: str
@@ -55,7 +55,7 @@ class Question:
 
 
 def questions_of(task: str, share: float = 1.0) -> list[Question]:
-    """Return the questions to record, each text once, 210 where `share` is 1; at least one a level if it is not 0."""
+    """Return the questions to record, without duplicates: 210 if `share` is 1, at least one per level unless it is 0."""
     found = []
     for level, number in PROPORTIONS[task].items():
         found += _of_level(task, level)[: max(1, round(number * share)) if share else 0]
@@ -63,13 +63,13 @@ def questions_of(task: str, share: float = 1.0) -> list[Question]:
 
 
 def mixed_traffic(share: float = 1.0) -> list[Question]:
-    """Return mixed traffic: 500 questions of history and 1,000 live ones, each text once.
+    """Return mixed traffic: 500 questions of history and 1,000 live ones, without duplicates.
 
-    Each level's questions are taken in order until it has its number on each side of the lab's own split, which is a
-    hash of the id and knows nothing of the question.
+    Each level's questions are taken in order until both sides of the lab's split, a hash of the question's id, have
+    their number.
 
     Args:
-        share: Of both sides of each level; at least one a level and side.
+        share: Share of both sides of each level to return; at least one question per level and side.
     """
     found = []
     for level, number in HISTORY.items():
@@ -86,8 +86,8 @@ def question_set(name: str) -> list[Question]:
     """Return the questions of a set in the order of the file.
 
     Args:
-        name: `math`, `code` or `mixed`, which are recorded; `validation`; `test-11`, `test-2029` or `test-23`, by the
-            seed they were drawn with; `everyday-development` or `everyday-sealed`.
+        name: `math`, `code` or `mixed`, which are recorded; `validation`; `test-11`, `test-2029` or `test-23`, named
+            after their seeds; `everyday-development` or `everyday-sealed`.
 
     Raises:
         KeyError: There is no such set.
@@ -158,7 +158,7 @@ KEY = ("sample", "verifier", "early_exit", "model", "qp", "cp", "question")
 def write(
     path: Path, rows: Iterable[dict[str, Any]], questions: Sequence[Question], settings: dict[str, Any]
 ) -> int:
-    """Write the file, whole or not at all; return its bytes. The same rows in any order give the same file."""
+    """Write the file atomically; return its size in bytes. The same rows in any order give the same file."""
     ordered = sorted(rows, key=lambda row: tuple(row[name] for name in KEY))
     metadata = {
         "uniscale.questions": orjson.dumps([asdict(question) for question in questions]),
@@ -176,7 +176,7 @@ def settings_of(recording: Path) -> dict[str, Any]:
     """Return a recording's settings.
 
     Raises:
-        OutcomeError: no recording of ours.
+        OutcomeError: it is not one of our recordings.
     """
     metadata = (pq.read_schema(recording).metadata or {}) if recording.is_file() else {}
     if b"uniscale.settings" not in metadata:

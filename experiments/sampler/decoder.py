@@ -1,9 +1,9 @@
-"""A plain batched forward pass of Qwen2 and Qwen3 checkpoints with keys and values kept between steps.
+"""A batched forward pass for Qwen2 and Qwen3 checkpoints, with keys and values cached between steps.
 
-A batch has prefixes, of different lengths, and rows that each continue one of them: a prefix's keys and values
-stand there once, whatever the number of its rows, which attend to it and to their own, and the two parts are
-added up (a softmax over parts: the sums of each are weighed by their maxima). `agents.serving` serves models;
-this only makes recordings of small ones fast, on a CPU, and is held to transformers and vLLM by tests.
+A batch has prefixes of different lengths, and rows that each continue one of them. A prefix's keys and values are
+stored once, however many rows share it. Attention to the prefix and to a row's own columns is computed separately, and
+the two parts are combined by rescaling with their maxima, as in an online softmax. `agents.serving` serves models; this
+module only makes recordings of small models fast on a CPU. Tests compare it with transformers and vLLM.
 """
 
 import json
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from schemas.errors import UniscaleError
 
-# Keys and values: of a batch (prefixes once, each row's own columns), and of living paths between batches.
+# Keys and values: of a batch (prefixes once, each row's own columns), and of live paths between batches.
 
 Ids = tuple[int, ...]
 
@@ -30,11 +30,11 @@ class Cache:
     """Keys and values of a batch.
 
     Attributes:
-        prefixes: Shape (layers, 2, prefixes, kv_heads, columns, head_dim), each from column 0 on.
-        lengths: Of the prefixes, shape (prefixes,).
-        values: The rows' own: shape (layers, 2, at least rows, kv_heads, at least width, head_dim).
+        prefixes: Keys and values of the prefixes, shape (layers, 2, prefixes, kv_heads, columns, head_dim).
+        lengths: Lengths of the prefixes, shape (prefixes,).
+        values: The rows' own, shape (layers, 2, at least rows, kv_heads, at least width, head_dim).
         prefix_of: Each row's prefix, shape (rows,).
-        width: Own columns in use.
+        width: Number of own columns in use.
     """
 
     prefixes: Tensor
@@ -49,15 +49,15 @@ class Cache:
         return len(self.prefix_of)
 
     def branch(self, above: Sequence[int]) -> list[int]:
-        """Let rows go on as others: keep what goes on in one way, copy what goes on in several, drop the rest.
+        """Replace the rows: rows with one continuation stay, those with several are copied, the others are dropped.
 
-        Only what has to move is copied. Prefixes that no row continues any more leave when they are the half.
+        As little as possible is copied. Unused prefixes are removed once they are half of all.
 
         Args:
-            above: For each row wanted, which row it continues.
+            above: For each new row, the row that it continues.
 
         Returns:
-            The place of each row wanted, a permutation of 0 … len(above) - 1.
+            The index of each new row, a permutation of 0 … len(above) - 1.
         """
         size, places, later = len(above), [-1] * len(above), []
         taken: set[int] = set()
@@ -85,7 +85,7 @@ class Cache:
         return places
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Make room for so many rows and own columns."""
+        """Allocate room for this many rows and own columns."""
         layers, two, held, heads, wide, dim = self.values.shape
         if rows > held or columns > wide:
             held = max(2 * held, rows) if rows > held else held
@@ -95,12 +95,12 @@ class Cache:
             self.values[:, :, :used, :, : self.width] = before[:, :, :used, :, : self.width]
 
 
-# Keys and values of living paths, in the pieces they were computed in, so that no prefix is read twice.
+# Keys and values of live paths, in the pieces in which they were computed, so that no prefix is computed twice.
 
 
 @dataclass
 class Piece:
-    """What a path adds to the one it continues: shape (layers, 2, kv_heads, tokens, head_dim)."""
+    """Keys and values that a path adds to the one it continues, shape (layers, 2, kv_heads, tokens, head_dim)."""
 
     above: Ids | None
     values: Tensor
@@ -108,10 +108,10 @@ class Piece:
 
 
 class Kept:
-    """Pieces by the token ids of their whole path; the least recently used leave first.
+    """LRU cache of pieces by the token ids of their whole path.
 
     Args:
-        size: Bytes kept over all pieces.
+        size: Maximum bytes of all pieces.
     """
 
     def __init__(self, size: int = 400_000_000) -> None:
@@ -120,7 +120,7 @@ class Kept:
         self._pieces: OrderedDict[Ids, Piece] = OrderedDict()
 
     def keep(self, path: Ids, above: Ids | None, values: Tensor, extra: Any = None) -> None:
-        """Keep the piece that leads from one path to a longer one."""
+        """Store the piece that leads from one path to a longer one."""
         if path in self._pieces:
             return
         self._pieces[path] = Piece(above, values, extra)
@@ -130,7 +130,7 @@ class Kept:
             self._held -= gone.values.nbytes
 
     def chain(self, path: Ids) -> list[Piece] | None:
-        """Return a path's pieces from its root, or None when one of them is not kept."""
+        """Return a path's pieces from its root, or None if one of them is not cached."""
         found = []
         at: Ids | None = path
         while at is not None:
@@ -143,26 +143,26 @@ class Kept:
         return found[::-1]
 
 
-# Attention of rows to prefixes that many of them share, and to their own columns, in two parts that are added up.
+# Attention of rows to shared prefixes and to their own columns, computed in two parts that are then combined.
 
-HIDDEN = -1e30  # finite: a prefix of nothing must not become NaN
-# e to this is nothing beside 1 in float32, and still a normal number: exp takes 20 to 60 times as long to underflow.
+HIDDEN = -1e30  # finite, because an empty prefix must not give NaN
+# exp of this is negligible in float32 but still a normal number: exp takes 20 to 60 times as long if it underflows.
 LEAST = -80.0
-# What copying a prefix's keys and values costs, in rows of scores against it: measured, and only a matter of speed.
+# Measured cost of copying a prefix's keys and values, in rows of attention scores; affects only speed.
 COPIED = 16
 
 
 @dataclass
 class View:
-    """How rows look at prefixes in one forward pass: in blocks of rows of one prefix, the last places of each empty.
+    """How rows attend to prefixes in one forward pass: in blocks of rows that share a prefix, padded at the end.
 
     Attributes:
-        count: Blocks.
-        wide: Places of a block.
-        prefix: Of each block; None where every prefix has one block, in order.
-        place: Of each row among blocks · wide places; None where each prefix has its one row, in order.
-        beyond: Minus a lot at the columns no prefix has, shape (blocks, 1, 1, columns); None when there are none.
-        ahead: Minus a lot at own columns that come later, shape (new · group, width + new); None for one token.
+        count: Number of blocks.
+        wide: Rows per block.
+        prefix: Prefix of each block; None if every prefix has one block, in order.
+        place: Position of each row among count · wide positions; None if each prefix has one row, in order.
+        beyond: Mask of columns beyond a prefix's length, shape (blocks, 1, 1, columns); None if there are none.
+        ahead: Causal mask of own columns, shape (new · group, width + new); None for one token.
     """
 
     count: int
@@ -174,12 +174,12 @@ class View:
 
     @classmethod
     def of(cls, cache: Cache, new: int, group: int) -> "View":
-        """Return how a batch's rows look at its prefixes.
+        """Return the view of a batch.
 
         Args:
-            cache: Of the batch.
-            new: Tokens a row in this pass.
-            group: Query heads that share keys.
+            cache: The batch's cache.
+            new: New tokens per row in this pass.
+            group: Number of query heads per key head.
         """
         prefixes, columns = cache.prefixes.shape[2], cache.prefixes.shape[4]
         count, wide, prefix, place = prefixes, 1, None, None
@@ -191,7 +191,7 @@ class View:
             begins, first = rows_of.cumsum(0) - rows_of, blocks_of.cumsum(0) - blocks_of
             rank = torch.empty_like(order)
             rank[order] = torch.arange(cache.rows) - begins[cache.prefix_of[order]]
-            # A prefix's blocks follow each other, and so do the places of its rows.
+            # A prefix's blocks are adjacent, and so are the positions of its rows.
             place = first[cache.prefix_of] * wide + rank
             count = int(blocks_of.sum())
             if int(blocks_of.min()) != 1 or int(blocks_of.max()) != 1:
@@ -208,7 +208,7 @@ class View:
         return cls(count, wide, prefix, place, beyond, ahead)
 
     def seen(self, prefixes: Tensor) -> Tensor:
-        """Return the keys or values of the blocks' prefixes from those of all, shape (blocks, …)."""
+        """Return the keys or values of each block's prefix, shape (blocks, …)."""
         return prefixes if self.prefix is None else prefixes[self.prefix]
 
     def together(self, q: Tensor) -> Tensor:
@@ -233,11 +233,11 @@ class View:
 
 
 def _block(rows_of: Tensor, scores: int) -> int:
-    """Return how many rows a block has: as many as the widest prefix, or fewer where most have few.
+    """Return the rows per block: those of the prefix with the most rows, or fewer if most prefixes have few.
 
     Args:
-        rows_of: Rows of each prefix.
-        scores: Rows of scores that a row has: its new tokens times the heads that share keys.
+        rows_of: Number of rows of each prefix.
+        scores: Rows of attention scores per row: its new tokens times the query heads per key head.
     """
     most = int(rows_of.max())
     one_each = int(rows_of.min()) > 0
@@ -253,10 +253,10 @@ def _block(rows_of: Tensor, scores: int) -> int:
 
 
 def part(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a part of a softmax attention: its weighed sum, its largest exponent, its sum of weights."""
+    """Return a part of a softmax attention: its weighted sum, its maximum exponent, its sum of weights."""
     scores = q @ keys.transpose(2, 3)
     if hidden is not None:
-        if hidden.dim() == 2:  # one row a new token; heads that share keys stand beside each other
+        if hidden.dim() == 2:  # one row per new token; query heads that share keys are adjacent
             hidden = hidden.repeat_interleave(scores.shape[2] // len(hidden), 0)
         scores += hidden
     top = scores.amax(-1, keepdim=True)
@@ -268,12 +268,12 @@ def part(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> tupl
 
 
 class CheckpointError(UniscaleError):
-    """A checkpoint this forward pass does not cover. Record it with the vLLM engine."""
+    """This forward pass does not support the checkpoint. Record it with the vLLM engine."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What of config.json the forward pass needs."""
+    """The fields of config.json that the forward pass needs."""
 
     layers: int
     heads: int
@@ -288,7 +288,7 @@ class Shape:
         """Read config.json.
 
         Raises:
-            CheckpointError: naming the field that is not covered.
+            CheckpointError: naming the unsupported field.
         """
         config = json.loads((folder / "config.json").read_text())
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -311,7 +311,7 @@ class Shape:
 
 
 class Decoder:
-    """The trunk of one checkpoint, and its head: logits of tokens, or of step labels.
+    """The trunk of one checkpoint, and its head: token logits, or probabilities of step labels.
 
     Args:
         folder: A Hugging Face folder of one safetensors file.
@@ -328,12 +328,12 @@ class Decoder:
         self._frequencies = 1.0 / self.shape.theta**half
 
     def cache(self, prefixes: Sequence[Sequence[Tensor]], prefix_of: Sequence[int], capacity: int) -> Cache:
-        """Return a batch's cache from kept pieces.
+        """Return a batch's cache, assembled from pieces.
 
         Args:
-            prefixes: For each prefix its pieces in order, each of shape (layers, 2, kv_heads, tokens, head_dim).
+            prefixes: The pieces of each prefix in order, each of shape (layers, 2, kv_heads, tokens, head_dim).
             prefix_of: The prefix of each row.
-            capacity: Own columns to begin with.
+            capacity: Initial number of own columns.
         """
         s = self.shape
         lengths = [sum(piece.shape[3] for piece in pieces) for pieces in prefixes]
@@ -354,11 +354,11 @@ class Decoder:
         )
 
     def forward(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Return the last hidden states of new tokens, shape (rows, new, hidden), and enter them in the cache.
+        """Return the last hidden states of new tokens, shape (rows, new, hidden), and add the tokens to the cache.
 
         Args:
-            tokens: Ids, shape (rows, new). Padding at a row's right end is harmless: nothing looks back at it
-                within this call, and the caller keeps only a row's own columns.
+            tokens: Ids, shape (rows, new). Padding at a row's right end is harmless: no token attends to it within
+                this call, and the caller keeps only a row's own columns.
             cache: Its width grows by `new`.
         """
         s, w = self.shape, self._w
@@ -379,7 +379,7 @@ class Decoder:
         return functional.rms_norm(x, x.shape[-1:], w["model.norm.weight"], s.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return token logits of hidden states; embeddings serve as head where the checkpoint has none."""
+        """Return token logits of hidden states; checkpoints without a head use the embeddings."""
         head = self._w.get("lm_head.weight", self._w["model.embed_tokens.weight"])
         return functional.linear(hidden, head)
 

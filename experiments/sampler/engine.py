@@ -1,14 +1,13 @@
-"""A further engine behind the executor's protocol: plain batched sampling in PyTorch, for recordings.
+"""An engine with the executor's protocol that samples in batches with PyTorch, for recordings.
 
-Every draft draws its own numbers from its own seed (one a token, inverse of the cumulative distribution), so
-that randomness is keyed to the path: what else is in the batch changes nothing but the last bits of
-floating-point sums. Drafts of one batch that have drawn the same tokens after the same prompt so far share one
-row of the forward pass: a model that knows what it wants to say is asked once for hundreds of drafts, of however
-many searches, and each still draws for itself.
+Every draft draws its own random numbers from its own seed (one per token, by inverse transform sampling), so that
+randomness is keyed to the path: the rest of the batch only changes the last bits of floating-point sums. Drafts of a
+batch that have drawn the same tokens after the same prompt share one row of the forward pass: a confident model is run
+once for hundreds of drafts of many searches, and each draft still samples independently.
 
-A path goes on from its text, encoded again, and not from the tokens it was sampled in: two drafts of one text in
-other tokens would otherwise go on apart, and which of them was meant would depend on what else was in flight.
-Where a model writes the tokens its tokenizer would, as trained ones all but always do, the two are the same.
+A path continues from its text, encoded again, not from its sampled tokens. Otherwise two drafts with the same text but
+different tokens would continue differently, and which one a path refers to would depend on what else was in flight. If
+a model generates the same tokens as its tokenizer, which trained models nearly always do, there is no difference.
 """
 
 import asyncio
@@ -31,19 +30,19 @@ from experiments.sampler.decoder import Cache, Decoder, Ids, Kept
 from schemas.forest import Finish
 from schemas.search import Served
 
-# Tokens from logits and seeds: the numbers a draft draws depend on its seed and its position alone.
+# Tokens from logits and seeds: a draft's random numbers depend only on its seed and the position.
 
 _GOLDEN, _MIX = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def bits(seeds: NDArray[np.uint64], at: int) -> NDArray[np.uint64]:
-    """Return the number at a place of each seed's SplitMix64 stream (Steele, Lea and Flood 2014), 64 bits.
+    """Return the number at a position of each seed's SplitMix64 stream (Steele, Lea and Flood 2014), 64 bits.
 
-    A generator whose numbers can be had in any order, for all drafts of a batch at once.
+    The generator allows random access, and so all drafts of a batch at once.
 
     Args:
         seeds: Shape (drafts,).
-        at: The place, from 0.
+        at: The position, from 0.
     """
     z = seeds + np.uint64(((at + 1) * _GOLDEN) & 0xFFFFFFFFFFFFFFFF)  # arrays wrap around, as they should
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX[0])
@@ -52,12 +51,12 @@ def bits(seeds: NDArray[np.uint64], at: int) -> NDArray[np.uint64]:
 
 
 def uniforms(seeds: NDArray[np.uint64], at: int) -> NDArray[np.float64]:
-    """Return u in [0, 1), 53 bits, for the token at a place of each draft; shape (drafts,)."""
+    """Return u in [0, 1), 53 bits, for the token at a position of each draft; shape (drafts,)."""
     return (bits(seeds, at) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
-    """Return each row's cumulative distribution; at temperature 0 all of it stands on the likeliest token.
+    """Return each row's cumulative distribution; at temperature 0 the most likely token has all the probability.
 
     Args:
         logits: Shape (rows, vocabulary).
@@ -73,7 +72,7 @@ def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
         if sampling.top_k:
             ranked[:, sampling.top_k :] = 0
             ranked = ranked / ranked.sum(-1, keepdim=True)
-        # A token stays while those before it hold less than top_p: the first always does.
+        # Keep a token if the more likely ones sum to less than top_p; the first is always kept.
         ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= sampling.top_p, 0)
         p = torch.zeros_like(p).scatter(-1, order, ranked)
     total = p.cumsum(-1)
@@ -81,10 +80,10 @@ def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
 
 
 def draw(table: NDArray[np.float64], rows: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the token of each draw: where its row's cumulative distribution passes u; shape (draws,).
+    """Return the token of each draw, where its row's cumulative distribution exceeds u; shape (draws,).
 
-    One search in the rows laid end to end, row r over [r, r + 1): that costs the twelve last of u's 53 bits
-    for four thousand rows, and a search a draw in place of a pass over the vocabulary.
+    A single binary search in the concatenated rows, with row r over [r, r + 1), instead of a pass over the vocabulary
+    for each draw. With four thousand rows it loses the last twelve of u's 53 bits.
 
     Args:
         table: From `cumulative`, shape (rows, vocabulary).
@@ -97,23 +96,23 @@ def draw(table: NDArray[np.float64], rows: NDArray[np.int64], u: NDArray[np.floa
     return np.asarray(np.searchsorted(line, within, side="right") - rows * size)
 
 
-# Texts to token ids, each step encoded once: what it takes to render hundreds of thousands of paths.
+# Texts to token ids, with each step encoded once, to render hundreds of thousands of paths.
 #
-# A path is encoded as its text is. Where no token reaches over the end of a step, that is its steps' ids in a
-# row, and of steps there are few; where one could, the whole text is encoded, as the product does.
+# If no token can extend over the end of a step, a path's ids are the concatenation of its steps' ids, and few steps are
+# distinct. Otherwise the whole text is encoded, as in the product.
 
 STEPS = 200_000
-_MOST_PIECES = 10_000  # a larger vocabulary is not tried piece by piece
+_MOST_PIECES = 10_000  # larger vocabularies are not checked piece by piece
 
 
 class Reencoding(Continuer):
-    """Continue paths from their text alone; what was sampled is not remembered.
+    """Continues paths from their text alone, without caching sampled tokens.
 
     Args:
         model: Named in errors.
         prompts: The model's chat template and tokenizer.
         context_tokens: Its longest prompt plus output.
-        delimiter: Of the steps that are mostly met.
+        delimiter: The usual delimiter of steps.
     """
 
     def __init__(self, model: str, prompts: ChatPrompts, context_tokens: int, delimiter: str) -> None:
@@ -128,7 +127,7 @@ class Reencoding(Continuer):
 
 
 def closes(prompts: ChatPrompts, delimiter: str) -> bool:
-    """Return whether a text that ends in the delimiter is encoded alike, whichever token of the vocabulary follows."""
+    """Return whether the encoding of a text that ends in the delimiter is independent of the token that follows."""
     vocabulary = prompts.tokenizer.get_vocab().values()
     if len(vocabulary) > _MOST_PIECES:
         return False
@@ -140,10 +139,10 @@ def closes(prompts: ChatPrompts, delimiter: str) -> bool:
 
 
 class Stepwise:
-    """Render what another format renders, each step once.
+    """Renders the same prompts as another format, encoding each step only once.
 
     Args:
-        format: Ends each step with a special token, which no other token reaches over.
+        format: A format that ends each step with a special token, so that no token extends over it.
     """
 
     def __init__(self, format: StepTagFormat) -> None:
@@ -170,29 +169,29 @@ class Stepwise:
         return whole.token_ids[whole.positions[0] + 1 : whole.positions[1] + 1]
 
 
-# Fill batches from many searches: whatever waits for a model is run together, the longest queue first.
+# Fill batches from many searches: all items waiting for a model run together, the longest queue first.
 
 
 class BatchRunner(Protocol):
-    """Whoever runs a batch. It blocks: while one batch runs, nothing else could.
+    """Runs batches, blocking the event loop.
 
     Attributes:
-        rows: About how many items a batch should have; those of one call stay together.
+        rows: Approximate number of items per batch; the items of one call stay together.
     """
 
     rows: int
 
     def run(self, items: Sequence[Any]) -> list[Any]:
-        """Return one result an item."""
+        """Return one result per item."""
         ...
 
 
 class Pump:
-    """Queues of calls by worker, run once every search in flight waits.
+    """Queues of calls by worker, run once all searches in flight are waiting.
 
     Attributes:
-        batches: How many batches were run.
-        items: How many items, over all of them.
+        batches: Number of batches run.
+        items: Number of items in all of them.
     """
 
     def __init__(self) -> None:
@@ -202,7 +201,7 @@ class Pump:
         self._running: asyncio.Task[None] | None = None
 
     async def submit(self, worker: BatchRunner, items: Sequence[Any]) -> list[Any]:
-        """Return the results of items, whatever batch they were run in; a failed batch fails its callers."""
+        """Return the results of items, from whichever batch they are in; a failed batch fails its callers."""
         if not items:
             return []
         loop = asyncio.get_running_loop()
@@ -237,7 +236,7 @@ class Pump:
         self.items += len(items)
         try:
             results = iter(worker.run(items))
-        # What a model throws belongs to those who asked, not to the task that runs batches.
+        # A model's error is raised in the callers, not in the task that runs batches.
         except Exception as error:
             for _, future in calls:
                 future.set_exception(error)
@@ -249,24 +248,24 @@ class Pump:
         return sum(len(items) for items, _ in self._queues[worker])
 
     async def _settle(self) -> None:
-        """Let every search that can go on without a model do so, until no more calls come."""
+        """Let searches that do not need a model continue, until no more calls arrive."""
         before = -1
         while (waiting := sum(map(len, self._queues.values()))) != before:
             before = waiting
-            for _ in range(8):  # gather, draft, and search each hand on once before a search asks again
+            for _ in range(8):  # gather, draft and search each yield once before a search makes its next call
                 await asyncio.sleep(0)
 
 
 # The engine: batches of drafts that share rows of the forward pass.
 
-PREFIXES = 4096  # in a batch; those of similar length are read together, `TOGETHER` at a time
+PREFIXES = 4096  # per batch; those of similar length are read together, `TOGETHER` at a time
 TOGETHER = 256
-INITIAL_COLUMNS = 16  # tokens of a step that space is made for at first
+INITIAL_COLUMNS = 16  # tokens of a step for which space is allocated at first
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Drafts to be made from one prefix: one a seed."""
+    """Drafts to make from one prefix, one per seed."""
 
     plan: Continuation
     seeds: Sequence[int]
@@ -275,21 +274,21 @@ class Wanted:
 
 @dataclass
 class BatchRow:
-    """One row of a batch: what all its drafts have drawn so far after one prompt."""
+    """One row of a batch: the tokens that all its drafts have drawn so far after one prompt."""
 
     plan: Continuation
     ids: Ids
 
 
 class TorchEngine:
-    """Draft steps with one checkpoint.
+    """Drafts steps with one checkpoint.
 
     Args:
         model: Its name in the catalogue.
         folder: Its checkpoint.
         context_tokens: Its longest prompt plus output.
-        pump: What fills its batches from all searches in flight.
-        delimiter: Of the steps that are mostly met.
+        pump: Fills its batches from all searches in flight.
+        delimiter: The usual delimiter of steps.
     """
 
     def __init__(
@@ -326,7 +325,7 @@ class TorchEngine:
         return [draft for drafts in made for draft in drafts]
 
     async def close(self) -> None:
-        """Do nothing: memory goes with the object."""
+        """Do nothing: memory is freed with the object."""
 
     @torch.inference_mode()
     def run(self, items: Sequence[Wanted]) -> list[list[Drafted]]:
@@ -337,7 +336,7 @@ class TorchEngine:
             for i, item in enumerate(items):
                 if item.sampling == sampling:
                     groups.setdefault(item.plan.prompt_ids, []).append(i)
-            # Alike in the number of drafts, then in length: a batch is as wide as its widest and longest.
+            # Group by number of drafts, then by length, because a batch is as wide and long as its largest item.
             shape = {
                 ids: (sum(len(items[i].seeds) for i in g).bit_length(), len(ids)) for ids, g in groups.items()
             }
@@ -350,7 +349,7 @@ class TorchEngine:
         return made
 
     def _sample(self, groups: Sequence[Sequence[Wanted]], sampling: Sampling) -> list[Drafted]:
-        """Return the drafts of groups that each have one prompt, in the order of their seeds."""
+        """Return the drafts of groups with one prompt each, in the order of their seeds."""
         plans = [group[0].plan for group in groups]
         seeds = np.array([seed for group in groups for item in group for seed in item.seeds], dtype=np.uint64)
         sizes = [sum(len(item.seeds) for item in group) for group in groups]
@@ -364,7 +363,7 @@ class TorchEngine:
         rows = [BatchRow(plan, ()) for plan in plans]
         tokens = torch.tensor([plan.prompt_ids[-1] for plan in plans])
         found = np.empty(len(seeds), dtype=object)
-        going = np.arange(len(seeds))  # drafts that go on, and the row of each
+        going = np.arange(len(seeds))  # drafts that continue, and the row of each
         at_row = np.repeat(np.arange(len(rows)), sizes)
         full = [plan.max_tokens == 0 for plan in plans]
         if any(full):
@@ -399,12 +398,12 @@ class TorchEngine:
     def _advance(
         self, rows: Sequence[BatchRow], pairs: NDArray[np.int64], length: int, delimiter: str
     ) -> tuple[list[tuple[int, int, BatchRow, Finish]], list[tuple[int, int, BatchRow]]]:
-        """Return (pair, row, longer row, finish) where drafts end, and (pair, row, longer row) where they go on.
+        """Return (pair, row, longer row, finish) where drafts end, and (pair, row, longer row) where they continue.
 
         Args:
-            rows: Of the batch.
+            rows: Rows of the batch.
             pairs: row · vocabulary + token, for every token that a row's drafts drew.
-            length: Tokens drawn by now.
+            length: Number of tokens drawn so far.
             delimiter: Ends a step.
         """
         size, enders = self._decoder.vocabulary, self._ending(delimiter)
@@ -429,7 +428,7 @@ class TorchEngine:
         return self._continuer.draft(row.plan, text=text, finish=finish, token_ids=row.ids)
 
     def _read(self, prompts: Sequence[Ids]) -> None:
-        """Compute the keys and values of prompts that are not kept, all but their last token."""
+        """Compute the keys and values of prompts that are not cached, except those of their last token."""
         missing = [prompt for prompt in dict.fromkeys(prompts) if self._kept.chain(prompt) is None]
         for begin in range(0, len(missing), 64):
             part = missing[begin : begin + 64]
@@ -446,7 +445,7 @@ class TorchEngine:
         return [piece.values for piece in chain]
 
     def _keep(self, cache: Cache, ended: Sequence[tuple[int, BatchRow]]) -> None:
-        """Keep the keys and values of drafts that a path can go on from: all but those of their last token."""
+        """Cache the keys and values of drafts that a path can continue, except those of their last token."""
         going = [(row, each) for row, each in ended if each.ids[-1] != self._decoder.shape.eos]
         if not going:
             return
@@ -470,7 +469,7 @@ class TorchEngine:
     def _finish(self, ids: Ids, delimiter: str) -> Finish | None:
         if ids[-1] == self._decoder.shape.eos:
             return "eos"
-        # The delimiter may have come in parts, one character a token at the most.
+        # The delimiter may be split over tokens, at most one per character.
         tail = self._prompts.decode(ids[-len(delimiter) :])
         return "separator" if delimiter in tail else None
 

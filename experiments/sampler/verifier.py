@@ -1,7 +1,7 @@
-"""Rows of a process reward model from the plain forward pass: behind the product's own `ProcessRewardModel`.
+"""Rows of a process reward model from the lab's forward pass, for the product's own `ProcessRewardModel`.
 
-A path is scored step by step, so what a step tag's row was for the path without its last step is known, and so
-are its keys and values: only the new step is read. The model is causal, so that is the same row.
+A path is scored step by step, so the rows, keys and values of its earlier steps are cached, and only the new step is
+read. Since the model is causal, the rows are the same.
 """
 
 import os
@@ -20,13 +20,13 @@ from experiments.sampler.engine import Pump
 
 ROWS = 512
 SIBLINGS = 8
-# Bytes: all paths of the questions in flight, or they are read again at every step. An eighth of the machine's memory.
+# Cache size in bytes, an eighth of the machine's memory: paths of questions in flight that do not fit are recomputed.
 KEPT = max(1_500_000_000, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
 
 
 @dataclass(frozen=True)
 class Unread:
-    """What of a path is still to be read: `ids` from `known` on, scored at `tags`."""
+    """The unread part of a path: `ids` from `known` on, scored at `tags`."""
 
     ids: Ids
     above: Ids | None
@@ -40,8 +40,8 @@ class TorchRows:
     Args:
         folder: A `Qwen2ForProcessRewardModel` checkpoint.
         tag_id: Its step tag.
-        pump: What fills its batches.
-        rows: Most paths in a batch.
+        pump: Fills its batches.
+        rows: Maximum paths per batch.
     """
 
     def __init__(self, folder: Path, tag_id: int, pump: Pump, rows: int = ROWS) -> None:
@@ -61,11 +61,11 @@ class TorchRows:
         return list(await self._pump.submit(self._worker, [tuple(prompt) for prompt in prompts]))
 
     async def close(self) -> None:
-        """Do nothing: memory goes with the object."""
+        """Do nothing: memory is freed with the object."""
 
     @torch.inference_mode()
     def score(self, prompts: Sequence[Ids]) -> list[NDArray[np.float32]]:
-        """Read what is new of a batch of prompts and return the rows of all their tags."""
+        """Read the unread parts of a batch of prompts, and return the rows of all their tags."""
         tags = [tuple(i for i, token in enumerate(ids) if token == self._tag_id) for ids in prompts]
         roots = [self._root(ids, found) for ids, found in zip(prompts, tags, strict=True)]
         self._read([Unread(root, None, 0, ()) for root in dict.fromkeys(roots) if root])
@@ -79,7 +79,7 @@ class TorchRows:
         return [self._known_rows(path) for path in paths]
 
     def _root(self, ids: Ids, tags: tuple[int, ...]) -> Ids:
-        """Return the prompt before the first step: what all paths of a question share."""
+        """Return the prompt before the first step, which all paths of a question share."""
         header = self._header
         for at in range(tags[0] - len(header), -1, -1):
             if header and ids[at : at + len(header)] == header:
@@ -94,12 +94,12 @@ class TorchRows:
         return Unread(path, root or None, len(root), tags)
 
     def _read(self, wanted: list[Unread]) -> None:
-        """Read what is new of paths and keep it."""
+        """Read the unread parts of paths, and cache them."""
         after: dict[Ids | None, list[Unread]] = {}
         for w in wanted:
             if self._kept.chain(w.ids) is None:
                 after.setdefault(w.above, []).append(w)
-        # Up to `SIBLINGS` paths look at one prefix together; those with equally many are read together.
+        # Up to `SIBLINGS` paths share one prefix in a batch; sets of equal size are read together.
         sets = [
             each[begin : begin + SIBLINGS]
             for each in after.values()
@@ -142,7 +142,7 @@ class TorchRows:
 
 
 class _Batch:
-    """The worker behind `TorchRows`: `rows` is its batch there and its method here."""
+    """The batch runner of `TorchRows`, separate because `rows` is a batch size here and a method there."""
 
     def __init__(self, source: TorchRows, rows: int) -> None:
         self.rows = rows
