@@ -138,7 +138,7 @@ ALL: Mapping[str, Make] = {**PAPER, **ABLATIONS, **OWN, **SERVICE}
 # The shipped values (`agents.bandit.variances.USUAL`) were rounded by hand from such estimates. Replacing them with
 # estimates from all tables but one simulates an unseen fleet on that one (leave one out).
 
-FEW = 200  # questions of the first estimate, too few for supervised directions; the second uses all of history
+FEW = 200  # questions of the first estimate, too few for supervised directions; the second uses all
 
 Usual = Mapping[str, tuple[float, float]]
 """The variances of accuracy and of cost for each kind of block, as in `variances.USUAL`."""
