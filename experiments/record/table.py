@@ -55,7 +55,7 @@ class Question:
 
 
 def questions_of(task: str, share: float = 1.0) -> list[Question]:
-    """Return the questions to record, without duplicates: 210 if `share` is 1, and at least one per level if above 0."""
+    """Return the questions to record, without duplicates: 210 if `share` is 1, and at least one per level above 0."""
     found = []
     for level, number in PROPORTIONS[task].items():
         found += _of_level(task, level)[: max(1, round(number * share)) if share else 0]
