@@ -216,8 +216,8 @@ class ArrivedQuery(NamedTuple):
 def embedded_text(query: Query) -> str:
     """Return the text to embed for a query: its question, with the newest message of a conversation first.
 
-    An encoder reads only the first few hundred tokens. With the newest message first, the oldest ones are cut off and
-    not the question.
+    An encoder reads only the first few hundred tokens. With the newest message first, the oldest messages are cut off
+    instead of the question.
     """
     if query.messages is None:
         return query.question

@@ -152,9 +152,9 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
         scopes: What it may do: ask, give feedback, read queries, teach the learner, administer.
         allowed_models: Model names it may request, virtual ones included; None allows all.
         allowed_objectives: Objectives it may request; None allows all.
-        per_minute: Most requests per minute.
-        in_flight: Most requests at the same time.
-        eflops_per_day: Most eFLOPs its answers may cost in 24 hours.
+        per_minute: Maximum requests per minute.
+        in_flight: Maximum requests at the same time.
+        eflops_per_day: Maximum eFLOPs its answers may cost in 24 hours.
         usd_per_day: Likewise in USD, where costs are.
     """
 

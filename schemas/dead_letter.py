@@ -66,7 +66,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
             origin: The record's position.
             query_id: Its query if known; otherwise read from the value if possible.
             attempts: How often it was tried.
-            keep_bytes: Most bytes of the value to keep.
+            keep_bytes: Maximum bytes of the value to keep.
             query_origin: Position of the Query, if it was refused because its id is taken.
         """
         data = value or b""

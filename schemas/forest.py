@@ -37,7 +37,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         depth_limit: The first H_max, in steps.
-        step_tokens: Most tokens a draft may have.
+        step_tokens: Maximum tokens a draft may have.
         temperature: Sampling temperature.
         top_p: Nucleus size of the sampling.
         top_k: Most likely tokens kept by the sampling; 0 keeps all.
@@ -48,7 +48,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
         cut_completes: Whether a path at the depth limit counts as completed, the literal reading of §3.3; a path cut by
             the client's `max_tokens` never does.
         box_completes: Whether a complete box ends a path before the end of the sequence.
-        budget_tokens: Most tokens generated over all drafts; never exceeded.
+        budget_tokens: Maximum tokens generated over all drafts; never exceeded.
         budget_eflops: Cost at which the search stops, checked between steps.
         budget_usd: Maximum cost; `budget_tokens` is the number of tokens it buys after paying for the prompt.
         deadline_ms: When the search stops, even in the middle of a step, ms since the epoch.

@@ -64,7 +64,7 @@ GATEWAY = "gateway"
 """Key in a Query's metadata where a gateway keeps its own data: digests of the API key and of the body."""
 
 MAX_ANSWERS = 64
-"""Most answers to one query: the number of paths in the widest search of Table 1."""
+"""Maximum answers to one query: the number of paths in the widest search of Table 1."""
 
 MAX_ACCEPTED = 256
 """Accepted answers in a reference that is a list."""
@@ -119,8 +119,8 @@ class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Limits on what a search may spend; when one runs out, the best completed path is the answer.
 
     Attributes:
-        tokens: Most tokens generated over all drafts.
-        eflops: Most equivalent FLOPs (App. D.3).
+        tokens: Maximum tokens generated over all drafts.
+        eflops: Maximum equivalent FLOPs (App. D.3).
         usd: Most US dollars. Never exceeded: until the prompt's tokens are known, it counts as one token per byte.
     """
 
@@ -170,7 +170,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         pin_action: `model/qp/cp/bs` to use, bypassing the policy.
         allowed_models: Models that may be used; None allows all.
         budget: What the search may spend.
-        max_tokens: Most tokens of each answer: of a path after the prompt. A path that reaches it before it ends is
+        max_tokens: Maximum tokens of each answer: of a path after the prompt. A path that reaches it before it ends is
             cut, and returned only if no path was completed.
         stop: Texts that end a path at the first occurrence of any; the answer contains neither it nor anything after
             it.

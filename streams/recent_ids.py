@@ -16,7 +16,7 @@ class RecentIds:
     ['c', 'd', 'e']
 
     Args:
-        most: Most ids to remember, at least the latest half of that; about 80 bytes each.
+        most: Maximum number of ids, about 80 bytes each; at least the latest half of that many are remembered.
     """
 
     def __init__(self, most: int) -> None:

@@ -87,7 +87,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ABOVE_0: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse invalid values."""
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if isinstance(value, float):
@@ -167,7 +167,7 @@ class KafkaSettings(Section, frozen=True):
     send_interval_ms: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse invalid values."""
         super().__post_init__()
         listed = all(part.strip() for part in self.bootstrap.split(","))
         self._require(listed, "bootstrap", "must be HOST:PORT[,HOST:PORT…]")
@@ -198,7 +198,7 @@ class SecuritySettings(Section, frozen=True, rename={"protocol": "security_proto
     ssl_keyfile: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse invalid values."""
         if self.protocol.startswith("SASL"):
             if self.sasl_mechanism == "OAUTHBEARER":
                 needs = f"is needed by {variable('sasl_mechanism')}=OAUTHBEARER"
@@ -239,7 +239,7 @@ class QuerySettings(Section, frozen=True):
     objectives: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse invalid values."""
         super().__post_init__()
         self.own_objectives()
 
@@ -282,7 +282,7 @@ class ExecutorSettings(Section, frozen=True):
     probes_per_minute: int = 6
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse invalid values."""
         super().__post_init__()
         self._require(bool(self.probe_question.strip()), "probe_question", "is empty; ask something")
 
@@ -348,7 +348,7 @@ class EncoderSettings(
     key: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse invalid values."""
         if self.kind == "http":
             needed = f"is needed by {variable('encoder')}=http"
             self._require(
@@ -388,7 +388,7 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
     remembered_ids: int = 10_000_000
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse invalid values."""
         super().__post_init__()
         if not self.options:
             return

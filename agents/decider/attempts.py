@@ -27,7 +27,7 @@ from schemas.failure import EarlierAttempt
 from schemas.query import Query, QueryContext
 
 ERROR: Final = 200
-"""Most characters of an error that later records repeat."""
+"""Maximum characters of an error that later records repeat."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -626,7 +626,7 @@ class Decider:
             failures: What failed, in offset order.
             rows: The table.
             environment: Catalogue, objectives and living executors.
-            attempts: Most attempts at a query.
+            attempts: Maximum attempts at a query.
             timer: As for `decide`.
         """
         made: dict[bytes, bytes] = {}

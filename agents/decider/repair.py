@@ -134,7 +134,7 @@ def repaired(
     kept |= restored
     left_out = _rows(log, [key for key in without if key not in restored])
     found = decider.recover(kept.items(), snapshots.items(), whole=False, without=left_out)
-    # Sequence numbers of rows that are left out are not given again, and version -1 is a prior's.
+    # Sequence numbers of removed rows are not reused, and version -1 is reserved for a prior.
     decider.seq = max([decider.seq, 1, *(row.last_seq + 1 for row in left_out.values())])
     for row in left_out.values():
         decider.ended.add(row.query_id, row.query_origin, row.context_origin.offset)

@@ -218,7 +218,7 @@ def _possible(row: JoinRow) -> bool:
     if row.decision is None:
         return (row.answer is None) != (row.scored is None) and not row.provisional
     if row.answer is not None and row.scored is None and not row.provisional:
-        return row.answer.attempt > row.decision.attempt  # whose Decision is still to be read
+        return row.answer.attempt > row.decision.attempt  # the Decision of its attempt has not been read yet
     return row.provisional and row.answer is None and row.scored is not None
 
 

@@ -67,7 +67,7 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
 
 
 def h_max(limits: Limits, best_depth: int | None) -> int:
-    """Return the depth at which paths stop: ⌈η·D_best⌉ once one has completed, within the first limit.
+    """Return the depth limit of paths: the first limit, lowered to ⌈η·D_best⌉ once a path has completed.
 
     >>> (
     ...     h_max(Limits(depth_limit=40, step_tokens=100), 5),

@@ -109,7 +109,7 @@ class ModelRegistry:
 
         Raises:
             EngineStartError: it cannot be loaded.
-            EndpointSuspendedError: it failed the operator's question too often.
+            EndpointSuspendedError: it is suspended because it failed too many probes.
         """
         self.want([model])
         place = self._places[model.name]

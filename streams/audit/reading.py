@@ -84,9 +84,9 @@ class Ledger:
 # memory for any bytes, and a value that cannot be read is None.
 
 MAX_PLAIN: Final = 16 * 1024 * 1024
-"""Most bytes of a decompressed zstd frame, twice what the product writes: a hostile frame must not fill memory."""
+"""Maximum bytes of a decompressed zstd frame, twice what the product writes: a hostile frame must not fill memory."""
 
-# Most values in a record, twice what a service accepts: millions of empty lists take seconds each.
+# Maximum values in a record, twice what a service accepts: millions of empty lists take seconds each.
 _MOST_VALUES: Final = 256 * 1024
 
 _POLL_MS: Final = 500

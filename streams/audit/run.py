@@ -23,7 +23,7 @@ from streams.settings import Settings
 from streams.topics import Topics
 
 MOST_NAMED: Final = 10_000
-"""Most discrepancies listed; any more are only counted."""
+"""Maximum discrepancies listed; any more are only counted."""
 
 _EVER_MS: Final = 1 << 62
 

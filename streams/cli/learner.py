@@ -320,7 +320,7 @@ def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:
 
 
 _SHOWN = 10
-"""Most mismatches printed; more are only counted."""
+"""Maximum mismatches printed; more are only counted."""
 
 
 @click.command("verify-decisions")

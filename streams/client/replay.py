@@ -16,7 +16,7 @@ from streams.client.questions import renamed
 from streams.client.recorded import Recorded
 
 OPEN = 10_000
-"""Most queries without an Answer: beyond it the replay waits for the deployment, which bounds its memory."""
+"""Maximum queries without an Answer: beyond it the replay waits for the deployment, which bounds its memory."""
 
 _EXACT_S = 1e-6
 """Larger than the rounding error of a sum of floats."""

@@ -27,7 +27,7 @@ RETRY_MS: Final = 10 * 60 * 1000
 """A client's retry within this time joins the query it repeats."""
 
 _LOOKS: Final = 16
-"""Most open requests of one body, oldest first, that a retry checks for disconnected clients."""
+"""Maximum open requests of one body, oldest first, that a retry checks for disconnected clients."""
 
 
 class OpenRequest(Struct, eq=False):

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from streams.runtime.runtime import Runtime
 
 HEAD_BYTES: Final = 64 * 1024
-"""Most bytes of a request's head; larger ones close the connection."""
+"""Maximum bytes of a request's head; larger ones close the connection."""
 
 
 HEAD_S: Final = 30.0

@@ -48,7 +48,7 @@ _SUSPECT_GROUPS = 3
 
 
 _REASON = 500
-"""Most characters of a failure's reason that are kept."""
+"""Maximum characters of a failure's reason that are kept."""
 
 
 class KilledProcess(UniscaleError):

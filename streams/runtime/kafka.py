@@ -80,7 +80,7 @@ class App(faust.App):
             process.
         replaced: Called when another process has joined under this one's instance name.
         embedded: Called once a broker is reachable, to find out whether it is the embedded one.
-        concurrency: Most concurrent handler calls.
+        concurrency: Maximum concurrent handler calls.
     """
 
     def __init__(

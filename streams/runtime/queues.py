@@ -22,7 +22,7 @@ from streams.log.base import ConsumerRecord
 from streams.runtime.runtime import Binding
 
 WINDOW = 8
-"""Most records of a partition delivered from its lowest open one on, as a multiple of the concurrency."""
+"""Maximum records of a partition delivered from its lowest open one on, as a multiple of the concurrency."""
 
 
 class AbandonedRecord(RuntimeError):
@@ -129,7 +129,7 @@ class Queues:
 
     Args:
         watch: Receives events.
-        concurrency: Most calls in progress.
+        concurrency: Maximum calls in progress.
     """
 
     def __init__(self, watch: Watch, concurrency: int) -> None:

@@ -69,7 +69,7 @@ class Runtime(ABC):
         service: The service's name.
         group: The executor group, if the service has one.
         instance: Stable name of this worker among those of its service.
-        limit: Most bytes of a record's value.
+        limit: Maximum bytes of a record's value.
         answers_for: Whether a query gets an Answer when its record, at an origin, has gone to the dead-letter topic; a
             service may replace it.
         closers: Called when the service stops cleanly.
@@ -242,7 +242,7 @@ class Input(NamedTuple):
         kind: The record class.
         stage: Name of the handling in metrics.
         waits: For a keyed service; see `Runtime.each`.
-        most: Most records in a batch, for an ordered service; see `Runtime.batches`.
+        most: Maximum records in a batch, for an ordered service; see `Runtime.batches`.
     """
 
     kind: type[Record]

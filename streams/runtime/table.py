@@ -47,7 +47,7 @@ class Table:
         changelog: The topic of its rows.
         write: Writes records; see `Runtime.table` for when this is atomic.
         owned: Returns the partitions that this worker owns. Rows of others stay in memory but are not visible.
-        limit: Most bytes of a record.
+        limit: Maximum bytes of a record.
         rows: Rows by key; whatever recovers the table fills them.
         places: The partition of each row; None for a table of one partition.
     """
@@ -233,7 +233,7 @@ class FileRows(MutableMapping[bytes, bytes]):
         return value
 
     def __setitem__(self, key: bytes, value: bytes) -> None:
-        """Keep a value."""
+        """Store a value."""
         blocks = _blocks(len(value))
         free = self._free.get(blocks)
         at = free.pop() if free else self._end
@@ -248,7 +248,7 @@ class FileRows(MutableMapping[bytes, bytes]):
         self._leave(before)
 
     def __delitem__(self, key: bytes) -> None:
-        """Forget a row."""
+        """Remove a row."""
         self._leave(self._index.pop(key))
 
     def clear(self) -> None:

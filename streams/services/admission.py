@@ -56,10 +56,10 @@ class Admission:
     exceed theirs, so up to twice `most` may be in flight for a time.
 
     Args:
-        most: Most queries in flight.
+        most: Maximum queries in flight.
         clock: Monotonic clock, in seconds.
         serving: Returns the models with a live executor; None treats all as served.
-        remembered: Most ended queries to recognise; at least the latest half of these.
+        remembered: Maximum number of ended queries to recognise; at least the latest half of that many.
     """
 
     def __init__(

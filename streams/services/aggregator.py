@@ -75,17 +75,17 @@ _AGAIN_MS = 15_000
 # Minimum time between two requests for the end offsets of the topics that deadlines wait for.
 _ASK_MS = 2_000
 
-# Most answers waiting for a grader, as a multiple of the concurrency. Their partition's committed offset waits for
+# Maximum answers waiting for a grader, as a multiple of the concurrency. Their partition's committed offset waits for
 # them, and reading pauses once it is `WINDOW` times the concurrency behind.
 _AT_GRADERS = 2
 
-# Most closed queries to remember, so that later records do not reopen them; read again at startup.
+# Maximum closed queries to remember, so that later records do not reopen them; read again at startup.
 _CLOSED = 200_000
 
-# Most queries rejected before a Decision to remember, over all partitions.
+# Maximum queries rejected before a Decision to remember, over all partitions.
 _REJECTED = 100_000
 
-# Most provisional Rewards with a term that could not be computed to remember until their query is closed.
+# Maximum provisional Rewards with a term that could not be computed to remember until their query is closed.
 _UNGRADED = 10_000
 
 Message = Decision | Answer | Feedback | Due

@@ -40,7 +40,7 @@ class EmbedderService(Keyed[None]):
         self.runtime = runtime
         self.encoder = encoder
         kafka, most = runtime.settings.kafka, runtime.settings.queries.max_in_flight
-        # Most queries that may be redelivered after a restart.
+        # Maximum queries that may be redelivered after a restart.
         self._again = max(4 * most, WINDOW * kafka.concurrency * kafka.query_partitions)
         self.admission = Admission(
             most, runtime.monotonic, runtime.control.serving, remembered=4 * self._again

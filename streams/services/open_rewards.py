@@ -22,8 +22,8 @@ class OpenRewards:
     ['a1', 'a2']
 
     Args:
-        most: Most open rewards.
-        most_each: Most per account.
+        most: Maximum open rewards.
+        most_each: Maximum open rewards per account.
     """
 
     def __init__(self, most: int, most_each: int) -> None:

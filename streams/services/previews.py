@@ -31,7 +31,7 @@ from streams.services.decider import DeciderService
 log = logging.getLogger("streams.decider")
 
 _MOST_WAITING: Final = 16
-"""Most concurrent previews. Encoding takes about 10 ms per question, one at a time; more would wait too long."""
+"""Maximum concurrent previews. Encoding takes about 10 ms per question, one at a time; more would wait too long."""
 
 PATH: Final = "/decide"
 

@@ -22,7 +22,7 @@ class RejectedIds:
 
     Args:
         table: The table that holds them.
-        most: Most ids per partition, about 250 bytes each; new ones replace the oldest.
+        most: Maximum ids per partition, about 250 bytes each; new ones replace the oldest.
         keep_ms: Age of the Answer beyond which ids are removed when new ones are added.
     """
 

@@ -25,7 +25,7 @@ class Turns:
     Args:
         at_once: Number of concurrent turns.
         clock: Monotonic clock, in seconds.
-        most: Most waiting. A single tenant may use them all; of several, each is guaranteed its share.
+        most: Maximum number of waiting calls. A single tenant may use all; with several, each has a guaranteed share.
     """
 
     def __init__(self, at_once: int, clock: Callable[[], float], *, most: float = math.inf) -> None:

@@ -30,10 +30,10 @@ WAIT_S: Final = 120.0
 """Longest wait of an honest query for admission, in seconds after the last fault."""
 
 ROW_BYTES: Final = 4096
-"""Most bytes of a query's row in the learner's log, however long its question is."""
+"""Maximum bytes of a query's row in the learner's log, however long its question is."""
 
 DEATHS: Final = 6
-"""Most deaths that one record may cause per worker: it is found among up to 27 in flight."""
+"""Maximum deaths that one record may cause per worker: it is found among up to 27 in flight."""
 
 EARLY: Final = 0.85
 """Share of a query's timeout before which no answer may report a timeout; searches may use 0.9 of it."""

@@ -106,7 +106,7 @@ class World:
         deadly: Ids of queries whose question ends a process, and its service.
         states: Models that never become ready, with their reported state.
         bad: What is wrong with the model `large`, if choices are judged.
-        open_rewards: Most rewards that may wait for feedback; None for no effective limit.
+        open_rewards: Maximum rewards that may wait for feedback; None for no effective limit.
     """
 
     settings: Settings
