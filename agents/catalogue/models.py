@@ -135,7 +135,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     verifier: Name | None = None  # verifier of its drafts, or none; None: the catalogue's
 
     def __post_init__(self) -> None:
-        """Refuse a price factor out of range, an unknown grader, duplicate anchors, and fields the endpoint cannot use."""
+        """Refuse a price factor out of range, unknown graders, duplicate anchors, and fields unfit for the endpoint."""
         check_price_factor(self.price_factor)
         grader_of(self.grader)
         if self.endpoint.kind != "chat" and not self.checkpoint:
