@@ -176,9 +176,7 @@ def suite(kafka_home: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.seconds
-def test_kafka_skips_are_listed_or_are_errors_with_kafka(
-    tmp_path: Path,
-) -> None:
+def test_kafka_skips_are_listed_or_are_errors_with_kafka(tmp_path: Path) -> None:
     where = "tests/integration/test_secured.py"
     without = suite("", where, "--broker", "embedded").stdout.splitlines()
     at = next(n for n, line in enumerate(without) if re.fullmatch(r"=+ 5 skipped =+", line))

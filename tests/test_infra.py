@@ -85,9 +85,7 @@ def test_build_targets_are_stages_of_the_dockerfile(services: Services) -> None:
             assert (COMPOSE.parent / source).exists(), source
 
 
-def test_no_image_runs_as_root_or_shares_host_namespaces(
-    services: Services,
-) -> None:
+def test_no_image_runs_as_root_or_shares_host_namespaces(services: Services) -> None:
     dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
     for stage in re.split(r"^FROM ", dockerfile, flags=re.MULTILINE)[1:]:
         users = re.findall(r"^USER (.+)$", stage, re.MULTILINE)
@@ -229,9 +227,7 @@ def test_servers_that_share_a_gpu_share_its_memory(env: dict[str, str]) -> None:
     assert sorted(shares) == ["0", "1", "2", "3"], "infra/README.md says four GPUs"
 
 
-def test_each_gpu_share_holds_weights_and_one_context(
-    gpu_services: Services,
-) -> None:
+def test_each_gpu_share_holds_weights_and_one_context(gpu_services: Services) -> None:
     """vLLM refuses to start with less. A margin of 1.5 GB is left to activations and CUDA."""
     catalogue = gpu_catalogue()
     served = {s["command"][0]: s for s in of_image(gpu_services, "uniscale-vllm").values()}
@@ -376,9 +372,7 @@ def test_no_key_is_in_a_log_and_nobody_can_log_in_to_grafana(services: Services)
     assert (grafana["GF_AUTH_DISABLE_LOGIN_FORM"], grafana["GF_AUTH_BASIC_ENABLED"]) == ("true", "false")
 
 
-def test_broker_takes_declared_size_and_creates_no_topics(
-    services: Services,
-) -> None:
+def test_broker_takes_declared_size_and_creates_no_topics(services: Services) -> None:
     broker = services["kafka"]["environment"]
     assert broker["KAFKA_MESSAGE_MAX_BYTES"] == broker["KAFKA_REPLICA_FETCH_MAX_BYTES"] == MAX_RECORD
     assert broker["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"

@@ -85,9 +85,7 @@ def five_models_in_three_shapes() -> BanditWorld:
 
 
 @pytest.mark.parametrize("made", [ten_specialists, two_nested, five_models_in_three_shapes])
-def test_saves_half_of_a_static_router_on_made_worlds(
-    made: Callable[[], BanditWorld],
-) -> None:
+def test_saves_half_of_a_static_router_on_made_worlds(made: Callable[[], BanditWorld]) -> None:
     policy = played(made())
     assert policy["mean_cost_ratio"]["mean"] < 0.95, "a world in which there is nothing to take shows nothing"
 

@@ -79,9 +79,7 @@ def fence_of(broker: LocalBroker, name: str) -> Fence:
     return Fence(name, connect)
 
 
-def test_table_reads_what_was_committed_before_its_takeover(
-    broker: LocalBroker,
-) -> None:
+def test_table_reads_what_was_committed_before_its_takeover(broker: LocalBroker) -> None:
     settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
     name = log_named(settings)
     told: list[dict[bytes, bytes]] = []

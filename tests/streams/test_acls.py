@@ -55,9 +55,7 @@ def test_an_executor_reads_and_answers_for_its_own_group(in_memory: Callable[...
         assert writers[topics.verification_for(group)] == {"verifier"}
 
 
-def test_groups_per_service_and_transactions_for_the_decider(
-    in_memory: Callable[..., Settings],
-) -> None:
+def test_groups_per_service_and_transactions_for_the_decider(in_memory: Callable[..., Settings]) -> None:
     topics = Topics(in_memory())
     held = defaultdict(set)
     for worker, granted in grants(topics, GROUPS).items():

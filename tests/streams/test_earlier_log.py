@@ -120,9 +120,7 @@ def test_every_record_decodes(in_memory: InMemory) -> None:
     assert decoded == {*known, log, topics.snapshot}
 
 
-async def test_decisions_are_reproduced_and_snapshot_equals_log(
-    in_memory: InMemory,
-) -> None:
+async def test_decisions_are_reproduced_and_snapshot_equals_log(in_memory: InMemory) -> None:
     cluster = upgraded(in_memory)
     fresh = policy_of(cluster.settings, encoder_of(cluster.settings.encoder))
     rows, after = opened(fresh, learner_log(cluster) | snapshots(cluster))

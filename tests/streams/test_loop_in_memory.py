@@ -56,9 +56,7 @@ def learned(cluster: Cluster) -> set[str]:
     return {row.query_id for row in learner_rows(cluster) if row.stage in ("closed", "abandoned")}
 
 
-async def test_conversation_with_tools_is_rejected_undecided(
-    in_memory: InMemory,
-) -> None:
+async def test_conversation_with_tools_is_rejected_undecided(in_memory: InMemory) -> None:
     calls = (ToolCall(id="c", name="add", arguments="{}"),)
     of_tools = (
         (Message(role="user", content="?"), Message(role="assistant", content=None, tool_calls=calls)),

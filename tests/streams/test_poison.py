@@ -152,11 +152,7 @@ def check(cluster: Cluster, queries: Sequence[Query], audit_of: Audit) -> set[st
     "rounds", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def test_poison_ends_no_process_and_touches_no_good_query(
-    in_memory: InMemory,
-    ask: Ask,
-    audit_of: Audit,
-    samples: Any,
-    rounds: int,
+    in_memory: InMemory, ask: Ask, audit_of: Audit, samples: Any, rounds: int
 ) -> None:
     errors: set[str] = set()
 

@@ -69,9 +69,7 @@ def test_a_control_action_must_be_on_offer() -> None:
         check_control_group(*grouped("gpt/1/1/1"))
 
 
-def test_removed_control_model_leaves_an_empty_control_group(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_removed_control_model_leaves_an_empty_control_group(caplog: pytest.LogCaptureFixture) -> None:
     policy, control = grouped(f"{MODEL}/1/1/1")
     removal = CatalogueEntry(name=MODEL, op="remove")
     control._on_control(ConsumerRecord("control", 0, 0, 0, removal.key.encode(), encode(removal)))

@@ -17,11 +17,7 @@ class Harness(Protocol):
     deaths: int
 
     def run(
-        self,
-        service: str,
-        sent: list[Any],
-        enough: Callable[["Harness"], bool],
-        dies_after: int = 0,
+        self, service: str, sent: list[Any], enough: Callable[["Harness"], bool], dies_after: int = 0
     ) -> None:
         """Send records (query, what they ask for) to the service and let it run until there is enough.
 
@@ -54,11 +50,7 @@ class InMemory:
         self.table: dict[bytes, bytes] = {}
 
     def run(
-        self,
-        service: str,
-        sent: list[Any],
-        enough: Callable[[Harness], bool],
-        dies_after: int = 0,
+        self, service: str, sent: list[Any], enough: Callable[[Harness], bool], dies_after: int = 0
     ) -> None:
         from streams.runtime.memory import run
         from streams.runtime.memory_cluster import Cluster
@@ -109,11 +101,7 @@ class OnKafka:
         self.deaths = 0
 
     def run(
-        self,
-        service: str,
-        sent: list[Any],
-        enough: Callable[[Harness], bool],
-        dies_after: int = 0,
+        self, service: str, sent: list[Any], enough: Callable[[Harness], bool], dies_after: int = 0
     ) -> None:
         import time
 

@@ -143,9 +143,7 @@ def test_contexts_are_bounded_and_who_has_the_most_makes_room(monkeypatch: pytes
     assert sum(len(own) for own in other.of.values()) == 100
 
 
-def test_tenant_without_contexts_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tenant_without_contexts_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "KEPT", 5)
     made = recent(**{name: 1 for name in "abcdefgh"})
     assert list(made.of) == list("defgh")

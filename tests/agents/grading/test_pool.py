@@ -67,9 +67,7 @@ def test_hanging_comparison_is_killed_and_the_next_works() -> None:
 
 
 @pytest.mark.seconds
-def test_lost_process_is_replaced_before_the_next_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lost_process_is_replaced_before_the_next_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with GradingPool(workers=1, timeout_s=30.0) as pool:
         exchange = pool._exchange
 

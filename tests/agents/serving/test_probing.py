@@ -103,9 +103,7 @@ async def test_a_spent_budget_leaves_whose_fault_it_is_unknown() -> None:
     ids=str,
 )
 @on_virtual_clock
-async def test_three_failed_probes_suspend_until_one_passes(
-    wrong: Exception | str,
-) -> None:
+async def test_three_failed_probes_suspend_until_one_passes(wrong: Exception | str) -> None:
     engine = Engine()
     if wrong == "empty":
         engine.text = " \n"

@@ -376,9 +376,7 @@ def test_a_decider_that_ran_while_the_question_stood_is_noticed(
     assert len(asked) == 2
 
 
-def test_reset_notes_the_last_decision_before_it_deletes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reset_notes_the_last_decision_before_it_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
     topics = Topics(Settings())
     changelog = topics.changelog("decider", "pending")
     start = SimpleNamespace(topic=topics.snapshot, offset=0, key=START_KEY, value=b"0")

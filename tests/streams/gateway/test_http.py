@@ -135,9 +135,7 @@ def test_expired_id_is_gone_and_unknown_id_not_found(
         assert code(client.post("/v1/feedback", json=told), 410) == "gone"
 
 
-def test_window_moves_unless_all_queries_were_read(
-    in_memory: Callable[..., Settings],
-) -> None:
+def test_window_moves_unless_all_queries_were_read(in_memory: Callable[..., Settings]) -> None:
     async def moves(recent: int) -> bool:
         cluster = Cluster(in_memory(), WITH_GATEWAY)
         for at in range(30):
@@ -154,9 +152,7 @@ def test_window_moves_unless_all_queries_were_read(
     assert [asyncio.run(moves(recent)) for recent in (30, 29)] == [False, True]
 
 
-def test_feedback_beyond_the_index_is_for_its_tenant_alone(
-    deploy: Deploy,
-) -> None:
+def test_feedback_beyond_the_index_is_for_its_tenant_alone(deploy: Deploy) -> None:
     """The aggregator knows whether a reward is open; the topic knows to whom an old query belongs."""
     small = deploy(gateway_recent=2)
     topics = small.topics
@@ -455,9 +451,7 @@ def test_what_is_vendored_is_what_its_list_says() -> None:
     assert found == listed
 
 
-def test_dead_letter_is_retried_once_while_its_topic_holds_it(
-    deploy: Deploy,
-) -> None:
+def test_dead_letter_is_retried_once_while_its_topic_holds_it(deploy: Deploy) -> None:
     alive = deploy()
     topics = alive.topics
     alive.produce(topics.query, b"bad", b"no query at all")

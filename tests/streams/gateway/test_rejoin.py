@@ -66,9 +66,7 @@ def test_timed_out_client_that_stays_away_cancels(deploy: Deploy, monkeypatch: p
     held.until(lambda: cancelled(held) == [query_id])
 
 
-def test_hung_up_client_cancels_and_its_retry_is_new(
-    deploy: Deploy,
-) -> None:
+def test_hung_up_client_cancels_and_its_retry_is_new(deploy: Deploy) -> None:
     held = deploy(WITHOUT_EXECUTOR)
     query_id = gone(held, 0.5, x_stainless_read_timeout="600")
     time.sleep(LOOKED_S)
@@ -92,9 +90,7 @@ def test_two_searches_that_clients_left_go_to_one_retry_each(deploy: Deploy) -> 
     assert len(held.read(held.topics.query, Query)) == 3
 
 
-def test_retry_takes_no_answer_of_another_live_request(
-    deploy: Deploy,
-) -> None:
+def test_retry_takes_no_answer_of_another_live_request(deploy: Deploy) -> None:
     """A request that got 429 or 503 sent no query, and its retry may have the body of another sample."""
     held = deploy(WITHOUT_EXECUTOR)
     with ThreadPoolExecutor(2) as waiting:
@@ -149,9 +145,7 @@ def test_retry_joins_a_stored_query_whose_send_failed(deploy: Deploy) -> None:
     assert len(held.read(held.topics.query, Query)) == 1
 
 
-def test_leaving_a_joined_query_cancels_it(
-    deploy: Deploy,
-) -> None:
+def test_leaving_a_joined_query_cancels_it(deploy: Deploy) -> None:
     held = deploy(WITHOUT_EXECUTOR)
     query_id = stored_and_refused(held)
     assert gone(held, 0.5, x_stainless_retry_count="1", x_stainless_read_timeout="600") == query_id
@@ -217,9 +211,7 @@ def test_unserved_search_is_cancelled_at_once(deploy: Deploy) -> None:
     assert cancelled(held) == [query_id], "an executor that comes back does not begin it"
 
 
-def test_search_left_during_an_outage_is_cancelled_later(
-    deploy: Deploy,
-) -> None:
+def test_search_left_during_an_outage_is_cancelled_later(deploy: Deploy) -> None:
     whole = deploy()
     assert post(whole, idempotency_key="k").is_success
     [decision] = whole.read(whole.topics.decision, Decision)

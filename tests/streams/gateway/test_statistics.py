@@ -61,9 +61,7 @@ def test_failed_query_counts_as_wrong_and_cancelled_not() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["policy", "control", None]), st.sampled_from(["ok", "failed", None]),
                           st.none() | st.floats(0, 1), st.none() | st.floats(0, 1e15)), max_size=60))  # fmt: skip
-def test_whatever_is_known_the_numbers_can_be_sent(
-    rows: list[Row],
-) -> None:
+def test_whatever_is_known_the_numbers_can_be_sent(rows: list[Row]) -> None:
     queries = [
         listed(
             at,

@@ -372,9 +372,7 @@ def ends(settings: Settings, topic: str) -> int:
 
 
 @on_embedded
-def test_concurrent_queries_of_a_client_are_all_stored(
-    embedded: Settings,
-) -> None:
+def test_concurrent_queries_of_a_client_are_all_stored(embedded: Settings) -> None:
     with Client(embedded) as client:
         client.send([Query(query_id=f"q{n}", text=f"What is {n} + 1?") for n in range(100)])
     assert ends(embedded, Topics(embedded).query) == 100

@@ -87,9 +87,7 @@ def test_a_stuck_query_stops_no_other_and_no_commit_passes_it(harness: Harness) 
 
 
 @pytest.mark.fields(concurrency=3)
-def test_partition_pauses_while_its_window_is_full(
-    harness: Harness,
-) -> None:
+def test_partition_pauses_while_its_window_is_full(harness: Harness) -> None:
     stuck, *others = in_partition(0, 80)
     (free,) = in_partition(1, 1)
     sent = [(stuck, b"stuck"), (free, b"free"), *((name, b"on") for name in others)]
@@ -100,9 +98,7 @@ def test_partition_pauses_while_its_window_is_full(
     assert int(until_then) < WINDOW * 3
 
 
-def test_late_row_is_superseded_on_recovery(
-    harness: Harness,
-) -> None:
+def test_late_row_is_superseded_on_recovery(harness: Harness) -> None:
     sent = [(b"k", what) for what in (b"on", b"on", b"late", b"on")]
     harness.run("aggregator", sent, lambda h: h.rows().get(b"k") == b"3 3", dies_after=5)
     written = [record.value for record in harness.read("aggregator-join-changelog")]
@@ -149,9 +145,7 @@ def test_third_failure_dead_letters_the_record(harness: Harness) -> None:
     assert harness.deaths == 2, "the third failure ends no worker"
 
 
-def test_memory_hungry_records_are_retried_one_by_one(
-    harness: Harness,
-) -> None:
+def test_memory_hungry_records_are_retried_one_by_one(harness: Harness) -> None:
     sent = [(b"a", b"greedy"), (b"b", b"greedy")]
     harness.run("embedder", sent, lambda h: len(h.read("context") + h.read("dead-letter")) >= 2)
     assert sorted(r.key for r in harness.read("context")) == [b"a", b"b"]
@@ -168,9 +162,7 @@ def test_stalling_record_becomes_a_dead_letter(harness: Harness) -> None:
     assert harness.deaths == 3
 
 
-def test_partial_write_ends_the_worker_the_third_time_too(
-    harness: Harness,
-) -> None:
+def test_partial_write_ends_the_worker_the_third_time_too(harness: Harness) -> None:
     sent = [(b"k", b"0"), (b"k", b"tear"), (b"k", b"1")]
     harness.run("embedder", sent, lambda h: b"1" in [r.value for r in h.read("context")])
     assert firsts([r.value for r in harness.read("context")]) == [b"0", b"1"]

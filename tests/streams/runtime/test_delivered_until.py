@@ -92,9 +92,7 @@ def test_position_means_nothing_while_fetching_or_rebalancing(settings: Settings
     asyncio.run(main())
 
 
-def test_lagging_partition_goes_by_newest_record_or_earlier_end(
-    settings: Settings,
-) -> None:
+def test_lagging_partition_goes_by_newest_record_or_earlier_end(settings: Settings) -> None:
     async def main() -> None:
         told = Told(settings)
         told.consumer._cursors[TP(*PART)] = PartitionCursor(0)

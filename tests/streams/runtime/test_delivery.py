@@ -213,9 +213,7 @@ async def test_unbound_topic_is_delivered_later() -> None:
     assert receiver.consumer._new_offset(TP_) == 2
 
 
-async def test_no_delivery_between_seek_and_clearing_the_queues(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_no_delivery_between_seek_and_clearing_the_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     receiver = Receiver()
 
     async def committed(self: Any) -> dict[Any, int]:
@@ -259,9 +257,7 @@ async def test_invalid_committed_offset_reads_from_the_beginning(
     assert receiver.given == [2, 3, 4, 5, 6, 7]
 
 
-async def test_tables_start_at_once_with_every_topic_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_tables_start_at_once_with_every_topic_named(monkeypatch: pytest.MonkeyPatch) -> None:
     app: Any = create_app(Settings(), "aggregator")
 
     async def handle(records: Sequence[ConsumerRecord]) -> None:

@@ -180,9 +180,7 @@ async def build_batches(runtime: Runtime) -> Batches:
     return Batches(runtime)
 
 
-async def test_batch_rows_go_first_and_redelivery_sends_the_row(
-    in_memory: InMemory,
-) -> None:
+async def test_batch_rows_go_first_and_redelivery_sends_the_row(in_memory: InMemory) -> None:
     given.clear()
 
     cluster = Cluster(in_memory(), {"decider": replace(TOYS["decider"], build=build_batches)})

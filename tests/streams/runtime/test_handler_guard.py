@@ -240,9 +240,7 @@ def test_a_refused_record_stays_guilty_until_there_are_many(tmp_path: Path) -> N
     assert "t/0/300" not in crashes, "one death convicts nobody"
 
 
-def test_deaths_with_others_in_flight_do_not_convict(
-    tmp_path: Path,
-) -> None:
+def test_deaths_with_others_in_flight_do_not_convict(tmp_path: Path) -> None:
     crashes = Crashes(tmp_path / "crashes.json")
     for _ in range(3):
         crashes.died(["t/0/1", "t/0/2"])

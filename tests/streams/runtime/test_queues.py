@@ -266,9 +266,7 @@ async def moved(worker: Worker, kept: set[TP], monkeypatch: pytest.MonkeyPatch, 
     worker.consumer.resume_flow()
 
 
-async def test_moved_partition_is_no_longer_handled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_moved_partition_is_no_longer_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
     worker.consumer._generation = 0
     for partition in (0, 1):
@@ -288,9 +286,7 @@ async def test_moved_partition_is_no_longer_handled(
     assert worker.failures == []
 
 
-async def test_missed_generation_cancels_all_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_missed_generation_cancels_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
     worker.consumer._generation = 0
     worker.seek(0, 1)
@@ -300,9 +296,7 @@ async def test_missed_generation_cancels_all_calls(
     assert worker.failures == []
 
 
-async def test_effects_wait_for_rebalance_and_fail_if_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_effects_wait_for_rebalance_and_fail_if_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
     consumer = worker.consumer
     consumer._generation = 0

@@ -98,9 +98,7 @@ async def test_single_writer_table_writes_all_rows_or_none(in_memory: InMemory, 
         assert written == ([] if one_writer else [b"first"])
 
 
-async def test_fenced_table_shows_old_rows_while_it_rereads(
-    in_memory: InMemory,
-) -> None:
+async def test_fenced_table_shows_old_rows_while_it_rereads(in_memory: InMemory) -> None:
     """A handler that looked for its row meanwhile would take the query for a new one.
 
     And a service that recovered when its partition had just come would take the log for empty.

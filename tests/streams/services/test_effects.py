@@ -397,9 +397,7 @@ async def test_ungraded_provisional_reward_stays_ungraded(
         assert len(asked) == 1
 
 
-async def test_misplaced_feedback_moves_and_misplaced_answer_fails(
-    in_memory: InMemory,
-) -> None:
+async def test_misplaced_feedback_moves_and_misplaced_answer_fails(in_memory: InMemory) -> None:
     home = partition_for(b"q0", 2)
     async with alone(in_memory(), AggregatorService) as service:
         told, record = at_home(

@@ -98,9 +98,7 @@ def other_catalogue(in_memory: InMemory, tmp_path: Path) -> Callable[..., Any]:
     return make
 
 
-async def test_grader_of_query_then_model_then_catalogue(
-    other_catalogue: Callable[..., Any],
-) -> None:
+async def test_grader_of_query_then_model_then_catalogue(other_catalogue: Callable[..., Any]) -> None:
     async with running(other_catalogue("grader: exact"), AGGREGATOR) as cluster:
         ended(cluster, Query(query_id="catalogue", text="?", reference="7"), "7.0")
         ended(cluster, Query(query_id="query", text="?", reference="7", grader="last-number"), "7.0")
@@ -197,9 +195,7 @@ async def test_audit_accepts_the_grades_of_every_grader(
         audited(cluster)
 
 
-def test_invalid_catalogue_grader_is_refused_at_the_start(
-    other_catalogue: Callable[..., Any],
-) -> None:
+def test_invalid_catalogue_grader_is_refused_at_the_start(other_catalogue: Callable[..., Any]) -> None:
     with pytest.raises(CatalogueError, match=r"the catalogue, field grader\.schema: is not a JSON Schema"):
         catalogue_of(other_catalogue("grader: {name: json, schema: {type: strin}}"))
     with pytest.raises(CatalogueError, match=r"field grader: is 'exakt'; did you mean 'exact'\?"):

@@ -13,9 +13,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=400))
-def test_items_come_in_order_without_those_removed(
-    steps: list[tuple[str, int, int]],
-) -> None:
+def test_items_come_in_order_without_those_removed(steps: list[tuple[str, int, int]]) -> None:
     queue, model = PriorityQueue[int](), dict[int, int]()
     for what, number, item in steps:
         if what == "push":
