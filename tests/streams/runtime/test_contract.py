@@ -152,23 +152,19 @@ def test_memory_hungry_records_are_retried_one_by_one(harness: Harness) -> None:
     assert harness.deaths == 2, "then they are suspects, and handled alone"
 
 
-def test_stalling_record_becomes_a_dead_letter(harness: Harness) -> None:
-    sent = [(b"k", b"0"), (b"k", b"stall"), (b"k", b"1")]
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("stall", "an engine hangs"), ("tear", "ZeroDivisionError: a fault nobody thought of")],
+    ids=["ended-by-a-watch", "partial-write"],
+)
+def test_record_that_ends_the_worker_becomes_a_dead_letter(harness: Harness, fault: str, reason: str) -> None:
+    """Of a partial write the third time, too: the next worker says what it was."""
+    sent = [(b"k", b"0"), (b"k", fault.encode()), (b"k", b"1")]
     harness.run("embedder", sent, lambda h: b"1" in [r.value for r in h.read("context")])
     assert firsts([r.value for r in harness.read("context")]) == [b"0", b"1"]
     (letter,) = (decode(r.value, DeadLetter) for r in harness.read("dead-letter"))
     assert (letter.error, letter.attempts) == ("KilledProcess", 3)
-    assert "(an engine hangs)" in letter.reason
-    assert harness.deaths == 3
-
-
-def test_partial_write_ends_the_worker_the_third_time_too(harness: Harness) -> None:
-    sent = [(b"k", b"0"), (b"k", b"tear"), (b"k", b"1")]
-    harness.run("embedder", sent, lambda h: b"1" in [r.value for r in h.read("context")])
-    assert firsts([r.value for r in harness.read("context")]) == [b"0", b"1"]
-    (letter,) = (decode(r.value, DeadLetter) for r in harness.read("dead-letter"))
-    assert (letter.error, letter.attempts) == ("KilledProcess", 3)
-    assert "(ZeroDivisionError: a fault nobody thought of)" in letter.reason
+    assert f"({reason})" in letter.reason
     assert harness.deaths == 3
 
 
