@@ -1,7 +1,6 @@
 """What holds of a log whatever happened to the services: of each query one decision, answer and closed reward."""
 
 from collections import Counter
-from typing import Any
 
 from agents.decider.rows import Row
 from agents.decider.verify import mismatches
@@ -11,9 +10,10 @@ from schemas.decision import Decision
 from schemas.record import decode
 from schemas.reward import Reward
 from streams.services.decider import policy_of
+from tests.support.deployment import Deployment
 
 
-def conserved(loop: Any, ids: set[str]) -> None:
+def conserved(loop: Deployment, ids: set[str]) -> None:
     """Compare action, Answer and reward of each id with the log."""
     t = loop.topics
     decisions: dict[str, list[bytes]] = {}
@@ -37,7 +37,7 @@ def conserved(loop: Any, ids: set[str]) -> None:
         assert closing[0].correct == float(answer.extracted == decision.query.reference)
 
 
-def learned(loop: Any, count: int) -> None:
+def learned(loop: Deployment, count: int) -> None:
     """Wait until the learner has taken in the reward of every query; hold each decision to what a replay chooses."""
 
     def stages() -> dict[str, int]:

@@ -15,7 +15,7 @@ from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.steering import Steering
 from agents.decider import snapshot
-from agents.decider.decider import Decider, DecisionEnvironment
+from agents.decider.decider import Decided, Decider, DecisionEnvironment, Learned
 from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import START_KEY, is_record, manifests, start_of
 from schemas.decision import Decision
@@ -26,6 +26,9 @@ from tests.support.records import paid, reward_for
 from tests.support.worlds import QUALITY, unit
 
 CATALOGUES = Path(__file__).parents[2] / "infra" / "catalogue"
+
+
+MakePolicy = Callable[[FeatureMap], Policy]
 
 
 class Log(dict[bytes, bytes]):
@@ -55,7 +58,7 @@ class Shard:
 
     def __init__(
         self,
-        make_policy: Callable[[FeatureMap], Policy],
+        make_policy: MakePolicy,
         seed: int = 0,
         *,
         pairs: Sequence[tuple[int, int]] = PAIRS,
@@ -123,12 +126,12 @@ class Shard:
         )
         return record, Origin(topic="context", partition=0, offset=at)
 
-    def ask(self, *contexts: tuple[QueryContext, Origin]) -> list[Any]:
+    def ask(self, *contexts: tuple[QueryContext, Origin]) -> list[Decided]:
         made = self.decider.decide(contexts, self.row, self.environment)
         self.table |= [d.row for d in made if d.row]
         return made
 
-    def reward(self, decided: Any, kind: Kind = "final", **changes: Any) -> tuple[Reward, int]:
+    def reward(self, decided: Decided, kind: Kind = "final", **changes: Any) -> tuple[Reward, int]:
         decision = decode(decided.value, Decision)
         terms: dict[str, Any] = {
             "correct": float(self.rng.random() < 0.5) if kind in ("final", "correction") else None,
@@ -143,7 +146,7 @@ class Shard:
             price = paid(float(np.exp(terms["log_cost"])), factor)
         return reward_for(decision, kind, **{"price": price, **terms, **changes}), at
 
-    def tell(self, *rewards: tuple[Reward, int]) -> list[Any]:
+    def tell(self, *rewards: tuple[Reward, int]) -> list[Learned]:
         learned = self.decider.learn(rewards, self.row)
         self.table |= [row for one in learned for row in one.rows]
         return learned

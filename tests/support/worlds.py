@@ -9,7 +9,7 @@ import numpy as np
 
 from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.learner import choose
-from agents.bandit.policy import ActionVector, Context, Objective, Observation, Pending
+from agents.bandit.policy import ActionVector, Context, Objective, Observation, Pending, Policy
 
 Array = np.ndarray
 
@@ -65,7 +65,7 @@ class World:
         }
         return Observation(context.query_id, context.embedding, action_id, **(terms | changes))
 
-    def train(self, policy: Any, rounds: int, seed: int = 3) -> list[Observation]:
+    def train(self, policy: Policy, rounds: int, seed: int = 3) -> list[Observation]:
         """Let a policy choose and learn, round by round."""
         told = []
         for _ in range(rounds):

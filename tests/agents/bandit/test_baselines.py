@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -11,11 +11,11 @@ import pytest
 from agents.bandit.baselines import KNN, MLP, NetworkSettings, NeuralUCB
 from agents.bandit.learner import choose
 from agents.bandit.linucb import Discounted, LinUCBSettings, SlidingWindow
-from agents.bandit.policy import Pending
+from agents.bandit.policy import Pending, Policy
 from tests.support.worlds import QUALITY, World
 
 
-def taught(policy: Any, world: World, rounds: int) -> list[Any]:
+def taught(policy: Policy, world: World, rounds: int) -> list[Any]:
     policy.offer(world.actions())
     return world.train(policy, rounds)
 
@@ -121,7 +121,7 @@ def test_one_hot_actions_beyond_the_room_are_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("widths", ["rewarded", "decided"])
-def test_a_window_holds_exactly_its_last_rows(world: World, widths: Any) -> None:
+def test_a_window_holds_exactly_its_last_rows(world: World, widths: Literal["rewarded", "decided"]) -> None:
     policy = SlidingWindow(world.features(), LinUCBSettings(widths=widths), window=13)
     told = taught(policy, world, 90)
     a, b = np.eye(policy.gram.dim), np.zeros((policy.gram.dim, 4))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.bandit.features import FeatureMap
 from agents.bandit.learner import choose
 from agents.bandit.linucb import LinUCB, LinUCBSettings, greedy
 from agents.bandit.policy import Objective, Pending
@@ -25,7 +26,7 @@ weights = st.tuples(*[st.floats(0.0, 1.0)] * 3).filter(lambda w: sum(w) > 0.01)
 bounds = st.tuples(st.floats(5.0, 25.0), st.floats(0.5, 20.0))
 
 
-def rows_in_own_axes(world: World, features: Any, query: np.ndarray) -> np.ndarray:
+def rows_in_own_axes(world: World, features: FeatureMap, query: np.ndarray) -> np.ndarray:
     """Return x of every action as Algorithm 1 sees it: [s_q; s_a] unrotated, interactions behind."""
     n = len(features.ids)
     joint = [np.repeat(query[None], n, axis=0), features.vectors]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,10 @@ from scipy import stats
 
 from agents.bandit.baselines import KNN, Uniform
 from agents.bandit.exploration import Explored
+from agents.bandit.features import FeatureMap
 from agents.bandit.learner import choose
 from agents.bandit.linucb import LinUCB, LinUCBSettings, Thompson
+from agents.bandit.policy import Objective, Policy
 from tests.support.worlds import QUALITY, World
 
 DRAWS = 2000
@@ -21,7 +24,7 @@ DRAWS = 2000
 SIGNIFICANCE = 1e-3
 
 
-def drawn(policy: Any, world: World, objective: Any) -> tuple[Counter[str], Any]:
+def drawn(policy: Policy, world: World, objective: Objective) -> tuple[Counter[str], Any]:
     """Return how often each action is chosen in one context, and the logged scores."""
     context = world.context()
     contexts = [replace(context, query_id=f"draw{i}") for i in range(DRAWS)]
@@ -42,7 +45,7 @@ def drawn(policy: Any, world: World, objective: Any) -> tuple[Counter[str], Any]
     ],
     ids=["uniform", "warm-up", "floor", "ties"],
 )
-def test_exact_propensities_are_the_frequencies(make: Any, world: World) -> None:
+def test_exact_propensities_are_the_frequencies(make: Callable[[FeatureMap], Policy], world: World) -> None:
     policy = make(world.features())
     policy.offer(world.actions())
     if not isinstance(policy, LinUCB):

@@ -23,6 +23,7 @@ from agents.bandit.policy import Context, Objective, Prediction, Target
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError, Catalogue
 from agents.catalogue.steering import Steering
+from agents.decider.decider import Decided
 from agents.decider.rewards import RewardRules
 from agents.decider.rows import Row, decode_row, without_question
 from agents.decider.verify import mismatches
@@ -196,7 +197,7 @@ def test_model_with_too_short_a_context_is_left_out() -> None:
     assert left_out(302) == ((), 1)
 
 
-def account_of(shard: Shard, decided: Any) -> Any:
+def account_of(shard: Shard, decided: Decided) -> Any:
     """Return the account that a decision counts in."""
     target = Target.of(shard.entry(decided.query_id).objective, "")
     assert target is not None

@@ -17,6 +17,7 @@ import pytest
 
 from agents.bandit.learner import header, unpack
 from agents.bandit.registry import build_policy, kinds
+from agents.decider.decider import Decided
 from agents.decider.preview import preview
 from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision
@@ -167,7 +168,7 @@ class Life:
             assert all(np.isfinite(number) for number in numbers if number is not None)
         self.waiting.extend(made)
 
-    def rewards(self, decided: Any) -> list[Any]:
+    def rewards(self, decided: Decided) -> list[Any]:
         """Return the rewards of a decision: all at once, or in two stages with correctness last."""
         world, decision = self.world, decode(decided.value, Decision)
         place = self.shard.space.models.index(decision.action.model)

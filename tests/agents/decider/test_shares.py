@@ -17,7 +17,7 @@ from agents.bandit.linucb import LinUCB
 from agents.bandit.policy import Context, Target
 from agents.decider import shares
 from agents.decider.shares import TeachingShares
-from tests.support.shard import Shard
+from tests.support.shard import MakePolicy, Shard
 from tests.support.worlds import QUALITY
 
 
@@ -59,7 +59,7 @@ OUTCOMES: list[tuple[Any, dict[str, Any], float | None]] = [
 
 def taught(shard: Shard, tenants: str, **reward: Any) -> list[str]:
     """Ask and answer once for each tenant; return what the learner made of the rewards."""
-    verdicts = []
+    verdicts: list[str] = []
     for tenant in tenants:
         [decided] = shard.ask(shard.context(tenant=tenant))
         verdicts.append(shard.tell(shard.reward(decided, **reward))[0].verdict)
@@ -79,7 +79,7 @@ def contextual(_: FeatureMap) -> Contextual:
 
 
 @pytest.mark.parametrize("policy", [contextual, LinUCB])
-def test_one_tenant_teaches_no_more_than_all_others(policy: Any) -> None:
+def test_one_tenant_teaches_no_more_than_all_others(policy: MakePolicy) -> None:
     shard = Shard(policy)
     assert taught(shard, "h" * 20) == ["learned"] * 20
     hostile = taught(shard, "e" * 50, correct=0.0)
@@ -91,7 +91,7 @@ def test_one_tenant_teaches_no_more_than_all_others(policy: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", [contextual, LinUCB])
-def test_unlearned_reward_changes_only_its_tenants_account(policy: Any) -> None:
+def test_unlearned_reward_changes_only_its_tenants_account(policy: MakePolicy) -> None:
     shard = Shard(policy, seed=2)
     taught(shard, "h" * 20)
     before, targets = known(shard), {"accuracy": 0.9} if policy is contextual else {}

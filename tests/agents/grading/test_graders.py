@@ -1,6 +1,7 @@
 """Each grader by a table of what it takes for right, and what holds of every list of accepted answers."""
 
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -228,7 +229,9 @@ def test_a_longer_list_accepts_whatever_a_shorter_one_does(
 
 @given(lists(), st.randoms(use_true_random=False))
 @examples(max_examples=300)
-def test_the_order_of_a_list_changes_no_grade(drawn: tuple[str, str, list[Any], list[Any]], rng: Any) -> None:
+def test_the_order_of_a_list_changes_no_grade(
+    drawn: tuple[str, str, list[Any], list[Any]], rng: random.Random
+) -> None:
     name, text, _, items = drawn
     mixed = list(items)
     rng.shuffle(mixed)

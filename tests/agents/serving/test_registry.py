@@ -90,12 +90,18 @@ class SlowHandler(JsonHandler):
         self.do_GET()
 
 
+async def engine_of(registry: ModelRegistry, entry: Model) -> Engine:
+    engine: object = await registry.get(entry)
+    assert isinstance(engine, Engine)
+    return engine
+
+
 def states(registry: ModelRegistry) -> dict[str, str]:
     return {each.model: each.state for each in registry.health()}
 
 
 async def test_a_model_that_cannot_be_loaded_harms_nobody_and_says_why() -> None:
-    registry: Any = ModelRegistry(Loader())
+    registry = ModelRegistry(Loader())
     registry.want([model("a"), model("b", "broken"), model("c"), model("d", "odd")])
     await registry.settled()
     assert states(registry) == {"a": "ready", "b": "failed", "c": "ready", "d": "failed"}
@@ -103,7 +109,7 @@ async def test_a_model_that_cannot_be_loaded_harms_nobody_and_says_why() -> None
         "EngineStartError: b: no such folder",
         "OSError: disk",
     ]
-    assert (await registry.get(model("a"))).entry == model("a")
+    assert (await engine_of(registry, model("a"))).entry == model("a")
     for name, checkpoint in (("b", "broken"), ("d", "odd")):
         with pytest.raises(EngineStartError):
             await registry.get(model(name, checkpoint))
@@ -111,7 +117,7 @@ async def test_a_model_that_cannot_be_loaded_harms_nobody_and_says_why() -> None
 
 
 async def test_model_that_dies_on_its_first_question_is_not_served() -> None:
-    registry: Any = ModelRegistry(Loader())
+    registry = ModelRegistry(Loader())
     registry.want([model("a"), model("b", "deadly"), model("c")])
     await registry.settled()
     assert states(registry) == {"a": "ready", "b": "failed", "c": "ready"}
@@ -120,14 +126,14 @@ async def test_model_that_dies_on_its_first_question_is_not_served() -> None:
 
 
 async def test_model_stuck_on_its_first_question_delays_nobody() -> None:
-    registry: Any = ModelRegistry(Loader(), probes=ProbeRules(timeout_s=0.01))
+    registry = ModelRegistry(Loader(), probes=ProbeRules(timeout_s=0.01))
     registry.want([model("a", "stuck"), model("b")])
     await registry.settled()
     assert states(registry) == {"a": "ready", "b": "ready"}
 
 
 async def test_model_that_breaks_others_stops_the_start() -> None:
-    registry: Any = ModelRegistry(Loader())
+    registry = ModelRegistry(Loader())
     registry.want([model("a"), model("b", "harmful")])
     with pytest.raises(EngineStartError, match="a: died of its first question: its context is gone"):
         await registry.settled()
@@ -135,13 +141,13 @@ async def test_model_that_breaks_others_stops_the_start() -> None:
 
 async def test_loading_goes_on_in_the_background() -> None:
     loader = Loader()
-    registry: Any = ModelRegistry(loader)
+    registry = ModelRegistry(loader)
     registry.want([model("a")])
     await registry.settled()
     registry.want([model("a"), model("b", "slow")])
     await asyncio.sleep(0)
     assert states(registry) == {"a": "ready", "b": "loading"}
-    waiting = asyncio.create_task(registry.get(model("b", "slow")))
+    waiting = asyncio.create_task(engine_of(registry, model("b", "slow")))
     given_up = asyncio.create_task(registry.get(model("b", "slow")))
     await asyncio.sleep(0)
     given_up.cancel()  # whoever stops waiting does not stop the loading
@@ -153,7 +159,7 @@ async def test_loading_goes_on_in_the_background() -> None:
 
 
 async def test_when_nothing_can_be_loaded_the_start_fails() -> None:
-    registry: Any = ModelRegistry(Loader())
+    registry = ModelRegistry(Loader())
     registry.want([model("a", "broken"), model("b", "broken")])
     with pytest.raises(EngineStartError, match="a: no such folder"):
         await registry.settled()
@@ -161,7 +167,7 @@ async def test_when_nothing_can_be_loaded_the_start_fails() -> None:
 
 async def test_failed_model_is_retried_later_or_on_a_new_entry() -> None:
     now, loader = [0.0], Loader()
-    registry: Any = ModelRegistry(loader, clock=lambda: now[0], retry_s=60.0)
+    registry = ModelRegistry(loader, clock=lambda: now[0], retry_s=60.0)
     for now_s, tried in ((0.0, 1), (59.0, 1), (60.0, 2), (61.0, 2)):
         now[0] = now_s
         registry.want([model("a", "broken"), model("b")])
@@ -175,8 +181,8 @@ async def test_failed_model_is_retried_later_or_on_a_new_entry() -> None:
 
 async def test_changed_entry_is_reloaded_unless_only_described_anew() -> None:
     loader = Loader()
-    registry: Any = ModelRegistry(loader)
-    first = await registry.get(model("a"))
+    registry = ModelRegistry(loader)
+    first = await engine_of(registry, model("a"))
     described = replace(model("a"), anchors=(BenchmarkScore(label="math", score=50.0, source="x"),))
     assert await registry.get(described) is first
     assert await registry.get(replace(model("a"), price_factor=3.0)) is first
@@ -201,8 +207,8 @@ async def test_replaced_engine_answers_before_it_closes() -> None:
     async def load(entry: Model) -> Loaded:
         return Loaded(cast(Any, Remote(entry, set())), connection if entry.checkpoint == "here" else None)
 
-    registry: Any = ModelRegistry(load)
-    first = await registry.get(model("a"))
+    registry = ModelRegistry(load)
+    first = await engine_of(registry, model("a"))
     asked = asyncio.create_task(connection.post("/v1/completions", {}, dict))
     await asyncio.sleep(0.05)
     assert await registry.get(model("a", "elsewhere")) is not first
@@ -218,7 +224,7 @@ async def test_replaced_engine_answers_before_it_closes() -> None:
 
 async def test_failure_of_a_corrected_entry_spares_its_successor() -> None:
     now, loader = [0.0], Loader()
-    registry: Any = ModelRegistry(loader, clock=lambda: now[0], retry_s=60.0)
+    registry = ModelRegistry(loader, clock=lambda: now[0], retry_s=60.0)
     registry.want([model("a", "broken")])
     registry.want([model("a")])
     right = await registry.get(model("a"))
@@ -268,7 +274,7 @@ async def test_model_is_suspended_while_its_endpoint_fails() -> None:
     async def load(entry: Model) -> Loaded:
         return Loaded(cast(Any, Engine(entry, set())), server)
 
-    registry: Any = ModelRegistry(load)
+    registry = ModelRegistry(load)
     await registry.get(entry)
     assert states(registry) == {"a": "ready"}
     breaker.failed("no connection")
@@ -310,10 +316,10 @@ async def test_remote_model_is_loading_until_its_first_answer() -> None:
     async def load(entry: Model) -> Loaded:
         return Loaded(cast(Any, Engine(entry, set())), server)
 
-    registry: Any = ModelRegistry(load)
+    registry = ModelRegistry(load)
     registry.want([entry])
     await registry.settled()
-    asked = asyncio.create_task(registry.get(entry))
+    asked = asyncio.create_task(engine_of(registry, entry))
     await registry.probe()
     [health] = registry.health()
     assert (health.state, "is the server up?" in health.why) == ("loading", True), "nobody listens there"

@@ -1,10 +1,11 @@
 """The command's output and exit codes, on the seam."""
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import streams.audit
 from schemas.query import Query
@@ -12,14 +13,17 @@ from schemas.reward import Reward
 from streams.cli.operating import audit
 from tests.support.topic_lists import TopicLists
 
+Run = Callable[..., Result]
+"""The command with some words."""
+
 
 @pytest.fixture
-def run(log: TopicLists, monkeypatch: pytest.MonkeyPatch) -> Any:
+def run(log: TopicLists, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(streams.audit, "BrokerLog", lambda settings: log)
     return lambda *words: CliRunner().invoke(audit, words, obj=log.settings)
 
 
-def test_a_sound_log_gives_a_table_one_line_and_exit_0(run: Any) -> None:
+def test_a_sound_log_gives_a_table_one_line_and_exit_0(run: Run) -> None:
     done = run()
     assert done.exit_code == 0, done.output
     assert "answered and learned" in done.output
@@ -29,14 +33,14 @@ def test_a_sound_log_gives_a_table_one_line_and_exit_0(run: Any) -> None:
     )
 
 
-def test_json_has_the_keys_that_scripts_read(run: Any) -> None:
+def test_json_has_the_keys_that_scripts_read(run: Run) -> None:
     found = orjson.loads(run("--json").output)
     assert {"queries", "states", "discrepancies", "learner", "peak_mb", "seconds"} <= set(found)
     assert found["learner"] == {"updates": 200, "applied": 200}
     assert found["discrepancies"] == []
 
 
-def test_a_discrepancy_is_named_and_exits_1(run: Any, log: TopicLists) -> None:
+def test_a_discrepancy_is_named_and_exits_1(run: Run, log: TopicLists) -> None:
     real = log.find(log.topics.reward, Reward, "h20")
     log.change(log.topics.reward, Reward, "h20", correct=1.0 - real.correct)
     done = run()
@@ -45,7 +49,7 @@ def test_a_discrepancy_is_named_and_exits_1(run: Any, log: TopicLists) -> None:
     assert {each["query_id"] for each in orjson.loads(run("--json").output)["discrepancies"]} == {"h20"}
 
 
-def test_settled_makes_a_pending_query_a_discrepancy(run: Any, log: TopicLists) -> None:
+def test_settled_makes_a_pending_query_a_discrepancy(run: Run, log: TopicLists) -> None:
     log.put(log.topics.query, "new", Query(query_id="new", text="What is 2 + 2?"))
     assert run().exit_code == 0
     done = run("--settled")
@@ -53,7 +57,7 @@ def test_settled_makes_a_pending_query_a_discrepancy(run: Any, log: TopicLists) 
     assert "wrong: new: is pending: it waits for the embedder" in done.output
 
 
-def test_settled_counts_every_pending_query(run: Any, log: TopicLists) -> None:
+def test_settled_counts_every_pending_query(run: Run, log: TopicLists) -> None:
     for at in range(150):
         log.put(log.topics.query, f"new{at}", Query(query_id=f"new{at}", text="What is 2 + 2?"))
     found = orjson.loads(run("--json", "--settled").output)

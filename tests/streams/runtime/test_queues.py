@@ -1,6 +1,7 @@
 """Keyed queues: what runs beside what, what is committed, what is remembered, and what is let go."""
 
 import asyncio
+import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -454,7 +455,7 @@ def test_returned_partition_starts_at_the_committed_offset() -> None:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.randoms())
-def test_no_offset_moves_past_an_open_record(jumps: list[int], rng: Any) -> None:
+def test_no_offset_moves_past_an_open_record(jumps: list[int], rng: random.Random) -> None:
     offsets, handed, done = Offsets(), list[int](), set[int]()
     for jump in jumps:
         for _ in range(jump):
