@@ -208,8 +208,6 @@ class Service:
         self.reader: threading.Thread | None = None
         # When to restart it, in monotonic seconds; None while it runs.
         self.due_at: float | None = None
-        # Set while the service is meant to be down: it is not restarted.
-        self.parked = False
 
     @property
     def pid(self) -> int:
@@ -313,17 +311,6 @@ class Supervisor:
         service.ready.clear()
         os.killpg(service.pid, signal.SIGKILL)
 
-    def park(self, name: str) -> None:
-        """Kill a service and keep it down until `unpark`."""
-        self.services[name].parked = True
-        self.kill(name)
-
-    def unpark(self, name: str) -> None:
-        """Start a parked service again."""
-        service = self.services[name]
-        service.parked = False
-        self._spawn(service)
-
     def stop(self, grace_s: float = 20.0) -> None:
         """Ask every service to stop, kill those that have not after `grace_s`, and close the log.
 
@@ -364,7 +351,7 @@ class Supervisor:
 
     def _spawn(self, service: Service) -> None:
         with self._starting:
-            if self._stopping.is_set() or service.parked:
+            if self._stopping.is_set():
                 return
             service.ready.clear()
             service.started_at = time.monotonic()
@@ -407,8 +394,6 @@ class Supervisor:
         """Restart exited services from a single thread: if no process can be started, a new thread may fail too."""
         while not self._stopping.wait(0.1):
             for service in self.services.values():
-                if service.parked:
-                    continue
                 process = service.process
                 if process is None:
                     if service.due_at is not None and time.monotonic() >= service.due_at:

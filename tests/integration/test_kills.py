@@ -45,7 +45,7 @@ def test_redelivered_verification_draws_no_second_step(deploy: Deploy, ask: Ask)
         before = len(loop.raw(t.answer))
         ids |= loop.send(*(ask(n) for n in range(wave * 80, wave * 80 + 80)))
         loop.answered(before + 10)
-        loop.supervisor.park("verifier")
+        loop.suspend("verifier")
         seen: list[int] = []
         loop.until(
             lambda seen=seen: _still(seen, len(loop.raw(t.search_step))),
@@ -54,11 +54,11 @@ def test_redelivered_verification_draws_no_second_step(deploy: Deploy, ask: Ask)
         again, under_way = _halfway(loop)
         if under_way:
             break
-        loop.supervisor.unpark("verifier")
+        loop.supervisor.kill("verifier")
     assert under_way, "some searches have stopped at a later step"
     for record in again:
         loop.put(t.verification_for("mini"), record.key, record.value)
-    loop.supervisor.unpark("verifier")
+    loop.supervisor.kill("verifier")
     loop.rewarded(ids)
     conserved(loop, ids)
     loop.settled()

@@ -311,7 +311,7 @@ def test_a_commit_that_ran_ahead_of_the_log_is_taken_back(around: Around) -> Non
     loop, topics = around.loop, around.topics
     around.asking.clear()
     around.until(around.settled, what="a quiet log")
-    loop.supervisor.park("decider")
+    loop.suspend("decider")
     skipped = [around.ask() for _ in range(12)]
     end = around.end_of(topics.context)
 
@@ -327,7 +327,7 @@ def test_a_commit_that_ran_ahead_of_the_log_is_taken_back(around: Around) -> Non
 
     around.until(altered, what="the group's offsets past what was decided")
     admin.close()
-    loop.supervisor.unpark("decider")
+    loop.supervisor.kill("decider")
     around.until(lambda: set(skipped) <= set(around.decisions), what="decisions of what was skipped")
     assert "reading again from there" in loop.log.read_text()
     check(around)

@@ -32,7 +32,7 @@ def test_check_export_repair_and_reset(deploy: Deploy, ask: Ask, tmp_path: Path)
     loop.settled()
     refused = learner(loop, "repair", "--yes")
     assert (refused.returncode, "stop it" in refused.stderr) == (1, True), refused.stderr
-    loop.supervisor.park("decider")
+    loop.suspend("decider")
     loop.until(
         lambda: "running" not in learner(loop, "repair", "--yes").stderr, what="the end of its session"
     )
@@ -61,13 +61,12 @@ def test_check_export_repair_and_reset(deploy: Deploy, ask: Ask, tmp_path: Path)
     assert repaired.returncode == 0, repaired.stderr
     assert "1 rows and 1 records of snapshots removed" in repaired.stdout
     assert learner(loop, "check").returncode == 0
-    loop.supervisor.unpark("decider")
+    loop.supervisor.kill("decider")
     loop.serve(*(ask(n) for n in range(30, 40)))
 
     for topic in (changelog, loop.topics.snapshot):
         loop.put(topic, b"foreign", b"{")
-    loop.supervisor.park("decider")
-    loop.supervisor.unpark("decider")
+    loop.supervisor.kill("decider")
     for topic in (changelog, loop.topics.snapshot):
         removed = {"key": b"foreign", "value": None}.items()
         loop.until(
@@ -75,14 +74,14 @@ def test_check_export_repair_and_reset(deploy: Deploy, ask: Ask, tmp_path: Path)
             what="the next decider to delete what is not its own",
         )
 
-    loop.supervisor.park("decider")
+    loop.suspend("decider")
     loop.until(lambda: learner(loop, "reset", "--yes").returncode == 0, what="the reset")
     assert loop.learner_rows(gone=False) == []
     verify = [*python(), "verify-decisions"]
     verified = subprocess.run(verify, env=loop.environ, capture_output=True, text=True, check=False)
     assert verified.returncode == 0, verified.stderr
     assert "0 decisions replayed since `learner reset`, 0 mismatches" in verified.stdout
-    loop.supervisor.unpark("decider")
+    loop.supervisor.kill("decider")
     last = loop.serve(*(ask(n) for n in range(40, 45)))
     assert {r.query_id for r in loop.learner_rows(gone=False) if isinstance(r, Row)} == last
     assert "row_missing" not in loop.audited().checks

@@ -240,11 +240,11 @@ def test_an_objective_set_at_run_time_is_used_at_once(loop: Deployment) -> None:
 
 def test_a_query_that_nobody_searches_expires_with_an_answer(loop: Deployment) -> None:
     t = loop.topics
-    loop.supervisor.park("executor.mini")
+    loop.suspend("executor.mini")
     loop.serve(asked("alone", timeout_s=2))
     answer = next(a for a in loop.read(t.answer, Answer) if a.query_id == "alone")
     assert (answer.status, answer.by) == ("expired", "aggregator")
-    loop.supervisor.unpark("executor.mini")
+    loop.supervisor.kill("executor.mini")
     loop.supervisor.wait_ready(240)
     loop.serve(asked("again"))
     counted = [a for a in loop.read(t.answer, Answer) if a.query_id == "alone"]

@@ -1,6 +1,7 @@
 """All services as processes on a real broker, answering from a recording, and what their log says."""
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,6 +73,10 @@ class Deployment:
         self.environ = {"PYTHONPATH": str(Path(__file__).parents[2]), **os.environ, **at.environ()}
         self.supervisor = Supervisor(services, environ=self.environ, log_path=log)
         self.log = log
+
+    def suspend(self, service: str) -> None:
+        """Stop a process where it stands: its group goes on without it, and `supervisor.kill` has it started again."""
+        os.killpg(self.supervisor.services[service].pid, signal.SIGSTOP)
 
     def send(self, *queries: Query) -> set[str]:
         """Produce queries, all at once, and return their ids."""

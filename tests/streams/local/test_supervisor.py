@@ -59,22 +59,6 @@ def test_restart_delay_grows_until_a_steady_life() -> None:
     assert [service.later(1.0) for _ in range(8)][-3:] == [30.0, 30.0, 30.0]
 
 
-def test_a_parked_service_stays_dead_until_it_is_unparked(tmp_path: Path) -> None:
-    with Supervisor(
-        {"a": command(READY_THEN_SLEEP)}, environ=os.environ, log_path=tmp_path / "l"
-    ) as supervisor:
-        supervisor.wait_ready(30)
-        process = supervisor.services["a"].process
-        assert process is not None
-        supervisor.park("a")
-        process.wait(10)
-        time.sleep(0.5)
-        assert supervisor.services["a"].process is process
-        supervisor.unpark("a")
-        supervisor.wait_ready(30)
-        assert supervisor.services["a"].process is not process
-
-
 @pytest.mark.seconds
 def test_failed_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     services = {"a": command("print('no such model'); raise SystemExit(3)")}
