@@ -291,7 +291,7 @@ class AccuracyDrift:
 
 @dataclass(frozen=True)
 class Refit:
-    """The estimates from a history, besides those of the features. All else follows as sums over its rows.
+    """The estimates from a history, except those of the features. Everything else is a sum over its rows.
 
     Attributes:
         z: z of its questions, each with directions fitted without it, shape (Q, rank).

@@ -36,10 +36,10 @@ STORED: Final = ("ids", "models", "active", "sizes", "names", "size_range", "fir
 """Attributes of `ContextualFeatures` that a snapshot stores as plain values."""
 
 FITTED: Final = ("ids", "names", "size_range", "scale", "scales")
-"""Those of them that are learned from a history."""
+"""The attributes among `STORED` that are learned from a history."""
 
 OF_PROMPTS: Final = ("prompt_scale", "prompt_scales")
-"""What both have besides where costs are in USD."""
+"""Further attributes of `STORED` and `FITTED` if costs are in USD."""
 
 # Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed, to give a
 # learner without history a scale. In order: numbers, digits, words, letters, sentences, lines, symbols, capitals,

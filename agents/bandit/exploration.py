@@ -34,7 +34,7 @@ from schemas.action import Action
 from schemas.prices import Rate
 
 CONTROL_DRAW: Final = 1 << 64
-"""Number of values of the keyed hash that draws the control group, whose share is exact to 2⁻⁶⁴."""
+"""Number of values of the keyed hash that draws the control group; the group's share is exact to 2⁻⁶⁴."""
 
 
 @dataclass(frozen=True, slots=True)

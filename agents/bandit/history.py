@@ -143,14 +143,14 @@ def set_anchors(features: ContextualFeatures, history: History) -> None:
 def _anchored(
     features: ContextualFeatures, history: History, log_cost: Vector, guess: Vector, before: Vector
 ) -> tuple[Vector, float, dict[str, float]]:
-    """Return the anchors, and what a guess is multiplied by for any model and for those of which a cost is known.
+    """Return the anchors, and the factors by which guesses are multiplied: for any model, and for models with outcomes.
 
     Args:
         features: The actions.
-        history: Rows of which the cost is known.
-        log_cost: It, shape (m,).
-        guess: Of each action, shape (n,).
-        before: The anchors before, shape (n,).
+        history: Rows with a known cost.
+        log_cost: Their log costs, shape (m,).
+        guess: The guess for each action, shape (n,).
+        before: The previous anchors, shape (n,).
     """
     n, anchors = len(features.ids), before.copy()
     weights = 1.0 / history.propensity

@@ -38,7 +38,7 @@ class Failure:
         record: The record.
         offset: Its offset in its topic.
         context: The Context of its query; None if its topic has it no longer.
-        cost: What the attempt cost, in the unit of its objective; None if nothing ran, or nobody knows.
+        cost: Cost of the attempt, in the unit of its objective; None if nothing ran or the cost is unknown.
         in_time: Whether its query has time left.
     """
 

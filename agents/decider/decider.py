@@ -322,7 +322,7 @@ def in_force(
 
 
 def check_budget(query: Query, unit: CostUnit) -> None:
-    """Reject a budget in the other unit than costs, which nobody could hold to.
+    """Reject a budget in another unit than costs, because it cannot be enforced.
 
     Raises:
         InvalidField: naming the field and the fix.
@@ -469,7 +469,7 @@ Rows = Callable[[str], bytes | None]
 
 
 def untimed() -> float:
-    """A timer for when nobody measures decisions."""
+    """A timer that measures nothing, used if decisions are not timed."""
     return 0.0
 
 
@@ -768,7 +768,7 @@ class Decider:
     def _applied(
         self, reward: Reward, offset: int, newer: Mapping[str, Row], rows: Rows, seq: int
     ) -> tuple[Verdict, list[Move]]:
-        """Return the verdict on a reward, and what it changes: the row of its attempt, and those of later ones."""
+        """Return the verdict on a reward, and the rows it changes: that of its attempt, and those of later ones."""
         query_id, attempt = reward.query_id, reward.attempt
         name = attempt_id(query_id, attempt)
         row = newer.get(name) or self._row(name, rows)

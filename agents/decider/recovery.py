@@ -166,7 +166,7 @@ def restore(
 
 
 def _require_unit(rows: Iterable[AnyRow], unit: CostUnit) -> None:
-    """Refuse a log whose costs are in another unit, as its offers say: nobody knows what they are in this one."""
+    """Refuse a log whose costs, according to its offers, are in another unit: they cannot be converted."""
     for row in rows:
         if isinstance(row, OfferRow) and row.unit != unit:
             fix = (

@@ -8,9 +8,9 @@ run. It also has its source offsets: after a crash, the learner trusts its rows 
     pending ──provisional──▶ learned ──correction, default──▶ closed
        ├──final, correction, default──────────────────────────▶ closed
        ├──default of an answer that the client's bounds cut,
-       │  or that nobody graded and no score may stand in for─▶ priced      (its cost alone is learned)
+       │  or ungraded with no score to replace the grade──────▶ priced      (only its cost is learned)
        ├──final of an answer that its model failed to give, or its
-       │  AttemptFailed───────────────────────────────────────▶ failed      (that it was wrong is learned)
+       │  AttemptFailed───────────────────────────────────────▶ failed      (learned as wrong)
        └──the first of a tenant that has taught enough (weight 0); a reward without score or cost,
           or of a query with learn: false; an AttemptFailed that
           is not its model's fault; the reward that closes its query
@@ -234,7 +234,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
     @property
     def name(self) -> str:
-        """Return the identity of the attempt, under which a policy knows it."""
+        """Return the identity of the attempt, which policies use as its id."""
         return attempt_id(self.query_id, self.attempt)
 
     @property
