@@ -57,7 +57,7 @@ NamedGrader: TypeAlias = str | Grader
 
 
 def grader_of(given: NamedGrader | None) -> Grader | None:
-    """Return a grader given by name or as an object; None for None.
+    """Return a grader given by name or as an object; None if none is given.
 
     Raises:
         InvalidField: there is no grader of that name; the field is `grader`.

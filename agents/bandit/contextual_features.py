@@ -206,7 +206,7 @@ class ContextualFeatures(FeatureMap):
             shapes = set(map(_shape, self.ids))
             self.first_shape = shapes.pop() if len(shapes) == 1 else ""
         found = [f"model {model}" for model in dict.fromkeys(self.models)]
-        # A single initial shape is the reference for all others: it has no column, and the rows of that time need none.
+        # A single initial shape is the reference for all others and has no column, so earlier rows stay valid.
         found += [f"shape {s}" for s in dict.fromkeys(map(_shape, self.ids)) if s != self.first_shape]
         self.names += [name for name in found if name not in self.names]
         self.sides = self._sides()

@@ -194,7 +194,8 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
     embedded = dim - len(COUNTS)
     offset, spread = queries.mean(axis=0), queries.std(axis=0)
     scale = np.maximum(spread, SMALL)
-    scale[:embedded] = max(float(np.sqrt(np.mean(spread[:embedded] ** 2))), SMALL)  # one for all
+    # All dimensions of the embedding share one scale.
+    scale[:embedded] = max(float(np.sqrt(np.mean(spread[:embedded] ** 2))), SMALL)
     surface, most = features.room()
     counts = count_axes(scale[embedded:], dim, surface)
     landmarks, kappa, similar, whiten = _kernel(queries[:, :embedded], scale[0])

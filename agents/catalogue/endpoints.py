@@ -63,7 +63,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     extra_body: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        """Refuse a server without an address, an address that would not be used, and fields that do not fit the kind."""
+        """Refuse a server without an address, an address that would be ignored, and fields that do not fit the kind."""
         if self.kind != "in-process" and not (self.url or "").startswith(("http://", "https://")):
             article = "an http" if self.kind == "http" else "a chat"
             raise ValueError(f"url is {self.url!r}: {article} endpoint needs one such as http://host:8000")
