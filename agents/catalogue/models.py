@@ -344,6 +344,11 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return {group: tuple(m.name for m in self.models if m.group == group) for group in names}
 
     @property
+    def key_names(self) -> tuple[str, ...]:
+        """Return the environment variables that hold the API keys of its models."""
+        return tuple(dict.fromkeys(each.endpoint.key_env for each in self.models if each.endpoint.key_env))
+
+    @property
     def price_factors(self) -> dict[str, Rate]:
         """Return the price factor of each model that has one other than 1; in USD, the prices of each model."""
         return {m.name: m.rate for m in self.models if m.rate != 1.0}

@@ -1,6 +1,5 @@
 """The engine of any OpenAI-compatible `/v1/chat/completions`: whole answers, priced by the tokens the server counts."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from msgspec import Struct
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Sampling
 from agents.serving.engine import Drafted, Prefix, check_seeds
-from agents.serving.errors import ContentFilteredError, EngineBusyError, EngineReplyError, ServingError
+from agents.serving.errors import ContentFilteredError, EngineReplyError
 from agents.serving.http import JsonServer, all_of
 from schemas.forest import Count, Finish
 from schemas.prices import Billed
@@ -57,20 +56,6 @@ class ChatEngine:
             self._completions(prefix, 1, seed, sampling) for prefix, seed in pairs
         )
         return [answer for answers in made for answer in answers]
-
-    async def first_token(self, question: str, sampling: Sampling, timeout_s: float) -> str:
-        """Ask for one token, and return what was wrong with the reply; empty if nothing was."""
-        prefix = Prefix(messages=(Message(role="user", content=question),), max_tokens=1)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.generate("first token", [prefix], 1, [0], sampling)
-        except TimeoutError:
-            return f"{self.model}: no answer to its first question in {timeout_s:g} s"
-        except EngineBusyError as error:
-            return "" if error.overloaded else str(error)
-        except ServingError as error:
-            return str(error)
-        return ""
 
     async def close(self) -> None:
         """Close the connections."""

@@ -304,6 +304,14 @@ class JsonServer:
             if not self._callers:
                 self._idle.set()
 
+    async def get(self, path: str) -> dict[str, Any]:
+        """Return the JSON object at a path, asked for once, whatever the breaker says.
+
+        Raises:
+            ServingError: there is none; the subclass says why.
+        """
+        return await self._once(self._where(path), "GET", path, None)
+
     async def knock(self) -> None:
         """Check whether a server that has not answered yet is up, by its models or else its health endpoint."""
         if self.answered.is_set():

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from agents.catalogue.models import Sampling
 from agents.serving.engine import Engine, Prefix
-from agents.serving.errors import ServingError
+from agents.serving.errors import EngineBusyError, ServingError
 from schemas.answer import Probe
 from schemas.query import Message
 
@@ -68,6 +68,24 @@ async def ask(
     if len(drafts) != 1:
         return f"{len(drafts)} answers to the operator's question in place of one"
     return "" if drafts[0].text.strip() else "an empty answer to the operator's question"
+
+
+async def first_token(engine: Engine, sampling: Sampling, rules: ProbeRules) -> str:
+    """Ask a server for one token of an answer, and return what was wrong with the reply; empty if nothing was.
+
+    A server that has too much to do is there. One token may be no text: a model may begin by reasoning.
+    """
+    prefix = Prefix(messages=(Message(role="user", content=rules.question),), max_tokens=1)
+    try:
+        async with asyncio.timeout(rules.timeout_s):
+            await engine.generate("first token", [prefix], 1, [0], sampling)
+    except TimeoutError:
+        return f"{engine.model}: no answer to its first question in {rules.timeout_s:g} s"
+    except EngineBusyError as error:
+        return "" if error.overloaded else str(error)
+    except ServingError as error:
+        return str(error)
+    return ""
 
 
 class Prober:

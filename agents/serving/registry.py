@@ -14,7 +14,7 @@ from agents.serving.chat import ChatEngine
 from agents.serving.engine import Continuer, Drafted, Engine, Prefix, check_seeds, finish_of
 from agents.serving.errors import EndpointSuspendedError, EngineDiedError, EngineStartError, ServingError
 from agents.serving.http import Breaker, HttpEngine, JsonServer, Keys, ServerSettings
-from agents.serving.probing import Prober, ProbeRules, ask
+from agents.serving.probing import Prober, ProbeRules, ask, first_token
 from agents.serving.prompts import ChatPrompts
 from agents.serving.recorded import RecordedEngine, Recording
 from agents.serving.retries import USUAL, Retries, retrying
@@ -351,7 +351,7 @@ def server_of(entry: Model | VerifierModel, options: HostingOptions) -> JsonServ
 
 def served_name(entry: Model | VerifierModel) -> str:
     """Return the name of an entry's model at its server."""
-    return entry.endpoint.served_name or entry.checkpoint
+    return entry.endpoint.model or entry.endpoint.served_name or entry.checkpoint
 
 
 def prompts_of(entry: Model | VerifierModel, options: HostingOptions) -> ChatPrompts:
@@ -493,38 +493,36 @@ class GroupEngines(ModelRegistry):
         options = self._options
         if self._recording is not None:
             return Loaded(RecordedEngine(self._recording, model.name))
-        if model.endpoint.kind == "http":
-            server = server_of(model, options)
-            # Reading a tokenizer takes seconds; searches with other models continue meanwhile.
-            prompts = await asyncio.to_thread(prompts_of, model, options)
-            engine = HttpEngine(
-                server,
-                model.name,
-                prompts,
-                context_tokens=model.engine.context_tokens,
-                served_name=served_name(model),
-                instruction=options.instruction,
-            )
-            return Loaded(engine, server)
-        if model.endpoint.kind == "chat":
-            return chat_engine(model, options)
+        if model.endpoint.kind != "in-process":
+            return await connected(model, options)
         if self.host is None:
             self.host = await start_host(options)
         await load_into(self.host, model, options)
         return Loaded(await asyncio.to_thread(hosted_engine, model, options, self.host))
 
 
-def chat_engine(model: Model, options: HostingOptions) -> Loaded:
-    """Return the engine of a chat endpoint. It is ready once its server has generated one token.
+async def connected(model: Model, options: HostingOptions) -> Loaded:
+    """Return the engine of a model on a server. A chat endpoint is ready once it has generated one token.
 
     Raises:
-        EngineStartError: the key that its entry names is not there.
+        EngineStartError: the key that its entry names is not there, or its tokenizer cannot be read.
     """
     server = server_of(model, options)
-    engine = ChatEngine(server, model.name, model.endpoint, instruction=options.instruction)
-    probes = options.probes
-    server.first = lambda: engine.first_token(probes.question, model.sampling, probes.timeout_s)
-    return Loaded(engine, server)
+    if model.endpoint.kind == "chat":
+        engine = ChatEngine(server, model.name, model.endpoint, instruction=options.instruction)
+        server.first = lambda: first_token(engine, model.sampling, options.probes)
+        return Loaded(engine, server)
+    # Reading a tokenizer takes seconds; searches with other models continue meanwhile.
+    prompts = await asyncio.to_thread(prompts_of, model, options)
+    searched = HttpEngine(
+        server,
+        model.name,
+        prompts,
+        context_tokens=model.engine.context_tokens,
+        served_name=served_name(model),
+        instruction=options.instruction,
+    )
+    return Loaded(searched, server)
 
 
 def hosted_engine(model: Model, options: HostingOptions, host: EngineHost) -> VllmEngine:

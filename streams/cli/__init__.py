@@ -16,6 +16,8 @@ from schemas.errors import UniscaleError
 from streams.settings import Settings, origins
 
 _MODULES: Final = {
+    "init": "setup",
+    "check": "setup",
     "up": "running",
     "worker": "running",
     "broker": "running",

@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -44,15 +44,24 @@ from streams.topics import Topics
 # `catalogue` and `objective`: change a running deployment through records on `control`.
 
 
-def steering(settings: Settings) -> Steering:
-    """Return the current control state: catalogue file, configured objectives and control records on the broker."""
+def _echo_note(text: str) -> None:
+    click.echo(f"note: {text}", err=True)
+
+
+def steering(settings: Settings, note: Callable[[str], None] = _echo_note) -> Steering:
+    """Return the current control state: catalogue file, configured objectives and control records on the broker.
+
+    Args:
+        settings: Of the deployment.
+        note: Called with what is to be said of each record that has no effect.
+    """
     base = catalogue_of(settings)
     found = Steering.of(base, settings.queries.own_objectives(), default_objective(settings))
     for offset, entry in _entries(settings):
         try:
             found = found.after(entry, offset)
         except UniscaleError as error:
-            click.echo(f"note: control record {offset} has no effect: {error}", err=True)
+            note(f"control record {offset} has no effect: {error}")
     return found
 
 

@@ -117,7 +117,8 @@ def up(
             broker = stack.enter_context(LocalBroker.choose(kind, os.environ, port=port, directory=data))  # type: ignore[arg-type]
             settings = settings_for(settings, broker)
             click.echo(f"{broker.version} on {broker.bootstrap}; {broker.kept}")
-        groups = Control(settings).base.groups
+        models = Control(settings).base
+        groups = models.groups
         page = Topics(settings).declared(groups)
         click.echo(f"topics: created {len(kafka_admin.create(settings, page))} of {len(page)}")
         for note in kafka_admin.require(settings, page):
@@ -131,7 +132,9 @@ def up(
             settings = with_previews(settings)
         environ = settings.environ(os.environ)
         echo = None if quiet else click.echo
-        supervisor = stack.enter_context(Supervisor(services, environ=environ, log_path=log_path, echo=echo))
+        supervisor = stack.enter_context(
+            Supervisor(services, environ=environ, log_path=log_path, echo=echo, keys=models.key_names)
+        )
 
         def watch(waiting: list[str]) -> None:
             if broker is not None:

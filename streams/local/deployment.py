@@ -236,6 +236,7 @@ class Supervisor:
         environ: Environment of the processes, filtered to what services need (`streams/local/environment.py`).
         log_path: The log file.
         echo: Also called with each line of the log.
+        keys: Names of the variables that hold the API keys of models (`key_env`), which executors get besides.
     """
 
     def __init__(
@@ -245,13 +246,18 @@ class Supervisor:
         environ: Mapping[str, str],
         log_path: Path,
         echo: Callable[[str], None] | None = None,
+        keys: Iterable[str] = (),
     ) -> None:
         own = {
             **environment(environ, SERVICE),
             "PYTHONUNBUFFERED": "1",
             "STREAMS_PARENT_PID": str(os.getpid()),
         }
-        self.services = {name: Service(name, argv, own) for name, argv in services.items()}
+        with_keys = environment(environ, keys) | own
+        self.services = {
+            name: Service(name, argv, with_keys if name.partition(".")[0] == "executor" else own)
+            for name, argv in services.items()
+        }
         self.log_path = log_path
         self.echo = echo
         self._log: LogFile | None = None
@@ -485,13 +491,16 @@ class Deployment:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            self.groups = tuple(load_catalogue(Path(self.settings.catalogue)).groups)
+            catalogue = load_catalogue(Path(self.settings.catalogue))
+            self.groups = tuple(catalogue.groups)
             self.broker = stack.enter_context(LocalBroker.choose(self._kind, os.environ))
             self.settings = settings_for(self.settings, self.broker)
             kafka_admin.create(self.settings, Topics(self.settings).declared(self.groups))
             environ = self.settings.environ({**os.environ, **self._environ})
             commands = service_commands(self.groups, optional=self._optional)
-            services = Supervisor(commands, environ=environ, log_path=self._log_path)
+            services = Supervisor(
+                commands, environ=environ, log_path=self._log_path, keys=catalogue.key_names
+            )
             self.supervisor = stack.enter_context(services)
             self._stack = stack.pop_all()
         return self

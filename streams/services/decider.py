@@ -101,6 +101,13 @@ def action_vectors(
     ]
 
 
+def sized(catalogue: Catalogue) -> list[ActionVector]:
+    """Return the models of a catalogue with their sizes, all that a prior has to match: it contains its vectors."""
+    return [
+        ActionVector(each.name, each.name, np.zeros(0), float(each.parameters)) for each in catalogue.models
+    ]
+
+
 def prior_of(settings: Settings) -> Path | None:
     """Return the path of the prior named by the settings, or else by the catalogue; None if there is none."""
     if settings.policy.prior == "none":
@@ -546,12 +553,7 @@ class ShardLearner:
         Raises:
             PriorRefused: it does not fit; nothing has changed.
         """
-        # The prior contains its action vectors, so only models and sizes are checked and no encoder is needed.
-        models = [
-            ActionVector(each.name, each.name, np.zeros(0), float(each.parameters))
-            for each in catalogue.models
-        ]
-        return decider.begin(prior, models, self.log.chunk_bytes, catalogue.cost_basis)
+        return decider.begin(prior, sized(catalogue), self.log.chunk_bytes, catalogue.cost_basis)
 
     async def embedded(self, catalogue: Catalogue) -> Sequence[ActionVector]:
         """Return the actions of a catalogue as the policy sees them. Slow for those not in the cache.

@@ -56,14 +56,14 @@ def engines_of(settings: Settings, base: Catalogue) -> GroupEngines:
         settings: The deployment's settings.
         base: The catalogue file, whose endpoints use the shared key.
     """
-    return GroupEngines(_options(settings, base), _recording(settings))
+    return GroupEngines(hosting_options(settings, base), _recording(settings))
 
 
 async def verifier_of(settings: Settings, entry: VerifierModel, base: Catalogue) -> Verifier:
     """Load and return the configured verifier."""
     if (recording := _recording(settings)) is not None:
         return RecordedVerifier(recording)
-    return await start_verifier(entry, _options(settings, base))
+    return await start_verifier(entry, hosting_options(settings, base))
 
 
 def _recording(settings: Settings) -> Recording | None:
@@ -71,7 +71,8 @@ def _recording(settings: Settings) -> Recording | None:
     return Recording.load(Path(recorded)) if recorded else None
 
 
-def _options(settings: Settings, base: Catalogue) -> HostingOptions:
+def hosting_options(settings: Settings, base: Catalogue) -> HostingOptions:
+    """Return what the settings say of how models are reached; `base` is as for `engines_of`."""
     return HostingOptions(
         device=settings.engine.device,
         threads=settings.engine.threads or None,

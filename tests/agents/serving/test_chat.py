@@ -23,6 +23,7 @@ from agents.serving.errors import (
     ServingError,
 )
 from agents.serving.http import JsonServer, ServerSettings
+from agents.serving.probing import ProbeRules, first_token
 from agents.serving.retries import Retries
 from schemas.prices import Billed
 from schemas.query import Message
@@ -209,7 +210,7 @@ def test_a_server_is_ready_once_it_has_given_one_token(
     async def known() -> tuple[bool, str]:
         server = JsonServer(ServerSettings(url=upstream.url, retries=Retries(attempts=1)), sleep=_slept)
         engine = ChatEngine(server, "m", Endpoint(kind="chat", url=upstream.url, model="hosted"))
-        server.first = lambda: engine.first_token("How much is 2 plus 3?", SAMPLING, 5.0)
+        server.first = lambda: first_token(engine, SAMPLING, ProbeRules(timeout_s=5.0))
         await server.knock()
         await engine.close()
         return server.answered.is_set(), server.why

@@ -12,6 +12,7 @@ from agents.catalogue.models import Sampling
 from agents.serving.chat import ChatEngine
 from agents.serving.engine import Prefix
 from agents.serving.http import HttpEngine, JsonServer, ServerSettings
+from agents.serving.probing import ProbeRules, first_token
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import HttpRows, last_score
@@ -96,7 +97,7 @@ def test_a_served_generator_is_a_chat_endpoint(servers, micro) -> None:
         server = JsonServer(ServerSettings(url=url))
         engine = ChatEngine(server, "micro", endpoint)
         whole = Sampling(temperature=1.0, step_tokens=40, depth_limit=1)
-        server.first = lambda: engine.first_token("How many is 2 + 3?", whole, 60.0)
+        server.first = lambda: first_token(engine, whole, ProbeRules())
         return server, engine
 
     async def run():

@@ -1,0 +1,142 @@
+"""What a server says of the models that it has: their names, contexts and prices."""
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from agents.serving.errors import EngineReplyError, ServingError
+from agents.serving.http import JsonServer
+from schemas.errors import UniscaleError
+from schemas.prices import MILLION, Prices
+
+T = TypeVar("T")
+
+Tokens = Annotated[int, Meta(ge=1)]
+
+MODELS = "/v1/models"
+MODEL_INFO = "/model/info"
+"""LiteLLM's own list, with contexts and prices."""
+
+
+class Listed(Struct, frozen=True, kw_only=True):
+    """A model of a server.
+
+    Attributes:
+        id: Its name there.
+        root: What it was loaded from, as vLLM says: a folder or a name on the Hugging Face hub. Empty if unknown.
+        context_tokens: Its longest prompt plus answer; None if unknown.
+        max_output_tokens: Its longest answer; None if unknown.
+        price: What its tokens cost; None if unknown.
+    """
+
+    id: str
+    root: str = ""
+    context_tokens: int | None = None
+    max_output_tokens: int | None = None
+    price: Prices | None = None
+
+
+class _Entry(Struct):
+    id: str
+    root: str | None = None
+    max_model_len: Tokens | None = None
+
+
+class _List(Struct):
+    data: list[_Entry]
+
+
+class _Info(Struct, frozen=True):
+    mode: str | None = None
+    max_input_tokens: Tokens | None = None
+    max_tokens: Tokens | None = None
+    max_output_tokens: Tokens | None = None
+    input_cost_per_token: float | None = None
+    output_cost_per_token: float | None = None
+    cache_read_input_token_cost: float | None = None
+
+    @property
+    def price(self) -> Prices | None:
+        """Return what a million tokens cost; None where the proxy does not know, or says that they are free."""
+        if not self.input_cost_per_token or not self.output_cost_per_token:
+            return None
+        costs = (self.input_cost_per_token, self.output_cost_per_token, self.cache_read_input_token_cost)
+        million = [float(f"{each * MILLION:.6g}") if each else None for each in costs]
+        try:
+            return Prices(input=million[0] or 0.0, output=million[1] or 0.0, cached_input=million[2])
+        except UniscaleError:
+            return None
+
+
+class _Deployed(Struct):
+    model_name: str
+    model_info: _Info = _Info()
+
+
+class _Proxied(Struct):
+    data: list[_Deployed]
+
+
+async def listed(server: JsonServer) -> list[Listed]:
+    """Return the models that a server lists at `/v1/models`, in its order.
+
+    Raises:
+        ServingError: it does not answer, refuses, or its reply is no list of models.
+    """
+    found = _read(await server.get(MODELS), _List, MODELS)
+    return [
+        Listed(id=each.id, root=each.root or "", context_tokens=each.max_model_len) for each in found.data
+    ]
+
+
+async def proxied(server: JsonServer) -> list[Listed]:
+    """Return the chat models that LiteLLM's proxy lists at `/model/info`, with contexts and prices.
+
+    A model that several deployments serve has the shortest of their contexts and the highest of their prices.
+
+    Raises:
+        ServingError: it does not answer, refuses, or is no such proxy.
+    """
+    reply = _read(await server.get(MODEL_INFO), _Proxied, MODEL_INFO)
+    found: dict[str, Listed] = {}
+    for each in reply.data:
+        info = each.model_info
+        if info.mode not in (None, "chat", "completion", "responses"):
+            continue
+        one = Listed(
+            id=each.model_name,
+            context_tokens=info.max_input_tokens or info.max_tokens,
+            max_output_tokens=info.max_output_tokens,
+            price=info.price,
+        )
+        found[one.id] = _both(found.get(one.id, one), one)
+    return list(found.values())
+
+
+async def prices_of(server: JsonServer) -> dict[str, Prices]:
+    """Return the prices that a server states, by its model names; none where it states none."""
+    try:
+        return {each.id: each.price for each in await proxied(server) if each.price is not None}
+    except ServingError:
+        return {}
+
+
+def _both(one: Listed, other: Listed) -> Listed:
+    def least(*counts: int | None) -> int | None:
+        return min((each for each in counts if each is not None), default=None)
+
+    prices = [each for each in (one.price, other.price) if each is not None]
+    return Listed(
+        id=one.id,
+        context_tokens=least(one.context_tokens, other.context_tokens),
+        max_output_tokens=least(one.max_output_tokens, other.max_output_tokens),
+        price=max(prices, key=lambda each: each.output, default=None),
+    )
+
+
+def _read(reply: dict[str, Any], kind: type[T], path: str) -> T:
+    try:
+        return msgspec.convert(reply, kind)
+    except msgspec.ValidationError as error:
+        raise EngineReplyError(f"{path}: unexpected reply: {error}") from error

@@ -1,0 +1,238 @@
+"""What is wrong with a deployment's configuration, and what to do about it: its file, servers, prior and topics."""
+
+import asyncio
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from agents.bandit.errors import CorruptState, PriorRefused
+from agents.catalogue.models import Catalogue, Model, VerifierModel
+from agents.decider.decider import Decider
+from agents.embedding import EncoderError, encoder_id
+from agents.encoders import encoder_of
+from agents.serving.errors import ServingError
+from agents.serving.http import JsonServer
+from agents.serving.listing import Listed, listed, prices_of
+from agents.serving.probing import first_token
+from agents.serving.registry import HostingOptions, connected, served_name
+from agents.serving.retries import Retries
+from agents.serving.vllm_settings import checkpoint_path
+from agents.verifier.prm import start_verifier
+from schemas.objective import UNITS
+from schemas.prices import Prices, rate_in_words
+from streams.control import Control, mixed_in_words
+from streams.log import kafka_admin
+from streams.log.base import Unavailable
+from streams.log.kafka_clients import KafkaError
+from streams.services.decider import check_control_group, policy_of, prior_of, read_prior, sized
+from streams.services.hosting import hosting_options
+from streams.settings import Settings
+from streams.setup.starter import unfilled
+from streams.topics import Topics
+
+State = Literal["ok", "note", "fails"]
+
+
+class Finding(Struct, frozen=True):
+    """One thing that was looked at.
+
+    Attributes:
+        about: What: a model, the prior, the topics.
+        state: Whether it is well, worth knowing, or would fail.
+        what: What was found.
+        fix: What to do about it; empty if nothing.
+    """
+
+    about: str
+    state: State
+    what: str
+    fix: str = ""
+
+
+def findings_of(settings: Settings) -> list[Finding]:
+    """Look at everything that a deployment with these settings depends on.
+
+    Every server is asked for one token with the parameters of its entry, which may cost as much.
+
+    Raises:
+        UniscaleError: the file cannot be used; it names the field and the fix.
+    """
+    control = Control(settings)
+    catalogue = control.base
+    return [
+        *_file(settings),
+        *_money(catalogue),
+        *asyncio.run(_servers(catalogue, hosting_options(settings, catalogue))),
+        *_grades(control, settings),
+        *_learner(settings, control),
+        *_broker(settings, catalogue),
+    ]
+
+
+def _file(settings: Settings) -> list[Finding]:
+    path = Path(settings.catalogue)
+    return [
+        Finding(f"{path.name}, line {at}", "note", f"is still to be filled in: {line}", f"complete line {at}")
+        for at, line in unfilled(path.read_text(encoding="utf-8"))
+    ]
+
+
+def _money(catalogue: Catalogue) -> list[Finding]:
+    bounds = catalogue.cost_range
+    said = f"{UNITS[catalogue.unit]}, from {bounds.low:g} to {bounds.high:g} a query"
+    return [Finding("unit of costs", "ok", said)]
+
+
+# The servers: one token of each.
+
+_PATIENCE: Final = Retries(attempts=1)
+
+
+async def _servers(catalogue: Catalogue, options: HostingOptions) -> list[Finding]:
+    options = msgspec.structs.replace(options, retries=_PATIENCE)
+    asked = [_model(each, options) for each in catalogue.models]
+    asked += [_verifier(each, options) for each in catalogue.scoring]
+    return [finding for findings in await asyncio.gather(*asked) for finding in findings]
+
+
+async def _model(model: Model, options: HostingOptions) -> list[Finding]:
+    about = f"model {model.name}"
+    if model.endpoint.kind == "in-process":
+        return [_folder(about, model, options)]
+    try:
+        loaded = await connected(model, options)
+    except ServingError as error:
+        return [_unloadable(about, model, error)]
+    assert loaded.server is not None, "it is on a server"
+    try:
+        why = await first_token(loaded.engine, model.sampling, options.probes)
+        try:
+            known = await listed(loaded.server)
+        except ServingError:
+            known = []  # not every server lists its models, and the token tells whether it has this one
+        if why:
+            return [Finding(about, "fails", why, _cure(model, known))]
+        here = next((each for each in known if each.id == served_name(model)), None)
+        found = [*_context(about, model, here), *await _price(about, model, loaded.server)]
+        return found or [Finding(about, "ok", f"gave a token; charges {rate_in_words(model.rate)}")]
+    finally:
+        await loaded.engine.close()
+
+
+def _folder(about: str, entry: Model | VerifierModel, options: HostingOptions) -> Finding:
+    path = Path(checkpoint_path(entry.checkpoint, options.folder))
+    if options.offline and not path.is_dir():
+        fix = "correct checkpoint in its entry, or set offline to false to read it from the Hugging Face hub"
+        return Finding(about, "fails", f"checkpoint is {entry.checkpoint}: there is no such folder", fix)
+    return Finding(about, "ok", "is loaded by its executor or verifier; not asked here")
+
+
+def _unloadable(about: str, entry: Model | VerifierModel, error: ServingError) -> Finding:
+    if "key_env" in str(error):
+        fix = f"export {entry.endpoint.key_env}=… before `up` and for each executor"
+    else:
+        fix = "give checkpoint a folder with its tokenizer, or a name on the Hugging Face hub and offline: false"
+    return Finding(about, "fails", str(error), fix)
+
+
+def _cure(model: Model, known: Sequence[Listed]) -> str:
+    """Return what to do where a server that may list its models gave no token."""
+    name, names = served_name(model), [each.id for each in known]
+    field = "model" if model.endpoint.kind == "chat" else "served_name"
+    if known and name not in names:
+        near = difflib.get_close_matches(name, names, 3, 0.3) or names[:3]
+        return f"set endpoint.{field} to a model that the server has, such as {', '.join(near)}; it is {name}"
+    if not known:
+        return f"correct endpoint.url, which is {model.endpoint.url}, or the key of its server"
+    return "correct what the server refuses in the model's entry, or its server"
+
+
+def _context(about: str, model: Model, here: Listed | None) -> list[Finding]:
+    mine, field = model.engine.context_tokens, "engine.context_tokens"
+    if model.endpoint.kind == "chat":
+        field = "endpoint.context_tokens"
+    if here is None or here.context_tokens is None or here.context_tokens == mine:
+        return []
+    what = f"{field} is {mine}, and the server's longest context is {here.context_tokens}"
+    if mine > here.context_tokens:
+        return [Finding(about, "fails", what, f"set {field} to {here.context_tokens}")]
+    return [Finding(about, "note", what, f"set {field} to {here.context_tokens} to use all of it")]
+
+
+async def _price(about: str, model: Model, server: JsonServer) -> list[Finding]:
+    stated = (await prices_of(server)).get(served_name(model))
+    if stated is None or not isinstance(model.rate, Prices) or stated == model.rate:
+        return []
+    what = f"charges {rate_in_words(model.rate)}, and its proxy states {rate_in_words(stated)}"
+    cached = "" if stated.cached_input is None else f", cached_input: {stated.cached_input:g}"
+    fix = f"set price to {{input: {stated.input:g}{cached}, output: {stated.output:g}}}, if that is what you pay"
+    return [Finding(about, "note", what, fix)]
+
+
+async def _verifier(entry: VerifierModel, options: HostingOptions) -> list[Finding]:
+    about = f"verifier {entry.name}"
+    if entry.endpoint.kind == "in-process":
+        return [_folder(about, entry, options)]
+    try:
+        verifier = await start_verifier(entry, options)
+    except ServingError as error:
+        return [_unloadable(about, entry, error)]
+    try:
+        async with asyncio.timeout(options.probes.timeout_s):
+            await verifier.score(options.probes.question, [["2 + 3 = 5"]])
+    except (ServingError, TimeoutError) as error:
+        why = str(error) or f"no score in {options.probes.timeout_s:g} s"
+        fix = f"correct endpoint.url, which is {entry.endpoint.url}, or its server"
+        return [Finding(about, "fails", why, fix)]
+    finally:
+        await verifier.close()
+    return [Finding(about, "ok", "scored a step")]
+
+
+# What is learned, and from what.
+
+
+def _grades(control: Control, settings: Settings) -> list[Finding]:
+    if not (said := mixed_in_words(control.base)):
+        return []
+    return [Finding("grades", "note", said, "send references or feedback: docs/own-models.md, Grades")]
+
+
+def _learner(settings: Settings, control: Control) -> list[Finding]:
+    about = "policy and prior"
+    try:
+        encoder = encoder_of(settings.encoder)
+    except EncoderError as error:
+        return [Finding("encoder", "fails", str(error), "correct the encoder's settings: docs/settings.md")]
+    policy = policy_of(settings, encoder)
+    check_control_group(policy, control)
+    if (path := prior_of(settings)) is None:
+        return [Finding(about, "ok", f"{policy.name} begins without history")]
+    decider = Decider(policy, encoder=encoder_id(encoder), unit=control.base.unit)
+    try:
+        decider.begin(read_prior(path), sized(control.base), cost_basis=control.base.cost_basis)
+    except (PriorRefused, CorruptState) as error:
+        if settings.policy.prior:
+            fix = "make it again from outcomes of these models (docs/policies.md), or set prior to none"
+            return [Finding(about, "fails", str(error), fix)]
+        return [Finding(about, "note", f"{policy.name} begins without history: {error}")]
+    return [Finding(about, "ok", f"{policy.name} begins from {path}")]
+
+
+def _broker(settings: Settings, catalogue: Catalogue) -> list[Finding]:
+    declared = Topics(settings).declared(catalogue.groups)
+    try:
+        found = kafka_admin.check(settings, declared).findings
+    except (Unavailable, KafkaError) as error:
+        fix = "`up --broker auto` starts one; for your own, correct bootstrap"
+        return [Finding("broker", "note", str(error), fix)]
+    absent = [each for each in found if ": missing;" in each]
+    wrong = [Finding("topics", "fails", each) for each in found if each not in absent]
+    if absent:
+        said = f"{len(absent)} of {len(declared)} are missing"
+        wrong.append(Finding("topics", "note", said, "`up` and `topics create` make them"))
+    return wrong or [Finding("topics", "ok", "are as declared")]
