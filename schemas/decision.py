@@ -19,7 +19,7 @@ MAX_SEED = 2**63 - 1
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 
-Reason = Literal["policy", "warm-up", "floor", "pinned", "control"]
+Reason = Literal["policy", "warm-up", "floor", "pinned", "control", "baseline"]
 
 Cohort = Literal["policy", "control"]
 """Whether the policy chose, or the query belongs to the control group, which always takes one action."""
@@ -78,7 +78,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         objective: The weights and cost bounds in force.
         policy: Its name and version.
         catalogue_version: Offset in `control` of the last change to the catalogue; −1 for the file alone.
-        mean: Predicted reward of the action; None in warm-up or when pinned.
+        mean: Predicted reward of the action; None in warm-up, at the baseline or when pinned.
         width: Its confidence width.
         score: Mean plus width, by which actions are ranked.
         predicted: The predicted terms, if the policy models them.
@@ -86,8 +86,8 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         candidates: How many actions could be chosen, after masking.
         masked_models: Models left out because no live executor serves them.
         short_models: Models left out because their context may not hold the question and an answer.
-        reason: What chose the action: the policy, the warm-up, the exploration floor, the client's pin or the
-            control group.
+        reason: What chose the action: the policy, the warm-up, the exploration floor, the client's pin, the
+            control group, or the baseline, while nobody has said of any answer whether it is right.
         cohort: `control` for a query of the control group. (`group` is the executor group.)
         randomised: Whether its cohort was drawn at random. Pinned and warm-up queries, for example, are not, and do not
             belong in a comparison of the cohorts.

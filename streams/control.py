@@ -108,6 +108,15 @@ def mixed_in_words(catalogue: Catalogue) -> str:
     )
 
 
+def ungraded_in_words(baseline: str) -> str:
+    """Return what to say while a baseline answers, because nobody has said of any answer whether it is right."""
+    return (
+        f"nobody has said of any answer whether it is right, so that every query gets the baseline, {baseline}, and no "
+        "other model is tried. From the first reference or feedback on, the policy decides. `control_action` among "
+        "the policy_options names another baseline (docs/own-models.md, Grades)"
+    )
+
+
 class Control:
     """The deployment's state, built from control records.
 

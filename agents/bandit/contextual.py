@@ -613,6 +613,11 @@ class Contextual(Learner):
         self.pacer: Pacer = Pacer(self._forecast, reachable=self.settings.accuracy_of == "reachable")
         self.refits: RefitSchedule = RefitSchedule(self.settings.refits)
 
+    @property
+    def graded(self) -> bool:
+        """Return whether it has learned of any answer whether it is right; from a prior, too."""
+        return self.estimates.right.outcomes > self._failures
+
     def grown(self, kept: Sequence[int]) -> None:
         """Append the columns of new features."""
         self.estimates.grow()
@@ -730,6 +735,7 @@ class Contextual(Learner):
                     self._kept(o, query, at, _unpriced(o))
                 case "failure":
                     self.estimates.fail(z, at, o)
+                    self._failures += 1
                     self.pacer.settled(o.observation_id, o.paid, o.correct, usual=False)
                     self._kept(o, query, at, (math.nan,) * len(self.estimates.paid.centre))
                 case "correction":

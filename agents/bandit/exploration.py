@@ -145,6 +145,11 @@ class Explored:
         """Return the inner policy's version."""
         return self.inner.version
 
+    @property
+    def graded(self) -> bool:
+        """Return what the inner policy does."""
+        return self.inner.graded
+
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
         """Forward to the inner policy."""
         self.inner.offer(actions, price_factors)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby, zip_longest
 from operator import attrgetter
 from typing import Any, Final
@@ -95,7 +95,37 @@ def choose(
     policy: Policy, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
 ) -> list[Choice]:
     """Choose one action per context, all from the same state, which does not change."""
-    return [choice(each, policy.version) for each in policy.predict(contexts, objectives, seed)]
+    return [choice(each, policy.version) for each in predictions(policy, contexts, objectives, seed)]
+
+
+def predictions(
+    policy: Policy, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
+) -> list[Prediction]:
+    """Return a policy's predictions, drawn from the baseline as long as it knows of no answer whether it is right."""
+    found = policy.predict(contexts, objectives, seed)
+    if policy.graded:
+        return found
+    return [_at_baseline(of, context.baseline) for of, context in zip(found, contexts, strict=True)]
+
+
+def _at_baseline(of: Prediction, baseline: str) -> Prediction:
+    """Return a prediction that draws the baseline; unchanged if that is not among its actions, or the only one."""
+    ids = list(of.action_ids)
+    if baseline not in ids or len(ids) == 1:
+        return of
+    at, probability = ids.index(baseline), np.zeros(len(ids))
+    probability[at] = 1.0
+    return replace(
+        of,
+        chosen=at,
+        probability=probability,
+        draws=0,
+        error=0.0,
+        predicted=of.predicted if at == of.chosen else None,
+        reason="baseline",
+        cohort="policy",
+        randomised=False,
+    )
 
 
 def choice(of: Prediction, version: int) -> Choice:
@@ -328,6 +358,12 @@ class Learner:
         self.refits = Refits()
         self._updates = 0
         self._corrections = 0
+        self._failures = 0  # of the updates
+
+    @property
+    def graded(self) -> bool:
+        """Return whether it has learned of any answer whether it is right."""
+        return self.version > self._failures
 
     @property
     def version(self) -> int:
@@ -368,6 +404,7 @@ class Learner:
         """Learn outcomes in order; runs of one kind are learned together."""
         for kind, group in groupby(outcomes, key=attrgetter("kind")):
             alike = list(group)
+            self._failures += len(alike) if kind == "failure" else 0
             match kind:
                 case "reward" | "failure":  # whose `log_cost` is the upper bound
                     self.take(alike)
@@ -383,6 +420,8 @@ class Learner:
         features, arrays = self.features.snapshot()
         meta, more = self.saved()
         counters = {"updates": self._updates, "corrections": self._corrections}
+        if self._failures:  # the states of earlier releases do not say it
+            counters["failures"] = self._failures
         return pack(self.name, self.identity(), {"features": features} | counters | meta, arrays | more)
 
     def load(self, data: bytes) -> None:
@@ -394,6 +433,7 @@ class Learner:
         meta, arrays = unpack(data, self.name, self.identity())
         self.features.restore(meta["features"], arrays)
         self._updates, self._corrections = meta["updates"], meta["corrections"]
+        self._failures = meta.get("failures", 0)
         self.restored(meta, arrays)
 
     def identity(self) -> dict[str, Any]:

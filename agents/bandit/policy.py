@@ -24,7 +24,7 @@ Matrix = npt.NDArray[np.float64]
 TERMS: Final = ("correct", "score", "log_cost", "one")
 """Columns of B: the reward of Eq. 4 is linear in them for every choice of weights and cost bounds."""
 
-Reason = Literal["policy", "warm-up", "floor", "control"]
+Reason = Literal["policy", "warm-up", "floor", "control", "baseline"]
 Cohort = Literal["policy", "control"]
 OutcomeKind = Literal["reward", "correction", "cost", "failure"]
 
@@ -168,12 +168,14 @@ class Context:
     Attributes:
         query_id: Id of the query, or of a further attempt at it: every random draw derives from it.
         drawn: Whether its cohort is drawn. A further attempt keeps that of the first.
+        baseline: The action to take while the policy knows of no answer whether it is right; empty for none.
     """
 
     query_id: str
     embedding: Vector
     allowed: frozenset[str] | None = None
     drawn: bool = True
+    baseline: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,8 @@ class Choice:
         propensity_error: Standard error of that estimate; 0.0 when exact.
         predicted: Predicted (Correct, Score, log C) of the chosen action, if the policy models the terms.
         version: Number of rewards and corrections applied to the state before the choice.
-        reason: Whether the policy, the warm-up, the exploration floor or the control group chose the action.
+        reason: What chose the action: the policy, the warm-up, the exploration floor, the control group, or the
+            baseline.
         cohort: Whether the query belongs to the policy or to the control group.
         randomised: Whether a random draw decided the cohort.
     """
@@ -343,7 +346,8 @@ class Prediction:
         predicted: Predicted (Correct, Score, log C) of the chosen action.
         terms: Returns the terms of every action, shape (n, 3), valid until more is learned; None if the policy models
             the reward alone.
-        reason: Whether the policy, the warm-up, the exploration floor or the control group chose the action.
+        reason: What chose the action: the policy, the warm-up, the exploration floor, the control group, or the
+            baseline.
         cohort: Whether the query belongs to the policy or to the control group.
         randomised: Whether a random draw decided the cohort.
     """
@@ -457,6 +461,11 @@ class Policy(Protocol):
     @property
     def version(self) -> int:
         """Return the number of rewards and corrections applied."""
+        ...
+
+    @property
+    def graded(self) -> bool:
+        """Return whether it knows of any answer whether it is right, from an outcome or a prior; failures are none."""
         ...
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:

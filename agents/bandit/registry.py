@@ -24,6 +24,7 @@ from agents.bandit.errors import PolicyRefused
 from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.policy import Policy
+from schemas.action import Action
 from schemas.objective import CostUnit
 
 
@@ -34,7 +35,8 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         floor: ε of the recorded exploration floor.
         warm_up: Uniform rounds at the start; 50 in the paper's experiments.
         control_share: Share of the queries that get `control_action`, whatever the policy prefers.
-        control_action: The action of the control group, `model/qp/cp/bs`.
+        control_action: The action of the control group, `model/qp/cp/bs`. Where no verifier scores all models, it is
+            also the baseline, which all queries get as long as nobody has said of any answer whether it is right.
         control_salt: Secret that determines membership in the control group, so that nobody can pick an id to get in.
         action_features, interactions, query_rank, action_rank, interaction_scale, basis_seed: see FeatureSettings.
     """
@@ -56,11 +58,10 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         self.positive("query_rank", "action_rank")
         self.not_negative("interaction_scale", "warm_up")
         self.share("floor", "control_share")
-        if bool(self.control_share) != bool(self.control_action):
-            raise ValueError(
-                f"control_action is {self.control_action!r} with control_share {self.control_share:g}; give both or "
-                "neither"
-            )
+        if self.control_action:
+            Action.parse(self.control_action)
+        elif self.control_share:
+            raise ValueError(f"control_action is empty with control_share {self.control_share:g}; give it")
 
     def positive(self, *names: str) -> None:
         """Reject values that are not above zero."""

@@ -221,6 +221,7 @@ def decisions(
     limit: int,
     timer: Timer,
     before: Before | None = None,
+    baseline: str = "",
 ) -> list[tuple[Decided, Row]]:
     """Return a Decision for each Context, all made from one state of the policy, with their rows.
 
@@ -236,6 +237,7 @@ def decisions(
         limit: Maximum bytes of a row.
         timer: Measures how long they take, which each Decision records.
         before: What further attempts at their queries take over; None for first ones.
+        baseline: The action to take while the policy knows of no answer whether it is right; empty for none.
 
     Raises:
         UniscaleError: One of them must be rejected, whatever the others are.
@@ -252,7 +254,8 @@ def decisions(
         for record, _ in asked
     ]
     contexts = [
-        context_of(record, environment, encoder, policy.traits.surface, attempt) for record, _ in asked
+        context_of(record, environment, encoder, policy.traits.surface, attempt, baseline)
+        for record, _ in asked
     ]
     choices = choose(policy, contexts, [Objective.of(o) for o in objectives], seed)
     decide_s = timer() - began_s
@@ -339,6 +342,7 @@ def context_of(
     encoder: str = "",
     surface: bool = False,
     attempt: int = 1,
+    baseline: str = "",
 ) -> Context:
     """Return a Context as input of the policy.
 
@@ -348,6 +352,7 @@ def context_of(
         encoder: Id of the encoder of the action vectors; empty accepts any.
         surface: Whether surface counts of the question follow the embedding.
         attempt: Which attempt at the query is to be decided.
+        baseline: As of `decisions`.
 
     Raises:
         InvalidObservation: The embedding comes from another encoder.
@@ -363,7 +368,8 @@ def context_of(
     vector = np.frombuffer(record.embedding, dtype="<f4").astype(np.float64)
     if surface:
         vector = np.concatenate([vector, counts(record.query.question)])
-    return Context(attempt_id(record.query_id, attempt), vector, allowed, drawn=attempt == 1)
+    name = attempt_id(record.query_id, attempt)
+    return Context(name, vector, allowed, drawn=attempt == 1, baseline=baseline)
 
 
 def decision_of(
@@ -397,7 +403,7 @@ def decision_of(
     action = Action.parse(choice.action_id)
     catalogue = environment.steering.catalogue
     pinned = record.query.pinned is not None
-    by_policy = not pinned and choice.reason not in ("warm-up", "control")
+    by_policy = not pinned and choice.reason not in ("warm-up", "control", "baseline")
     rate = price_factors.get(action.model, 1.0)
     predicted = None
     if choice.predicted is not None:
@@ -491,6 +497,7 @@ class Decider:
         clock: Number of decisions.
         offered: Ids of the available actions.
         price_factors: What each model charges; 1 for an eFLOP on those left out.
+        baseline: The action to take while the policy knows of no answer whether it is right; empty for none.
         prior: SHA-256 of the prior that the log started from; empty for none.
         shares: The tenants of the latest outcomes.
         ended: Ids of ended queries, to recognise duplicates whose row has left the log.
@@ -512,12 +519,16 @@ class Decider:
     actions: dict[str, ActionRow] = field(default_factory=dict)
     offered: tuple[str, ...] = ()
     price_factors: Mapping[str, Rate] = field(default_factory=dict)
+    baseline: str = ""
     prior: str = ""
     shares: TeachingShares = field(default_factory=TeachingShares)
     ended: EndedIds = field(default_factory=EndedIds)
 
     def offer(
-        self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] | None = None
+        self,
+        actions: Sequence[ActionVector],
+        price_factors: Mapping[str, Rate] | None = None,
+        baseline: str = "",
     ) -> list[tuple[bytes, bytes]]:
         """Offer exactly these actions; return the new rows, which must be written before deciding.
 
@@ -526,6 +537,7 @@ class Decider:
         Args:
             actions: The actions to offer.
             price_factors: What each model charges; 1 for an eFLOP on those left out.
+            baseline: The action to take while nobody has said of any answer whether it is right; empty for none.
         """
         first = not self.actions
         rows = []
@@ -534,11 +546,17 @@ class Decider:
             self.actions[known.action] = known
             rows.append((known.key, encode_row(known)))
         wanted = tuple(dict.fromkeys(a.action_id for a in actions))
-        row = OfferRow(seq=self.seq, actions=wanted, price_factors=dict(price_factors or {}), unit=self.unit)
+        row = OfferRow(
+            seq=self.seq,
+            actions=wanted,
+            price_factors=dict(price_factors or {}),
+            unit=self.unit,
+            baseline=baseline,
+        )
         offer(self.policy, row, self.actions)
-        if (wanted, row.price_factors) != (self.offered, self.price_factors):
+        if (wanted, row.price_factors, baseline) != (self.offered, self.price_factors, self.baseline):
             rows.append((row.key, encode_row(row)))
-            self.offered, self.price_factors = wanted, row.price_factors
+            self.offered, self.price_factors, self.baseline = wanted, row.price_factors, baseline
         return rows
 
     def decide(
@@ -668,7 +686,7 @@ class Decider:
         self.context_offset, self.reward_offset = restored.context_offset, restored.reward_offset
         self.failure_offset = restored.failure_offset
         self.actions, self.offered = restored.actions, restored.offered.actions
-        self.price_factors = restored.offered.price_factors
+        self.price_factors, self.baseline = restored.offered.price_factors, restored.offered.baseline
         self.prior, self.shares, self.ended = restored.prior, restored.shares, restored.ended
         return restored.found
 
@@ -864,6 +882,7 @@ class Decider:
             limit=self.limit - GROWTH,
             timer=timer,
             before=before,
+            baseline=self.baseline,
         )
 
     def _row(self, name: str, rows: Rows) -> Row | None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from agents.bandit.learner import predictions
 from agents.bandit.policy import ActionVector, Contribution, Drift, Objective, Target
 from agents.decider.decider import Decider, DecisionEnvironment, context_of, in_force
 from schemas.decision import PolicyState, Predicted
@@ -53,8 +54,8 @@ class Preview(Struct, frozen=True, kw_only=True):
     Attributes:
         action: The policy's preferred action.
         group: The executor group that would run it.
-        reason: `pinned` if the query leaves no choice; `warm-up` while actions are still drawn at random; else
-            `policy`.
+        reason: `pinned` if the query leaves no choice; `warm-up` while actions are still drawn at random; `baseline`
+            while nobody has said of any answer whether it is right; else `policy`.
         seq: Sequence number of the next decision.
         objective: The objective of the query, including λ.
         shortfall: The closest feasible value if the objective's target cannot be met on recent queries: the smallest
@@ -71,7 +72,7 @@ class Preview(Struct, frozen=True, kw_only=True):
 
     action: str
     group: str
-    reason: Literal["policy", "warm-up", "pinned"]
+    reason: Literal["policy", "warm-up", "pinned", "baseline"]
     seq: int
     objective: ObjectiveInForce
     policy: PolicyState
@@ -104,11 +105,12 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     policy = decider.policy
     shadow_price = policy.pacer.shadow_price if policy.pacer else None
     objective = in_force(record, environment, policy.name, shadow_price)
-    context = context_of(record, environment, decider.encoder, policy.traits.surface)
-    (of,) = policy.predict([context], [Objective.of(objective)], decider.seed)
+    surface, baseline = policy.traits.surface, decider.baseline
+    context = context_of(record, environment, decider.encoder, surface, baseline=baseline)
+    (of,) = predictions(policy, [context], [Objective.of(objective)], decider.seed)
     terms = of.terms and of.terms()
     # A draw by the floor or the control group is not the policy's choice.
-    chosen = of.chosen if of.reason == "policy" else int(np.argmax(of.score))
+    chosen = of.chosen if of.reason in ("policy", "baseline") else int(np.argmax(of.score))
     found = [
         Configuration(
             action=action,
@@ -122,11 +124,11 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     ]
     action, target = found[chosen].action, Target.of(objective, record.query.account)
     living, catalogue = environment.living, environment.steering.catalogue
-    warming = of.reason == "warm-up"
+    drawn = of.reason if of.reason in ("warm-up", "baseline") else "policy"
     return Preview(
         action=action,
         group=catalogue.model(action.partition("/")[0]).group,
-        reason="pinned" if record.query.pinned is not None else "warm-up" if warming else "policy",
+        reason="pinned" if record.query.pinned is not None else drawn,
         seq=decider.seq,
         objective=objective,
         policy=PolicyState(name=policy.name, version=policy.version),
@@ -141,13 +143,18 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     )
 
 
-def offering(decider: Decider, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate]) -> Decider:
+def offering(
+    decider: Decider,
+    actions: Sequence[ActionVector],
+    price_factors: Mapping[str, Rate],
+    baseline: str = "",
+) -> Decider:
     """Return a learner for previews that already offers these actions before the real learner does.
 
     It has a copy of the policy and shares the rest. Use it for previews only, and only until the learner changes.
     """
     other = replace(decider, policy=copy.deepcopy(decider.policy), actions=dict(decider.actions))
-    other.offer(actions, price_factors)
+    other.offer(actions, price_factors, baseline)
     return other
 
 

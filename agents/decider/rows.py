@@ -118,12 +118,15 @@ class OfferRow(
         actions: Their ids.
         price_factors: Price of an eFLOP on each model where it is not 1; in USD, the prices of the tokens of each.
         unit: Of costs: that of the whole log.
+        baseline: The action to take while nobody has said of any answer whether it is right; empty where one verifier
+            scores all models.
     """
 
     seq: int
     actions: tuple[str, ...]
     price_factors: dict[str, Rate] = {}
     unit: CostUnit = "eflops"
+    baseline: str = ""
 
     @property
     def key(self) -> bytes:

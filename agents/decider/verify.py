@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Final, TypeAlias
 
 from agents.bandit.errors import CorruptState
-from agents.bandit.learner import choice, tied
+from agents.bandit.learner import choice, predictions, tied
 from agents.bandit.policy import Choice, Context, Objective, Policy, Prediction, Target
 from agents.catalogue.actions import ActionSpace
 from agents.decider import snapshot
@@ -123,22 +123,22 @@ def _together(event: LogEvent) -> tuple[EventKind, int]:
 def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int) -> Iterator[Mismatch]:
     """Yield the differences in decisions that were made together, from the state before the first of them."""
     decisions = [decode(bytes(row.decision), Decision) for row in rows]
-    contexts = [_context(row, made, offered.actions) for row, made in zip(rows, decisions, strict=True)]
+    contexts = [_context(row, made, offered) for row, made in zip(rows, decisions, strict=True)]
     objectives = [Objective.of(row.objective) for row in rows]
-    predictions = policy.predict(contexts, objectives, seed)
-    for row, made, of in zip(rows, decisions, predictions, strict=True):
+    replayed = predictions(policy, contexts, objectives, seed)
+    for row, made, of in zip(rows, decisions, replayed, strict=True):
         rate = offered.price_factors.get(made.action.model, 1.0)
         if (charged := made.prices or made.price_factor) != rate:
             yield Mismatch(row.query_id, row.seq, "price_factor", charged, rate)
         own = seed_of(seed, made.query, made.attempt)
         if made.seed != own:
             yield Mismatch(row.query_id, row.seq, "seed", made.seed, own)
-        for field, logged, replayed in _differences(policy, row, made, of):
-            yield Mismatch(row.query_id, row.seq, field, logged, replayed)
+        for field, logged, found in _differences(policy, row, made, of):
+            yield Mismatch(row.query_id, row.seq, field, logged, found)
 
 
-def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
-    space = ActionSpace(tuple(Action.parse(action_id) for action_id in offered))
+def _context(row: Row, decision: Decision, offered: OfferRow) -> Context:
+    space = ActionSpace(tuple(Action.parse(action_id) for action_id in offered.actions))
     query, allowed = decision.query, decision.query.allowed_models
     left = space.choices(
         pinned=query.pinned,
@@ -149,7 +149,8 @@ def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
         answers=query.n,
     )
     allowed_ids = frozenset(space[i].id for i in left)
-    return Context(row.name, row.vector(), allowed_ids, drawn=decision.attempt == 1)
+    drawn = decision.attempt == 1
+    return Context(row.name, row.vector(), allowed_ids, drawn=drawn, baseline=offered.baseline)
 
 
 def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -> Iterator[Difference]:
@@ -208,7 +209,7 @@ def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Diff
         sure: Whether rounding cannot have made another action the best. If it can, the probabilities of the best
             actions and the prediction of the choice may be those of another tie.
     """
-    by_policy = decision.query.pinned is None and chosen.reason not in ("warm-up", "control")
+    by_policy = decision.query.pinned is None and chosen.reason not in ("warm-up", "control", "baseline")
     numbers: list[tuple[str, float | None, float | None]] = [
         (field, getattr(decision, field), getattr(chosen, field) if by_policy else None)
         for field in ("mean", "width", "score")

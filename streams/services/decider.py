@@ -15,7 +15,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from agents.bandit.errors import CorruptState, DuplicateQuery, PolicyRefused, PriorRefused
-from agents.bandit.exploration import Explored
 from agents.bandit.pacing import KEYS, spare
 from agents.bandit.policy import ActionVector, BudgetStatus, Drift, Policy, Target
 from agents.bandit.prior import digest
@@ -40,7 +39,7 @@ from schemas.objective import UNITS, ObjectiveInForce
 from schemas.query import QueryContext
 from schemas.record import Record, decode
 from schemas.reward import Reward
-from streams.control import Control, catalogue_of, mixed_in_words
+from streams.control import Control, catalogue_of, mixed_in_words, ungraded_in_words
 from streams.log.base import ConsumerRecord, Outgoing, SendFailed, Unavailable, key_of
 from streams.metrics import Metrics
 from streams.runtime.effects import BatchEffects, Ordered
@@ -133,16 +132,30 @@ def read_prior(path: Path) -> bytes:
         ) from None
 
 
-def check_control_group(policy: Policy, control: Control) -> None:
-    """Refuse a control group whose action is not offered. If its model may have been removed, only log a warning.
+def baseline_of(settings: Settings, catalogue: Catalogue, space: ActionSpace) -> str:
+    """Return the action that every query gets while nobody has said of any answer whether it is right.
+
+    It is the control group's or, without one on offer, the smallest search with the catalogue's first model. Where one
+    verifier scores all models there is none, and the policy learns from scores.
+    """
+    if catalogue.verified == "all":
+        return ""
+    named = str(settings.policy.options.get("control_action", ""))
+    if named in {action.id for action in space}:
+        return named
+    first = next(name for name in catalogue.model_names if name in space.models)
+    return min((a for a in space if a.model == first), key=lambda action: action.qp * action.cp).id
+
+
+def check_control_group(settings: Settings, control: Control) -> None:
+    """Refuse a control action that is not offered. If its model may have been removed, only log a warning.
 
     Raises:
         SettingsError: naming the actions that are offered.
     """
-    group = policy.control if isinstance(policy, Explored) else None
-    if group is None:
+    if not (named := settings.policy.options.get("control_action")):
         return
-    action, catalogue = Action.parse(group.action_id), control.catalogue
+    action, catalogue = Action.parse(named), control.catalogue
     try:
         control.space(catalogue).index(action)
     except ActionError as error:
@@ -583,7 +596,10 @@ class ShardLearner:
         catalogue, version = control.catalogue, control.catalogue_version
         space, vectors = await self.vectors(decider, catalogue)
         with self.changing():
-            await self.write(decider.offer(vectors, catalogue.price_factors))
+            baseline = baseline_of(self.settings, catalogue, space)
+            await self.write(decider.offer(vectors, catalogue.price_factors, baseline))
+        if baseline and not decider.policy.graded:
+            log.warning("%s", ungraded_in_words(baseline))
         self.offered = Offered(version, space, len(space) == len(control.space(catalogue)))
         log.info("on offer: %s", ", ".join(space.models))
 
@@ -610,13 +626,15 @@ class DeciderService(Ordered):
         self.drift = DriftNotice(runtime.metrics)
         self.lock = asyncio.Lock()
         self._beats_awaited = False
+        self._at_baseline = False  # whether it answered since the start
         self._contexts: dict[str, QueryContext] = {}  # of the AttemptFailed of a batch, by query
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
         """Load the encoder and embed the actions; later catalogues use the cache."""
         service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings.encoder)))
-        check_control_group(policy_of(runtime.settings, service.encoder), runtime.control)
+        policy_of(runtime.settings, service.encoder)
+        check_control_group(runtime.settings, runtime.control)
         if said := mixed_in_words(runtime.control.catalogue):
             log.warning("%s", said)
         # The encoder may refuse a model added later: start without it.
@@ -718,6 +736,7 @@ class DeciderService(Ordered):
                 self.pending.add(each.query_id, at.timestamp_ms)
                 decision = decode(each.value, Decision)
                 self._count(decision)
+                self._at_baseline = self._at_baseline or decision.reason == "baseline"
                 policy = self.learner.live.policy
                 self.pacing.decided(decision.objective, policy, decision.query.account)
 
@@ -831,6 +850,9 @@ class DeciderService(Ordered):
             elif each.verdict == "differs":
                 log.warning("%s: differs from the one that was learned from: ignored", reward.reward_id)
         self.drift.learned(self.learner.live.policy)
+        if self._at_baseline and self.learner.live.policy.graded:
+            self._at_baseline = False
+            log.info("an answer has been graded: from now on the policy decides, and no longer the baseline")
 
     def _outgoing(self, decided: Decided) -> list[Outgoing]:
         if decided.value is None:

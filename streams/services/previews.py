@@ -26,7 +26,7 @@ from schemas.query import Origin, Query, QueryContext
 from schemas.record import MAX_VALUE, decode
 from streams.http.server import server_of
 from streams.log.base import Unavailable
-from streams.services.decider import DeciderService
+from streams.services.decider import DeciderService, baseline_of
 
 log = logging.getLogger("streams.decider")
 
@@ -55,6 +55,7 @@ class Changed(NamedTuple):
     space: ActionSpace
     vectors: Sequence[ActionVector]
     price_factors: Mapping[str, Rate]
+    baseline: str
 
 
 class Previews:
@@ -126,7 +127,8 @@ class Previews:
             space, vectors = await learner.vectors(decider, catalogue)
         except Unavailable as error:
             raise NotNow(str(error)) from error
-        found = Changed(decider, version, space, vectors, catalogue.price_factors)
+        baseline = baseline_of(self.service.runtime.settings, catalogue, space)
+        found = Changed(decider, version, space, vectors, catalogue.price_factors, baseline)
         # If some wait for the encoder, it is retried later.
         self._changed = found if len(space) == len(control.space(catalogue)) else None
         return found
@@ -142,7 +144,7 @@ class Previews:
         ):
             return kept[4]
         made = await self.service.runtime.in_thread(
-            lambda: offering(decider, changed.vectors, changed.price_factors)
+            lambda: offering(decider, changed.vectors, changed.price_factors, changed.baseline)
         )
         self._copy = (decider, decider.seq, changed.version, changed.space, made)
         return made

@@ -26,9 +26,8 @@ from schemas.objective import UNITS
 from schemas.prices import Prices, rate_in_words
 from streams.control import Control, mixed_in_words
 from streams.log import kafka_admin
-from streams.log.base import Unavailable
-from streams.log.kafka_clients import KafkaError
-from streams.services.decider import check_control_group, policy_of, prior_of, read_prior, sized
+from streams.log.kafka_clients import BrokerUnreachable, KafkaError
+from streams.services.decider import baseline_of, check_control_group, policy_of, prior_of, read_prior, sized
 from streams.services.hosting import hosting_options
 from streams.settings import Settings
 from streams.setup.starter import unfilled
@@ -199,7 +198,14 @@ async def _verifier(entry: VerifierModel, options: HostingOptions) -> list[Findi
 def _grades(control: Control, settings: Settings) -> list[Finding]:
     if not (said := mixed_in_words(control.base)):
         return []
-    return [Finding("grades", "note", said, "send references or feedback: docs/own-models.md, Grades")]
+    baseline = baseline_of(settings, control.base, control.space(control.base))
+    fix = "send references or feedback: docs/own-models.md, Grades"
+    return [
+        Finding("grades", "note", said, fix),
+        Finding(
+            "baseline", "note", f"until then every query gets {baseline}", "name another: control_action"
+        ),
+    ]
 
 
 def _learner(settings: Settings, control: Control) -> list[Finding]:
@@ -209,7 +215,7 @@ def _learner(settings: Settings, control: Control) -> list[Finding]:
     except EncoderError as error:
         return [Finding("encoder", "fails", str(error), "correct the encoder's settings: docs/settings.md")]
     policy = policy_of(settings, encoder)
-    check_control_group(policy, control)
+    check_control_group(settings, control)
     if (path := prior_of(settings)) is None:
         return [Finding(about, "ok", f"{policy.name} begins without history")]
     decider = Decider(policy, encoder=encoder_id(encoder), unit=control.base.unit)
@@ -227,7 +233,7 @@ def _broker(settings: Settings, catalogue: Catalogue) -> list[Finding]:
     declared = Topics(settings).declared(catalogue.groups)
     try:
         found = kafka_admin.check(settings, declared).findings
-    except (Unavailable, KafkaError) as error:
+    except (BrokerUnreachable, KafkaError) as error:
         fix = "`up --broker auto` starts one; for your own, correct bootstrap"
         return [Finding("broker", "note", str(error), fix)]
     absent = [each for each in found if ": missing;" in each]

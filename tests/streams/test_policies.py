@@ -6,7 +6,6 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from agents.bandit.exploration import Explored
-from agents.bandit.policy import Policy
 from agents.catalogue.file import load_catalogue
 from agents.encoders import encoder_of
 from schemas.control import CatalogueEntry
@@ -56,11 +55,11 @@ def test_settings_that_cannot_be_used_are_refused(settings: dict[str, str], why:
         policy_of(of(**settings), HASHED)
 
 
-def grouped(action: str) -> tuple[Policy, Control]:
-    """Return the policy and what is in force of a deployment whose control group gets an action."""
+def grouped(action: str) -> tuple[Settings, Control]:
+    """Return the settings and what is in force of a deployment whose control group gets an action."""
     options = f'{{"control_share": 0.05, "control_action": "{action}"}}'
     settings = of(policy_options=options, catalogue="infra/catalogue/mini.yaml", parallelism="all")
-    return policy_of(settings, HASHED), Control(settings)
+    return settings, Control(settings)
 
 
 def test_a_control_action_must_be_on_offer() -> None:
@@ -69,11 +68,13 @@ def test_a_control_action_must_be_on_offer() -> None:
         check_control_group(*grouped("gpt/1/1/1"))
 
 
-def test_removed_control_model_leaves_an_empty_control_group(caplog: pytest.LogCaptureFixture) -> None:
-    policy, control = grouped(f"{MODEL}/1/1/1")
+def test_removed_control_model_leaves_an_empty_control_group(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings, control = grouped(f"{MODEL}/1/1/1")
     removal = CatalogueEntry(name=MODEL, op="remove")
     control._on_control(ConsumerRecord("control", 0, 0, 0, removal.key.encode(), encode(removal)))
-    check_control_group(policy, control)
+    check_control_group(settings, control)
     assert f"model '{MODEL}' is not in the space" in caplog.text
     assert "no query is in the control group" in caplog.text
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from schemas.answer import Answer
@@ -40,7 +41,7 @@ def without(in_memory: InMemory, folder: Path, *models: str, **fields: Any) -> S
         content |= {"verifier": "none", "verifiers": []}
     (folder / "catalogue.yaml").write_text(yaml.safe_dump(content))
     few = {"parallelism": "1/1,4/1,1/4", "policy": "contextual", "prior": "none"}
-    return in_memory(catalogue=str(folder / "catalogue.yaml"), **few, **fields)
+    return in_memory(catalogue=str(folder / "catalogue.yaml"), **{**few, **fields})
 
 
 async def test_scores_stay_out_of_correctness_without_a_verifier(
@@ -48,16 +49,17 @@ async def test_scores_stay_out_of_correctness_without_a_verifier(
 ) -> None:
     """Half of the traffic has no reference, and a third of that gets a grade."""
     async with running(without(in_memory, tmp_path, "small"), seed=3) as cluster:
+        await served(cluster, ask(0, query_id="first"))  # until something is graded, the baseline answers
         unknown = {"reference": None, "feedback_wait_s": 60.0}
         queries = [ask(at % 12, query_id=f"q{at}", **({} if at % 2 else unknown)) for at in range(48)]
         send(cluster, *queries)
-        await cluster.until(lambda: len(answered(cluster)) == 48)
+        await cluster.until(lambda: len(answered(cluster)) == 49)
         graded = {f"q{at}" for at in range(0, 48, 6)}
         for query_id in sorted(graded):
             told = Feedback(query_id=query_id, correct=0.25)
             cluster.produce(cluster.topics.feedback, query_id.encode(), encode(told))
-        await cluster.until(lambda: len(closing(cluster)) == 48 and not cluster.busy, timeout_s=600)
-        rows = {row.query_id: row for row in learner_rows(cluster)}
+        await cluster.until(lambda: len(closing(cluster)) == 49 and not cluster.busy, timeout_s=600)
+        rows = {row.query_id: row for row in learner_rows(cluster) if row.query_id != "first"}
         rewards = closing(cluster)
         audited(cluster)
         reproduced(cluster)
@@ -106,12 +108,51 @@ async def test_without_any_verifier_whole_searches_run_in_the_executor(
 async def test_a_model_of_which_only_costs_are_known_counts_as_tried(
     in_memory: InMemory, ask: Ask, tmp_path: Path
 ) -> None:
-    """Else every query were a trial of some model, for as long as nobody grades anything."""
+    """Else every query were a trial of some model, for as long as nobody grades any more."""
     async with running(without(in_memory, tmp_path)) as cluster:
-        for at in range(12):
+        await served(cluster, ask(0))
+        for at in range(1, 12):
             await served(cluster, ask(at, reference=None))
         reasons = [each.reason for each in read(cluster, cluster.topics.decision, Decision)]
     assert reasons[-4:] == ["policy"] * 4, reasons
+
+
+@pytest.mark.parametrize("policy", ["contextual", "linucb"])
+async def test_the_baseline_answers_until_somebody_has_graded_an_answer(
+    in_memory: InMemory,
+    ask: Ask,
+    audited: Audit,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    policy: str,
+) -> None:
+    options = {"policy": policy, "policy_options": {"control_action": "large/1/1/1"}}
+    async with running(without(in_memory, tmp_path, **options)) as cluster:
+        for at in range(8):
+            await served(cluster, ask(at, reference=None, query_id=f"ungraded{at}"))
+        await served(cluster, ask(8, query_id="pinned", reference=None, pin_action="small/1/1/1"))
+        await served(cluster, ask(8, query_id="other", reference=None, allowed_models=("small",)))
+        assert not decider_of(cluster).policy.graded, "costs say nothing of what is right"
+        await served(cluster, ask(9, query_id="graded"))
+        for at in range(10, 40):
+            await served(cluster, ask(at % 12, query_id=f"later{at}"))
+        audited(cluster)
+        reproduced(cluster)
+        assert decider_of(cluster).policy.state() == recovered(cluster).policy.state()
+        decisions = {each.query_id: each for each in read(cluster, cluster.topics.decision, Decision)}
+    at_baseline = {name: each for name, each in decisions.items() if each.reason == "baseline"}
+    assert set(at_baseline) == {*(f"ungraded{at}" for at in range(8)), "graded"}
+    assert {(each.action.id, each.propensity, each.cohort) for each in at_baseline.values()} == {
+        ("large/1/1/1", 1.0, "policy")
+    }
+    assert decisions["pinned"].reason == "pinned"
+    assert decisions["other"].action.model == "small"
+    assert {each.action.model for name, each in decisions.items() if name.startswith("later")} == {
+        "small",
+        "large",
+    }
+    assert "every query gets the baseline, large/1/1/1" in caplog.text
+    assert "from now on the policy decides" in caplog.text
 
 
 def test_a_catalogue_says_in_words_that_no_score_stands_in(in_memory: InMemory, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ class Upstream:
             `hang-up`.
         key: The API key that it asks for; empty for none.
         models: The models that it has.
+        listing: What it says of each of them in its list, by name.
+        info: What it says of them as LiteLLM's proxy does, at `/model/info`; None if it is no such proxy.
         log: What it replied to with a completion: the request, with the usage that it was billed.
         requests: Bodies of all requests for completions.
         headers: Their headers.
@@ -29,6 +31,8 @@ class Upstream:
     spoilt: list[Any] = field(default_factory=list)
     key: str = ""
     models: tuple[str, ...] = ("hosted",)
+    listing: dict[str, Body] = field(default_factory=dict)
+    info: list[Body] | None = None
     log: list[tuple[Body, dict[str, int]]] = field(default_factory=list)
     requests: list[Body] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -40,7 +44,10 @@ class Upstream:
             def do_GET(self) -> None:
                 if not outer.allows(self.headers):
                     return self.reply({"error": {"message": "no such key"}}, 401)
-                return self.reply({"object": "list", "data": [{"id": name} for name in outer.models]})
+                if self.path == "/model/info":
+                    return self.reply({"data": outer.info} if outer.info else {}, 200 if outer.info else 404)
+                listed = [{"id": name, **outer.listing.get(name, {})} for name in outer.models]
+                return self.reply({"object": "list", "data": listed})
 
             def do_POST(self) -> None:
                 body = self.body()

@@ -48,6 +48,7 @@ export function explain(found) {
   const learned = found.policy.version > 0;
   const said = [el('b', {}, found.action)];
   if (found.reason === 'pinned') said.push(' runs, because you chose it');
+  else if (found.reason === 'baseline') said.push(' runs as the baseline: nobody has said of any answer yet whether it is right, so the policy does not choose. Send references or feedback');
   else if (found.reason === 'warm-up') said.push(` is what the policy would prefer, but it is warming up: any of ${found.candidates} configurations runs, each with the same chance`);
   else said.push(` would run, out of ${found.candidates} configurations`);
   said.push(learned && choice.predicted ? `: ${terms(choice)}.` : '.');

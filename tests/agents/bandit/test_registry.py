@@ -53,7 +53,7 @@ def test_a_floor_or_a_warm_up_wraps_the_policy(world: World) -> None:
         ("linucb", {"alpha": -1.0}),
         ("linucb", {"floor": 1.5}),
         ("linucb", {"control_share": 0.05}),
-        ("linucb", {"control_action": "m/1/1/1"}),
+        ("linucb", {"control_action": "m"}),
         ("linucb", {"control_share": 2.0, "control_action": "m/1/1/1"}),
         ("linucb", {"k": 3}),
         ("linucb", {"alpha": "much"}),

@@ -37,7 +37,8 @@ from streams.settings import MAX_PORT, Settings, SettingsError
 from streams.topics import Topics
 
 COMMANDS = [
-    "answers", "ask", "audit", "broker", "catalogue", "dead-letters", "demo", "explain", "feedback", "follow", "keys",
+    "answers", "ask", "audit", "broker", "catalogue", "check", "dead-letters", "demo", "explain", "feedback", "follow",
+    "init", "keys",
     "learner", "objective", "produce", "replay", "settings", "simulate", "topics", "up", "verify-decisions", "worker",
 ]  # fmt: skip
 
