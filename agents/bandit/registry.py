@@ -25,6 +25,7 @@ from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.policy import Policy
 from schemas.action import Action
+from schemas.errors import InvalidField
 from schemas.objective import CostUnit
 
 
@@ -59,7 +60,10 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         self.not_negative("interaction_scale", "warm_up")
         self.share("floor", "control_share")
         if self.control_action:
-            Action.parse(self.control_action)
+            try:
+                Action.parse(self.control_action)
+            except InvalidField as error:
+                raise ValueError(f"control_action {error.why}") from None
         elif self.control_share:
             raise ValueError(f"control_action is empty with control_share {self.control_share:g}; give it")
 

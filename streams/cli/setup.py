@@ -3,9 +3,10 @@
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 from msgspec import Struct
@@ -20,6 +21,8 @@ from schemas.errors import UniscaleError
 from streams.cli.control import steering
 from streams.settings import Settings
 from streams.setup.starter import FILL_IN, Kind, Source, starter, unfilled
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # `init`: servers in, one commented file out.
 
@@ -69,7 +72,7 @@ class _Asked(Struct, frozen=True):
         return cls(kind, url, named or (usual if os.environ.get(usual) else ""))
 
 
-def _servers(kind: Kind, what: str) -> Any:
+def _servers(kind: Kind, what: str) -> Callable[[F], F]:
     return click.option(f"--{kind}", kind, multiple=True, metavar="URL", help=f"{what}; repeatable.")
 
 

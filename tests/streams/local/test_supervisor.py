@@ -52,6 +52,21 @@ def test_services_get_no_foreign_secrets(tmp_path: Path) -> None:
     assert "AWS_SECRET_ACCESS_KEY" not in names
 
 
+def test_keys_of_a_catalogue_go_to_executors_alone(tmp_path: Path) -> None:
+    told = (
+        f"import os; print('keys', os.environ.get('MY_KEY'), 'OTHER_KEY' in os.environ); {READY_THEN_SLEEP}"
+    )
+    services = {"executor.default": command(told), "decider": command(told)}
+    environ, log = {**os.environ, "MY_KEY": "k", "OTHER_KEY": "o"}, tmp_path / "services.log"
+    with Supervisor(services, environ=environ, log_path=log, keys=["MY_KEY", "UNSET_KEY"]) as running:
+        running.wait_ready(30)
+    said = sorted(line.partition(" ")[2].split() for line in log.read_text().splitlines() if "keys" in line)
+    assert [(words[0], *words[-2:]) for words in said] == [
+        ("decider", "None", "False"),
+        ("executor.default", "k", "False"),
+    ]
+
+
 def test_restart_delay_grows_until_a_steady_life() -> None:
     service = Service("a", [], {})
     lived_s = [1.0, 1.0, STEADY_S + 1, 1.0, 1.0, STEADY_S + 1, STEADY_S + 1]

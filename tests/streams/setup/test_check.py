@@ -34,11 +34,9 @@ def configured(*entries: dict[str, Any], catalogue: dict[str, Any] | None = None
 
 def test_what_is_well_is_said_and_what_is_to_be_known(run: Run, upstream: Start) -> None:
     server = upstream(models=("hosted", "other"))
-    body = {"temperature": 0.5}
-    configured(
-        entry(server.url, **{".extra_body": body, ".n": [1, 4]}),
-        entry(server.url, "other", **{".model": "other"}),
-    )
+    first: dict[str, Any] = {".extra_body": {"temperature": 0.5}, ".n": [1, 4]}
+    second: dict[str, Any] = {".model": "other"}
+    configured(entry(server.url, **first), entry(server.url, "other", **second))
     said = run("check").output
     assert "0 would fail" in said
     for words in (
