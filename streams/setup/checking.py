@@ -231,8 +231,11 @@ def _learner(settings: Settings, control: Control) -> list[Finding]:
 
 def _broker(settings: Settings, catalogue: Catalogue) -> list[Finding]:
     declared = Topics(settings).declared(catalogue.groups)
+    found: list[str] = []
     try:
-        found = kafka_admin.check(settings, declared).findings
+        kafka_admin.require(settings, declared)
+    except kafka_admin.TopicsWrong as error:
+        found = error.findings
     except (BrokerUnreachable, KafkaError) as error:
         fix = "`up --broker auto` starts one; for your own, correct bootstrap"
         return [Finding("broker", "note", str(error), fix)]

@@ -118,7 +118,7 @@ async def test_a_model_of_which_only_costs_are_known_counts_as_tried(
 
 
 @pytest.mark.parametrize("policy", ["contextual", "linucb"])
-async def test_the_baseline_answers_until_somebody_has_graded_an_answer(
+async def test_baseline_answers_until_the_first_grade(
     in_memory: InMemory,
     ask: Ask,
     audited: Audit,

@@ -23,7 +23,7 @@ OFFERED = {
 
 
 @pytest.mark.parametrize("name", OFFERED)
-def test_a_complete_catalogue_loads_and_offers_what_it_says(name: str) -> None:
+def test_example_catalogue_loads(name: str) -> None:
     settings = Settings().replace(catalogue=str(FOLDER / f"{name}.yaml"))
     control = Control(settings)
     catalogue, space = control.base, control.space(control.base)

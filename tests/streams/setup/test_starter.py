@@ -57,7 +57,7 @@ PROXY: list[dict[str, Any]] = [
 ]
 
 
-def test_servers_of_all_three_kinds_become_one_file_that_runs(run: Run, upstream: Start) -> None:
+def test_all_kinds_of_servers_give_one_file_that_runs(run: Run, upstream: Start) -> None:
     vllm, openai = upstream(**VLLM), upstream(models=("hosted",), key="secret")
     proxy = upstream(info=PROXY, key="other")
     said = run(
@@ -103,7 +103,7 @@ def test_servers_of_all_three_kinds_become_one_file_that_runs(run: Run, upstream
     assert "7 lines marked FILL IN" in said
 
 
-def test_a_checkpoint_in_a_folder_gives_its_architecture(run: Run, upstream: Start) -> None:
+def test_checkpoint_folder_gives_architecture(run: Run, upstream: Start) -> None:
     folder = Path(__file__).parents[3] / "models" / "mini-1m"
     server = upstream(models=("m",), listing={"m": {"root": str(folder), "max_model_len": 1024}})
     run("init", "--vllm", server.url)
@@ -111,7 +111,7 @@ def test_a_checkpoint_in_a_folder_gives_its_architecture(run: Run, upstream: Sta
     assert model.parameters > 900_000
 
 
-def test_the_models_that_are_named_are_taken(run: Run, upstream: Start) -> None:
+def test_models_named_by_option(run: Run, upstream: Start) -> None:
     server = upstream(models=tuple(f"model-{at}" for at in range(30)))
     refused = run("init", "--openai", server.url, code=1).output
     assert "lists 30 models; name yours with --model: model-0, model-1" in refused
@@ -123,7 +123,7 @@ def test_the_models_that_are_named_are_taken(run: Run, upstream: Start) -> None:
     ]
 
 
-def test_a_file_is_overwritten_only_by_force(run: Run, upstream: Start) -> None:
+def test_overwrite_needs_force(run: Run, upstream: Start) -> None:
     server = upstream()
     FILE.write_text("seed: 7\n")
     assert (
@@ -162,7 +162,7 @@ def test_a_file_is_overwritten_only_by_force(run: Run, upstream: Start) -> None:
         (["--openai", "{url}", "--model", "x"], {}, {}, ["none of its models is x; --model takes: hosted"]),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_with_its_fix(
+def test_refusal_names_option_and_fix(
     run: Run, upstream: Start, words: list[str], how: dict[str, Any], environ: dict[str, str], said: list[str]
 ) -> None:
     server = upstream(**how)
@@ -173,5 +173,5 @@ def test_what_cannot_be_read_is_refused_with_its_fix(
     assert not FILE.exists()
 
 
-def test_no_server_is_a_usage_error(run: Run) -> None:
+def test_no_server_is_wrong_usage(run: Run) -> None:
     assert "give at least one of --vllm URL" in run("init", code=2).output

@@ -32,7 +32,7 @@ def configured(*entries: dict[str, Any], catalogue: dict[str, Any] | None = None
     FILE.write_text(yaml.safe_dump({**settings, "catalogue": models | (catalogue or {})}, sort_keys=False))
 
 
-def test_what_is_well_is_said_and_what_is_to_be_known(run: Run, upstream: Start) -> None:
+def test_good_file_passes_with_its_notes(run: Run, upstream: Start) -> None:
     server = upstream(models=("hosted", "other"))
     first: dict[str, Any] = {".extra_body": {"temperature": 0.5}, ".n": [1, 4]}
     second: dict[str, Any] = {".model": "other"}
@@ -54,14 +54,14 @@ def test_what_is_well_is_said_and_what_is_to_be_known(run: Run, upstream: Start)
     )
 
 
-def test_what_init_left_open_is_named(run: Run, upstream: Start) -> None:
+def test_lines_left_open_by_init(run: Run, upstream: Start) -> None:
     run("init", "--openai", upstream().url)
     said = _plain(run("check").output)
     assert said.count("is still to be filled in") == 2
     assert "price: {input: 1, output: 4}" in said
 
 
-def test_another_price_than_the_proxy_states_is_named(run: Run, upstream: Start) -> None:
+def test_price_that_the_proxy_contradicts(run: Run, upstream: Start) -> None:
     info = {"input_cost_per_token": 2.5e-06, "output_cost_per_token": 1e-05}
     server = upstream(info=[{"model_name": "hosted", "model_info": info}])
     configured(entry(server.url))
@@ -70,14 +70,14 @@ def test_another_price_than_the_proxy_states_is_named(run: Run, upstream: Start)
     assert "gave a token" in _plain(run("check").output)
 
 
-def test_a_catalogue_that_ships_is_checked_as_it_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalogue_that_ships(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     said = _plain(run("check", "infra/catalogue/mini.yaml").output)
     assert "model mini-4m ok is loaded by its executor" in said
     assert "contextual begins without history: prior: encoder is" in said
 
 
-def test_a_prior_that_is_asked_for_has_to_fit(run: Run, upstream: Start) -> None:
+def test_configured_prior_must_fit(run: Run, upstream: Start) -> None:
     configured(entry(upstream().url), prior=str(ROOT / "infra" / "prior" / "mini.bin"))
     said = _plain(run("check", code=1).output)
     assert "policy and prior fails prior: catalogue: unit of costs is" in said
@@ -194,7 +194,7 @@ BAD: dict[str, tuple[dict[str, Any], Change, list[str]]] = {
 
 
 @pytest.mark.parametrize("mistake", BAD)
-def test_each_mistake_is_named_with_its_field_and_its_fix(run: Run, upstream: Start, mistake: str) -> None:
+def test_mistake_names_field_and_fix(run: Run, upstream: Start, mistake: str) -> None:
     how, write, said = BAD[mistake]
     write(upstream(**how).url)
     shown = _plain(run("check", code=1, MY_KEY="wrong").output)
