@@ -60,7 +60,6 @@ class Walk:
         self.port = free_port()
         settings = Settings().replace(bootstrap=f"127.0.0.1:{self.port}", gateway_port=free_port())
         self.operator = Operator(folder, settings)
-        self.environ: dict[str, str] = {}
         self.addresses = {
             "http://127.0.0.1:8000": vllm,
             "https://api.example.com/v1": hosted,
@@ -77,7 +76,7 @@ class Walk:
         words = shlex.split(line)
         if words[0] == "export":
             name, _, _ = words[1].partition("=")
-            self.environ[name] = "sk-test"
+            self.operator.environ[name] = "sk-test"
         elif words[:3] == ["python", "-m", "streams"]:
             self.streams(words[3:])
         elif words[0] == "curl":
@@ -88,12 +87,12 @@ class Walk:
 
     def streams(self, words: list[str]) -> None:
         if words[0] == "up":
-            self.up = self.operator.start(*words, "--port", str(self.port), "--log", "up.log", **self.environ)
+            self.up = self.operator.start(*words, "--port", str(self.port), "--log", "up.log")
             self.said["up"] = read_until(self.up, "services are ready")
             assert self.up.stdout is not None
             threading.Thread(target=self.up.stdout.read, daemon=True).start()
             return
-        done = self.operator.run(*words, **self.environ)
+        done = self.operator.run(*words)
         self.said[words[0]] = done.stdout
         if words[0] == "ask" and not self.asked:
             self.asked = re.findall(r"\[(ask-\w+): ok", done.stderr)[0]
