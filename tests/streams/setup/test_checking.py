@@ -109,7 +109,7 @@ BAD: dict[str, tuple[dict[str, Any], Change, list[str]]] = {
     "an unknown price": (
         {},
         _one(price={"input": 1, "output": 2, "prompt": 3}),
-        ["field price.prompt: is unknown"],
+        ["field price: object contains unknown field `prompt`; correct it"],
     ),
     "a price of 0": (
         {},
