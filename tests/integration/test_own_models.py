@@ -121,7 +121,8 @@ def test_every_line_of_the_page_runs(
         assert "2 models: qwen3-8b, hosted" in walk.said["init"]
         assert "0 would fail" in walk.said["check"]
         assert "still to be filled in" in walk.said["check"]
-        assert "USD" in walk.said["explain"]
+        assert "by baseline" in walk.said["explain"]
+        assert "price $" in walk.said["explain"]
         # The third question had the page's first reference, and the verdict came later.
         made = walk.decisions()
         assert [(each.reason, each.action.id) for each in made] == [("baseline", "qwen3-8b/1/1/1")] * 3
