@@ -102,7 +102,7 @@ async def proxied(server: JsonServer) -> list[Listed]:
     found: dict[str, Listed] = {}
     for each in reply.data:
         info = each.model_info
-        if info.mode not in (None, "chat", "completion", "responses"):
+        if info.mode not in (None, "chat", "responses"):
             continue
         one = Listed(
             id=each.model_name,
