@@ -98,10 +98,11 @@ class Walk:
             self.asked = re.findall(r"\[(ask-\w+): ok", done.stderr)[0]
 
     def decisions(self) -> list[Decision]:
-        """Return all Decisions, in their order."""
+        """Return all Decisions in the order in which they were made."""
         lines = self.operator.run("follow", "decision", "--since", "1h", "--no-wait", "--json").stdout
         events = [json.loads(line) for line in lines.splitlines()]
-        return [msgspec.convert(event["record"], Decision) for event in events]
+        found = [msgspec.convert(event["record"], Decision) for event in events]
+        return sorted(found, key=lambda decision: decision.seq)
 
     def close(self) -> None:
         if self.up is not None:
