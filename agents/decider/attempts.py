@@ -39,7 +39,7 @@ class Failure:
         offset: Its offset in its topic.
         context: The Context of its query; None if its topic has it no longer.
         cost: Cost of the attempt, in the unit of its objective; None if nothing ran or the cost is unknown.
-        in_time: Whether its query has time left.
+        in_time: Whether its query has time left for a search.
     """
 
     record: AttemptFailed

@@ -328,13 +328,15 @@ END;
 SELECT l.query_id, 'the learner''s row is ' || l.stage || ' by ' || iif(l.kinds = '', 'nothing', l.kinds)
     || '; by its Rewards, ' || p.stage || ' by ' || iif(p.kinds = '', 'nothing', p.kinds)
 FROM Row l JOIN Applied p USING (query_id, seq) JOIN Timeline t USING (query_id)
-WHERE t.since_ms > :kept_reward AND (l.stage <> p.stage OR l.kinds <> p.kinds);
+WHERE t.since_ms > :kept_reward AND (l.f_off < 0 OR t.since_ms > :kept_failure)
+AND (l.stage <> p.stage OR l.kinds <> p.kinds);
 
 -- name: row_updates
 SELECT l.query_id, 'the learner''s row has updates at ' || l.learned || ' and ' || l.corrected || ', its Rewards make '
     || p.updates
 FROM Row l JOIN Applied p USING (query_id, seq) JOIN Timeline t USING (query_id)
-WHERE t.since_ms > :kept_reward AND l.stage = p.stage AND l.kinds = p.kinds
+WHERE t.since_ms > :kept_reward AND (l.f_off < 0 OR t.since_ms > :kept_failure)
+AND l.stage = p.stage AND l.kinds = p.kinds
 AND (l.learned >= 0) + (l.corrected >= 0) <> p.updates;
 
 -- name: row_terms

@@ -277,13 +277,15 @@ def reset(settings: Settings, yes: bool) -> None:
     log = _Log.of_stopped(settings)
     if not yes:
         log.confirm(f"delete {len(log.rows)} records of {log.changelog} and all snapshots?")
-    read = {log.topics.context: -1, log.topics.reward: -1}
+    read = {log.topics.context: -1, log.topics.reward: -1, log.topics.attempt_failed: -1}
     for manifest in manifests(log.snapshots).values():
         read[log.topics.context] = max(read[log.topics.context], manifest.context_offset)
         read[log.topics.reward] = max(read[log.topics.reward], manifest.reward_offset)
+        read[log.topics.attempt_failed] = max(read[log.topics.attempt_failed], manifest.failure_offset)
     for row in _readable(log.rows):
         read[log.topics.context] = max(read[log.topics.context], row.context_origin.offset)
         read[log.topics.reward] = max(read[log.topics.reward], row.reward_offset)
+        read[log.topics.attempt_failed] = max(read[log.topics.attempt_failed], row.failure_offset)
     commit(settings, log.group, {topic: last + 1 for topic, last in read.items() if last >= 0})
     every = latest(settings, [log.changelog])  # including rows before the recovery's start offset
     rewrite(

@@ -30,6 +30,7 @@ from agents.decider.snapshot import EndedIds
 from agents.embedding import BadEmbedding, Encoder, EncoderError, EncoderRefused, embed_actions, encoder_id
 from agents.encoders import encoder_of
 from agents.reward.outcome import cost_of
+from agents.search.search import SearchRules
 from schemas.action import Action
 from schemas.attempt import AttemptFailed
 from schemas.decision import Decision
@@ -782,8 +783,9 @@ class DeciderService(Ordered):
         return Failure(record, at.offset, context, None if cost is None else cost.cost or None, in_time)
 
     def _in_time(self, context: QueryContext) -> bool:
+        """Return whether a search for a query could still begin."""
         timeout_s = context.query.timeout_s or self.runtime.settings.queries.timeout_s
-        until_ms = context.appended_ms + timeout_s * 1000
+        until_ms = context.appended_ms + timeout_s * SearchRules().search_share * 1000
         return not context.appended_ms or self.runtime.clock.now_ms() < until_ms
 
     def _follow(self, batch: Sequence[tuple[AttemptFailed, ConsumerRecord]]) -> BatchEffects:

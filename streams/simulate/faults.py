@@ -23,11 +23,18 @@ from agents.encoders import EncoderChoice, HashedEncoder, HttpEncoder
 from agents.grading.pool import GradingPool, GradingPoolError
 from agents.serving.engine import Drafted, Engine, Prefix
 from agents.serving.errors import (
+    ContentFilteredError,
+    EndpointRefusedError,
     EndpointSuspendedError,
+    EngineBusyError,
     EngineDiedError,
+    EngineFaultError,
+    EngineReplyError,
     EngineStartError,
+    EngineTimeoutError,
     EngineUnreachableError,
     RequestRefusedError,
+    ServingError,
 )
 from agents.serving.recorded import RecordedEngine, question_of
 from agents.serving.registry import GroupEngines, HostingOptions, Loaded
@@ -64,6 +71,19 @@ handled, commits."""
 _SKIPPED: Final = {"embedder": ("row",), "executor": ("row", "thread"), "verifier": ("row", "thread")}
 """Steps that a service does not have."""
 
+ERRORS: Final[dict[str, ServingError]] = {
+    "429": EngineBusyError("HTTP 429: slow down"),
+    "500": EngineFaultError("HTTP 500"),
+    "400": RequestRefusedError("HTTP 400: unknown parameter"),
+    "401": EndpointRefusedError("HTTP 401: wrong key"),
+    "filtered": ContentFilteredError("a content filter withheld the completion"),
+    "unreachable": EngineUnreachableError("no connection"),
+    "time-out": EngineTimeoutError("no reply in time"),
+    "undecodable": EngineReplyError("not a completion"),
+    "suspended": EndpointSuspendedError("its endpoint is not asked"),
+}
+"""How an attempt at a query fails before any of its text is sent, except for an empty completion."""
+
 DEPENDENCIES: Final[dict[str, tuple[str, ...]]] = {
     "encoder down": ("unreachable", "500"),
     "encoder wrong": ("401", "404", "html", "dimension"),
@@ -80,8 +100,15 @@ DEPENDENCIES: Final[dict[str, tuple[str, ...]]] = {
     "verifier wrong": ("few",),
     "verifier lies": ("",),
     "model away": ("suspended", "loading", "failed"),
+    "attempt fails": tuple(
+        f"{model} {how}" for model in ("small", "large", "large", "every") for how in (*ERRORS, "empty")
+    ),
 }
 """Ways in which each dependency misbehaves for a while."""
+
+BETWEEN: Final = ("failed", "decided", "begun", "answered", "ended")
+"""Moments of an attempt that fails, at which a worker is killed: its AttemptFailed is written, the next attempt is
+decided, has made a step, is answered; or its row has ended and nothing that follows is sent yet."""
 
 TIMES: Final = (
     "clock",
@@ -97,10 +124,11 @@ TIMES: Final = (
 SEGMENT_S: Final = 55.0
 """Age up to which compaction spares records; longer than any worker is suspended."""
 
-KINDS: Final = (*STEPS, *DEPENDENCIES, *TIMES)
+KINDS: Final = (*STEPS, *DEPENDENCIES, *TIMES, "kill between")
 
 _LATER: Final = ("thread slow", "model away", "repair", "reset")
-"""Drawn from a separate random stream, so that earlier seeds still draw the same schedules."""
+_ATTEMPTS: Final = ("attempt fails", "kill between")
+"""Both drawn from separate random streams, so that earlier seeds still draw the same schedules."""
 
 # Weights so that each kind takes effect in one history of twenty: few worlds use an encoder server, few answers need a
 # grader, and the fault of an unused dependency has no effect.
@@ -112,6 +140,7 @@ _OWNERS: Final = {
     "grader": "aggregator",
     "verifier": "verifier",
     "model": "executor",
+    "attempt": "executor",
 }
 
 
@@ -141,7 +170,8 @@ def schedule(seed: int, world: World) -> tuple[Fault, ...]:
     kinds = [
         kind
         for kind in KINDS
-        if kind not in _LATER and (not kind.startswith("encoder") or world.settings.encoder.kind == "http")
+        if kind not in (*_LATER, *_ATTEMPTS)
+        and (not kind.startswith("encoder") or world.settings.encoder.kind == "http")
     ]
     often = [_OFTEN.get(kind.partition(" ")[0], 1.0) for kind in kinds]
     drawn = rng.choices(kinds, often, k=rng.choice((0, 3, 5, 7, 9)))
@@ -149,7 +179,20 @@ def schedule(seed: int, world: World) -> tuple[Fault, ...]:
     return (
         *(_drawn(rng, kind, world) for kind in drawn),
         *(_drawn(later, kind, world) for kind in more),
+        *_between_attempts(random.Random(f"attempt faults {seed}"), world),
     )
+
+
+def _between_attempts(rng: random.Random, world: World) -> Iterator[Fault]:
+    """Yield faults that make attempts fail, and kills of the workers that continue with another attempt."""
+    if rng.random() < 0.4:
+        return
+    for _ in range(rng.choice((1, 2, 3))):
+        yield _drawn(rng, "attempt fails", world)
+    for _ in range(rng.choice((0, 1, 2))):
+        service = rng.choice(("executor", "decider", "aggregator"))
+        moment = rng.choice(BETWEEN)
+        yield Fault(kind="kill between", service=service, at=rng.choice((1, 1, 2, 3)), how=moment)
 
 
 def _drawn(rng: random.Random, kind: str, world: World) -> Fault:
@@ -303,11 +346,25 @@ class Faults:
             return None
         for fault in self.schedule:
             begins = fault.kind.startswith(dependency + " ") and fault.kind in DEPENDENCIES
-            if begins and fault.at <= self.clock() < fault.at + fault.much:
-                self.hit(fault)
-                self.meets(fault.kind, (record.value for record in handling.get()))
+            if begins and self._lasts(fault):
                 return fault
         return None
+
+    def _lasts(self, fault: Fault) -> bool:
+        """Return whether a fault lasts; if so, it has hit what is being handled."""
+        if not fault.at <= self.clock() < fault.at + fault.much:
+            return False
+        self.hit(fault)
+        self.meets(fault.kind, (record.value for record in handling.get()))
+        return True
+
+    def fails(self, model: str) -> str:
+        """Return how attempts with a model fail now; empty if they do not."""
+        for fault in () if self.over else self.schedule:
+            whose, _, how = fault.how.partition(" ")
+            if fault.kind == "attempt fails" and whose in (model, "every") and self._lasts(fault):
+                return how
+        return ""
 
     def away(self, model: str) -> State | None:
         """Return the state of a model that is not ready now; None if it is ready."""
@@ -494,7 +551,13 @@ class _Engine(RecordedEngine):
         self.faults.end("executor", question_of(prefixes[0].messages), self.world)
         if self.faults.away(self.model) == "suspended":
             raise marked(EndpointSuspendedError(f"{self.model}: its endpoint is not asked"))
+        fails = self.faults.fails(self.model)
+        if fails in ERRORS:
+            error = ERRORS[fails]
+            raise type(error)(f"{self.model}: {error}")
         drafts = await super().generate(step_id, prefixes, n, seeds, sampling)
+        if fails == "empty":
+            return _empty(drafts)
         if self.world.bad is not None and self.model == "large":
             drafts = await _badly(self.world.bad, drafts)
         if fault is not None and fault.kind == "engine wrong":
@@ -512,10 +575,14 @@ async def _badly(bad: Bad, drafts: list[Drafted]) -> list[Drafted]:
         case "slow":
             await asyncio.sleep(SLOW_S)
         case "empty":
-            return [replace(each, text="", finish="eos", tokens=1) for each in drafts]
+            return _empty(drafts)
         case "dear":
             pass
     return drafts
+
+
+def _empty(drafts: list[Drafted]) -> list[Drafted]:
+    return [replace(each, text="", finish="eos", tokens=1) for each in drafts]
 
 
 class _Engines(GroupEngines):

@@ -23,6 +23,7 @@ from streams.log.base import ConsumerRecord
 from streams.runtime.handler_guard import LIMIT
 from streams.runtime.memory_cluster import Cluster
 from streams.services.decider import DeciderService, policy_of
+from streams.simulate.attempts import Attempts
 from streams.simulate.faults import Faults
 from streams.simulate.life import LAST, Life, said
 
@@ -85,6 +86,7 @@ def judged(life: Life) -> Iterator[str]:
     yield from _admitted(life)
     yield from _refused(life)
     yield from _taught(life)
+    yield from Attempts(life).wrong()
     yield from _outlived(life)
     yield from _chosen(life)
     for row in cluster.broker.records(life.log):
@@ -191,7 +193,7 @@ def misled(life: Life) -> tuple[int, int]:
     found = {
         decision.query_id: decision
         for record in life.records(life.topics.decision)
-        if (decision := decode(record.value, Decision)).query_id.startswith("q")
+        if (decision := decode(record.value, Decision)).query_id.startswith("q") and decision.attempt == 1
     }
     last = sorted(found.values(), key=lambda decision: decision.seq)[-len(found) // 3 :]
     return sum(decision.action.model == "large" for decision in last), len(last)
@@ -207,6 +209,9 @@ MET: Final = (
     "refit in parts",
     "snapshot in chunks",
     "process killed",
+    "decided again",
+    "answered again",
+    "mixed verifiers",
 )
 """States and limits that histories may reach, as named by `met`."""
 
@@ -221,14 +226,20 @@ def met(life: Life) -> Iterator[str]:
     }
     errors = {decode(record.value, DeadLetter).error for record in life.records(life.topics.dead_letter)}
     rewards = (decode(record.value, Reward) for record in life.records(life.topics.reward))
+    decisions = [decode(record.value, Decision) for record in life.records(life.topics.decision)]
+    answers = (decode(record.value, Answer) for record in life.records(life.topics.answer))
     keys = {record.key or b"" for record in life.records(life.topics.snapshot)}
     refits = {record.key or b"" for record in life.broker.records(life.log)}
+    again = any(each.attempt > 1 for each in decisions)
     for name, is_met in (
         ("no place left", "AdmissionRejected" in errors),
         ("process killed", "KilledProcess" in errors),
         ("window full", life.window_full),
         ("reward closed early", any(reward.closed_early for reward in rewards)),
         ("refit in parts", any(key.startswith(REFIT_KEY) and key.endswith(b"/1") for key in refits)),
+        ("decided again", again),
+        ("answered again", any(each.attempt > 1 and each.status == "ok" for each in answers)),
+        ("mixed verifiers", any(each.verified == "some" for each in decisions)),
         ("snapshot in chunks", any(key.startswith(SNAPSHOT_KEY) and key.endswith(b"/1") for key in keys)),
     ):
         if is_met:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from contextvars import Context
 from functools import partial
@@ -18,12 +19,14 @@ from agents.decider.rows import REFIT_KEY, Row, decode_row
 from agents.decider.snapshot import RESET_KEY, EndedIds, manifests, start_of
 from agents.embedding import EncoderUnavailable, encoder_id
 from schemas.answer import Answer
+from schemas.attempt import AttemptFailed
 from schemas.control import CatalogueEntry, ObjectiveEntry, PriceFactorEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
+from schemas.search import SearchStep
 from streams.control import catalogue_of
 from streams.log.base import ConsumerRecord
 from streams.log.memory import MemoryBroker
@@ -111,6 +114,9 @@ class Life:
             topic.name: [] for topic in self.topics.declared(self.cluster.groups)
         }
         self.broker.watch(self, self._appended, lambda record: self._appended[record.topic].append(record))
+        self._moments: Counter[str] = Counter()
+        kills = [fault for fault in faults if fault.kind == "kill between"]
+        self.broker.watch(self, {self._moment_topic(fault.how) for fault in kills}, self._between)
         self.waiting: set[str] = set()
         self.window_full = False
         self._window = WINDOW * world.settings.kafka.concurrency
@@ -123,8 +129,9 @@ class Life:
             if fault.kind in TIMES and fault.kind != "clock":
                 self._beside(self._at(fault))
         await sent
+        timeless = ("raise", "clock", "kill between")
         last_s = max(
-            (fault.at + fault.much for fault in self.faults.schedule if fault.kind not in ("raise", "clock")),
+            (fault.at + fault.much for fault in self.faults.schedule if fault.kind not in timeless),
             default=0.0,
         )
         until_s = self.world.until_s
@@ -177,7 +184,7 @@ class Life:
             case "expire":
                 self._expire()
             case "catalogue":
-                self._control(*_catalogue(fault))
+                self._control(*_catalogue(fault, self.world))
             case "objective":
                 self._control(ObjectiveEntry(name="thrifty", op="set", accuracy=0.5))
             case "restart":
@@ -210,6 +217,7 @@ class Life:
                 topics.due,
                 topics.heartbeat,
                 topics.feedback,
+                topics.attempt_failed,
             ),
             *(of(group) for of in each_group for group in self.cluster.groups),
         ):
@@ -262,6 +270,41 @@ class Life:
             self.faults.meets_queries("reset", self.seen["decision"])
         for worker in stopped:
             await self.cluster.start(worker.service, worker.group, worker.instance)
+
+    def _moment_topic(self, moment: str) -> str:
+        topics = self.topics
+        return {
+            "failed": topics.attempt_failed,
+            "decided": topics.decision,
+            "begun": topics.search_step,
+            "answered": topics.answer,
+            "ended": self.log,
+        }[moment]
+
+    def _between(self, record: ConsumerRecord) -> None:
+        """Kill a worker at a moment between two attempts, if a fault says so."""
+        if self.faults.over or not self._is_between(record):
+            return
+        self._moments[record.topic] += 1
+        for fault in self.faults.schedule:
+            named = fault.kind == "kill between" and self._moment_topic(fault.how) == record.topic
+            if named and self._moments[record.topic] == fault.at:
+                self._beside(self._killed(fault))
+
+    def _is_between(self, record: ConsumerRecord) -> bool:
+        """Return whether a record is one of an attempt that failed, or of a further one."""
+        if record.topic == self.log:
+            row = None if record.value is None else decode_row(record.key or b"", record.value)
+            return isinstance(row, Row) and row.failure_offset >= 0
+        read: Any = decode(record.value, _MOMENTS[record.topic.removeprefix(self.topics.prefix)])
+        return isinstance(read, AttemptFailed) or read.attempt > 1
+
+    async def _killed(self, fault: Fault) -> None:
+        for worker in self.cluster.workers:
+            if worker.service == fault.service:
+                self.faults.hit(fault)
+                self.cluster.kill(worker)
+                return
 
     async def _suspended(self, worker: Worker, seconds: float) -> None:
         """Suspend a process. Once its session expires the group continues without it; then it resumes and ends."""
@@ -389,12 +432,20 @@ _KINDS: Final[dict[str, type[Record]]] = {
 }
 
 
-def _catalogue(fault: Fault) -> Sequence[CatalogueEntry | PriceFactorEntry]:
+_MOMENTS: Final[dict[str, type[Record]]] = {
+    "attempt-failed": AttemptFailed,
+    "action-decision": Decision,
+    "search-step": SearchStep,
+    "answer": Answer,
+}
+
+
+def _catalogue(fault: Fault, world: World) -> Sequence[CatalogueEntry | PriceFactorEntry]:
     if fault.how == "remove":
         return (CatalogueEntry(name="small", op="remove"),)
     if fault.how == "price":
         return (PriceFactorEntry(name="large", factor=3.0),)
-    return (CatalogueEntry(name="fresh", op="add", model=entry("fresh")),)
+    return (CatalogueEntry(name="fresh", op="add", model=entry("fresh", world.unscored)),)
 
 
 def said(error: BaseException) -> str:
@@ -440,6 +491,8 @@ def reset(broker: MemoryBroker, topics: Topics) -> None:
         topics.context: [each.context_offset for each in known]
         + [row.context_origin.offset for row in decided],
         topics.reward: [each.reward_offset for each in known] + [row.reward_offset for row in decided],
+        topics.attempt_failed: [each.failure_offset for each in known]
+        + [row.failure_offset for row in decided],
     }
     for topic, offsets in read.items():
         if (last := max(offsets, default=-1)) >= 0:

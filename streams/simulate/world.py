@@ -107,6 +107,7 @@ class World:
         states: Models that never become ready, with their reported state.
         bad: What is wrong with the model `large`, if choices are judged.
         open_rewards: Maximum rewards that may wait for feedback; None for no effective limit.
+        unscored: Models that no verifier scores.
     """
 
     settings: Settings
@@ -124,6 +125,7 @@ class World:
     states: dict[str, State] = field(default_factory=dict)
     bad: Bad | None = None
     open_rewards: int | None = None
+    unscored: frozenset[str] = frozenset()
 
     def right(self, query: Query, extracted: str | None) -> bool | None:
         """Return whether an answer is right; None if the query has no reference."""
@@ -146,10 +148,11 @@ def same(gold: str, answer: str) -> bool:
     return _plain(gold) == _plain(answer)
 
 
-def entry(name: str) -> dict[str, Any]:
+def entry(name: str, unscored: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return a model's entry, for a catalogue or a control record."""
     group = "gpu" if name == "far" else "mini"
-    return {"name": name, "group": group, **_checkpoint(100_000 * (1 + 2 * MODELS.index(name)))}
+    scored = {"verifier": "none"} if name in unscored else {}
+    return {"name": name, "group": group, **scored, **_checkpoint(100_000 * (1 + 2 * MODELS.index(name)))}
 
 
 def _checkpoint(size: int) -> dict[str, Any]:
@@ -180,7 +183,9 @@ def drawn(seed: int, folder: Path) -> World:
     names: tuple[str, ...] = ("large",) if habits.random() < 0.2 else ("small", "large")
     names += ("far",) if far else ()
     judged = habits.random() < 0.3
-    (folder / "catalogue.yaml").write_text(_catalogue(names))
+    again = random.Random(f"attempts {seed}")
+    unscored = frozenset({again.choice(("small", "large", "fresh"))} if again.random() < 0.25 else ())
+    (folder / "catalogue.yaml").write_text(_catalogue(names, unscored))
     groups = ("mini", "gpu") if far and trait != "hostile" else ("mini",)
     workers = {name: 1 + (rng.random() < 0.3) for name in ("embedder", "decider", "verifier", "aggregator")}
     workers |= {"executor": 1 + (rng.random() < 0.3)}
@@ -191,7 +196,11 @@ def drawn(seed: int, folder: Path) -> World:
         groups=groups,
         recording=Recording(_paths(rng, questions, trait)),
         questions={each.text: each for each in questions},
+        unscored=unscored,
     )
+    made.settings = made.settings.replace(attempts=again.choice((1, 2, 2, 2, 2, 2)))
+    if again.random() < 0.2:
+        made.settings = _controlled(made.settings, f"{names[0]}/1/1/1")
     if judged:  # by people, who are slow
         made.settings = made.settings.replace(feedback_wait_s=JUDGED_S)
     traffic = _Traffic(rng, made, questions, referenced=0.1 if judged else 0.7)
@@ -253,8 +262,15 @@ def _choosing(rng: random.Random, folder: Path) -> World:
     return made
 
 
-def _catalogue(names: tuple[str, ...]) -> str:
-    return json.dumps({**_CATALOGUE, "models": [entry(name) for name in names], "verifiers": [_JUDGE]})
+def _controlled(settings: Settings, action: str) -> Settings:
+    """Return settings with a control group that gets an action."""
+    group = {"control_share": 0.4, "control_action": action, "control_salt": "s"}
+    return settings.replace(policy_options={**settings.policy.options, **group})
+
+
+def _catalogue(names: tuple[str, ...], unscored: frozenset[str]) -> str:
+    models = [entry(name, unscored) for name in names]
+    return json.dumps({**_CATALOGUE, "models": models, "verifiers": [_JUDGE]})
 
 
 def _settings(rng: random.Random, folder: Path, trait: Trait) -> Settings:

@@ -18,6 +18,7 @@ import pytest
 from agents.bandit import contextual
 from agents.bandit.pacing import Pacer
 from agents.decider import decider
+from agents.decider.attempts import Before
 from agents.decider.shares import TeachingShares
 from agents.encoders import HttpEncoder
 from agents.grading.pool import GradingPool
@@ -164,6 +165,27 @@ FIXES = {
     ),
     "a repair does not give a number again, nor write a prior": Fix(
         life, "repaired", {"decider.seq = max(": "max("}, (1105301, 1114579)
+    ),
+    "a model that failed is not asked again": Fix(
+        Before,
+        "left_out",
+        {"return failed | siblings if set(usable) - failed - siblings else failed": "return frozenset()"},
+        (2, 3),
+    ),
+    "what a failed attempt cost counts": Fix(
+        Before, "of", {"cost=failure.cost or 0.0": "cost=0.0"}, (10, 43)
+    ),
+    "a further attempt keeps the cohort": Fix(
+        decider,  # where it is called from
+        "decision_of",
+        {"choice.cohort if before is None else before.decision.cohort": "choice.cohort"},
+        (9, 10),
+    ),
+    "a further attempt is not drawn into the control group": Fix(
+        decider, "context_of", {"drawn=attempt == 1": "drawn=True"}, (9, 77)
+    ),
+    "a failed attempt that is read again ends its query": Fix(
+        decider.Decider, "_follow", {"if row.failure_offset == failure.offset:": "if False:"}, (310, 441)
     ),
     "a snapshot of rows that went with the partition ends no worker": Fix(
         LearnerLog, "_write", {"except CorruptState:": "except ():"}, (1103765,)
