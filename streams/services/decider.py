@@ -645,7 +645,7 @@ class DeciderService(Ordered):
 
     async def ready(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
         """Wait for the learner and, before the first decision, for executors' heartbeats."""
-        if kind is QueryContext:
+        if kind is not Reward:
             await self._wait_for_executors()
         await self.learner.ready()  # after the wait: the decision must see the catalogue that is offered
         if kind is AttemptFailed:

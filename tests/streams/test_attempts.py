@@ -105,6 +105,30 @@ def test_deaths_between_attempts_leave_one_answer_both_costs(
     run(scenario())
 
 
+def test_no_attempt_is_decided_that_has_no_time_left_to_search(
+    in_memory: InMemory, ask: Ask, audited: Audit, failing: type[Failing]
+) -> None:
+    """No decider runs until a tenth of the time is left before the queries expire, which no search may use."""
+
+    async def scenario() -> None:
+        async with running(in_memory(attempts=2, warm_up=50, timeout_s=20.0), seed=3) as cluster:
+            loop = asyncio.get_running_loop()
+            sent_s = loop.time()
+            for number in range(12):
+                send(cluster, ask(number, allowed_models=("large", "small")))
+            await cluster.until(lambda: len(read(cluster, cluster.topics.decision, Decision)) == 12)
+            decider = worker_of(cluster, "decider")
+            await cluster.stop(decider)
+            await asyncio.sleep(sent_s + 19.2 - loop.time())
+            assert failures(cluster)
+            await cluster.start("decider", decider.group, decider.instance)
+            await cluster.until(lambda: len(closing(cluster)) == 12 and not cluster.busy)
+            assert not seconds(cluster)
+            audited(cluster)
+
+    run(scenario())
+
+
 def check(cluster: Cluster, audited: Audit) -> None:
     """Every query was answered, whatever its first attempt came to; and all that it cost is in its Reward."""
     answers = read(cluster, cluster.topics.answer, Answer)
