@@ -143,6 +143,7 @@ class Breaker:
         self._failures = 0
         self._pause_s = FIRST_PAUSE_S
         self._until: float | None = None
+        self._rests = False
         self.why = ""
 
     @property
@@ -158,7 +159,10 @@ class Breaker:
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
     def succeeded(self) -> None:
-        """Record that the endpoint answered: the breaker closes."""
+        """Record that the endpoint answered: the breaker closes, unless it asked for a rest since it was asked."""
+        if self._rests and self.state == "open":
+            return
+        self._rests = False
         self._failures = 0
         self._pause_s = FIRST_PAUSE_S
         self._until = None
@@ -166,7 +170,7 @@ class Breaker:
 
     def rest(self, seconds: float, why: str) -> None:
         """Block requests for as long as the endpoint asked for, an hour at most."""
-        self.why = why
+        self.why, self._rests = why, True
         self._until = max(self._until or 0.0, self._clock() + min(seconds, LONGEST_REST_S))
 
     def failed(self, why: str) -> None:

@@ -61,6 +61,19 @@ def test_each_pause_is_twice_the_one_before_up_to_a_limit() -> None:
     assert pauses == [20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
 
 
+def test_an_answer_to_what_was_sent_before_ends_no_rest_that_the_endpoint_asked_for() -> None:
+    """As `Retry-After` does: of eight requests in flight, one is told to wait, and the others are answered."""
+    clock = Clock()
+    breaker = Breaker(clock)
+    breaker.rest(60.0, "HTTP 429")
+    breaker.succeeded()
+    assert (breaker.state, breaker.wait_s, breaker.why) == ("open", 60.0, "HTTP 429")
+    clock.now_s = 60.0
+    assert breaker.state == "half-open"
+    breaker.succeeded()
+    assert (breaker.state, breaker.why) == ("closed", "")
+
+
 @given(st.lists(st.tuples(st.sampled_from(["ok", "no", "wait"]), st.floats(0, 400)), max_size=60))
 def test_it_never_stays_open_for_ever(events: list[tuple[str, float]]) -> None:
     clock = Clock()
