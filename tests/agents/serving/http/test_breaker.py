@@ -61,7 +61,7 @@ def test_each_pause_is_twice_the_one_before_up_to_a_limit() -> None:
     assert pauses == [20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
 
 
-def test_an_answer_to_what_was_sent_before_ends_no_rest_that_the_endpoint_asked_for() -> None:
+def test_an_answer_to_an_earlier_request_ends_no_rest() -> None:
     """As `Retry-After` does: of eight requests in flight, one is told to wait, and the others are answered."""
     clock = Clock()
     breaker = Breaker(clock)
