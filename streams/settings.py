@@ -223,7 +223,7 @@ class QuerySettings(Section, frozen=True):
     # Timeout of queries that set none: after it a query is answered `expired`.
     timeout_s: float = 600.0
     # Most attempts at a query: if its model fails before any text was sent, another model is chosen. 1: one attempt.
-    attempts: int = 1
+    attempts: int = 2
     # How long a reward waits for feedback after the answer, if the query has no reference and sets no wait itself.
     feedback_wait_s: float = 0.0
     # Most rewards that may wait for feedback. Beyond it, the oldest reward of the account with the most open ones is

@@ -24,7 +24,7 @@ from agents.search.explain import explain as explain_search
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
-from schemas.objective import Weights
+from schemas.objective import UNITS, Weights
 from schemas.query import Query
 from schemas.record import decode
 from schemas.reward import Reward
@@ -317,6 +317,7 @@ def explain(settings: Settings, query_id: str, drafts: bool, as_json: bool) -> N
             *timeline.decisions,
             *timeline.steps,
             *timeline.verifications,
+            *timeline.failures,
             *timeline.answers,
             *timeline.rewards,
         ]
@@ -328,6 +329,7 @@ def explain(settings: Settings, query_id: str, drafts: bool, as_json: bool) -> N
     console.print(query_id, style="bold", end=": ")
     console.print(timeline.query.question[:500] if timeline.query else "the Query itself is not on record")
     if timeline.decision is not None:
+        _earlier(console, timeline.decision)
         _decision(console, timeline.decision)
     else:
         console.print("\nno Decision on record")
@@ -340,6 +342,19 @@ def explain(settings: Settings, query_id: str, drafts: bool, as_json: bool) -> N
     for letter in letters:
         console.print(f"\ndead letter {letter.key} of the {letter.service}: {letter.error}: {letter.reason}")
     _times(console, timeline)
+
+
+def _earlier(console: Console, decision: Decision) -> None:
+    """Print each attempt that failed before the one that counts: what was asked, why it failed, and what it cost."""
+    unit = UNITS[decision.objective.cost_range.unit]
+    for each in decision.earlier:
+        whose = ", ".join(part for part in (each.fault, each.cause) if part) or "nobody's fault"
+        console.print(
+            f"\nattempt {each.attempt} failed: {each.action} ({whose}): {each.error}; "
+            f"{each.tokens} tokens, {each.cost:.4g} {unit}"
+        )
+    if decision.attempt > 1:
+        console.print(f"attempt {decision.attempt}, without {', '.join(decision.excluded)}:")
 
 
 def _decision(console: Console, decision: Decision) -> None:

@@ -8,9 +8,10 @@ from rich.console import Console
 
 from schemas.action import Action
 from schemas.answer import Answer
+from schemas.failure import EarlierAttempt
 from schemas.forest import Draft, Limits
 from schemas.query import Query
-from streams.cli.queries import _search
+from streams.cli.queries import _earlier, _search
 from streams.timeline import Timeline
 from tests.support.records import decision_for
 
@@ -66,3 +67,19 @@ def test_malformed_trace_is_reported_in_words() -> None:
     orphan = Draft(parent=-1, depth=3, tokens=4, finish="separator", score=0.5)
     broken = replace(ANSWER, path=(), trace=(orphan,))
     assert "the trace is not that of a search" in printed(broken)
+
+
+def test_each_failed_attempt_is_shown_with_cause_and_cost() -> None:
+    slow = Action(model="slow", qp=1, cp=1, bs=1)
+    earlier = EarlierAttempt(
+        attempt=1, seq=3, action=slow, fault="model", cause="timeout", error="no reply", tokens=8, cost=2.5e9
+    )
+    query = Query(query_id="q", text="?")
+    decision = decision_for(query, action=Action(model="m", qp=1, cp=1, bs=1))
+    out = io.StringIO()
+    console = Console(file=out, width=120, markup=False)
+    _earlier(console, decision)
+    assert not out.getvalue()
+    _earlier(console, replace(decision, attempt=2, excluded=("slow",), earlier=(earlier,)))
+    assert "attempt 1 failed: slow/1/1/1 (model, timeout): no reply; 8 tokens, 2.5e+09 eFLOPs" in out.getvalue()
+    assert "attempt 2, without slow:" in out.getvalue()
