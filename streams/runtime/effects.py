@@ -139,6 +139,9 @@ class Ordered(ABC):
 
     lock: asyncio.Lock
 
+    async def prepare(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
+        """Read what a batch needs, before the lock is taken: other batches are handled meanwhile."""
+
     @abstractmethod
     async def ready(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
         """Prepare for a batch of records of a kind; an error raised here has changed nothing."""
@@ -197,15 +200,16 @@ async def _handle(runtime: Runtime, service: Keyed[R], each: Input, at: Consumer
 async def _handle_batch(
     runtime: Runtime, service: Ordered, each: Input, records: Sequence[ConsumerRecord]
 ) -> None:
+    batch, refused = list[tuple[Record, ConsumerRecord]](), list[Refusal]()
+    for at in records:
+        try:
+            batch.append((decode(at.value, each.kind), at))
+        except UniscaleError as error:
+            refused.append(Refusal(error, at.value, at.origin, answer=True))
+    await service.prepare(each.kind, batch)
     async with service.lock:
         if not all(map(runtime.is_ours, records)):
             return  # the group rebalanced during the wait: another worker may own them now
-        batch, refused = list[tuple[Record, ConsumerRecord]](), list[Refusal]()
-        for at in records:
-            try:
-                batch.append((decode(at.value, each.kind), at))
-            except UniscaleError as error:
-                refused.append(Refusal(error, at.value, at.origin, answer=True))
         await service.ready(each.kind, batch)
         with service.changing():
             effects = await service.on_batch(batch)

@@ -643,15 +643,19 @@ class DeciderService(Ordered):
             await service.learner.embedded(runtime.control.catalogue)
         return service
 
+    async def prepare(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
+        """Read the Contexts of queries to decide again: the broker may be slow, and others are decided meanwhile."""
+        if kind is AttemptFailed:
+            self._contexts = {}
+            await self._read_contexts(batch)
+
     async def ready(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
         """Wait for the learner and, before the first decision, for executors' heartbeats."""
         if kind is not Reward:
             await self._wait_for_executors()
         await self.learner.ready()  # after the wait: the decision must see the catalogue that is offered
         if kind is AttemptFailed:
-            # Rows do not contain the question, so another decision needs the original Context.
-            found = await asyncio.gather(*(self._context(record) for record, _ in batch))
-            self._contexts = {context.query_id: context for context in found if context is not None}
+            await self._read_contexts(batch)  # if there were no rows before
 
     async def on_batch(self, batch: Sequence[tuple[Any, ConsumerRecord]]) -> BatchEffects:
         """Decide for contexts, learn from rewards, or follow attempts that failed.
@@ -753,6 +757,12 @@ class DeciderService(Ordered):
             ],
             then=partial(self._learned, done),
         )
+
+    async def _read_contexts(self, batch: Sequence[tuple[AttemptFailed, ConsumerRecord]]) -> None:
+        # Rows do not contain the question, so another decision needs the original Context.
+        missing = [record for record, _ in batch if record.query_id not in self._contexts]
+        found = await asyncio.gather(*map(self._context, missing))
+        self._contexts |= {context.query_id: context for context in found if context is not None}
 
     async def _context(self, record: AttemptFailed) -> QueryContext | None:
         """Return the Context of a query; None if it is gone, or if the learner does not know the query.

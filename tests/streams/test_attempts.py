@@ -13,7 +13,10 @@ from agents.serving.recorded import RecordedEngine
 from schemas.answer import Answer
 from schemas.attempt import AttemptFailed
 from schemas.decision import Decision
+from schemas.query import Origin
 from schemas.search import SearchStep
+from streams.log.base import ConsumerRecord
+from streams.log.memory import MemoryLog
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from tests.support.cluster import (
@@ -124,6 +127,32 @@ def test_no_attempt_is_decided_that_has_no_time_left_to_search(
             await cluster.start("decider", decider.group, decider.instance)
             await cluster.until(lambda: len(closing(cluster)) == 12 and not cluster.busy)
             assert not seconds(cluster)
+            audited(cluster)
+
+    run(scenario())
+
+
+def test_a_slow_broker_holds_up_no_other_decision(
+    in_memory: InMemory, ask: Ask, audited: Audit, failing: type[Failing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Context of a query that is decided again is read from the broker, which takes 20 s here."""
+    at = MemoryLog.at
+
+    async def slowly(log: MemoryLog, origin: Origin) -> ConsumerRecord | None:
+        await asyncio.sleep(20.0)
+        return await at(log, origin)
+
+    async def scenario() -> None:
+        async with running(in_memory(attempts=2, warm_up=50), seed=3) as cluster:
+            monkeypatch.setattr(MemoryLog, "at", slowly)
+            for number in range(12):
+                send(cluster, ask(number, allowed_models=("large", "small")))
+            await cluster.until(lambda: bool(failures(cluster)))
+            send(cluster, ask(0, query_id="other", allowed_models=("small",)))
+            await cluster.until(lambda: "other" in closing(cluster), timeout_s=10.0)
+            assert not seconds(cluster)
+            await cluster.until(lambda: len(closing(cluster)) == 13 and not cluster.busy)
+            assert seconds(cluster)
             audited(cluster)
 
     run(scenario())

@@ -81,5 +81,7 @@ def test_each_failed_attempt_is_shown_with_cause_and_cost() -> None:
     _earlier(console, decision)
     assert not out.getvalue()
     _earlier(console, replace(decision, attempt=2, excluded=("slow",), earlier=(earlier,)))
-    assert "attempt 1 failed: slow/1/1/1 (model, timeout): no reply; 8 tokens, 2.5e+09 eFLOPs" in out.getvalue()
+    assert (
+        "attempt 1 failed: slow/1/1/1 (model, timeout): no reply; 8 tokens, 2.5e+09 eFLOPs" in out.getvalue()
+    )
     assert "attempt 2, without slow:" in out.getvalue()
