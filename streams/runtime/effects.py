@@ -139,6 +139,7 @@ class Ordered(ABC):
 
     lock: asyncio.Lock
 
+    @abstractmethod
     async def prepare(self, kind: type[Record], batch: Sequence[tuple[Any, ConsumerRecord]]) -> None:
         """Read what a batch needs, before the lock is taken: other batches are handled meanwhile."""
 

@@ -173,6 +173,9 @@ class Keeper(Ordered):
             begins=self._begins,
         )
 
+    async def prepare(self, kind: object, batch: object) -> None:
+        """Need nothing that has to be read."""
+
     async def ready(self, kind: object, batch: object) -> None:
         """Be ready at any time."""
 
