@@ -27,9 +27,11 @@ from agents.reward.join import (
     to_value,
 )
 from agents.reward.outcome import CostModel, gradable, value
+from schemas.action import Action
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import UnreadableRecord
+from schemas.failure import EarlierAttempt
 from schemas.forest import Draft
 from schemas.query import Origin
 from schemas.reward import CLOSING, Charge, Due, Feedback, GradeSource, Reward
@@ -53,6 +55,7 @@ def scored(record: Answer, correct: float | None) -> ScoredAnswer:
         correct=correct,
         grader="g 1",
         unscored=unscored,
+        attempt=record.attempt if record.seq is not None else 0,
     )
 
 
@@ -734,3 +737,87 @@ def test_answer_cut_by_client_bounds_teaches_cost_only(finish: Any, complete: bo
         assert reward.bounded is bounded
         assert (reward.kind, reward.correct) == (("default", None) if bounded else ("final", 0.0))
         assert transition.row is None, "it is closed"
+
+
+# A query that is decided again: two Decisions, and an Answer of either.
+
+LARGE = Action.parse("large/1/1/1")
+
+
+def attempts() -> tuple[Decision, Decision]:
+    """Return the Decision of an attempt that failed, and the one that followed."""
+    first = decision()
+    failed = EarlierAttempt(attempt=1, seq=first.seq, action=first.action, fault="infrastructure", cost=40.0)
+    return first, replace(first, seq=9, action=LARGE, attempt=2, excluded=("m",), earlier=(failed,))
+
+
+def answered_by(made: Decision) -> Answer:
+    return replace(answer(), action=made.action, attempt=made.attempt, seq=made.seq)
+
+
+def named(join: Join) -> list[tuple[int, int, str, float | None]]:
+    """Return attempt, sequence number, action and cost of each reward."""
+    return [(each.attempt, each.seq, each.action.id, each.cost) for each in join.rewards]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1), (2, 1, 0), (1, 2, 0), (1, 0, 2)], ids=str)
+def test_answer_of_a_second_attempt_waits_for_its_decision(order: tuple[int, ...]) -> None:
+    first, second = attempts()
+    join, records = Join(correct=1.0), (first, second, answered_by(second))
+    for at in order:
+        join.take(records[at], 2_000)
+    assert join.kinds() in (["final"], ["provisional"])
+    assert named(join) == [(2, 9, LARGE.id, 40.0 + PRICE.cost)]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_first_attempt_may_answer_beside_the_second(late: bool) -> None:
+    """Its search ran twice: what it came to is the Answer, and no attempt was made before it."""
+    first, second = attempts()
+    join, last = Join(correct=1.0), replace(answered_by(first), attempt=1)
+    join.take(first, 1_100)
+    join.take(second, 2_000)
+    join.take(last, 3_000)
+    assert named(join) == [(1, first.seq, ACTION.id, PRICE.cost)]
+    if late:
+        join.take(answered_by(second), 4_000)
+    assert len(join.rewards) == 1
+
+
+def test_decision_that_an_attempt_has_followed_is_a_duplicate() -> None:
+    first, second = attempts()
+    join = Join()
+    join.take(second, 2_000)
+    before = join.row
+    for again in (first, second):
+        join.take(again, 3_000)
+    assert join.row == before
+    assert join.counts == ["duplicate_decision"] * 2
+
+
+def test_no_attempt_follows_an_expiry_or_an_answer() -> None:
+    first, second = attempts()
+    expired, provisional = Join(), Join()
+    expired.take(first, 1_100)
+    expired.due("timeout")
+    provisional.take(first, 1_100)
+    provisional.take(answered_by(first), 2_000)
+    assert provisional.kinds() == ["provisional"]
+    for join in (expired, provisional):
+        join.take(second, 90_000)
+        assert join.counts[-1] == "duplicate_decision"
+        assert join.row is not None
+        assert join.row.decision is not None
+        assert join.row.decision.attempt == 1
+
+
+def test_a_query_that_expires_names_its_last_attempt() -> None:
+    first, second = attempts()
+    join = Join()
+    join.take(first, 1_100)
+    join.take(second, 2_000)
+    [out] = join.due("timeout").out
+    assert isinstance(out, Answer)
+    assert (out.status, out.attempt, out.seq, out.action) == ("expired", 2, 9, LARGE)
+    join.take(out, 62_000)
+    assert named(join) == [(2, 9, LARGE.id, 40.0)]
