@@ -22,6 +22,7 @@ from agents.reward.join import JoinRow, dues
 from agents.serving.errors import EngineUnreachableError
 from agents.verifier.prm import RecordedVerifier
 from schemas.answer import Answer
+from schemas.attempt import AttemptFailed
 from schemas.control import Cancel
 from schemas.decision import Decision
 from schemas.errors import RecordTooLarge
@@ -242,7 +243,8 @@ async def test_oversized_step_ends_the_search_with_its_trace(
     (begun,) = lived["action-decision.mini"]
     first = decode(lived["search-step"][0].value, SearchStep)
     async with alone(in_memory(), ExecutorService) as service:
-        (answer,) = sent(await service.on(None, decode(begun.value, Decision), begun), Answer)
+        (failed,) = sent(await service.on(None, decode(begun.value, Decision), begun), AttemptFailed)
+        answer = failed.answer
         assert (answer.status, answer.by) == ("failed", "executor")
         assert [draft.tokens for draft in answer.trace] == [draft.tokens for draft in first.forest.drafts]
     async with alone(in_memory(), VerifierService) as verifier:
@@ -263,17 +265,19 @@ async def test_budget_of_an_unpriced_model_ends_the_search(in_memory: InMemory, 
     )
     verification = replace(verification, search=replace(verification.search, forest=forest))
     async with alone(in_memory(), ExecutorService) as service:
-        (answer,) = sent(await service.on(None, verification, scored), Answer)
+        (failed,) = sent(await service.on(None, verification, scored), AttemptFailed)
+        answer = failed.answer
         assert (answer.status, len(answer.trace)) == ("failed", len(forest.drafts))
         assert "UnpricedAnswer" in answer.error
 
 
-async def test_a_model_that_has_left_the_catalogue_is_an_answer(in_memory: InMemory, lived: Lived) -> None:
+async def test_a_model_that_has_left_the_catalogue_is_a_failure(in_memory: InMemory, lived: Lived) -> None:
     (begun,) = lived["action-decision.mini"]
     decision = decode(begun.value, Decision)
     async with alone(in_memory(), ExecutorService) as service:
         gone = replace(decision, action=replace(decision.action, model="gone"))
-        (answer,) = sent(await service.on(None, gone, begun), Answer)
+        (failed,) = sent(await service.on(None, gone, begun), AttemptFailed)
+        answer = failed.answer
         assert answer.status == "failed"
         assert "gone: is no longer in the catalogue" in answer.error
 
