@@ -121,6 +121,12 @@ class Metrics:
             "model",
             "outcome",
         )
+        self.repeated_tokens = counter(
+            "repeated_tokens",
+            "Tokens of steps that ran again because their process died, input and output: billed twice, counted once",
+            "model",
+            "kind",
+        )
         self.probes = counter(
             "probes",
             "Operator's questions to models whose queries fail: `passed` or `failed`",

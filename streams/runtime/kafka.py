@@ -318,6 +318,7 @@ class KafkaRuntime(Runtime):
             # services have fewer.
             slots=WINDOW * settings.kafka.concurrency * settings.kafka.query_partitions,
         )
+        self.interrupted = frozenset(self.in_flight.left)
         self.guard = HandlerGuard(
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )

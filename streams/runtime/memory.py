@@ -202,6 +202,7 @@ class MemoryRuntime(Runtime):
         )
         self.app = self.topics.app_id(spec.name, group)
         self.in_flight = InFlightList(left)
+        self.interrupted = frozenset(left)
         self.guard = HandlerGuard(self, crashes, self.in_flight)
         self.queues = Queues(self, settings.kafka.concurrency)
         self.built: Any = None

@@ -70,6 +70,7 @@ class Runtime(ABC):
         group: The executor group, if the service has one.
         instance: Stable name of this worker among those of its service.
         limit: Maximum bytes of a record's value.
+        interrupted: Identities of the records that were in flight when the previous process of this worker died.
         answers_for: Whether a query gets an Answer when its record, at an origin, has gone to the dead-letter topic; a
             service may replace it.
         closers: Called when the service stops cleanly.
@@ -97,6 +98,7 @@ class Runtime(ABC):
         self.topics = Topics(settings)
         self.clock = BrokerClock(self.monotonic, wall_ms, metrics.clock_skew.set)
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
+        self.interrupted: frozenset[str] = frozenset()
         self.answers_for: Callable[[str, Origin], bool] = lambda query_id, origin: True
         self.closers: list[Callable[[], Awaitable[None]]] = []
 

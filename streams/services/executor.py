@@ -119,11 +119,11 @@ class ExecutorService(Keyed[None]):
         began_s = self.runtime.monotonic()
         next_ = self._begin(message, at) if isinstance(message, Decision) else self._resume(message)
         next_ = after_control(next_, self.runtime.monotonic() - began_s)
-        done = await self._go(next_) if isinstance(next_, Job) else next_
+        done = await self._advance(next_, at)
         while isinstance(done, SearchStep) and not done.forest.limits.verified:
             self._count(done)
             next_ = self._resume_unscored(done)
-            done = await self._go(next_) if isinstance(next_, Job) else next_
+            done = await self._advance(next_, at)
         if isinstance(done, Answer) and used_up(done, self.rules):
             done = blamed(done, "timeout")
         if isinstance(done, SearchStep):
@@ -139,6 +139,12 @@ class ExecutorService(Keyed[None]):
             # the best path. If not, the aggregator ends it when the query expires.
             return Effects()
         return Effects(send=[self._end(done)], then=partial(self._ended, done))
+
+    async def _advance(self, next_: Job | Answer, at: ConsumerRecord) -> SearchStep | Answer:
+        done = await self._go(next_) if isinstance(next_, Job) else next_
+        if isinstance(done, SearchStep) and at.identity in self.runtime.interrupted:
+            self._count_repeated(done)
+        return done
 
     def _end(self, answer: Answer) -> Outgoing:
         """Return the record that ends an attempt: its Answer, or the AttemptFailed on which the decider retries."""
@@ -248,6 +254,14 @@ class ExecutorService(Keyed[None]):
         made = [step.forest.drafts[at] for at in step.forest.pending]
         self.runtime.metrics.drafts.labels(step.forest.action.model).inc(len(made))
         self.runtime.metrics.tokens.labels(step.forest.action.model).inc(sum(d.tokens for d in made))
+
+    def _count_repeated(self, step: SearchStep) -> None:
+        """Count the tokens of a step that the process that died may have had made and billed already."""
+        forest, billed = step.forest, step.billed
+        output = sum(forest.drafts[at].tokens for at in forest.pending) if billed is None else billed.output
+        counter, model = self.runtime.metrics.repeated_tokens, forest.action.model
+        counter.labels(model, "input").inc(forest.prompt_tokens if billed is None else billed.input)
+        counter.labels(model, "output").inc(output)
 
     async def _draft(self, job: Job) -> SearchStep | Answer:
         model = self.runtime.control.models.get(job.action.model)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -153,6 +153,48 @@ def test_a_slow_broker_holds_up_no_other_decision(
             assert not seconds(cluster)
             await cluster.until(lambda: len(closing(cluster)) == 13 and not cluster.busy)
             assert seconds(cluster)
+            audited(cluster)
+
+    run(scenario())
+
+
+class Billing(RecordedEngine):
+    """Bills the tokens of each request as soon as it has it, as an upstream does that is not told of a kill."""
+
+    billed: ClassVar[list[int]] = []
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        drafts = await super().generate(step_id, prefixes, n, seeds, sampling)
+        if step_id.startswith("q"):
+            Billing.billed.append(sum(each.tokens for each in drafts))
+        await asyncio.sleep(0.5)
+        return drafts
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["running", "killed"])
+def test_tokens_billed_twice_after_a_kill_are_counted(
+    killed: bool, in_memory: InMemory, ask: Ask, audited: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_on(monkeypatch, Billing)
+    Billing.billed.clear()
+
+    async def scenario() -> None:
+        async with running(in_memory(warm_up=50), seed=3) as cluster:
+            for number in range(12):
+                send(cluster, ask(number))
+            await cluster.until(lambda: bool(Billing.billed))
+            if killed:
+                cluster.kill(worker_of(cluster, "executor"))
+            await cluster.until(lambda: len(closing(cluster)) == 12 and not cluster.busy)
+            answers = {each.query_id: each for each in reversed(read(cluster, cluster.topics.answer, Answer))}
+            twice = sum(Billing.billed) - sum(each.generated_tokens for each in answers.values())
+            counter = worker_of(cluster, "executor").metrics.repeated_tokens
+            counted = sum(counter.labels(model, "output")._value.get() for model in ("small", "large"))
+            assert (twice > 0) == killed
+            assert twice <= counted
+            assert (counted > 0) == killed
             audited(cluster)
 
     run(scenario())
