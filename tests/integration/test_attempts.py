@@ -39,7 +39,7 @@ def catalogue(folder: Path, upstreams: dict[str, Upstream]) -> Path:
         }
         for name, at in upstreams.items()
     ]
-    content = {"name": "hosted", "verifier": "none", "models": models, "verifiers": []}
+    content: dict[str, Any] = {"name": "hosted", "verifier": "none", "models": models, "verifiers": []}
     content |= {"cost_range": {"unit": "usd", "low": 1e-6, "high": 1e-2}}
     path = folder / "hosted.yaml"
     path.write_text(yaml.safe_dump(content))
