@@ -20,7 +20,7 @@ from tests.support.command_line import Operator, read_until
 from tests.support.upstream import Upstream
 from tests.support.vllm_servers import vllm_servers
 
-pytestmark = [pytest.mark.broker, pytest.mark.vllm, pytest.mark.torch, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.broker, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "own-models.md"
