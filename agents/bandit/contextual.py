@@ -829,7 +829,7 @@ class Contextual(Learner):
         on_offer = np.flatnonzero(self.features.active)
         if not len(on_offer) or not self.estimates.any():
             return None
-        return self.estimates.forecast(window, on_offer)
+        return replace(self.estimates.forecast(window, on_offer), learning=bool(self.refits.at))
 
     def _place(self, item: Pending | Observation) -> int:
         return self.features.position(item.observation_id, item.action_id)

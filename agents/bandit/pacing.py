@@ -28,11 +28,13 @@ class Forecast:
         accuracy: Predicted accuracy, shape (m, n).
         cost: Predicted cost, shape (m, n).
         doubt: Standard deviation of the predicted accuracy of the best action, averaged over contexts.
+        learning: Whether they come from the first outcomes of the traffic itself, without a history.
     """
 
     accuracy: Matrix
     cost: Matrix
     doubt: float = 0.0
+    learning: bool = False
 
     def choices(self, shadow_price: float) -> np.ndarray:
         """Return the index of the action chosen for each context at a shadow price, shape (m,)."""
@@ -226,6 +228,9 @@ spending oscillates about the target: after 1,000 queries by up to 14 % with a v
 TRUST: Final = 20.0
 """Weight, in outcomes, of the uncorrected predictions in the account's correction."""
 
+RARE: Final = 0.2
+"""Share of right answers below which a policy without a history still looks for a model that gives any."""
+
 FADING: Final = 0.95
 """Weight of an outcome's cost relative to the next one's. The latest 20 make up two thirds of the total."""
 
@@ -331,7 +336,7 @@ class Pacer:
         if target.mean_cost is not None:
             return shadow_price_for_cost(forecast, self._account_of(target).momentary(target.mean_cost))
         assert target.accuracy is not None
-        share = target.accuracy / self._account_of(target).optimism
+        share = target.accuracy / self._optimism(target, forecast)
         return shadow_price_for_accuracy(forecast, share, reachable=self._reachable)
 
     def shortfall(self, target: Target) -> float | None:
@@ -349,7 +354,7 @@ class Pacer:
         best = forecast.best_accuracy(reachable=self._reachable)
         if best <= 0.0:
             return None  # no answer was right yet: the feasible share is unknown
-        most = forecast.mean_accuracy(0.0) / best * self._account_of(target).optimism
+        most = forecast.mean_accuracy(0.0) / best * self._optimism(target, forecast)
         return most if most < target.accuracy else None
 
     def forecast(self, tenant: str = "") -> Forecast | None:
@@ -447,6 +452,17 @@ class Pacer:
         accounts = meta["pacer"]
         self.accounts = {(tenant, key): _account_from(account) for tenant, key, account in accounts["paces"]}
         self.open = {i: (_account(e[0], e[1]), e[2], e[3]) for i, e in accounts["open"].items()}
+
+    def _optimism(self, target: Target, forecast: Forecast) -> float:
+        """Return by how much the predicted accuracy of the choices is to be corrected, relative to the best accuracy.
+
+        Without a history, both are predicted from the same few outcomes and are too high alike. If only the choices
+        were corrected, the target would seem out of reach, λ would fall to 0, and any cost would be paid for nothing.
+        Where answers are rarely right, that is wanted: every model has to be tried, the most expensive one too.
+        """
+        account = self._account_of(target)
+        rare = account.correct < RARE * account.known
+        return 1.0 if forecast.learning and not rare else account.optimism
 
     def _account_of(self, target: Target) -> BudgetAccount:
         return self.accounts.get(target.account_id) or BudgetAccount()
