@@ -26,7 +26,7 @@ from experiments.journal import Journal, lines_of, record_live_run
 from experiments.loop import SEEDS, spaces
 from experiments.outcomes import BanditWorld, OutcomeError, beside_of, build_world, load_recording
 from experiments.paper import Beside, networks_wanted, read_beside, run_paper
-from experiments.prior import control_of, prior_of_log, prior_of_outcomes
+from experiments.prior import control_of, prior_of_outcomes
 from experiments.runs import MORE_SEEDS, NetworkRecord, Scope, one_thread_each, rebuild
 from experiments.yardstick import holm
 
@@ -441,9 +441,6 @@ def changes(
 @click.option("-o", "--out", type=PATH, required=True, help="File to which the prior is written.")
 @click.option("--mapping", type=PATH, help="File that names the columns of a table that is not a recording.")
 @click.option(
-    "--logged", is_flag=True, help="OUTCOMES is a log: one configuration per row, with its propensity."
-)
-@click.option(
     "--catalogue",
     type=PATH,
     default=CATALOGUE,
@@ -468,27 +465,21 @@ def prior(
     outcomes: Path,
     out: Path,
     mapping: Path | None,
-    logged: bool,
     catalogue: Path,
     history_only: bool,
     cap: float,
     options: str,
 ) -> None:
-    """Make a prior from OUTCOMES: a recording, a complete table with --mapping, or a log with --logged.
+    """Make a prior from OUTCOMES: a recording of ours, or another complete table with --mapping.
 
-    A log is CSV, JSONL or Parquet with the columns text, action (model/qp/cp/bs), correct, cost, propensity and,
-    optionally, score. Start the decider with UNISCALE_PRIOR=FILE and an empty log.
+    `python -m streams prior` makes one from a deployment's own outcomes.
     """
     encoder, known, asked = MiniLM(), load_catalogue(catalogue), orjson.loads(options)
-    best = ""
     # One thread, so that the file is identical on any number of cores: the order of a sum changes its last bits.
     with threadpool_limits(1):
-        if logged:
-            made, rows = prior_of_log(outcomes, encoder, known, asked, cap=cap)
-        else:
-            table = load_foreign(outcomes, mapping) if mapping else load_recording(outcomes)
-            made, rows = prior_of_outcomes(table, encoder, known, asked, cap=cap, history_only=history_only)
-            best = "" if mapping else control_of(table, known, history_only=history_only)
+        table = load_foreign(outcomes, mapping) if mapping else load_recording(outcomes)
+        made, rows = prior_of_outcomes(table, encoder, known, asked, cap=cap, history_only=history_only)
+        best = "" if mapping else control_of(table, known, history_only=history_only)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(made)
     click.echo(f"{out}: {rows} questions, {len(made)} bytes, sha256 {digest(made)}")

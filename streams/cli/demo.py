@@ -106,7 +106,7 @@ def demo(
 
         def progress(asked: SentQueries) -> None:
             bar.update(answered, completed=asked.answered, total=asked.total)
-            bar.update(rewarded, completed=len(asked.rewarded), total=asked.total)
+            bar.update(rewarded, completed=len(asked.rewards), total=asked.total)
 
         summary = run(what, settings, console.print, progress)
     show_demo(summary, console)

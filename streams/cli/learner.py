@@ -1,29 +1,34 @@
-"""`learner`: check the learner's log, repair it, export it to files, or start over; `verify-decisions` replays it."""
+"""`learner`: check, repair, export or reset the log; `prior`: from outcomes; `verify-decisions`: replay the log."""
 
-import math
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import click
+import msgspec
 import orjson
 
+from agents.bandit.contextual import Contextual
 from agents.bandit.errors import CorruptState
+from agents.bandit.exploration import Explored
+from agents.bandit.logged import LogError, LoggedOutcome, prior_of_log
+from agents.bandit.prior import CAP, digest
 from agents.decider import snapshot
 from agents.decider.decider import Decider
 from agents.decider.repair import Refused, refused, repaired, shown
 from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import RESET_KEY, EndedIds, kernel, manifests, other_kernels, start_of
 from agents.decider.verify import mismatches, opened
-from agents.embedding import embedded_text, encoder_id
+from agents.embedding import encoder_id
 from agents.encoders import encoder_of
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.failure import attempt_id
 from schemas.record import Record, decode
 from schemas.reward import Reward
+from streams.client.outcomes import outcome_of, read_outcomes
 from streams.control import catalogue_of
 from streams.log.base import ConsumerRecord
 from streams.log.blocking import BlockingLog, latest, read_all, require_topics
@@ -34,19 +39,21 @@ from streams.topics import Topics
 
 R = TypeVar("R", bound=Record)
 
-# The graded decisions on the broker as rows of `logged.jsonl`, which `python -m experiments prior --logged` reads.
+# The graded decisions on the broker as rows of `logged.jsonl`, from which `python -m streams prior` makes a prior.
 
 
-def graded(settings: Settings, topics: Topics) -> Iterator[dict[str, Any]]:
+def graded(settings: Settings, topics: Topics) -> Iterator[LoggedOutcome]:
     """Yield the row of each decision on the broker that has a propensity and a graded reward."""
     rewards: dict[str, Reward] = {}
     for reward in _decoded(settings, topics.reward, Reward):
         if reward.correct is not None and reward.log_cost is not None:
             rewards[reward.query_id] = reward
     for decision in _decoded(settings, topics.decision, Decision):
-        found = rewards.pop(decision.query_id, None)
-        if found is not None and (row := graded_row(decision, found)) is not None:
-            yield row
+        found = rewards.get(decision.query_id)
+        if found is not None and found.attempt == decision.attempt:
+            del rewards[decision.query_id]
+            if (row := graded_row(decision, found)) is not None:
+                yield row
 
 
 def _decoded(settings: Settings, topic: str, kind: type[R]) -> Iterator[R]:
@@ -57,25 +64,11 @@ def _decoded(settings: Settings, topic: str, kind: type[R]) -> Iterator[R]:
             click.echo(f"note: {topic}, offset {record.offset} cannot be read: {error}", err=True)
 
 
-def graded_row(decision: Decision, reward: Reward) -> dict[str, Any] | None:
-    """Return a decision and its outcome as a row of a log; None without a propensity or a cost.
-
-    Queries with `learn: false` have no row either, nor those whose model failed to answer: a prior would otherwise
-    learn from them after all (in the latter case, from the cost).
-
-    `text` is the embedded text, also for a conversation: a prior must see what the learner will. `cost` is in eFLOPs,
-    as in a prior; price factors are the catalogue's.
-    """
-    if reward.log_cost is None or not decision.propensity or not reward.learn or reward.failed:
+def graded_row(decision: Decision, reward: Reward) -> LoggedOutcome | None:
+    """Return a decision and its outcome; None without a propensity, or if nothing may be learned from it."""
+    if not decision.propensity or not reward.learn:
         return None
-    return {
-        "text": embedded_text(decision.query),
-        "action": decision.action.id,
-        "correct": reward.correct,
-        "score": reward.score,
-        "cost": math.exp(reward.log_cost) / (reward.price.factor if reward.price else 1.0),
-        "propensity": decision.propensity,
-    }
+    return outcome_of(decision.query, reward, propensity=decision.propensity)
 
 
 # `learner`: check the learner's log, repair it, export it to files, or start over.
@@ -244,15 +237,13 @@ def export(settings: Settings, folder: Path) -> None:
 
     `rows.jsonl` has the rows of the log unchanged; `state.bin` the policy's state, if the log is complete;
     `logged.jsonl` the graded decisions that are still on the broker, each with its propensity, as
-    `python -m experiments prior --logged` reads them.
+    `python -m streams prior` reads them.
     """
     log = _Log(settings)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rows.jsonl").write_bytes(b"".join(value + b"\n" for value in log.rows.values()))
     logged = list(graded(settings, log.topics))
-    (folder / "logged.jsonl").write_bytes(
-        b"".join(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in logged)
-    )
+    (folder / "logged.jsonl").write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in logged))
     said = f"{folder}: {len(log.rows)} rows, {len(logged)} graded decisions"
     if log.refused():
         click.echo(f"{said}; no state.bin, as the log is not whole: see `learner check`")
@@ -356,4 +347,42 @@ def verify_decisions(settings: Settings) -> None:
     sys.exit(1 if found else 0)
 
 
-COMMANDS = [learner, verify_decisions]
+# `prior`: what recorded outcomes teach before the first query.
+
+
+@click.command()
+@click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write the prior to.",
+)
+@click.option(
+    "--cap",
+    type=click.FloatRange(min=1),
+    default=CAP,
+    show_default=True,
+    help="Weight of the prior: it counts as at most this many observations.",
+)
+@click.pass_obj
+def prior(settings: Settings, log: Path, out: Path, cap: float) -> None:
+    """Make a prior from LOG: outcomes that `record` or `learner export` wrote, or others in the same columns.
+
+    LOG is JSON lines, CSV or Parquet with text, action (model/qp/cp/bs), correct, cost and propensity, and score where
+    there is one. Run with the settings of the decider: policy, options, encoder, catalogue. Start that with
+    UNISCALE_PRIOR=FILE and an empty log.
+    """
+    encoder = encoder_of(settings.encoder)
+    policy = policy_of(settings, encoder)
+    inner = policy.inner if isinstance(policy, Explored) else policy
+    if not isinstance(inner, Contextual):
+        raise LogError(f"the policy is {inner.name}; only contextual starts from a prior")
+    made, questions = prior_of_log(read_outcomes(log), inner, encoder, catalogue_of(settings), cap)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(made)
+    click.echo(f"{out}: {questions} questions, {len(made)} bytes, sha256 {digest(made)}")
+
+
+COMMANDS = [learner, prior, verify_decisions]

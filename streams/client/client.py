@@ -36,7 +36,7 @@ class SentQueries:
         total: Number of queries.
         sent: Number passed to the producer so far.
         taken: Ids that were already used: the earlier query keeps its Answer, and this one was dropped.
-        rewarded: Ids whose reward is closed; filled only if the Client waits for rewards.
+        rewards: Closing Reward by query_id; filled only if the Client waits for rewards.
         wall_s: Seconds from the first send until the last expected record arrived or waiting ended.
     """
 
@@ -45,14 +45,14 @@ class SentQueries:
         self._open = {query_id.encode(): query_id for query_id in self._ids}
         self._waiting = dict(self._open)
         self._raw: dict[str, bytes] = {}
-        self._rewards = rewards
+        self._await_rewards = rewards
         self.total = len(self._ids)
         self.sent = 0
         self.taken: set[str] = set()
         # By id: the position of its record, and of those refused because an earlier one has the id.
         self._stored: dict[str, tuple[int, int]] = {}
         self._refused: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
-        self.rewarded: set[str] = set()
+        self.rewards: dict[str, Reward] = {}
         self.wall_s = 0.0
         self._began = self._heard = time.monotonic()
 
@@ -92,7 +92,7 @@ class SentQueries:
         """Whether there is nothing left to wait for."""
         if self._waiting or self.sent < self.total:
             return False
-        return not self._rewards or len(self.rewarded) + len(self.taken) >= self.total
+        return not self._await_rewards or len(self.rewards) + len(self.taken) >= self.total
 
     def start(self) -> None:
         """Start the clock."""
@@ -118,8 +118,8 @@ class SentQueries:
                 if query_id.encode() in self._waiting:
                     self._refused[query_id].add((origin.partition, origin.offset))
                     self._check_taken(query_id)
-            case Reward(closes=True, query_id=query_id) if query_id.encode() in self._open:
-                self.rewarded.add(query_id)
+            case Reward(closes=True, query_id=query_id) as reward if query_id.encode() in self._open:
+                self.rewards.setdefault(query_id, reward)
                 self._heard = time.monotonic()
 
     def stored(self, query_id: str, partition: int, offset: int) -> None:

@@ -42,12 +42,9 @@ def read_recorded(path: Path) -> Generator[Recorded, None, None]:
             previous row, or there are no rows; the message names line and field.
         OSError: the file cannot be read.
     """
-    rows = _FORMATS.get(path.suffix.lower())
-    if rows is None:
-        raise QuestionError(f"{path}: is none of {', '.join(_FORMATS)}; convert it")
     known = {*QUESTION_FIELDS, TIMESTAMP}
     before_s, name = -math.inf, path.stem
-    for number, (where, fields) in enumerate(rows(path), 1):
+    for number, (where, fields) in enumerate(rows_of(path), 1):
         if unknown := sorted(fields.keys() - known):
             close = get_close_matches(unknown[0], known, 1)
             meant = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
@@ -62,6 +59,19 @@ def read_recorded(path: Path) -> Generator[Recorded, None, None]:
         yield Recorded(at_s, query_of(asked, where=where, default_id=f"{name}-{number}"))
     if before_s == -math.inf:
         raise QuestionError(f"{path}: holds no query; write one row for each, with {TIMESTAMP} and text")
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file of JSON lines, CSV or Parquet.
+
+    Raises:
+        QuestionError: the file is of another format, or a row cannot be read; the message names it.
+        OSError: the file cannot be read.
+    """
+    rows = _FORMATS.get(path.suffix.lower())
+    if rows is None:
+        raise QuestionError(f"{path}: is none of {', '.join(_FORMATS)}; convert it")
+    yield from rows(path)
 
 
 def _seconds(value: Any, where: str) -> float:

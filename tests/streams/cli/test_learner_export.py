@@ -5,19 +5,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import orjson
+import msgspec
 import pytest
 
+from agents.bandit.contextual import Contextual
 from agents.bandit.features import counts
+from agents.bandit.logged import LoggedOutcome, prior_of_log
+from agents.bandit.registry import build_policy
 from agents.catalogue.file import load_catalogue
 from agents.embedding import embedded_text
 from agents.encoders import HashedEncoder
-from experiments.prior import prior_of_log
 from schemas.action import Action
 from schemas.query import Message, Query
 from schemas.record import encode
 from streams.cli import learner
 from streams.cli.learner import graded, graded_row
+from streams.client.outcomes import read_outcomes
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support.records import decision_for, paid, reward_for
@@ -26,7 +29,7 @@ ACTION = Action(model="mini-2m", qp=1, cp=4, bs=1)
 SAID = (Message(role="system", content="Be brief."), Message(role="user", content="What is 2 + 2? And 3?"))
 
 
-def row_of(query: Query, *, propensity: float | None = 0.25, **changes: Any) -> dict[str, Any] | None:
+def row_of(query: Query, *, propensity: float | None = 0.25, **changes: Any) -> LoggedOutcome | None:
     decision = decision_for(query, action=ACTION, propensity=propensity)
     return graded_row(decision, reward_for(decision, **{"log_cost": math.log(1e10), **changes}))
 
@@ -34,25 +37,26 @@ def row_of(query: Query, *, propensity: float | None = 0.25, **changes: Any) -> 
 def test_question_and_conversation_are_logged_as_embedded() -> None:
     row = row_of(Query(query_id="q", text="What is 2 + 2?"))
     assert row is not None
-    assert row["cost"] == pytest.approx(1e10)
-    del row["cost"]
-    told = {"text": "What is 2 + 2?", "action": "mini-2m/1/4/1"}
-    assert row == told | {"correct": 1.0, "score": 0.5, "propensity": 0.25}
+    assert row.cost == pytest.approx(1e10)
+    assert (row.text, row.action) == ("What is 2 + 2?", "mini-2m/1/4/1")
+    assert (row.correct, row.score, row.propensity) == (1.0, 0.5, 0.25)
     chat = Query(query_id="c", messages=SAID)
     row = row_of(chat)
     assert row is not None
-    assert row["text"] == embedded_text(chat) == "What is 2 + 2? And 3?\n\nBe brief."
+    assert row.text == embedded_text(chat) == "What is 2 + 2? And 3?\n\nBe brief."
     # The learner counts in the order of the conversation: a prior that counts in this one sees the same.
-    assert counts(row["text"]).tolist() == counts(chat.question).tolist()
+    assert counts(row.text).tolist() == counts(chat.question).tolist()
 
 
 def test_prior_counts_each_conversation_as_a_question(tmp_path: Path) -> None:
     said = [(Message(role="user", content=f"What is {n} + {n % 7}?"),) for n in range(40)]
     rows = [row_of(Query(query_id=f"q{n}", messages=each), correct=n % 2) for n, each in enumerate(said)]
     path = tmp_path / "logged.jsonl"
-    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     catalogue = load_catalogue(Path(__file__).parents[3] / "infra" / "catalogue" / "mini.yaml")
-    assert prior_of_log(path, HashedEncoder(16), catalogue, {})[1] == 40
+    policy = build_policy("contextual", query_dim=16, action_dim=16)
+    assert isinstance(policy, Contextual)
+    assert prior_of_log(read_outcomes(path), policy, HashedEncoder(16), catalogue)[1] == 40
 
 
 def test_a_record_that_cannot_be_read_is_noted_and_passed_over(
@@ -80,7 +84,7 @@ def test_a_record_that_cannot_be_read_is_noted_and_passed_over(
 def test_a_cost_is_logged_without_its_price() -> None:
     row = row_of(Query(query_id="q", text="?"), log_cost=math.log(3e10), price=paid(3e10, factor=3.0))
     assert row is not None
-    assert row["cost"] == pytest.approx(1e10)
+    assert row.cost == pytest.approx(1e10)
 
 
 @pytest.mark.parametrize("propensity", [None, 0.0])

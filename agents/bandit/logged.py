@@ -1,0 +1,159 @@
+"""Outcomes of single configurations, as a log or a recording has them, and the prior that they teach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from agents.bandit.contextual import Contextual
+from agents.bandit.features import counts
+from agents.bandit.history import History
+from agents.bandit.policy import ActionVector
+from agents.bandit.prior import CAP, teach
+from agents.catalogue.models import Catalogue
+from agents.embedding import Encoder, embed_actions
+from schemas.action import Action
+from schemas.errors import InvalidField, UniscaleError
+from schemas.objective import CostUnit
+
+
+class LogError(UniscaleError):
+    """A log of outcomes cannot be used. The message names file, row, field and the fix."""
+
+
+class LoggedOutcome(Struct, frozen=True, kw_only=True):
+    """What one configuration achieved on one question.
+
+    Attributes:
+        text: The text that is embedded; of a conversation, its newest message first.
+        action: The configuration, model/qp/cp/bs.
+        correct: 1, 0 or a grade between.
+        score: The verifier's score of the answer; None without a verifier.
+        cost: What it cost, in `unit`; eFLOPs without the price factor of the model.
+        propensity: Probability with which the configuration was chosen; 1 where all are run.
+        unit: Unit of the cost.
+        tokens: In USD, the tokens generated that were billed.
+        prompt_tokens: In USD, the tokens of prompts that were billed.
+        question_id: Identifies the question in the file that a recording was made from; empty in a log.
+    """
+
+    text: str
+    action: str
+    correct: float
+    score: float | None = None
+    cost: float
+    propensity: float
+    unit: CostUnit = "eflops"
+    tokens: int | None = None
+    prompt_tokens: int | None = None
+    question_id: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject values that no history may have; the message names the field."""
+        if self.text.strip() in NOTHING:
+            raise ValueError(f"text is {self.text!r}; give the question")
+        Action.parse(self.action)
+        for name in ("correct", "score"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} is {value}; give a grade from 0 to 1")
+        if not 0.0 < self.cost < float("inf"):
+            raise ValueError(f"cost is {self.cost}; give the cost of the search, above 0")
+        if not 0.0 < self.propensity <= 1.0:
+            raise ValueError(
+                f"propensity is {self.propensity}; give a probability above 0, and 1 if all were run"
+            )
+
+
+NOTHING = ("", "nan", "NaN", "NA", "null", "None")
+"""How files write a missing text."""
+
+
+def logged_outcome(fields: Mapping[str, Any], where: str) -> LoggedOutcome:
+    """Return the outcome that a row states; numbers may be text, as in CSV.
+
+    Raises:
+        LogError: a field is missing or wrong; the message names it and the row.
+    """
+    given = {name: value for name, value in fields.items() if value is not None and value != ""}
+    try:
+        return msgspec.convert(given, LoggedOutcome, strict=False)
+    except (msgspec.ValidationError, InvalidField) as error:
+        raise LogError(
+            f"{where}: {error}; a row has text, action (model/qp/cp/bs), correct, cost and propensity"
+        ) from None
+
+
+def prior_of_log(
+    rows: Iterable[LoggedOutcome],
+    policy: Contextual,
+    encoder: Encoder,
+    catalogue: Catalogue,
+    cap: float = CAP,
+) -> tuple[bytes, int]:
+    """Return the prior that outcomes teach, and the number of different questions.
+
+    Args:
+        rows: The outcomes.
+        policy: A policy with the deployment's settings, without actions.
+        encoder: The deployment's encoder.
+        catalogue: The deployment's catalogue.
+        cap: Weight of the prior: it counts as at most this many observations.
+
+    Raises:
+        LogError: there is no outcome, or one is of another unit or of a model that is not in the catalogue.
+    """
+    log = list(rows)
+    if not log:
+        raise LogError("there is no outcome to learn from; record some first")
+    for row in log:
+        _require_fit(row, catalogue)
+    texts = list(dict.fromkeys(row.text for row in log))
+    place = {text: at for at, text in enumerate(texts)}
+    seen = list(dict.fromkeys(row.action for row in log))
+    # A model that was never tried is known all the same, by its size.
+    tried = {Action.parse(each).model for each in seen}
+    seen += [Action(model=name, qp=1, cp=1, bs=1).id for name in catalogue.model_names if name not in tried]
+    position = {action: at for at, action in enumerate(seen)}
+    policy.offer([_vector(each, encoder.dimension, catalogue) for each in seen])
+    in_usd = catalogue.unit == "usd"
+    history = History(
+        queries=_queries(texts, encoder),
+        question=np.array([place[row.text] for row in log]),
+        action=np.array([position[row.action] for row in log]),
+        correct=np.array([row.correct for row in log]),
+        score=np.array([row.correct if row.score is None else row.score for row in log]),
+        # In USD, tokens are learned: prices may change.
+        log_cost=np.log([max(row.tokens or 0, 1) if in_usd else row.cost for row in log]),
+        propensity=np.array([row.propensity for row in log]),
+        log_prompt=np.log([max(row.prompt_tokens or 0, 1) for row in log if in_usd]),
+    )
+    return teach(policy, history, cap, catalogue.cost_basis), len(texts)
+
+
+def _require_fit(row: LoggedOutcome, catalogue: Catalogue) -> None:
+    if (model := Action.parse(row.action).model) not in catalogue.model_names:
+        raise LogError(
+            f"model {model!r} of an outcome is not in the catalogue ({', '.join(catalogue.model_names)})"
+        )
+    if row.unit != catalogue.unit:
+        raise LogError(
+            f"an outcome costs {row.cost:g} {row.unit}, but the catalogue counts in {catalogue.unit}"
+        )
+    if row.unit == "usd" and (row.tokens is None or row.prompt_tokens is None):
+        raise LogError("an outcome in USD lacks tokens or prompt_tokens, from which its cost is predicted")
+
+
+def _vector(action: str, dimension: int, catalogue: Catalogue) -> ActionVector:
+    model = Action.parse(action).model
+    return ActionVector(action, model, np.eye(1, dimension)[0], float(catalogue.model(model).parameters))
+
+
+def _queries(texts: list[str], encoder: Encoder) -> np.ndarray:
+    """Return embeddings, float32 as in records, followed by the surface counts, shape (Q, d + 9)."""
+    embedded = embed_actions(encoder, texts, None).astype("<f4").astype(np.float64)
+    return np.concatenate([embedded, np.array([counts(text) for text in texts])], axis=1)
