@@ -371,7 +371,7 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
     # `all`: all 28 of Table 1. A pin of any other is refused. Deciders and gateways must have the same value; another
     # one applies after a restart, and what was learned stays.
     parallelism: tuple[str, ...] = ()
-    # A file made by `python -m experiments prior`, from which the learner starts. It is read only while the learner's
+    # A file made by `python -m streams prior`, from which the learner starts. It is read only while the learner's
     # log is empty; afterwards the log holds it. Empty: the one that the catalogue names, if it matches policy,
     # encoder and models; `none`: none.
     prior: str = ""

@@ -60,7 +60,7 @@ def record(
     """Run configurations on the questions of FILE through a running deployment, and write what each achieved and cost.
 
     FILE has JSON lines as for `produce`, each with a `reference`. The learner learns nothing from these queries. The
-    same command resumes after a stop. `python -m experiments prior OUT --logged` makes a prior from the outcomes.
+    same command resumes after a stop. `python -m streams prior OUT` makes a prior from the outcomes.
     """
     questions = list(islice(read_questions(file), limit))
     if not questions:

@@ -129,7 +129,7 @@ def read_prior(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise SettingsError(
-            f"{variable('prior')}: {path} cannot be read ({error.strerror}); make it with `python -m experiments prior`"
+            f"{variable('prior')}: {path} cannot be read ({error.strerror}); make it with `python -m streams prior`"
         ) from None
 
 

@@ -169,6 +169,36 @@ def test_replayed_file_teaches_only_on_request(live: Operator, teach: str) -> No
     assert [each.closing.learn for each in replayed if each.closing] == [teach == "yes"] * 3
 
 
+def test_outcomes_are_recorded_in_parts_and_make_a_prior(live: Any) -> None:
+    two = ("--action", "small/1/1/1", "--action", "large/1/4/2")
+    record = ("record", "questions.jsonl", "--out", "out/recorded.jsonl", *two)
+    stopped = live.run(*record, "--at-once", "3", "--max-cost", "1", code=1)
+    assert "8 questions × 2 configurations: 16 searches, 0 done" in stopped.stdout
+    assert "stopped at --max-cost 1: 13 searches are left" in stopped.stderr
+    done = live.run(*record)
+    assert "16 searches, 3 done" in done.stdout
+    assert "13 outcomes" in done.stdout
+    rows = [json.loads(line) for line in (live.folder / "out" / "recorded.jsonl").read_text().splitlines()]
+    assert len({(row["question_id"], row["action"]) for row in rows}) == len(rows) == 16
+    assert {row["correct"] for row in rows} <= {0.0, 1.0}
+    assert all(row["cost"] > 0 and row["propensity"] == 1.0 for row in rows)
+    by_id = timelines(live).by_id
+    recorded = [each for query_id, each in by_id.items() if query_id.startswith("record-")]
+    assert [each.closing.learn for each in recorded if each.closing] == [False] * 16
+    made = live.run(
+        "prior", "out/recorded.jsonl", "--out", "out/prior.bin", UNISCALE_POLICY="contextual"
+    ).stdout
+    assert "8 questions" in made
+    assert (
+        "linucb; only contextual"
+        in live.run("prior", "out/recorded.jsonl", "--out", "x", code=1, UNISCALE_POLICY="linucb").stderr
+    )
+    assert "is not in the catalogue" in live.run(*record, "--action", "gpt/1/1/1", code=2).stderr
+    (live.folder / "ungraded.jsonl").write_text('{"text": "Who?"}\n')
+    refused = live.run("record", "ungraded.jsonl", "--out", "x", code=1).stderr
+    assert "'ungraded-1' has no reference" in refused
+
+
 def test_a_model_and_an_objective_come_and_go_at_run_time(live: Operator) -> None:
     # Other settings than the deployment's would make topics that end every process.
     other = live.run("catalogue", "add", "my-model.yaml", code=1, UNISCALE_GROUP_PARTITIONS="5").stderr
