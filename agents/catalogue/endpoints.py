@@ -124,6 +124,34 @@ STEPLESS = (
 """What an entry may ask in vain of a model that answers as a whole."""
 
 
+def by_effort(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries that an entry describes: one named NAME.EFFORT for each of its `efforts`, or itself.
+
+    An effort has the fields that it adds to `endpoint.extra_body`, and `max_tokens` for its `max_output_tokens`.
+
+    Raises:
+        InvalidField: `efforts` is not a mapping of names to fields, or the entry is not a chat endpoint.
+    """
+    if "efforts" not in entry:
+        return [entry]
+    base = {name: value for name, value in entry.items() if name != "efforts"}
+    efforts, endpoint = entry["efforts"], base.get("endpoint")
+    if not isinstance(endpoint, dict) or endpoint.get("kind") != "chat":
+        raise InvalidField("Model", "efforts", "is for endpoint.kind chat: leave it out")
+    if not isinstance(efforts, dict) or not efforts:
+        raise InvalidField("Model", "efforts", "is no mapping: write {low: {reasoning_effort: low}, high: …}")
+    made = []
+    for effort, fields in efforts.items():
+        if not isinstance(fields, dict):
+            raise InvalidField("Model", f"efforts.{effort}", "is no mapping: write {reasoning_effort: low}")
+        sent = {name: value for name, value in fields.items() if name != "max_tokens"}
+        own = {**endpoint, "extra_body": {**endpoint.get("extra_body", {}), **sent}}
+        if "max_tokens" in fields:
+            own["max_output_tokens"] = fields["max_tokens"]
+        made.append({**base, "name": f"{base.get('name')}.{effort}", "effort": f"{effort}", "endpoint": own})
+    return made
+
+
 def chat_entry(entry: dict[str, Any], endpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the entry of a chat endpoint with sampling and engine as a search needs them: one step, the whole answer.
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from agents.catalogue.checkpoint import read_family
 from agents.catalogue.cost_range import derived, unit_of
-from agents.catalogue.endpoints import chat_entry
+from agents.catalogue.endpoints import by_effort, chat_entry
 from agents.catalogue.models import (
     DTYPE_BYTES,
     Catalogue,
@@ -104,7 +104,9 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
         raise CatalogueError(
             f"{where}, field defaults.{next(iter(defaults))}: is unknown; use models and verifiers"
         )
-    found = [decode_model(_laid(each, for_models), where) for each in models]
+    found = [
+        decode_model(one, where) for each in models for one in _by_effort(_laid(each, for_models), where)
+    ]
     entry |= _cost_range(entry, found, where)
     content = {
         **entry,
@@ -113,6 +115,14 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
         "version": version,
     }
     return _convert(content, Catalogue, where)
+
+
+def _by_effort(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    try:
+        return by_effort(entry)
+    except InvalidField as error:
+        place = f"{where}, model {entry.get('name')!r}, field {error.field}"
+        raise CatalogueError(f"{place}: {error.why}") from None
 
 
 def beside_catalogue(path: Path) -> CatalogueExtras:

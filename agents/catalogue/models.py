@@ -133,6 +133,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     price: ModelPrice | None = None  # prices of its tokens, in a deployment that counts in USD
     grader: NamedGrader | None = None  # default grader of its answers; None: the catalogue's
     verifier: Name | None = None  # verifier of its drafts, or none; None: the catalogue's
+    effort: str = ""  # the `reasoning_effort` of requests that it serves; empty: of any
 
     def __post_init__(self) -> None:
         """Refuse a price factor out of range, unknown graders, duplicate anchors, and fields unfit for the endpoint."""
@@ -338,6 +339,11 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tuple(each.name for each in self.models)
 
     @property
+    def efforts(self) -> tuple[str, ...]:
+        """Return the reasoning efforts of its models, in catalogue order."""
+        return tuple(dict.fromkeys(each.effort for each in self.models if each.effort))
+
+    @property
     def groups(self) -> dict[str, tuple[str, ...]]:
         """Return the model names of each executor group."""
         names = dict.fromkeys(each.group for each in self.models)
@@ -369,6 +375,8 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             del model["price_factor"], model["price"], model["grader"]
             if model["verifier"] is None:  # recordings exist from before an entry could name one
                 del model["verifier"]
+            if not model["effort"]:
+                del model["effort"]
         del plain["grader"]
         for each in (*plain["models"], *plain["verifiers"]):
             if (endpoint := each["endpoint"])["kind"] != "chat":  # nor had it the fields of that kind

@@ -71,10 +71,12 @@ async def chat(call: Call) -> Response:
     Raises:
         ApiError: before anything is sent.
     """
-    began_s = call.gateway.runtime.monotonic()
+    runtime = call.gateway.runtime
+    began_s = runtime.monotonic()
     body = await body_of(call.request)
     call.who.require("ask")
-    asked = parse(body, strict=call.gateway.runtime.settings.gateway.strict)
+    efforts = runtime.control.catalogue.efforts
+    asked = parse(body, efforts=efforts, strict=runtime.settings.gateway.strict)
     with ExitStack() as held:
         held.enter_context(await call.gateway.gate.completion(call.who, call.is_gone))
         if asked.stream:

@@ -1,7 +1,7 @@
 """Converts a chat completion request (model name, OpenAI's fields, the object `uniscale`) to a Query."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal
 
@@ -180,12 +180,14 @@ class ChatRequest(Struct, frozen=True):
 
     Attributes:
         models: The models that may answer, as `uniscale.allowed_models`; not a field of OpenAI's API, but of others'.
+        reasoning_effort: Only models of this effort may answer; None if no model of the catalogue has one.
         ignored: Names of its unsupported fields, in the order of the request; not a field of the API.
     """
 
     model: str
     messages: list[dict[str, Any]]
     models: tuple[str, ...] | None = None
+    reasoning_effort: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -219,11 +221,12 @@ def json_object(body: bytes) -> dict[str, Any]:
     return plain
 
 
-def parse(body: bytes, *, strict: bool = False) -> ChatRequest:
+def parse(body: bytes, *, efforts: Collection[str] = (), strict: bool = False) -> ChatRequest:
     """Return a request.
 
     Args:
         body: JSON.
+        efforts: Efforts that the catalogue's models have; without any, `reasoning_effort` is an unsupported field.
         strict: Whether to refuse unsupported fields rather than name them in the response.
 
     Raises:
@@ -235,12 +238,17 @@ def parse(body: bytes, *, strict: bool = False) -> ChatRequest:
         if name in _REFUSED:
             if not any(_same(value, neutral) for neutral in _REFUSED[name]):
                 raise unsupported(name, _WHY.get(name, "leave it out"))
+        elif name == "reasoning_effort" and efforts:
+            if value is not None and value not in efforts:
+                why = f"reasoning_effort: no model has {value!r}; choose from {', '.join(efforts)}"
+                raise invalid(name, why, "invalid_value")
         elif name in _IGNORED:
             ignored += [name] if _asks(name, value) else []
         elif name not in _KNOWN:
             raise _unknown(name)
     try:
-        request = msgspec.convert({name: plain[name] for name in plain if name in _KNOWN}, ChatRequest)
+        known = {name: plain[name] for name in plain if name in _KNOWN and name not in ignored}
+        request = msgspec.convert(known, ChatRequest)
     except msgspec.ValidationError as error:
         raise of_json(error) from None
     if any(message.get("name") not in (None, "") for message in request.messages):

@@ -48,8 +48,9 @@ from streams.runtime.runtime import Runtime, ServiceSpec
 async def decide(call: Call) -> Response:
     """POST /v1/decide: the body of a completion."""
     call.who.require("ask")
-    strict = call.gateway.runtime.settings.gateway.strict
-    asked = parse(await body_of(call.request), strict=strict)
+    runtime = call.gateway.runtime
+    efforts = runtime.control.catalogue.efforts
+    asked = parse(await body_of(call.request), efforts=efforts, strict=runtime.settings.gateway.strict)
     return reply(preview(await call.gateway.submission.preview(asked, call.who)))
 
 

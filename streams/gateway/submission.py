@@ -150,8 +150,22 @@ class QuerySubmitter:
         if unknown := set(query.allowed_models or ()) - set(models):
             why = f"uniscale.allowed_models holds {min(unknown)!r}; choose from {', '.join(models)}"
             raise invalid("uniscale.allowed_models", why, "invalid_value")
+        if request.reasoning_effort is not None:
+            query = self._of_effort(query, request.reasoning_effort)
         self._check_length(query)
         return query
+
+    def _of_effort(self, query: Query, effort: str) -> Query:
+        """Return a query restricted to the models of an effort. Raises ApiError 400 if none of them may answer."""
+        asked = (query.pinned.model,) if query.pinned else query.allowed_models
+        models = [m.name for m in self._runtime.control.catalogue.models if m.effort == effort]
+        allowed = tuple(name for name in models if asked is None or name in asked)
+        if not allowed:
+            why = (
+                f"reasoning_effort: the models asked for have no {effort!r}; choose from {', '.join(models)}"
+            )
+            raise invalid("reasoning_effort", why, "invalid_value")
+        return query if query.pinned else msgspec.structs.replace(query, allowed_models=allowed)
 
     def _check_length(self, query: Query) -> None:
         """Refuse a question too long for every model that may answer it. Raises ApiError 400."""

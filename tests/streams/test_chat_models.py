@@ -146,6 +146,27 @@ def test_answer_is_priced_by_the_tokens_the_server_counted(
     assert not deployment.read(deployment.topics.search_step, SearchStep)
 
 
+def test_reasoning_effort_chooses_among_the_efforts(start: Deploy, upstream: Upstream) -> None:
+    efforts = {"low": {"reasoning_effort": "low"}, "high": {"reasoning_effort": "high", "max_tokens": 48}}
+    deployment = start(chat("hosted", upstream) | {"efforts": efforts})
+    ids = {effort: asked(deployment, at, reasoning_effort=effort)["id"] for at, effort in enumerate(efforts)}
+    sent = [(body["reasoning_effort"], body["max_tokens"]) for body, _ in served(upstream)]
+    assert sent == [("low", 64), ("high", 48)]
+    decisions = {each.query_id: each for each in deployment.read(deployment.topics.decision, Decision)}
+    chosen = {effort: decisions[query_id].action.model for effort, query_id in ids.items()}
+    assert chosen == {"low": "hosted.low", "high": "hosted.high"}
+    deployment.closing(*ids.values())
+    said: dict[str, Any] = {"model": "auto", "messages": [{"role": "user", "content": "?"}]}
+    with deployment.http() as client:
+        for more, why in (
+            ({"reasoning_effort": "minimal"}, "no model has 'minimal'; choose from high, low"),
+            ({"reasoning_effort": "low", "model": "hosted.high"}, "the models asked for have no 'low'"),
+        ):
+            refused = client.post(ASK, json=said | more)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "reasoning_effort")
+            assert why in refused.json()["error"]["message"]
+
+
 def test_verifier_scores_stay_out_of_correctness(start: Deploy, upstream: Upstream) -> None:
     """Two models with a verifier, two chat endpoints without; half of the traffic has no reference."""
     from agents.decider.rows import Row, decode_row

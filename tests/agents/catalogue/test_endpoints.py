@@ -81,6 +81,43 @@ def test_what_is_wrong_with_it_is_named(
         load(hosted)
 
 
+def test_efforts_make_an_entry_several_models(load: Load, hosted: dict[str, Any]) -> None:
+    hosted["models"][1]["endpoint"] |= {"extra_body": {"temperature": 0.2}}
+    high = {"reasoning_effort": "high", "max_tokens": 16_000}
+    hosted["models"][1]["efforts"] = {"low": {"reasoning_effort": "low"}, "high": high}
+    catalogue = load(hosted)
+    assert set(catalogue.model_names) == {"small", "hosted.low", "hosted.high"}
+    assert set(catalogue.efforts) == {"low", "high"}
+    low, high_ = catalogue.model("hosted.low"), catalogue.model("hosted.high")
+    assert low.endpoint.extra_body == {"temperature": 0.2, "reasoning_effort": "low"}
+    assert high_.endpoint.extra_body == {"temperature": 0.2, "reasoning_effort": "high"}
+    assert (low.sampling.step_tokens, high_.sampling.step_tokens) == (4_096, 16_000)
+    assert "hosted.high/1/1/1" in [action.id for action in uis_space(catalogue)]
+    assert decode_model(yaml.safe_load(entry_of(high_)), "shown") == high_
+
+
+@pytest.mark.parametrize(
+    ("at", "efforts", "complaint"),
+    [
+        (1, [], "model 'hosted', field efforts: is no mapping"),
+        (1, {}, "model 'hosted', field efforts: is no mapping"),
+        (1, {"low": "low"}, "model 'hosted', field efforts.low: is no mapping"),
+        (
+            1,
+            {"low": {"seed": 3}},
+            "model 'hosted.low', field endpoint.extra_body.seed: is set by each request",
+        ),
+        (0, {"low": {}}, "model 'small', field efforts: is for endpoint.kind chat"),
+    ],
+)
+def test_wrong_efforts_are_named(
+    load: Load, hosted: dict[str, Any], at: int, efforts: Any, complaint: str
+) -> None:
+    hosted["models"][at]["efforts"] = efforts
+    with pytest.raises(CatalogueError, match=complaint):
+        load(hosted)
+
+
 def test_costs_follow_from_a_price_or_an_architecture(load: Load, hosted: dict[str, Any]) -> None:
     del hosted["models"][1]["architecture"]
     with pytest.raises(CatalogueError, match="model 'hosted', field price: is missing: give USD per million"):
