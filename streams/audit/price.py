@@ -132,9 +132,9 @@ class PriceList:
         self.models: dict[str, list[Numbers]] = {}
         self.own: dict[str, str] = {}
         for entry in models:
-            laid = _over(entry, defaults.get("models") or {})
-            for effort in laid.get("efforts") or ("",):
-                self.add(laid | {"name": f"{laid['name']}.{effort}" if effort else laid["name"]})
+            model = _over(entry, defaults.get("models") or {})
+            for effort in model.get("efforts") or ("",):
+                self.add(model | {"name": f"{model['name']}.{effort}" if effort else model["name"]})
         below = defaults.get("verifiers") or {}
         laid = [_over(entry, below) for entry in verifiers]
         self.verifiers = {entry["name"]: numbers(entry) for entry in laid if entry.get("architecture")}
