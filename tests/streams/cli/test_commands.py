@@ -40,6 +40,7 @@ COMMANDS = [
     "answers", "ask", "audit", "broker", "catalogue", "check", "dead-letters", "demo", "explain", "feedback", "follow",
     "init", "keys", "learner", "objective", "prior", "produce", "record", "replay", "settings", "simulate", "topics", "up",
     "verify-decisions", "worker",
+    "verify-decisions", "worker",
 ]  # fmt: skip
 
 
