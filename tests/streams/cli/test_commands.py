@@ -38,9 +38,8 @@ from streams.topics import Topics
 
 COMMANDS = [
     "answers", "ask", "audit", "broker", "catalogue", "check", "dead-letters", "demo", "explain", "feedback", "follow",
-    "init", "keys", "learner", "objective", "prior", "produce", "record", "replay", "settings", "simulate", "topics", "up",
-    "verify-decisions", "worker",
-    "verify-decisions", "worker",
+    "init", "keys", "learner", "objective", "prior", "produce", "record", "replay", "settings", "simulate", "topics",
+    "up", "verify-decisions", "worker",
 ]  # fmt: skip
 
 
