@@ -81,7 +81,7 @@ def test_removed_control_model_leaves_an_empty_control_group(
 
 def test_a_prior_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(
-        SettingsError, match=r"UNISCALE_PRIOR: .*cannot be read .*make it with `python -m experiments prior`"
+        SettingsError, match=r"UNISCALE_PRIOR: .*cannot be read .*make it with `python -m streams prior`"
     ):
         read_prior(tmp_path / "no.bin")
 
