@@ -83,7 +83,7 @@ FIXES = {
             "np.maximum(spread, SMALL)": "spread.copy()",
             "max(float(np.sqrt(np.mean(spread[:embedded] ** 2))), SMALL)": "np.sqrt(np.mean(spread[:embedded] ** 2))",
         },
-        (18,),
+        (157,),
     ),
     "a learner ahead of its log ends": Fix(
         ShardLearner,
