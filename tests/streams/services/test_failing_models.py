@@ -89,7 +89,8 @@ def state(cluster: Cluster) -> str:
 
 def learner(in_memory: InMemory, **fields: Any) -> Settings:
     few = {"parallelism": "1/1,4/1"}  # of many configurations each refit takes seconds
-    return in_memory(policy="contextual", prior="none", **few, **fields)
+    # One attempt: every failure is an Answer, and every query one choice.
+    return in_memory(policy="contextual", prior="none", attempts=1, **few, **fields)
 
 
 def check(cluster: Cluster, audited: Audit) -> None:
