@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 MAX_WHY = 300
 """Maximum characters of the reason why a model is not ready: it is part of every heartbeat."""
 
+FIRST_ANSWER_S = 30.0
+"""Maximum wait of a query for a server that has not answered this process yet, in seconds. Its model was chosen while
+another process knew the server as ready; another model may take the query instead."""
+
 _FIRST_TOKENS = 8
 """Tokens of the answer to the operator's question, which an engine in this process gets before any client's. An engine
 that any question crashes crashes here, while no record is in flight that would be blamed for the crash."""
@@ -109,13 +113,13 @@ class ModelRegistry:
 
         Raises:
             EngineStartError: it cannot be loaded.
-            EndpointSuspendedError: it is suspended because it failed too many probes.
+            EndpointSuspendedError: it is suspended because it failed too many probes, or its server does not answer.
         """
         self.want([model])
         place = self._places[model.name]
         loaded = await asyncio.shield(place.task)
         if loaded.server is not None:
-            await loaded.server.answered.wait()
+            await _answered(model.name, loaded.server)
         if place.prober is not None and place.prober.suspended:
             raise EndpointSuspendedError(
                 f"{model.name}: is not asked before it passes a probe: {place.prober.why}"
@@ -241,6 +245,22 @@ async def _ask(loaded: Loaded, model: Model, rules: ProbeRules) -> None:
         raise EngineStartError(f"{model.name}: died of its first question: {error}") from error
     except ServingError:
         pass  # it did not crash
+
+
+async def _answered(name: str, server: JsonServer) -> None:
+    """Wait until a server has answered this process once.
+
+    Raises:
+        EndpointSuspendedError: it has not in `FIRST_ANSWER_S`.
+    """
+    try:
+        async with asyncio.timeout(FIRST_ANSWER_S):
+            await server.answered.wait()
+    except TimeoutError as error:
+        why = server.why or "no reply yet"
+        raise EndpointSuspendedError(
+            f"{name}: its server has not answered for {FIRST_ANSWER_S:g} s: {why}"
+        ) from error
 
 
 def _is_ready(task: "asyncio.Task[Loaded]") -> bool:

@@ -12,7 +12,12 @@ from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Architecture, BenchmarkScore, Model, Sampling
 from agents.serving import http
 from agents.serving.engine import Drafted
-from agents.serving.errors import EngineDiedError, EngineStartError, RequestRefusedError
+from agents.serving.errors import (
+    EndpointSuspendedError,
+    EngineDiedError,
+    EngineStartError,
+    RequestRefusedError,
+)
 from agents.serving.http import Breaker, JsonServer, ServerSettings
 from agents.serving.probing import ProbeRules
 from agents.serving.registry import Loaded, ModelRegistry
@@ -285,6 +290,22 @@ async def test_model_is_suspended_while_its_endpoint_fails() -> None:
     await registry.probe()
     assert states(registry) == {"a": "suspended"}
     assert breaker.wait_s == 20.0
+    await server.close()
+
+
+async def test_a_server_that_never_answered_keeps_no_query_waiting() -> None:
+    """Its model was chosen before this process started: another can take the query."""
+    server = JsonServer(ServerSettings(url="http://127.0.0.1:9"))
+    entry = replace(model("a"), endpoint=Endpoint(kind="http", url="http://127.0.0.1:9"))
+
+    async def load(entry: Model) -> Loaded:
+        return Loaded(cast(Any, Engine(entry, set())), server)
+
+    registry = ModelRegistry(load)
+    with pytest.raises(EndpointSuspendedError, match="a: its server has not answered for 30 s: no reply yet"):
+        await registry.get(entry)
+    server.answered.set()
+    assert await registry.get(entry)
     await server.close()
 
 
