@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from agents.bandit.learner import header, pack, standard_error, unpack
+from agents.bandit.learner import header, pack, redrawn, standard_error, unpack
 from agents.bandit.policy import (
     UNPRICED,
     ActionVector,
@@ -27,7 +27,6 @@ from agents.bandit.policy import (
     Policy,
     Prediction,
     Reason,
-    Vector,
     generator,
 )
 from schemas.action import Action
@@ -70,7 +69,7 @@ def uniform(of: Prediction, seed: int, reason: Reason = "policy") -> Prediction:
     """Draw every action with equal probability; a seed draws the same action under every policy."""
     n = len(of.action_ids)
     chosen = int(generator(seed, of.query_id, "uniform").integers(n))
-    return replace(_redrawn(of, chosen, np.full(n, 1.0 / n), 0.0, reason), draws=0)
+    return replace(redrawn(of, chosen, np.full(n, 1.0 / n), 0.0, reason), draws=0)
 
 
 def floored(of: Prediction, floor: float, seed: int) -> Prediction:
@@ -83,7 +82,7 @@ def floored(of: Prediction, floor: float, seed: int) -> Prediction:
     if of.probability is not None:
         probability = floor / n + (1.0 - floor) * of.probability
         error = (1.0 - floor) * standard_error(float(of.probability[chosen]), of.draws)
-    return _redrawn(of, chosen, probability, error, "floor" if explored else of.reason)
+    return redrawn(of, chosen, probability, error, "floor" if explored else of.reason)
 
 
 def controlled(of: Prediction, control: ControlGroup) -> Prediction:
@@ -100,17 +99,7 @@ def controlled(of: Prediction, control: ControlGroup) -> Prediction:
         return replace(of, probability=probability, error=(1.0 - share) * of.error, randomised=True)
     if of.probability is not None:
         error = (1.0 - share) * standard_error(float(of.probability[at]), of.draws)
-    return replace(_redrawn(of, at, probability, error, "control"), cohort="control", randomised=True)
-
-
-def _redrawn(
-    of: Prediction, chosen: int, probability: Vector | None, error: float, reason: Reason
-) -> Prediction:
-    """Return a prediction with another draw; terms predicted for the policy's choice do not apply to it."""
-    predicted = of.predicted if chosen == of.chosen else None
-    return replace(
-        of, chosen=chosen, probability=probability, error=error, reason=reason, predicted=predicted
-    )
+    return replace(redrawn(of, at, probability, error, "control"), cohort="control", randomised=True)
 
 
 class Explored:

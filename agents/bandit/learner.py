@@ -30,6 +30,7 @@ from agents.bandit.policy import (
     Pending,
     Policy,
     Prediction,
+    Reason,
     Refits,
     TargetSolver,
     Traits,
@@ -115,16 +116,17 @@ def _at_baseline(of: Prediction, baseline: str) -> Prediction:
         return of
     at, probability = ids.index(baseline), np.zeros(len(ids))
     probability[at] = 1.0
+    drawn = redrawn(of, at, probability, 0.0, "baseline")
+    return replace(drawn, draws=0, cohort="policy", randomised=False)
+
+
+def redrawn(
+    of: Prediction, chosen: int, probability: Vector | None, error: float, reason: Reason
+) -> Prediction:
+    """Return a prediction with another draw; terms predicted for the policy's choice do not apply to it."""
+    predicted = of.predicted if chosen == of.chosen else None
     return replace(
-        of,
-        chosen=at,
-        probability=probability,
-        draws=0,
-        error=0.0,
-        predicted=of.predicted if at == of.chosen else None,
-        reason="baseline",
-        cohort="policy",
-        randomised=False,
+        of, chosen=chosen, probability=probability, error=error, reason=reason, predicted=predicted
     )
 
 
