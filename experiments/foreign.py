@@ -36,12 +36,12 @@ from typing import Any
 import numpy as np
 import yaml
 
+from agents.bandit.logged import NOTHING
 from experiments.outcomes import Arm, OutcomeError, Outcomes, QuestionInfo
 
 Row = dict[str, Any]
 COLUMNS = ("question", "arm", "correct", "reward", "cost", "score", "text", "level", "family", "sample")
 OTHERS = ("name", "unit", "questions", "arms", "explode", "ignore", "missing", "cost_floor")
-NOTHING = ("", "nan", "NaN", "NA", "null", "None")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from agents.bandit.features import counts
+from agents.bandit.features import with_counts
 from agents.bandit.policy import ActionVector, Objective
 from agents.catalogue.descriptions import describe_action
 from agents.catalogue.models import Catalogue
@@ -270,7 +270,7 @@ class BanditWorld:
     def with_counts(self) -> "BanditWorld":
         """Return the same questions with surface counts appended to their embeddings, for policies that read them."""
         texts = [each.text for each in self.outcomes.questions]
-        return replace(self, queries=seen_by_contextual(self.queries, texts))
+        return replace(self, queries=with_counts(self.queries, texts))
 
     def spanned(self) -> "BanditWorld":
         """Return the same questions in coordinates of their own span, if that has fewer dimensions.
@@ -324,8 +324,3 @@ def _described(arm: Arm, catalogue: Catalogue | None) -> str:
     if catalogue is not None and arm.model in catalogue.model_names:
         return describe_action(Action(model=arm.model, qp=arm.qp, cp=arm.cp, bs=arm.bs), catalogue)
     return arm.description or arm.arm_id
-
-
-def seen_by_contextual(queries: Array, texts: Sequence[str]) -> Array:
-    """Return embeddings with the surface counts of their texts appended, shape (Q, d + 9)."""
-    return np.concatenate([queries, np.array([counts(text) for text in texts])], axis=1)

@@ -8,12 +8,13 @@ import numpy.typing as npt
 
 from agents.bandit.contextual import Contextual
 from agents.bandit.history import History
+from agents.bandit.logged import queries_of
 from agents.bandit.policy import ActionVector
 from agents.bandit.prior import CAP, teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.models import Catalogue
-from agents.embedding import Encoder, embed_actions, encoder_id
-from experiments.outcomes import OutcomeError, Outcomes, seen_by_contextual
+from agents.embedding import Encoder, encoder_id
+from experiments.outcomes import OutcomeError, Outcomes
 from experiments.yardstick import is_history
 
 
@@ -52,7 +53,7 @@ def prior_of_outcomes(
         i for i, each in enumerate(outcomes.questions) if not history_only or is_history(each.question_id)
     ]
     texts = [each.text for each in outcomes.questions]
-    queries = seen_by_contextual(_embedded(encoder, texts), texts)
+    queries = queries_of(texts, encoder)
     actions = [
         ActionVector(arm.arm_id, arm.model, np.eye(1, encoder.dimension)[0], _size(arm.model, catalogue))
         for arm in outcomes.arms
@@ -85,11 +86,6 @@ def _fresh(encoder: Encoder, options: Mapping[str, Any], actions: Sequence[Actio
         raise OutcomeError("options: floor, warm-up and control group are the deployment's; leave them out")
     policy.offer(actions)
     return policy
-
-
-def _embedded(encoder: Encoder, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-    # Rounded to float32, as in records.
-    return np.asarray(embed_actions(encoder, list(texts), None).astype("<f4"), dtype=np.float64)
 
 
 def _size(model: str, catalogue: Catalogue) -> float:

@@ -108,6 +108,11 @@ def counts(text: str) -> Vector:
     return np.log1p(found).astype(np.float32).astype(np.float64)
 
 
+def with_counts(embeddings: Matrix, texts: Sequence[str]) -> Matrix:
+    """Return embeddings of texts, shape (Q, d), followed by their surface counts, shape (Q, d + 9)."""
+    return np.concatenate([embeddings, np.array([counts(text) for text in texts])], axis=1)
+
+
 def _often(text: str) -> Counter[str]:
     """Return how often each character occurs in a text."""
     if not text.isascii():

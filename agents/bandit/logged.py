@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,9 +10,9 @@ import numpy as np
 from msgspec import Struct
 
 from agents.bandit.contextual import Contextual
-from agents.bandit.features import counts
+from agents.bandit.features import with_counts
 from agents.bandit.history import History
-from agents.bandit.policy import ActionVector
+from agents.bandit.policy import ActionVector, Matrix
 from agents.bandit.prior import CAP, teach
 from agents.catalogue.models import Catalogue
 from agents.embedding import Encoder, embed_actions
@@ -122,7 +122,7 @@ def prior_of_log(
     policy.offer([_vector(each, encoder.dimension, catalogue) for each in seen])
     in_usd = catalogue.unit == "usd"
     history = History(
-        queries=_queries(texts, encoder),
+        queries=queries_of(texts, encoder),
         question=np.array([place[row.text] for row in log]),
         action=np.array([position[row.action] for row in log]),
         correct=np.array([row.correct for row in log]),
@@ -153,7 +153,6 @@ def _vector(action: str, dimension: int, catalogue: Catalogue) -> ActionVector:
     return ActionVector(action, model, np.eye(1, dimension)[0], float(catalogue.model(model).parameters))
 
 
-def _queries(texts: list[str], encoder: Encoder) -> np.ndarray:
-    """Return embeddings, float32 as in records, followed by the surface counts, shape (Q, d + 9)."""
-    embedded = embed_actions(encoder, texts, None).astype("<f4").astype(np.float64)
-    return np.concatenate([embedded, np.array([counts(text) for text in texts])], axis=1)
+def queries_of(texts: Sequence[str], encoder: Encoder) -> Matrix:
+    """Return embeddings, rounded to float32 as in records, followed by the surface counts, shape (Q, d + 9)."""
+    return with_counts(embed_actions(encoder, list(texts), None).astype("<f4").astype(np.float64), texts)
