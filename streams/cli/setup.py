@@ -194,9 +194,10 @@ def check(context: click.Context, file: Path | None) -> None:
 
     settings = _settings(context, file)
     findings = findings_of(settings)
-    if all(each.about != "broker" for each in findings) and not any(
-        "missing" in each.what for each in findings
-    ):
+    absent = any(
+        each.about == "broker" or (each.about, each.state) == ("topics", "note") for each in findings
+    )
+    if not absent:
         steering(settings, lambda said: findings.append(Finding("control", "note", said)))
     table = Table("looked at", "", "found", "what to do", title=settings.catalogue)
     for each in findings:
