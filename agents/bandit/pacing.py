@@ -457,7 +457,7 @@ class Pacer:
         """Return by how much the predicted accuracy of the choices is to be corrected, relative to the best accuracy.
 
         Without a history, both are predicted from the same few outcomes and are too high alike. If only the choices
-        were corrected, the target would seem out of reach, λ would fall to 0, and any cost would be paid for nothing.
+        were corrected, the target would seem out of reach, λ would fall to 0, and any cost would be paid for no gain.
         Where answers are rarely right, that is wanted: every model has to be tried, the most expensive one too.
         """
         account = self._account_of(target)

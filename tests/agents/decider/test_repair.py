@@ -135,7 +135,7 @@ def self_taught() -> Shard:
     return Shard(policy, pairs=((1, 1), (4, 1)), models=2)
 
 
-def taught_anew(shard: Shard, without: set[bytes]) -> Any:
+def relearned(shard: Shard, without: set[bytes]) -> Any:
     """Return a policy that is told, event by event, what remains of a log after its newest snapshot."""
     rows, snapshots = parts(shard)
     policy = shard.policy()
@@ -153,7 +153,7 @@ def taught_anew(shard: Shard, without: set[bytes]) -> Any:
     return policy
 
 
-def mended(shard: Shard, without: list[bytes]) -> None:
+def repair_in_place(shard: Shard, without: list[bytes]) -> None:
     records, gone = repaired(shard.fresh(), *parts(shard), without, shard.table.end, SMALL)
     shard.apply(records)
     shard.apply((key, None) for key in gone)
@@ -165,8 +165,8 @@ def test_repair_discards_refits_of_the_whole_history() -> None:
     early = min((row for row in map(shard.entry, ("q0", "q1", "q3"))), key=lambda row: row.learned_seq).key
     refits = {key for key in shard.table if key.startswith(REFIT_KEY)}
     assert refits
-    anew = taught_anew(shard, {early}).state()
-    mended(shard, [early])
+    anew = relearned(shard, {early}).state()
+    repair_in_place(shard, [early])
     assert not refits & shard.table.keys()
     shard.crash()
     assert shard.decider.policy.state() == anew
@@ -179,7 +179,7 @@ def test_row_left_out_does_not_return_from_a_snapshot() -> None:
     provisional, final = shard.reward(decided, "provisional"), shard.reward(decided)
     shard.tell(provisional)
     life(shard, 2)
-    mended(shard, [b"late"])
+    repair_in_place(shard, [b"late"])
     shard.crash()
     assert b"late" not in shard.table
     shard.tell(final)
@@ -193,7 +193,7 @@ def test_numbers_of_rows_left_out_stay_empty() -> None:
     life(shard, 1)
     queries = [key for key, value in parts(shard)[0].items() if isinstance(decode_row(key, value), Row)]
     used = shard.decider.seq
-    mended(shard, queries)
+    repair_in_place(shard, queries)
     shard.crash()
     assert shard.decider.seq >= used
     assert not any(snapshot.is_prior(key) for key in parts(shard)[1])
@@ -232,8 +232,8 @@ def test_a_repaired_log_is_that_of_what_remains(done: list[Any], data: st.DataOb
     mine = sorted(key for key, value in parts(shard)[0].items() if isinstance(decode_row(key, value), Row))
     # At least one row stays: without any, there is nothing to go on from.
     without = data.draw(st.sets(st.sampled_from(mine), max_size=min(3, len(mine) - 1))) if mine else set()
-    anew = taught_anew(shard, without).state()
-    mended(shard, sorted(without))
+    anew = relearned(shard, without).state()
+    repair_in_place(shard, sorted(without))
     shard.crash()
     assert shard.decider.policy.state() == anew
     waiting[:] = [each for each in waiting if each.query_id.encode() not in without]
