@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -42,7 +43,17 @@ class Attempts:
     def __init__(self, life: Life) -> None:
         self.life = life
         topics = life.topics
-        self.decisions = [decode(each.value, Decision) for each in life.records(topics.decision)]
+        decided = [
+            (each.timestamp_ms, decode(each.value, Decision)) for each in life.records(topics.decision)
+        ]
+        self.decisions = [made for _, made in decided]
+        began_ms = life.broker.now_ms() - int(1000 * asyncio.get_running_loop().time())
+        deaths_ms = {each: began_ms + int(1000 * at) for each, at in life.faults.first_death_s.items()}
+        self.after_death = {
+            (made.query_id, made.attempt)
+            for at_ms, made in decided
+            if at_ms > deaths_ms.get(made.query_id, at_ms)
+        }
         self.by_seq = {(each.query_id, each.seq): each for each in self.decisions}
         failures = life.records(topics.attempt_failed)
         self.failures = {each.offset: decode(each.value, AttemptFailed) for each in failures}
@@ -67,7 +78,7 @@ class Attempts:
 
     def _decided(self) -> Iterator[str]:
         """Yield further attempts that a query may not have, or that take over or choose what they may not."""
-        most, deadly = self.life.world.settings.queries.attempts, self.life.faults.deadly
+        most = self.life.world.settings.queries.attempts
         failed = {(each.query_id, each.attempt, each.answer.seq) for each in self.failures.values()}
         for made in self.decisions:
             if made.attempt == 1:
@@ -77,7 +88,7 @@ class Attempts:
             for what, is_wrong in (
                 (f"of {most}", made.attempt > most),
                 ("of a pinned query", made.query.pinned is not None),
-                ("of a question that ends processes", made.query_id in deadly),
+                ("of a question that has ended a process", (made.query_id, made.attempt) in self.after_death),
                 (
                     "lacks an earlier one",
                     [each.attempt for each in made.earlier] != list(range(1, made.attempt)),
