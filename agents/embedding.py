@@ -221,7 +221,8 @@ def embedded_text(query: Query) -> str:
     """
     if query.messages is None:
         return query.question
-    return "\n\n".join(message.text for message in reversed(query.messages))
+    said = "\n\n".join(message.text for message in reversed(query.messages))
+    return said if said.strip() else query.question
 
 
 def embed(arrivals: Sequence[ArrivedQuery], *, encoder: Encoder) -> tuple[QueryContext, ...]:

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from msgspec import Meta, Struct, field
 
 from schemas.action import Action
+from schemas.chat import UpstreamChoice
 from schemas.errors import InvalidField
 from schemas.failure import QUESTIONABLE, Cause, Fault
 from schemas.forest import Count, Draft, Limits, Unit
@@ -77,7 +78,8 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         attempt: Which attempt at the query it ends, 1 for the first.
         group: The executor group that ran it; empty when none did.
         seq: The Decision's sequence number; None without one.
-        text: The chosen path's text; None when there is none.
+        text: The chosen path's text; None when there is none, and empty if the upstream's message has tool calls or a
+            refusal alone.
         complete: Whether the chosen path is completed: an unfinished one is never presented as an answer.
         extracted: The answer in it, for instance the content of its last box.
         score: The chosen path's mean score, V(p); None without a text, or if no verifier is in use for its model. The
@@ -94,6 +96,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         spent: Where its time went; all 0 if it was rejected, or its record was sent to the dead-letter topic.
         engine: What generated.
         billed: The tokens that it was billed, as the upstream counted them; None where the engine counts them itself.
+        upstream: What the upstream returned, if the request was passed through whole; None otherwise.
         verifier: What scored.
         error: Why it failed, expired, was rejected or cancelled, and what to do.
         cut: The step that its deadline cut; None if no engine was working on one.
@@ -129,6 +132,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     spent: Spent = field(default_factory=Spent)
     engine: Served | None = None
     billed: Billed | None = None
+    upstream: UpstreamChoice | None = None
     verifier: Served | None = None
     error: str | None = None
     cut: CutStep | None = None
@@ -165,7 +169,12 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
 
     @property
     def bounded(self) -> bool:
-        """Return whether the client's own limits cut the chosen path: its text then says nothing about the action."""
+        """Return whether the client's own limits cut the chosen path, or its sampling distorted it.
+
+        Its text then says nothing about the action.
+        """
+        if self.limits is not None and self.limits.distorted:
+            return True
         finish = self.trace[self.path[-1]].finish if self.path else ""
         return finish == "stop" or (finish == "max_tokens" and not self.complete)
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from schemas.action import Action
+from schemas.chat import Requirement
 from schemas.errors import InvalidField
 from schemas.failure import EarlierAttempt
 from schemas.forest import Count, PriceFactor
@@ -86,6 +87,8 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         candidates: How many actions could be chosen, after masking.
         masked_models: Models left out because no live executor serves them.
         short_models: Models left out because their context may not hold the question and an answer.
+        required: What the query needs of a configuration (`Query.required`).
+        unable_models: Models left out because they do not have what is required.
         reason: What chose the action: the policy, the warm-up, the exploration floor, the client's pin, the
             control group, or the baseline, while nobody has said of any answer whether it is right.
         cohort: `control` for a query of the control group. (`group` is the executor group.)
@@ -123,6 +126,8 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     candidates: Count = 0
     masked_models: tuple[str, ...] = ()
     short_models: tuple[str, ...] = ()
+    required: tuple[Requirement, ...] = ()
+    unable_models: tuple[str, ...] = ()
     reason: Reason = "policy"
     cohort: Cohort = "policy"
     randomised: bool = False

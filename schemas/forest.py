@@ -59,6 +59,8 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
         answers: How many completed paths are wanted: early exit keeps paths that could still be among them.
         price_factor: Price factor by which the eFLOPs of the search are multiplied (`Decision.price_factor`).
         prices: Prices of its tokens in USD (`Decision.prices`); None if costs are in eFLOPs.
+        distorted: Whether the client's own sampling shapes the text so much that it says nothing about the
+            configuration (`ChatOptions.distorts`).
         verified: Whether a verifier scores the drafts. If not, there is no score and no early exit, and of several
             completed paths the most frequent answer is chosen.
     """
@@ -85,6 +87,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     answers: Annotated[int, Meta(ge=1)] = 1
     price_factor: PriceFactor = 1.0
     prices: Prices | None = None
+    distorted: bool = False
     verified: bool = True
 
 

@@ -3,13 +3,14 @@
 import math
 import sys
 from array import array
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 import orjson
 from msgspec import Struct, field
 
 from schemas.action import Action
+from schemas.chat import ChatOptions, Requirement, check_passed
 from schemas.errors import InvalidField
 from schemas.grader import Grader, NamedGrader, grader_of
 from schemas.objective import Weights, check_targets
@@ -73,36 +74,43 @@ Reference: TypeAlias = str | int | float | dict[str, Any] | list[Any]
 """What an answer is graded against; in a list, any element is a right answer."""
 
 
-class ToolCall(Struct, frozen=True, kw_only=True):
-    """A function call requested by a model.
+NO_TEXT = "(no text)"
+"""The question of a conversation that consists of images alone, as it is embedded."""
+
+
+class ToolCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tool call requested by a model.
 
     Attributes:
         id: The id that the message with its result refers to.
-        name: The function's name.
-        arguments: As the model wrote them; normally JSON.
+        name: The tool's name.
+        arguments: As the model wrote them: normally JSON, and any text for a custom tool.
+        type: Kind of the tool.
     """
 
     id: str
     name: str
     arguments: str
+    type: Literal["function", "custom"] = "function"
 
 
 class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One turn of a conversation, in the form chat templates expect.
 
-    No catalogue model supports tools yet: the embedder refuses a Query with such messages.
-
     Attributes:
         role: `system`, `user`, `assistant`, `tool`, or another role of the model's template.
         content: The text; null only with `tool_calls`.
-        tool_calls: The function calls an assistant requested.
+        tool_calls: The tool calls an assistant requested.
         tool_call_id: For role `tool`: the call whose result this is.
+        parts: The content as the client sent it, if it has more than texts, such as images; then `content` is the text
+            in it. Chat endpoints get the parts, other models the text.
     """
 
     role: str
     content: str | None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    parts: tuple[dict[str, Any], ...] = ()
 
     @property
     def text(self) -> str:
@@ -113,6 +121,11 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def of_tools(self) -> bool:
         """Return whether only a model that supports tools can read it."""
         return bool(self.tool_calls) or self.role == "tool"
+
+    @property
+    def has_images(self) -> bool:
+        """Return whether only a model that sees images can read it."""
+        return any(part.get("type") == "image_url" for part in self.parts)
 
 
 class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -180,6 +193,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
             default.
         feedback_wait_s: Seconds after the Answer to wait for feedback; None means the default.
         n: How many completed paths are wanted as answers; configurations with QP·CP below it are not chosen.
+        options: What a chat endpoint is asked for besides a text, and the client's sampling; None: neither.
         learn: Whether the learner may learn from it: False for a measurement alongside the traffic, for example a
             baseline pinned to one action, and for queries of a key without the scope `teach`.
         tenant: Whose query it is, for accounting.
@@ -204,6 +218,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     timeout_s: float | None = None
     feedback_wait_s: float | None = None
     n: int = 1
+    options: ChatOptions | None = None
     learn: bool = True
     tenant: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -242,9 +257,10 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
                 raise InvalidField("Query", "messages", why)
             for index, message in enumerate(self.messages):
                 _check_message(f"messages[{index}]", message)
-            _check_text(
-                "messages", "\n".join(m.text for m in self.messages), msgspec.to_builtins(self.messages)
-            )
+            said = "\n".join(m.text for m in self.messages)
+            if any(m.has_images for m in self.messages):
+                said = said.strip() or NO_TEXT
+            _check_text("messages", said, msgspec.to_builtins(self.messages))
 
     def _check_reference(self, reference: Reference) -> None:
         check_json("Query", "reference", reference, MAX_REFERENCE)
@@ -337,7 +353,22 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         """Return the text that is embedded and verified: `text`, or the contents of all messages in order."""
         if self.text is not None:
             return self.text
-        return "\n\n".join(message.text for message in self.messages or ())
+        said = "\n\n".join(message.text for message in self.messages or ())
+        return said if said.strip() else NO_TEXT
+
+    @property
+    def required(self) -> tuple[Requirement, ...]:
+        """Return what it needs of a configuration.
+
+        Greedy sampling needs nothing where several samples are asked for, with `n` or `pin_action`.
+        """
+        turns = self.messages or ()
+        needs = set(() if self.options is None else self.options.required)
+        needs |= {"tools"} if any(turn.of_tools for turn in turns) else set()
+        needs |= {"images"} if any(turn.has_images for turn in turns) else set()
+        if self.n > 1 or self.pin_action is not None:
+            needs.discard("greedy")
+        return tuple(each for each in get_args(Requirement) if each in needs)
 
     @property
     def chat(self) -> tuple[Message, ...]:
@@ -385,6 +416,8 @@ def _check_message(place: str, message: Message) -> None:
     if (message.role == "tool") != (message.tool_call_id is not None):
         why = "names the call whose result a message of role tool is; give it with that role, and only there"
         raise InvalidField("Query", f"{place}.tool_call_id", why)
+    if message.parts:
+        check_passed("Query", f"{place}.parts", message.parts, MAX_TEXT)
     names = {f"tool_calls[{at}].id": call.id for at, call in enumerate(message.tool_calls)}
     names |= {f"tool_calls[{at}].name": call.name for at, call in enumerate(message.tool_calls)}
     if message.tool_call_id is not None:

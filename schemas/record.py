@@ -240,15 +240,15 @@ def _fits(error: Exception) -> None:
         raise MemoryError(str(error)) from error
 
 
-def _too_many_values(value: bytes) -> bool:
-    """Return whether a text holds more than MAX_VALUES values, counting commas and brackets outside strings."""
-    if (count := sum(map(value.count, _MARKS))) <= MAX_VALUES:
+def _too_many_values(value: bytes, most: int = MAX_VALUES) -> bool:
+    """Return whether a text holds more values than allowed, counting commas and brackets outside strings."""
+    if (count := sum(map(value.count, _MARKS))) <= most:
         return False
     for strings, string in enumerate(_STRING.finditer(value)):
-        if strings > 2 * MAX_VALUES:  # a value has one key at most
+        if strings > 2 * most:  # a value has one key at most
             return True
         count -= sum(value.count(mark, *string.span()) for mark in _MARKS)
-    return count > MAX_VALUES
+    return count > most
 
 
 def _widened(value: bytes) -> int:
@@ -321,27 +321,45 @@ def check_group(kind: str, group: str, field: str = "group") -> None:
         raise InvalidField(kind, field, why)
 
 
-def check_json(kind: str, field: str, value: object, most_bytes: int) -> None:
+def check_json(
+    kind: str,
+    field: str,
+    value: object,
+    most_bytes: int,
+    *,
+    deepest: int = MAX_NESTING,
+    most_values: int = MAX_VALUES,
+) -> None:
     """Refuse a free field that is too large, nested too deeply, or not JSON.
 
     Any value that passes can be encoded again, even inside the records that carry this one.
+
+    Args:
+        kind: The record, for errors.
+        field: Its field.
+        value: The value.
+        most_bytes: Bytes that it may take as JSON.
+        deepest: Levels that it may be nested.
+        most_values: JSON values that it may hold.
 
     Raises:
         InvalidField: naming the field and the limit.
     """
     level: list[object] = [value]
-    for _ in range(MAX_NESTING + 1):
+    for _ in range(deepest + 1):
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             break
     else:
-        raise InvalidField(kind, field, f"is nested more than {MAX_NESTING} levels deep; send it flatter")
+        raise InvalidField(kind, field, f"is nested more than {deepest} levels deep; send it flatter")
     try:
-        size = len(orjson.dumps(value))
+        text = orjson.dumps(value)
     except TypeError as error:  # orjson's own error is a TypeError
         raise InvalidField(kind, field, f"cannot be written as JSON ({error}); use plain values") from None
-    if size > most_bytes:
-        raise InvalidField(kind, field, f"takes {size} bytes of {most_bytes}; shorten it")
+    if len(text) > most_bytes:
+        raise InvalidField(kind, field, f"takes {len(text)} bytes of {most_bytes}; shorten it")
+    if _too_many_values(text, most_values):
+        raise InvalidField(kind, field, f"holds more than {most_values} JSON values; send fewer")
 
 
 def check_name(kind: str, field: str, name: str, most: int = MAX_NAME) -> None:

@@ -158,8 +158,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
             `model` fault the kind is `final` and `correct` is 0: both that and the try are learned. The cost is charged
             but not learned, because failing is cheap.
         learn: As in the Query; False: nothing is learned.
-        bounded: Whether the client's own `max_tokens` or `stop` cut the answer: correctness is then never known, and
-            only the cost is learned.
+        bounded: Whether the client's own `max_tokens` or `stop` cut the answer, or its sampling distorted it:
+            correctness is then never known, and only the cost is learned.
         unscored: Whether nothing scored the answer. If its correctness is known, the column Score takes that value, so
             that w₁ and w₂ add up; otherwise only the cost is learned.
         charge: What it counts against the limits of its API key; only in the first reward of a query, and None without

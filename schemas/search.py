@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from msgspec import Struct, field
 
+from schemas.chat import UpstreamChoice
 from schemas.decision import Seed
 from schemas.errors import InvalidField
 from schemas.forest import Finish as Finish
@@ -42,6 +43,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
         sent_ms: When it was sent, ms since the epoch on the executor's clock.
         billed: The tokens so far as the upstream counted them; None where the engine counts them itself.
         attempt: Which attempt at the query it belongs to, 1 for the first.
+        upstream: What the upstream returned, if the request was passed through whole: then no verifier scores the step.
     """
 
     framed: ClassVar[bool] = True
@@ -57,6 +59,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
     billed: Billed | None = None
     sent_ms: Millis = 0
     attempt: Count = 1
+    upstream: UpstreamChoice | None = None
 
     def __post_init__(self) -> None:
         """Refuse a step with nothing to score."""

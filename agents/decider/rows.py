@@ -315,7 +315,14 @@ LEFT_OUT: Final = "(left out)"
 def without_question(decision: Decision) -> bytes:
     """Return a Decision as stored in a row, without the question, which may be a megabyte."""
     query = msgspec.structs.replace(
-        decision.query, text=LEFT_OUT, messages=None, reference=None, grader=None, metadata={}, stop=()
+        decision.query,
+        text=LEFT_OUT,
+        messages=None,
+        reference=None,
+        grader=None,
+        metadata={},
+        stop=(),
+        options=None,
     )
     return encode(msgspec.structs.replace(decision, query=query))
 

@@ -67,11 +67,8 @@ class EmbedderService(Keyed[None]):
             UniscaleError: its text has no vector, or no model of the catalogue or no grader accepts the query.
         """
         query, runtime = message, self.runtime
-        for place, turn in enumerate(query.messages or ()):
-            if turn.of_tools:
-                raise InvalidField(
-                    "Query", f"messages[{place}]", "is of tools, which no model here takes; leave it out"
-                )
+        if needs := query.required:
+            raise InvalidField("Query", needs[0], "is asked for, and no model here has it; leave it out")
         await self._graders.check(query)
         timeout_s = query.timeout_s or runtime.settings.queries.timeout_s
         began_s = runtime.monotonic()

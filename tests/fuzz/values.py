@@ -130,7 +130,9 @@ def _struct(kind: inspect.StructType, rng: random.Random) -> Any:
 
 def _speak(fields: dict[str, Any], rng: random.Random) -> None:
     """Make a message's parts belong to its role."""
-    says = {"content": rng.choice(_TEXTS), "tool_calls": (), "tool_call_id": None}
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    says: dict[str, Any] = {"content": rng.choice(_TEXTS), "tool_calls": (), "tool_call_id": None}
+    says["parts"] = rng.choice(((), (), (image,)))
     call = ToolCall(id="call", name="add", arguments=rng.choice(_TEXTS))
     calls = {"role": "assistant", "content": None, "tool_calls": (call,)}
     fields |= rng.choice((says, says, says, says | calls, says | {"role": "tool", "tool_call_id": "call"}))

@@ -8,6 +8,7 @@ import pytest
 
 from schemas.action import Action
 from schemas.answer import Answer
+from schemas.chat import MAX_OPTIONS, MAX_PASSED_VALUES
 from schemas.control import ControlRecord, PriceFactorEntry, decode_control
 from schemas.dead_letter import HEAD_BYTES, DeadLetter
 from schemas.errors import InvalidField, UnknownSchema, UnreadableRecord
@@ -17,6 +18,10 @@ from schemas.record import Record, decode, encode, load, quick_id
 from schemas.reward import Reward
 from schemas.search import SearchStep, Verification
 
+NESTED: dict[str, Any] = {}
+for _ in range(70):
+    NESTED = {"items": NESTED}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 CALL = {"id": "c", "name": "add", "arguments": "{}"}
 GOOD = {"schema": "query.v1", "query_id": "q-1", "text": "3 + 4?"}
 
@@ -81,6 +86,33 @@ def refused(plain: dict[str, Any], kind: type[Record] | None = None) -> InvalidF
             },
             "messages[0].tool_calls[0].name",
             "has 0 characters",
+        ),
+        ({"options": {"tools": [{}] * 129}}, "options.tools", "at most 128"),
+        ({"options": {"tools": [{"a": "x" * MAX_OPTIONS}]}}, "options", "shorten"),
+        ({"options": {"tools": [{"a": [[]] * MAX_PASSED_VALUES}]}}, "options", "JSON values; send fewer"),
+        ({"options": {"response_format": NESTED}}, "options", "send it flatter"),
+        ({"options": {"tool_choice": "auto"}}, "options.tool_choice", "needs tools"),
+        ({"options": {"top_logprobs": 3}}, "options.top_logprobs", "needs logprobs"),
+        ({"options": {"top_logprobs": 21, "logprobs": True}}, "options.top_logprobs", "<= 20"),
+        ({"options": {"temperature": 2.5}}, "options.temperature", "<= 2.0"),
+        ({"options": {"logit_bias": {"5": -101}}}, "options.logit_bias[...]", ">= -100"),
+        (
+            {"options": {"logit_bias": {f"{at}": 1 for at in range(1025)}}},
+            "options.logit_bias",
+            "at most 1024",
+        ),
+        (
+            {"text": None, "messages": [{"role": "user", "content": "x", "parts": [{"a": NESTED}]}]},
+            "messages[0].parts",
+            "send it flatter",
+        ),
+        (
+            {
+                "text": None,
+                "messages": [{"role": "user", "content": "", "parts": [IMAGE | {"a": "x" * MAX_TEXT}]}],
+            },
+            "messages[0].parts",
+            "shorten",
         ),
         ({"weights": {"correct": -0.1, "cost": 1}}, "weights.correct", "zero or more"),
         ({"weights": {"correct": 0, "score": 0, "cost": 0}}, "weights", "at least one weight above zero"),

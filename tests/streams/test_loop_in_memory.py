@@ -69,7 +69,7 @@ async def test_conversation_with_tools_is_rejected_undecided(in_memory: InMemory
         await cluster.until(lambda: len(answered(cluster)) == 2)
         answers = read(cluster, cluster.topics.answer, Answer)
         assert {answer.status for answer in answers} == {"rejected"}
-        assert all("messages[1]: is of tools" in str(answer.error) for answer in answers)
+        assert all("tools: is asked for" in str(answer.error) for answer in answers)
         assert not cluster.broker.records(cluster.topics.decision)
         await cluster.until(lambda: not cluster.busy)
         registry = worker_of(cluster, "aggregator").metrics.registry

@@ -5,6 +5,7 @@ from array import array
 from schemas.action import Action
 from schemas.answer import Answer, Completion, CutStep, Probe
 from schemas.attempt import AttemptFailed
+from schemas.chat import ChatOptions, UpstreamChoice
 from schemas.control import (
     Cancel,
     CatalogueEntry,
@@ -111,6 +112,32 @@ EARLIER = EarlierAttempt(
     error="EngineBusyError: https://api.example/v1: 429 (after 3 attempts)",
     tokens=3,
     cost=100.0,
+)
+CALLING = Query(
+    query_id="q-12",
+    messages=(
+        Message(
+            role="user",
+            content="What is this?",
+            parts=(
+                {"type": "text", "text": "What is this?"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+            ),
+        ),
+    ),
+    options=ChatOptions(
+        tools=({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},),
+        tool_choice={"type": "function", "function": {"name": "add"}},
+        parallel_tool_calls=False,
+        response_format={"type": "json_object"},
+        logprobs=True,
+        top_logprobs=2,
+        temperature=0.0,
+        top_p=0.9,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={"1734": -100.0},
+    ),
 )
 SAMPLES: tuple[Record, ...] = (
     QUERY,
@@ -522,5 +549,51 @@ SAMPLES: tuple[Record, ...] = (
         charge=Charge(key="5f", eflops=1318815834.4832147),
         attempt=2,
         earlier=(EARLIER,),
+    ),
+    CALLING,
+    Decision(
+        query=CALLING,
+        origin=ORIGIN,
+        action=Action(model="hosted", qp=1, cp=1, bs=1),
+        group="mini",
+        seq=26,
+        seed=5,
+        objective=IN_USD,
+        policy=PolicyState(name="contextual", version=3),
+        prices=PRICES,
+        candidates=1,
+        required=CALLING.required,
+        unable_models=("mini-3",),
+        verified="some",
+    ),
+    Answer(
+        query_id="q-12",
+        status="ok",
+        by="executor",
+        action=Action(model="hosted", qp=1, cp=1, bs=1),
+        group="mini",
+        seq=26,
+        text="",
+        complete=True,
+        path=(0,),
+        trace=(Draft(parent=-1, depth=1, tokens=19, finish="eos", fate="finished"),),
+        limits=Limits(depth_limit=1, step_tokens=4096, early_exit=False, distorted=True, verified=False),
+        prompt_tokens=57,
+        depth=1,
+        steps=1,
+        completed=1,
+        engine=Served(name="chat", model="org/large-2"),
+        billed=Billed(input=57, output=19),
+        upstream=UpstreamChoice(
+            message={
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+                ],
+            },
+            finish_reason="tool_calls",
+            logprobs='{"content":[]}',
+        ),
     ),
 )
