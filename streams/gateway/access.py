@@ -42,8 +42,15 @@ class QueryAccess:
         """Return a query; refuse an id that this caller may not see.
 
         Raises:
-            ApiError: 404 for an id that is unknown or belongs to another tenant; 410 for one too old for the index.
+            ApiError: 404 for an id that is unknown, belongs to another tenant, or was sent with `store: false`; 410 for
+                one too old for the index.
         """
+        known = self._known(query_id, who)
+        if not known.stored:
+            raise not_found("id", query_id[:200])
+        return known
+
+    def _known(self, query_id: str, who: Credential) -> IndexedQuery:
         known = self._index.find(query_id)
         if known is not None and who.may_see(known.tenant):
             return known
@@ -66,7 +73,7 @@ class QueryAccess:
             Unavailable: the broker cannot be read.
         """
         try:
-            self.visible(query_id, who)
+            self._known(query_id, who)
         except ApiError as error:
             asked_ms = time_of(query_id)
             if error.status != 410 or asked_ms is None or not await self._has_asked(query_id, asked_ms, who):

@@ -16,6 +16,7 @@ from streams.gateway.auth import Gate, check_host, is_local
 from streams.gateway.chat import chat
 from streams.gateway.endpoint import Call, RouteGuard, cross_origin, reply
 from streams.gateway.errors import ApiError, refusal
+from streams.gateway.responses_api.endpoint import create, retrieve
 from streams.gateway.routes import Page, routes
 from streams.gateway.service import GatewayService
 from streams.http.server import Server, server_of
@@ -43,6 +44,8 @@ class Routes:
                 Route(path, self.guard(handle), methods=[method])
                 for method, path, handle in [
                     ("POST", "/v1/chat/completions", chat),
+                    ("POST", "/v1/responses", create),
+                    ("GET", "/v1/responses/{id}", retrieve),
                     *routes(gateway.services),
                 ]
             ),
@@ -106,7 +109,7 @@ class Routes:
                 headers={"allow": allow},
             )
         hint = ""
-        if path in ("/v1/completions", "/v1/responses"):
+        if path == "/v1/completions":
             hint = "; ask with POST /v1/chat/completions"
         for candidate in (f"/v1{path}", path.removeprefix("/v1")):
             if candidate != path and self._methods({**scope, "path": candidate}):

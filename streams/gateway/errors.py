@@ -1,6 +1,7 @@
 """The gateway's errors: the format that OpenAI's clients expect, and the mapping from exceptions."""
 
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -71,9 +72,36 @@ class ApiError(UniscaleError):
         """Return the JSON body."""
         return orjson.dumps({"error": self.fields()})
 
+    def renamed(self, names: Mapping[str, str]) -> "ApiError":
+        """Return the error with the field's name in the request's protocol; see `own_name`."""
+        if self.param is None or (param := own_name(self.param, names)) == self.param:
+            return self
+        message = str(self)
+        if message.startswith(self.param):
+            message = param + message.removeprefix(self.param)
+        return ApiError(
+            self.status, message, type=self.type, param=param, code=self.code, headers=self.headers
+        )
+
     def fields(self) -> dict[str, str | None]:
         """Return message, type, param and code."""
         return {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+
+
+def own_name(param: str, names: Mapping[str, str]) -> str:
+    """Return what the request's protocol calls a field.
+
+    Args:
+        param: A field of a chat completion request, or a part of one.
+        names: The protocol's names of fields of chat completions. The longest that matches counts.
+
+    >>> own_name("messages[1].content", {"messages": "input", "messages[1]": "input[0]"})
+    'input[0].content'
+    """
+    for name in sorted(names, key=len, reverse=True):
+        if param == name or param.startswith((f"{name}.", f"{name}[")):
+            return names[name] + param.removeprefix(name)
+    return param
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:

@@ -74,7 +74,7 @@ create table if not exists queries (
     created_ms integer not null,
     until_ms integer not null default 0,
     budget real,
-    asked integer not null default 0,
+    asked integer not null default 0, stored integer not null default 1,
     groups text not null default '[]', baseline_of text,
     question text, action text, objective text, cohort text, randomised integer,
     reason text,
@@ -122,6 +122,7 @@ class IndexedQuery(Struct, frozen=True):
         created_ms: When it was sent, ms since the epoch.
         until_ms: Time by which it must have an Answer, MARGIN_S after its deadline, in ms since the epoch; 0 if none
             came by then.
+        stored: Whether it may be read back; see `kept_of`.
     """
 
     query_id: str
@@ -129,6 +130,7 @@ class IndexedQuery(Struct, frozen=True):
     digest: str
     created_ms: int
     until_ms: int
+    stored: int
 
 
 class Listed(Struct, frozen=True):
@@ -273,6 +275,7 @@ class Index:
             "groups": self._groups(query),
             "baseline_of": baseline_of(query),
             "asked": 1,
+            "stored": kept.get("store") != "false",
         }
         done = self._db.execute(
             f"insert into queries (query_id, {', '.join(columns)}) values (?{', ?' * len(columns)})"
@@ -441,7 +444,8 @@ class Index:
     def find(self, query_id: str) -> IndexedQuery | None:
         """Return a query, or None if it is unknown or no longer kept."""
         found = self._db.execute(
-            "select query_id, tenant, digest, created_ms, until_ms from queries where query_id = ? and asked = 1",
+            "select query_id, tenant, digest, created_ms, until_ms, stored from queries"
+            " where query_id = ? and asked = 1",
             (query_id,),
         ).fetchone()
         return None if found is None else IndexedQuery(*found)
@@ -492,9 +496,9 @@ class Index:
         ).fetchone()
         return int(found[0]), int(found[1])
 
-    def latest(self, most: int, tenants: Tenants = None) -> list[Listed]:
-        """Return the newest queries, newest first; only of these tenants if given."""
-        return [_listed(row) for row in self._latest(most, tenants)]
+    def latest(self, most: int, tenants: Tenants = None, *, stored: bool = False) -> list[Listed]:
+        """Return the newest queries, newest first; only of these tenants, and only those that may be read, if asked."""
+        return [_listed(row) for row in self._latest(most, tenants, "and stored" if stored else "")]
 
     async def all(self, tenants: Tenants = None) -> list[Listed]:
         """Return all queries as `latest` does, yielding to other tasks meanwhile."""
@@ -504,9 +508,9 @@ class Index:
             await asyncio.sleep(0)
         return found
 
-    def _latest(self, most: int, tenants: Tenants) -> sqlite3.Cursor:
+    def _latest(self, most: int, tenants: Tenants, and_: str = "") -> sqlite3.Cursor:
         return self._db.execute(
-            f"select {LISTED} from queries where asked = 1 {_of(tenants)} order by created_ms desc limit ?",
+            f"select {LISTED} from queries where asked = 1 {_of(tenants)} {and_} order by created_ms desc limit ?",
             [*(tenants or ()), most],
         )
 

@@ -1,7 +1,10 @@
-"""Converts a chat completion request (model name, OpenAI's fields, the object `uniscale`) to a Query."""
+"""Converts a chat completion request (model name, OpenAI's fields, the object `uniscale`) to a Query.
+
+The other protocols translate their requests into this one (`responses_api`, `messages_api`).
+"""
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal
 
@@ -14,7 +17,7 @@ from schemas.errors import InvalidField, RecordError
 from schemas.grader import NamedGrader
 from schemas.objective import Weights
 from schemas.query import GATEWAY, MAX_BUDGET_TOKENS, Budget, Message, Query, Reference
-from streams.gateway.errors import ApiError, invalid, no_model, of_json, of_record, unsupported
+from streams.gateway.errors import ApiError, invalid, no_model, of_json, of_record, own_name, unsupported
 
 # Model names of the gateway, including virtual ones, and what they mean for the decider.
 #
@@ -115,7 +118,7 @@ _WHY: Final = {
     "response_format": "a search returns text only",
     "logprobs": "the verifier's scores are in `uniscale.score`",
 }
-_STRICT: Final = (
+STRICT: Final = (
     "a search cannot honour it, and this gateway is strict (UNISCALE_GATEWAY_STRICT); leave it out"
 )
 
@@ -175,13 +178,33 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
+class Translated(Struct, frozen=True):
+    """What a request of another protocol says beside the fields of a chat completion.
+
+    Attributes:
+        protocol: Its name; empty for chat completions.
+        earlier: Messages before those of the request, which another query has had checked.
+        kept: What the gateway keeps with the query to read it back in the same protocol (`kept_of`).
+        names: The protocol's names of fields of chat completions, for errors; see `own_name`.
+        ignored: Names of unsupported fields that chat completions do not have.
+    """
+
+    protocol: Literal["", "responses", "messages"] = ""
+    earlier: tuple[Message, ...] = ()
+    kept: dict[str, str] = {}
+    names: dict[str, str] = {}
+    ignored: tuple[str, ...] = ()
+
+
 class ChatRequest(Struct, frozen=True):
-    """A request to `/v1/chat/completions`.
+    """A request to `/v1/chat/completions`, or one of another protocol in its terms.
 
     Attributes:
         models: The models that may answer, as `uniscale.allowed_models`; not a field of OpenAI's API, but of others'.
         reasoning_effort: Only models of this effort may answer; None if no model of the catalogue has one.
-        ignored: Names of its unsupported fields, in the order of the request; not a field of the API.
+        ignored: Names of its unsupported fields, in the order of the request. This one and the next are no fields of
+            the API.
+        translated: What a request of another protocol says beside the fields above.
     """
 
     model: str
@@ -199,6 +222,7 @@ class ChatRequest(Struct, frozen=True):
     metadata: dict[str, str] | None = None
     uniscale: Extension | None = None
     ignored: tuple[str, ...] = ()
+    translated: Translated = Translated()
 
     @property
     def extension(self) -> Extension:
@@ -206,7 +230,7 @@ class ChatRequest(Struct, frozen=True):
         return self.uniscale or Extension()
 
 
-_KNOWN: Final = {field.name for field in msgspec.structs.fields(ChatRequest)} - {"ignored"}
+_KNOWN: Final = {field.name for field in msgspec.structs.fields(ChatRequest)} - {"ignored", "translated"}
 _MESSAGE: Final = "messages[].name"
 
 
@@ -232,7 +256,36 @@ def parse(body: bytes, *, efforts: Collection[str] = (), strict: bool = False) -
     Raises:
         ApiError: 400 with the field at fault.
     """
-    plain = json_object(body)
+    return read(json_object(body), efforts=efforts, strict=strict)
+
+
+def read(
+    plain: Mapping[str, Any],
+    translated: Translated = Translated(),  # noqa: B008 - it is frozen
+    *,
+    efforts: Collection[str] = (),
+    strict: bool = False,
+) -> ChatRequest:
+    """Return a request.
+
+    Args:
+        plain: Its fields, as those of a chat completion.
+        translated: What a request of another protocol says besides.
+        efforts: See `parse`.
+        strict: See `parse`.
+
+    Raises:
+        ApiError: 400 with the field at fault, as the protocol calls it.
+    """
+    try:
+        return _read(plain, translated, efforts, strict)
+    except ApiError as error:
+        raise error.renamed(translated.names) from None
+
+
+def _read(
+    plain: Mapping[str, Any], translated: Translated, efforts: Collection[str], strict: bool
+) -> ChatRequest:
     ignored: list[str] = []
     for name, value in plain.items():
         if name in _REFUSED:
@@ -245,7 +298,7 @@ def parse(body: bytes, *, efforts: Collection[str] = (), strict: bool = False) -
         elif name in _IGNORED:
             ignored += [name] if _asks(name, value) else []
         elif name not in _KNOWN:
-            raise _unknown(name)
+            raise unknown(name, [*_KNOWN, *_IGNORED, *_REFUSED])
     try:
         known = {name: plain[name] for name in plain if name in _KNOWN and name not in ignored}
         request = msgspec.convert(known, ChatRequest)
@@ -255,9 +308,10 @@ def parse(body: bytes, *, efforts: Collection[str] = (), strict: bool = False) -
         ignored.append(_MESSAGE)
     if request.stream_options is not None and request.stream_options.include_obfuscation:
         ignored.append("stream_options.include_obfuscation")
+    ignored = [*translated.ignored, *(own_name(name, translated.names) for name in ignored)]
     if strict and ignored:
-        raise unsupported(ignored[0], _STRICT)
-    return msgspec.structs.replace(request, ignored=tuple(ignored))
+        raise unsupported(ignored[0], STRICT)
+    return msgspec.structs.replace(request, ignored=tuple(ignored), translated=translated)
 
 
 def to_query(
@@ -302,7 +356,7 @@ def to_query(
         return Query(
             **own,
             query_id=query_id,
-            messages=tuple(_message(at, message) for at, message in enumerate(request.messages)),
+            messages=_messages(request),
             pin_action=asked.pin,
             max_tokens=_max_tokens(request),
             stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
@@ -320,9 +374,20 @@ def kept_of(query: Query) -> dict[str, str]:
     return {name: str(each) for name, each in kept.items()} if isinstance(kept, dict) else {}
 
 
-def digest(body: bytes) -> str:
-    """Return a digest that identifies a body: the SHA-256 of its bytes, in hex."""
-    return hashlib.sha256(body).hexdigest()
+def digest(body: bytes, protocol: str = "") -> str:
+    """Return a digest that identifies a request: the SHA-256 of its body, in hex.
+
+    Args:
+        body: The body.
+        protocol: Its protocol, unless it is chat completions.
+    """
+    return hashlib.sha256(protocol.encode() + body).hexdigest()
+
+
+def _messages(request: ChatRequest) -> tuple[Message, ...]:
+    earlier = request.translated.earlier
+    own = (_message(at, message) for at, message in enumerate(request.messages, len(earlier)))
+    return (*earlier, *own)
 
 
 def _message(at: int, message: dict[str, Any]) -> Message:
@@ -398,14 +463,14 @@ def _asks(name: str, value: Any) -> bool:
     return value is not None and not _same(value, neutral)
 
 
-def _unknown(name: str) -> ApiError:
-    """Return the error for an unknown field, with a suggestion."""
+def unknown(name: str, known: Iterable[str]) -> ApiError:
+    """Return the error for a field that is not one of those known, with a suggestion."""
     own = {field.name for field in msgspec.structs.fields(Extension)}
     name = name[:200]
     if name in own:
         hint = f'put it into the object `uniscale`: {{"uniscale": {{"{name}": …}}}}'
     else:
-        near = get_close_matches(name, [*_KNOWN, *_IGNORED, *_REFUSED], n=1)
+        near = get_close_matches(name, list(known), n=1)
         hint = f"did you mean {near[0]}? Otherwise leave it out" if near else "leave it out"
     return invalid(name, f"{name} is not a field of this API; {hint}", "unknown_parameter")
 

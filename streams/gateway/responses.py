@@ -18,6 +18,9 @@ from streams.timeline import Timeline
 
 DONE: Final = b"data: [DONE]\n\n"
 
+BEAT: Final = b":\n\n"
+"""A comment, which readers of server-sent events ignore."""
+
 
 def picked(record: object, *names: str) -> dict[str, Any]:
     """Return some attributes of a record under their own names.
@@ -93,6 +96,11 @@ def chunk(
 def event(body: dict[str, Any]) -> bytes:
     """Return a server-sent event without id, name or retry: some clients fail on these."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def named_event(name: str, body: Any) -> bytes:
+    """Return a server-sent event with a name."""
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
 
 
 def usage(answer: Answer) -> dict[str, Any]:

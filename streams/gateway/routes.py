@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
-import orjson
 from msgspec import json
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -36,7 +35,7 @@ from streams.gateway.errors import ApiError, ClientGone, invalid, no_model, not_
 from streams.gateway.index import MARGIN_S, IndexedQuery, Listed
 from streams.gateway.open_requests import Queue
 from streams.gateway.request import listing, parse
-from streams.gateway.responses import picked
+from streams.gateway.responses import named_event, picked
 from streams.gateway.searches import Admitted
 from streams.gateway.service import GatewayService
 from streams.log.base import NotAllowed, Outgoing, Unavailable
@@ -208,8 +207,9 @@ class Views:
         """GET /v1/queries: the newest of this tenant."""
         call.who.require("read")
         most = int_param(call.request, "limit", 50, _MOST_LISTED)
-        latest = await self._latest(call.gateway, call.who.sees)
-        unit = call.gateway.runtime.control.catalogue.unit
+        gateway, sees = call.gateway, call.who.sees
+        latest = await self._latest(gateway, sees, stored=True)
+        unit = gateway.runtime.control.catalogue.unit
         return reply({"object": "list", "data": [_listed(each, unit) for each in latest[:most]]})
 
     async def now(self, call: Call) -> Response:
@@ -235,11 +235,11 @@ class Views:
             "marks": list(gateway.marks.listed),
         }
 
-    async def _latest(self, gateway: GatewayService, sees: Tenants) -> list[Listed]:
+    async def _latest(self, gateway: GatewayService, sees: Tenants, *, stored: bool = False) -> list[Listed]:
         async def made() -> list[Listed]:
-            return gateway.index.latest(_MOST_LISTED, sees)
+            return gateway.index.latest(_MOST_LISTED, sees, stored=stored)
 
-        return await self._shared(("latest", sees), gateway, made, _FRESH_S)
+        return await self._shared(("latest", sees, stored), gateway, made, _FRESH_S)
 
     async def _uplift(self, gateway: GatewayService, sees: Tenants) -> dict[str, Any]:
         async def made() -> dict[str, Any]:
@@ -448,9 +448,6 @@ class _Secured(StaticFiles):
 _BEAT_LOOKS: Final = 30
 """Polls without a record between two heartbeats of an event stream: fifteen seconds."""
 
-_BEAT: Final = b":\n\n"
-"""A comment, which readers of server-sent events ignore."""
-
 
 async def feedback(call: Call) -> Response:
     """POST /v1/feedback: {id, value: true | false | 0..1, comment?}."""
@@ -497,23 +494,25 @@ async def _events(call: Call, admitted: Admitted, queue: Queue) -> AsyncIterator
         async for what in call.gateway.searches.events(admitted, queue, call.is_gone):
             match what:
                 case Decision():
-                    yield _named("decision", _query(call, admitted.query_id)["decision"])
+                    yield named_event("decision", _query(call, admitted.query_id)["decision"])
                 case SearchStep(forest=forest):
-                    yield _named("step", {"step": forest.step, "search": responses.drafts(forest.drafts, ())})
+                    yield named_event(
+                        "step", {"step": forest.step, "search": responses.drafts(forest.drafts, ())}
+                    )
                 case Answer():
                     answer = what
-                    yield _named("answer", _query(call, admitted.query_id))
+                    yield named_event("answer", _query(call, admitted.query_id))
                 case None:
                     quiet += 1
                     if quiet % _BEAT_LOOKS == 0:
-                        yield _BEAT
+                        yield responses.BEAT
         if answer is None:
             return
         async for reward in call.gateway.searches.rewards(answer, queue, call.is_gone):
             if reward is not None:
-                yield _named("reward", responses.reward(reward))
+                yield named_event("reward", responses.reward(reward))
             elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
-                yield _BEAT  # the feedback may come hours later
+                yield responses.BEAT  # the feedback may come hours later
 
 
 def _query(call: Call, query_id: str) -> dict[str, Any]:
@@ -542,10 +541,6 @@ def _timings(each: Listed) -> dict[str, float] | None:
         return None
     total_s = (each.answered_ms - each.created_ms) / 1000
     return responses.timings(json.decode(each.spent, type=Spent), total_s)
-
-
-def _named(name: str, body: Any) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
 
 
 def routes(services: Sequence[ServiceSpec]) -> Listing:

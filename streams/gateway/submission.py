@@ -23,15 +23,15 @@ from streams.runtime.runtime import Runtime
 
 # Ids of queries sent by a gateway.
 
-ID: Final = "chatcmpl-"
-"""Prefix of every id."""
+PREFIXES: Final = {"": "chatcmpl-", "responses": "resp_", "messages": "msg_"}
+"""Prefix of the ids of each protocol (`Translated.protocol`)."""
 
-_TIMED: Final = re.compile(ID + "([0-9a-f]{12})[0-9a-f]{20}")
+_TIMED: Final = re.compile(f"(?:{'|'.join(PREFIXES.values())})([0-9a-f]{{12}})[0-9a-f]{{20}}")
 
 
-def new_id(now_ms: int) -> str:
+def new_id(now_ms: int, protocol: str = "") -> str:
     """Return a new query id. It starts with its time, so that a gateway can tell an old id from an unknown one."""
-    return f"{ID}{now_ms:012x}{uuid.uuid4().hex[:20]}"
+    return f"{PREFIXES[protocol]}{now_ms:012x}{uuid.uuid4().hex[:20]}"
 
 
 def time_of(query_id: str) -> int | None:
@@ -44,10 +44,10 @@ def time_of(query_id: str) -> int | None:
     return int(found[1], 16) if found else None
 
 
-def keyed_id(account: str, key: str) -> str:
+def keyed_id(account: str, key: str, protocol: str = "") -> str:
     """Return the id of a query with an Idempotency-Key: the same for the same account and key."""
     scope = f"{account}\0{key}"
-    return f"{ID}{hashlib.sha256(scope.encode()).hexdigest()[:40]}"
+    return f"{PREFIXES[protocol]}{hashlib.sha256(scope.encode()).hexdigest()[:40]}"
 
 
 TOKEN_BYTES: Final = 8
@@ -110,12 +110,13 @@ class QuerySubmitter:
             Unavailable: the broker does not accept the query, or the one being sent that it joins.
         """
         now_ms = self._runtime.clock.now_ms()
-        query_id, body = new_id(now_ms), (who.key, digest)
+        protocol = request.translated.protocol
+        query_id, body = new_id(now_ms, protocol), (who.key, digest)
         timeout_s = request.extension.timeout_s or self._runtime.settings.queries.timeout_s
         if idempotency_key is not None:
             if not 1 <= len(idempotency_key) <= 255:
                 raise ApiError(400, "Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
-            query_id = keyed_id(who.account, idempotency_key)
+            query_id = keyed_id(who.account, idempotency_key, protocol)
             if (known := self._index.find(query_id)) is not None:
                 if known.digest != digest:
                     raise other_body()
@@ -123,7 +124,8 @@ class QuerySubmitter:
                 return Admitted(query_id, known.created_ms // 1000, timeout_s, digest)
         elif is_retry and (lost := await self._searches.rejoined(body, digest, now_ms)) is not None:
             return Admitted(lost, (time_of(lost) or now_ms) // 1000, timeout_s, digest, body)
-        query = self._query(request, who, query_id, {"key": who.key, "digest": digest})
+        kept = {"key": who.key, "digest": digest, **request.translated.kept}
+        query = self._query(request, who, query_id, kept)
         if not self._gate.teaches(who, query):
             # It is answered and graded, but must not influence other clients' answers.
             query = msgspec.structs.replace(query, learn=False)

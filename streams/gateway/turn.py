@@ -1,8 +1,8 @@
 """One request, one search: what the protocols of the gateway share, from a request's body to its response."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final, TypeAlias
 
 import orjson
@@ -12,11 +12,12 @@ from starlette.responses import Response
 from agents.reward.outcome import CostModel
 from schemas.answer import Answer
 from schemas.decision import Decision
+from schemas.errors import RecordError
 from schemas.forest import Forest, first_stop
 from schemas.search import SearchStep
 from streams.gateway import responses
 from streams.gateway.endpoint import Call, EventStream, body_of
-from streams.gateway.errors import ApiError, ClientGone, of_answer
+from streams.gateway.errors import ApiError, ClientGone, of_answer, of_record
 from streams.gateway.open_requests import QueryRecord, Queue
 from streams.gateway.request import ChatRequest, digest
 from streams.gateway.searches import Admitted
@@ -84,19 +85,30 @@ async def answered(call: Call, parse: Parse, turn: "type[Turn]") -> Response:
     body = await body_of(call.request)
     call.who.require("ask")
     asked = parse(call, body)
-    with ExitStack() as held:
+    with ExitStack() as held, _named(asked):
         held.enter_context(await call.gateway.gate.completion(call.who, call.is_gone))
         if asked.stream:
             held.enter_context(call.gateway.gate.stream(call.who))
         admitted = await call.gateway.submission.submit(
             asked,
             call.who,
-            digest=digest(body),
+            digest=digest(body, asked.translated.protocol),
             idempotency_key=call.request.headers.get("idempotency-key"),
             is_retry=_retries(call.request) > 0,
         )
         this = turn(call, asked, admitted, began_s)
         return await (this.stream(held) if asked.stream else this.whole())
+
+
+@contextmanager
+def _named(asked: ChatRequest) -> Iterator[None]:
+    """Let errors name the fields as the request's protocol does."""
+    try:
+        yield
+    except RecordError as error:
+        raise of_record(error).renamed(asked.translated.names) from None
+    except ApiError as error:
+        raise error.renamed(asked.translated.names) from None
 
 
 class Turn(ABC):
@@ -269,12 +281,12 @@ class Turn(ABC):
         except ClientGone:
             return
         except ApiError as error:
-            for part in self.failed(error):
+            for part in self.failed(error.renamed(self.asked.translated.names)):
                 yield part
 
     def _end(self, answer: Answer, shown: str) -> list[bytes]:
         if (error := of_answer(answer)) is not None:
-            return self.failed(error)
+            return self.failed(error.renamed(self.asked.translated.names))
         text = answer.text or ""
         if not text.startswith(shown):
             # Streamed text cannot be retracted: better an error than a text that no path produced.

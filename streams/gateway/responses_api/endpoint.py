@@ -1,0 +1,130 @@
+"""`POST /v1/responses`, whole or as a stream of events, and `GET /v1/responses/{id}`."""
+
+from typing import Any
+
+from starlette.responses import Response
+
+from schemas.answer import Answer
+from schemas.query import Message
+from streams.gateway import responses
+from streams.gateway.endpoint import Call, reply
+from streams.gateway.errors import ApiError, invalid, not_found, of_answer, unsupported
+from streams.gateway.request import ChatRequest, kept_of
+from streams.gateway.responses_api.request import parse
+from streams.gateway.responses_api.response import ID, Events, error, response
+from streams.gateway.turn import Turn, answered
+
+
+async def create(call: Call) -> Response:
+    """POST /v1/responses.
+
+    Raises:
+        ApiError: before anything is sent.
+    """
+    return await answered(call, _parsed, _ResponsesTurn)
+
+
+def _parsed(call: Call, body: bytes) -> ChatRequest:
+    runtime = call.gateway.runtime
+    return parse(
+        body,
+        lambda previous: _conversation(call, previous),
+        efforts=runtime.control.catalogue.efforts,
+        strict=runtime.settings.gateway.strict,
+    )
+
+
+def _conversation(call: Call, response_id: str) -> tuple[Message, ...]:
+    """Return the messages of a response's request, without its instructions, and its answer.
+
+    Raises:
+        ApiError: 404 if it is not kept; 400 while it has no answer.
+    """
+    index, field = call.gateway.index, "previous_response_id"
+    try:
+        call.gateway.access.visible(response_id, call.who)
+    except ApiError as refused:
+        raise _not_found(response_id) from refused
+    decision, answer = index.decision_of(response_id), index.answer_of(response_id)
+    if not response_id.startswith(ID):
+        raise _not_found(response_id)
+    if decision is None or answer is None or of_answer(answer) is not None:
+        why = "has no answer" if answer is not None else "has no answer yet; wait for it"
+        raise invalid(field, f"{field}: {response_id} {why}", "previous_response_not_completed")
+    query = decision.query
+    if query.api_key != call.who.key:
+        call.who.require("read")
+    messages = query.chat[1:] if "instructions" in kept_of(query) else query.chat
+    return (*messages, Message(role="assistant", content=answer.text or ""))
+
+
+def _not_found(response_id: str) -> ApiError:
+    return ApiError(
+        404,
+        f"Previous response with id {response_id[:200]!r} not found; send the conversation in `input`",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
+
+
+async def retrieve(call: Call) -> Response:
+    """GET /v1/responses/{id}.
+
+    Raises:
+        ApiError: 404 for an id that is unknown, belongs to another tenant, or was sent with `store: false`.
+    """
+    call.who.require("read")
+    for name, value in call.request.query_params.items():
+        if name not in ("stream", "include_obfuscation") or value.lower() != "false":
+            raise unsupported(name, "the response is returned whole; leave it out")
+    gateway, query_id = call.gateway, call.request.path_params["id"]
+    if not query_id.startswith(ID):
+        raise not_found("id", query_id[:200])
+    known = gateway.access.visible(query_id, call.who)
+    timeline = gateway.index.timeline(query_id)
+    decision, answer = timeline.decision, timeline.answer
+    more: dict[str, Any] = {}
+    if answer is not None:
+        more["uniscale"] = responses.details(
+            answer, decision, gateway.runtime.control.cost_model, timeline.total_s
+        )
+    query = None if decision is None else decision.query
+    model = "" if decision is None else decision.action.model
+    return reply(response(query_id, known.created_ms // 1000, model, query, answer, **more))
+
+
+class _ResponsesTurn(Turn):
+    """Responses, and streams of their events."""
+
+    def body(self, answer: Answer) -> dict[str, Any]:
+        return self._object(answer, uniscale=self.details(answer))
+
+    def begin(self) -> list[bytes]:
+        self._sent = Events(self.admitted.query_id)
+        begun = self._object(None)
+        return [
+            self._sent.event("response.created", response=begun),
+            self._sent.event("response.in_progress", response=begun),
+        ]
+
+    def text(self, text: str) -> list[bytes]:
+        return self._sent.delta(text)
+
+    def end(self, answer: Answer) -> list[bytes]:
+        parts = self._sent.begin_text() if answer.text == "" and self._sent.text is None else []
+        if self._sent.text is not None:
+            parts += self._sent.end_text(answer)
+        body = self.body(answer)
+        return [*parts, self._sent.event(f"response.{body['status']}", response=body)]
+
+    def failed(self, failure: ApiError) -> list[bytes]:
+        body = self._object(None, status="failed", error=error(failure))
+        return [self._sent.event("response.failed", response=body)]
+
+    def beat(self) -> list[bytes]:
+        return [responses.BEAT]
+
+    def _object(self, answer: Answer | None, **more: Any) -> dict[str, Any]:
+        query = None if self.decision is None else self.decision.query
+        created = self.admitted.created
+        return response(self.admitted.query_id, created, self.model, query, answer, **more)

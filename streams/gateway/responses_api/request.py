@@ -1,0 +1,334 @@
+"""Translates a Responses request into one for a chat completion. Fields are honoured, named as ignored, or refused."""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from schemas.query import Message
+from streams.gateway.errors import invalid, of_json, unsupported
+from streams.gateway.request import ChatRequest, Translated, json_object, read, unknown
+
+Earlier: TypeAlias = Callable[[str], Sequence[Message]]
+"""Returns the conversation up to and including a response, by its id. Raises ApiError 400 or 404."""
+
+# Fields with the same name and meaning in a chat completion request.
+_SAME: Final = (
+    "model", "models", "metadata", "user", "stream", "temperature", "top_p", "parallel_tool_calls", "service_tier",
+    "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "moderation",
+    "uniscale",
+)  # fmt: skip
+
+# Other fields of a chat completion request, and what they are called here.
+_NAMES: Final = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "logprobs": "include",
+}
+
+_LOGPROBS: Final = "message.output_text.logprobs"
+
+_SERVERS_TOOLS: Final = "it runs on OpenAI's servers; use tools of type function"
+
+
+class Reasoning(Struct, frozen=True, forbid_unknown_fields=True):
+    """How to reason."""
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
+
+
+class Text(Struct, frozen=True, forbid_unknown_fields=True):
+    """What kind of text to return."""
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stream contains besides its events."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(Struct, frozen=True):
+    """The fields of a request that differ from those of a chat completion."""
+
+    input: str | list[dict[str, Any]] = []
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    reasoning: Reasoning | None = None
+    text: Text | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stream_options: StreamOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    context_management: list[dict[str, Any]] | None = None
+    image: dict[str, Any] | None = None
+    access_programs: dict[str, Any] | None = None
+    background: bool | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+
+
+_OWN: Final = {field.name for field in msgspec.structs.fields(ResponsesRequest)}
+
+
+def parse(
+    body: bytes, earlier: Earlier, *, efforts: Collection[str] = (), strict: bool = False
+) -> ChatRequest:
+    """Return a request as one for a chat completion.
+
+    Args:
+        body: JSON.
+        earlier: Looks up the conversation that `previous_response_id` continues.
+        efforts: Efforts that the catalogue's models have.
+        strict: Whether to refuse unsupported fields rather than name them in the response.
+
+    Raises:
+        ApiError: 400 with the field at fault; 404 for an unknown `previous_response_id`.
+    """
+    plain = json_object(body)
+    for name in plain:
+        if name not in _OWN and name not in _SAME:
+            raise unknown(name, [*_OWN, *_SAME])
+    try:
+        asked = msgspec.convert({name: plain[name] for name in plain if name in _OWN}, ResponsesRequest)
+    except msgspec.ValidationError as error:
+        raise of_json(error) from None
+    _refuse(asked, plain)
+    translation = _Translation(asked, earlier)
+    same = {name: plain[name] for name in plain if name in _SAME}
+    return read({**same, **translation.fields}, translation.rest(), efforts=efforts, strict=strict)
+
+
+def _refuse(asked: ResponsesRequest, plain: dict[str, Any]) -> None:
+    """Refuse what asks for another kind of answer. Raises ApiError 400."""
+    if asked.background:
+        raise unsupported("background", "ask with `stream`, or wait for the answer")
+    if asked.conversation is not None:
+        raise unsupported("conversation", "continue a response with previous_response_id, or send its items")
+    if asked.prompt is not None:
+        raise unsupported("prompt", "there are no stored prompts; send instructions and input")
+    if asked.stream_options is not None and not plain.get("stream"):
+        raise invalid("stream_options", "stream_options needs stream: true")
+    extension = plain.get("uniscale")
+    if isinstance(extension, dict) and extension.get("progress"):
+        raise unsupported("uniscale.progress", "watch GET /v1/queries/{id}/events, or use chat completions")
+
+
+class _Translation:
+    """One request in terms of chat completions.
+
+    Attributes:
+        fields: Fields of a chat completion request.
+    """
+
+    def __init__(self, asked: ResponsesRequest, earlier: Earlier) -> None:
+        self._asked = asked
+        self._names = dict(_NAMES)
+        self._ignored: list[str] = []
+        self._earlier: list[Message] = []
+        if asked.instructions is not None:
+            self._earlier.append(Message(role="system", content=asked.instructions))
+        if asked.previous_response_id is not None:
+            self._earlier += earlier(asked.previous_response_id)
+        self.fields: dict[str, Any] = {"messages": self._messages()}
+        if asked.max_output_tokens is not None:
+            self.fields["max_completion_tokens"] = asked.max_output_tokens
+        self._add_reasoning()
+        self._add_text()
+        self._add_tools()
+        self._add_logprobs()
+        self._add_ignored()
+
+    def rest(self) -> Translated:
+        """Return what the fields of a chat completion request cannot say."""
+        asked = self._asked
+        kept = {
+            "store": "false" if asked.store is False else None,
+            "instructions": "true" if asked.instructions is not None else None,
+            "previous": asked.previous_response_id,
+        }
+        return Translated(
+            protocol="responses",
+            earlier=tuple(self._earlier),
+            kept={name: value for name, value in kept.items() if value is not None},
+            names=self._names,
+            ignored=tuple(dict.fromkeys(self._ignored)),
+        )
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """Return the input as messages. The calls of one turn are one message of an assistant."""
+        asked = self._asked.input
+        items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        found: list[dict[str, Any]] = []
+        for at, item in enumerate(items):
+            place = "input" if isinstance(asked, str) else f"input[{at}]"
+            message = self._message(place, item)
+            if message is None:
+                continue
+            if item.get("type") == "function_call" and found and found[-1]["role"] == "assistant":
+                found[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+                continue
+            self._names[f"messages[{len(self._earlier) + len(found)}]"] = place
+            found.append(message)
+        return found
+
+    def _message(self, place: str, item: dict[str, Any]) -> dict[str, Any] | None:
+        match item.get("type"):
+            case None | "message":
+                if "role" not in item:
+                    raise invalid(f"{place}.role", f"{place}.role is missing; give a role, or another type")
+                self._check(place, item, ("type", "role", "content", "id", "status"), ignored=("phase",))
+                return {
+                    "role": item["role"],
+                    "content": self._content(f"{place}.content", item.get("content")),
+                }
+            case "function_call":
+                known = ("type", "arguments", "call_id", "name", "id", "status")
+                self._check(place, item, known, ignored=("caller", "async"))
+                call = {"name": item.get("name"), "arguments": item.get("arguments")}
+                calls = [{"id": item.get("call_id"), "type": "function", "function": call}]
+                return {"role": "assistant", "content": None, "tool_calls": calls}
+            case "function_call_output":
+                known = ("type", "output", "call_id", "id", "status", "name")
+                self._check(place, item, known, ignored=("caller",))
+                output = self._content(f"{place}.output", item.get("output"))
+                return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+            case "reasoning":
+                self._ignored.append("input[].reasoning")
+                return None
+            case "item_reference":
+                raise unsupported(f"{place}.type", "send the item itself, or previous_response_id")
+            case kind:
+                raise unsupported(f"{place}.type", f"{str(kind)[:100]!r}; send messages and function calls")
+
+    def _check(self, place: str, item: dict[str, Any], known: Sequence[str], ignored: Sequence[str]) -> None:
+        """Name the fields of an item without effect, and refuse those that the API does not have."""
+        for name, value in item.items():
+            if value in (None, []) or name in known:
+                continue
+            if name not in ignored:
+                raise unsupported(f"{place}.{name[:100]}", f"use {', '.join(known)}")
+            self._ignored.append(f"{re.sub('[0-9]+', '', place)}.{name}")
+
+    def _content(self, place: str, content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        return [self._part(f"{place}[{at}]", part) for at, part in enumerate(content)]
+
+    def _part(self, place: str, part: Any) -> dict[str, Any]:
+        if not isinstance(part, dict):
+            raise invalid(place, f"{place} must be an object with a type")
+        known = ("type", "text", "refusal", "image_url", "detail", "file_id", "input_audio")
+        self._check(place, part, known, ignored=("annotations", "logprobs", "prompt_cache_breakpoint"))
+        match part:
+            case {"type": "input_text" | "output_text", "text": str(text)} | {
+                "type": "refusal",
+                "refusal": str(text),
+            }:
+                return {"type": "text", "text": text}
+            case {"type": "input_image", "image_url": str(url)}:
+                detail = {"detail": part["detail"]} if part.get("detail") is not None else {}
+                return {"type": "image_url", "image_url": {"url": url, **detail}}
+            case {"type": "input_image"}:
+                raise unsupported(f"{place}.file_id", "there are no stored files; send image_url")
+            case {"type": "input_audio", "input_audio": audio}:
+                return {"type": "input_audio", "input_audio": audio}
+            case {"type": "input_text" | "output_text" | "refusal" | "input_audio"}:
+                raise invalid(place, f"{place} of type {part['type']!r} lacks what the type names")
+        raise unsupported(f"{place}.type", f"{str(part.get('type'))[:100]!r}; send input_text")
+
+    def _add_reasoning(self) -> None:
+        asked = self._asked.reasoning or Reasoning()
+        if asked.effort is not None:
+            self.fields["reasoning_effort"] = asked.effort
+        self._ignore(
+            ("reasoning.summary", asked.summary),
+            ("reasoning.generate_summary", asked.generate_summary),
+            ("reasoning.context", asked.context, "auto"),
+            ("reasoning.mode", asked.mode, "standard"),
+        )
+
+    def _add_text(self) -> None:
+        asked = self._asked.text or Text()
+        if asked.verbosity is not None:
+            self.fields["verbosity"] = asked.verbosity
+        if asked.format is not None:
+            kind = asked.format.get("type")
+            schema = {name: value for name, value in asked.format.items() if name != "type"}
+            chat = {"type": kind, "json_schema": schema} if kind == "json_schema" else asked.format
+            self.fields["response_format"] = chat
+
+    def _add_tools(self) -> None:
+        asked = self._asked
+        tools = [self._tool(f"tools[{at}]", tool) for at, tool in enumerate(asked.tools or ())]
+        choice = asked.tool_choice
+        match choice:
+            case {"type": "function", "name": name}:
+                choice = {"type": "function", "function": {"name": name}}
+            case {"type": "allowed_tools", "mode": mode, "tools": list(named)}:
+                allowed = [tool.get("name") for tool in named if isinstance(tool, dict)]
+                tools = [tool for tool in tools if tool["function"].get("name") in allowed]
+                choice = mode
+            case dict():
+                raise unsupported("tool_choice", _SERVERS_TOOLS)
+        if asked.tools is not None:
+            self.fields["tools"] = tools
+            self._names |= {f"tools[{at}].function": f"tools[{at}]" for at in range(len(tools))}
+        if choice is not None:
+            self.fields["tool_choice"] = choice
+            self._names["tool_choice.function"] = "tool_choice"
+        self._ignore(("max_tool_calls", asked.max_tool_calls))
+
+    def _tool(self, place: str, tool: dict[str, Any]) -> dict[str, Any]:
+        if tool.get("type") != "function":
+            raise unsupported(f"{place}.type", f"{str(tool.get('type'))[:100]!r}: {_SERVERS_TOOLS}")
+        ignored = ("allowed_callers", "defer_loading", "output_schema", "async")
+        self._ignore(*((f"tools[].{name}", tool.get(name), False) for name in ignored))
+        return {
+            "type": "function",
+            "function": {name: value for name, value in tool.items() if name not in (*ignored, "type")},
+        }
+
+    def _add_logprobs(self) -> None:
+        include, top = self._asked.include or [], self._asked.top_logprobs
+        if _LOGPROBS in include or top:
+            self.fields["logprobs"] = True
+            self._names["logprobs"] = "include" if _LOGPROBS in include else "top_logprobs"
+        if top:
+            self.fields["top_logprobs"] = top
+        # The others are about tools of OpenAI's servers, the client's own images, and hidden reasoning.
+        self._ignored += [f"include.{name[:100]}" for name in include if name != _LOGPROBS]
+
+    def _add_ignored(self) -> None:
+        asked = self._asked
+        options = asked.stream_options or StreamOptions()
+        self._ignore(
+            ("truncation", asked.truncation, "disabled"),
+            ("context_management", asked.context_management, []),
+            ("image", asked.image, {}),
+            ("access_programs", asked.access_programs, {}),
+            ("stream_options.include_obfuscation", options.include_obfuscation, False),
+        )
+
+    def _ignore(self, *fields: tuple[Any, ...]) -> None:
+        """Name the fields whose value has an effect in the API: neither null nor one of the values after it."""
+        self._ignored += [
+            name for name, value, *neutral in fields if value is not None and value not in neutral
+        ]
