@@ -267,6 +267,8 @@ class Turn(ABC):
                 if quiet >= _BEAT_LOOKS:
                     quiet = 0
                     parts = self.beat()
+                elif isinstance(what, Decision):  # another attempt
+                    self.decision = what
                 elif isinstance(what, SearchStep):
                     text = settled_text(what.forest)
                     if text.startswith(shown) and len(text) > len(shown):

@@ -175,6 +175,8 @@ class _Translation:
     def _messages(self) -> list[dict[str, Any]]:
         """Return the input as messages. The calls of one turn are one message of an assistant."""
         asked = self._asked.input
+        if not asked:
+            raise invalid("input", "input is missing or empty; give a text, or at least one item")
         items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         found: list[dict[str, Any]] = []
         for at, item in enumerate(items):
