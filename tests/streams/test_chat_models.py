@@ -1,6 +1,7 @@
 """Chat endpoints in a whole deployment, against scripted upstreams whose logs say what was asked and counted."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,28 @@ def test_no_query_fails_while_another_entry_could_answer(
     assert second.objective == first.objective
     assert second.seed != first.seed
     assert not second.randomised
+    other.close()
+
+
+def test_a_stream_names_the_attempt_that_answered(start: Deploy, upstream: Upstream) -> None:
+    other = Upstream()
+    deployment = start(
+        chat("first", upstream), chat("second", other), engine_attempts=1, attempts=2, warm_up=50
+    )
+    with deployment.http() as client:
+        for number in range(12):
+            upstream.spoilt[:] = [(500, b"oops", {})] * 50
+            said = {"model": "auto", "messages": [{"role": "user", "content": question(number)[0]}]}
+            with client.stream("POST", ASK, json={**said, "stream": True}) as stream:
+                data = [
+                    line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: {")
+                ]
+            last = json.loads(data[-1])
+            if last["uniscale"]["attempts"] == 2:
+                break
+    assert last["uniscale"]["action"] == "second/1/1/1", "the first was never chosen"
+    assert last["model"] == "second"
+    assert [each["action"] for each in last["uniscale"]["earlier"]] == ["first/1/1/1"]
     other.close()
 
 
