@@ -3,7 +3,7 @@
 app            its routes as one ASGI application, probes, where it listens
 endpoint       checks on every request: host, key, body; `auth` has API keys and their limits
 turn           one request, one search: what the protocols share
-chat           `POST /v1/chat/completions`, whole or as a stream; `responses_api` translates another protocol
+chat           `POST /v1/chat/completions`, whole or as a stream; `responses_api` and `messages_api` translate others
 routes         all other routes, and the page (`static/`)
 request        a chat completion request becomes a Query; `responses` builds what is returned
 errors         the shape of every error, and the mapping of exceptions to it

@@ -16,7 +16,8 @@ from streams.gateway.auth import Gate, check_host, is_local
 from streams.gateway.chat import chat
 from streams.gateway.endpoint import Call, RouteGuard, cross_origin, reply
 from streams.gateway.errors import ApiError, refusal
-from streams.gateway.responses_api.endpoint import create, retrieve
+from streams.gateway.messages_api import endpoint as messages
+from streams.gateway.responses_api import endpoint as responses
 from streams.gateway.routes import Page, routes
 from streams.gateway.service import GatewayService
 from streams.http.server import Server, server_of
@@ -44,8 +45,10 @@ class Routes:
                 Route(path, self.guard(handle), methods=[method])
                 for method, path, handle in [
                     ("POST", "/v1/chat/completions", chat),
-                    ("POST", "/v1/responses", create),
-                    ("GET", "/v1/responses/{id}", retrieve),
+                    ("POST", "/v1/responses", responses.create),
+                    ("GET", "/v1/responses/{id}", responses.retrieve),
+                    ("POST", "/v1/messages", messages.create),
+                    ("POST", "/v1/messages/count_tokens", messages.count_tokens),
                     *routes(gateway.services),
                 ]
             ),
@@ -85,7 +88,7 @@ class Routes:
         try:
             check_host(request.headers.get("host"), request.headers.get("origin"), self.guard.hosts)
         except ApiError as error:
-            return refusal(error)
+            return refusal(error, request)
         allow = ", ".join([*self._methods(request.scope), "OPTIONS"])
         headers = {"allow": allow, **cross_origin(request)}
         if "origin" in request.headers:

@@ -78,11 +78,11 @@ class RouteGuard:
 
         async def guarded(request: Request) -> Response:
             request_id = f"req_{uuid.uuid4().hex}"
-            headers = {"x-request-id": request_id}
+            headers = {"x-request-id": request_id, "request-id": request_id}  # OpenAI's, and Anthropic's
             try:
                 check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
                 headers |= cross_origin(request)
-                who = self._gateway.gate.credential(_bearer(request) or self._session_key(request))
+                who = self._gateway.gate.credential(_key(request) or self._session_key(request))
                 if request.method in ("GET", "HEAD"):
                     self._gateway.gate.read(who, self._gateway.runtime.clock.now_ms())
                 with self._gateway.gate.request(who):
@@ -129,8 +129,8 @@ def cross_origin(request: Request) -> dict[str, str]:
         return {}
     return {
         "access-control-allow-origin": origin,
-        "access-control-expose-headers": "x-request-id, x-uniscale-query-id, x-uniscale-model, x-uniscale-action, "
-        "x-uniscale-ignored, retry-after, x-should-retry",
+        "access-control-expose-headers": "x-request-id, request-id, x-uniscale-query-id, x-uniscale-model, "
+        "x-uniscale-action, x-uniscale-ignored, retry-after, x-should-retry",
         "vary": "origin",
     }
 
@@ -190,6 +190,8 @@ def reply(body: dict[str, Any], status: int = 200) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")
 
 
-def _bearer(request: Request) -> str | None:
+def _key(request: Request) -> str | None:
+    """Return the API key of a request: OpenAI's clients send it as a bearer token, Anthropic's as `x-api-key`."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" and token.strip() else None
+    found = token.strip() if kind.lower() == "bearer" else ""
+    return found or request.headers.get("x-api-key", "").strip() or None

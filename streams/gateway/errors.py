@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -14,7 +14,8 @@ from schemas.errors import RecordError, UniscaleError
 from schemas.record import invalid_field
 from streams.log.base import Unavailable
 
-# Errors have the format that OpenAI's clients expect: {"error": {message, type, param, code}}.
+# Errors have the format that OpenAI's clients expect, {"error": {message, type, param, code}}; under `/v1/messages`,
+# Anthropic's.
 #
 # A status alone does not say whether a retry is safe. The official clients retry 408, 409, 429 and every 5xx twice,
 # without an idempotency key: one expired query would become three searches. So every error after a search, and every
@@ -67,10 +68,6 @@ class ApiError(UniscaleError):
         self.param = None if param is None else param[:_MOST_PARAM]
         self.code = code
         self.headers = headers or {}
-
-    def body(self) -> bytes:
-        """Return the JSON body."""
-        return orjson.dumps({"error": self.fields()})
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
         """Return the error with the field's name in the request's protocol; see `own_name`."""
@@ -191,9 +188,34 @@ def _has_budget(answer: Answer) -> bool:
     return limits is not None and (limits.budget_tokens is not None or limits.budget_eflops is not None)
 
 
-def refusal(error: ApiError) -> Response:
-    """Return the response of an error."""
-    return Response(error.body(), error.status, error.headers, "application/json")
+_MESSAGES: Final = "/v1/messages"
+"""Paths of Anthropic's API, whose clients expect errors in another format."""
+
+_MESSAGES_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def messages_error(error: ApiError, request_id: str) -> dict[str, Any]:
+    """Return an error as Anthropic's clients expect it: the message names the field, because nothing else does."""
+    message = str(error) if error.param is None or error.param in str(error) else f"{error.param}: {error}"
+    kind = _MESSAGES_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def refusal(error: ApiError, request: Request, request_id: str = "") -> Response:
+    """Return the response of an error, in the format of the path's protocol."""
+    body: dict[str, Any] = {"error": error.fields()}
+    if request.url.path.startswith(_MESSAGES):
+        body = messages_error(error, request_id)
+    return Response(orjson.dumps(body), error.status, error.headers, "application/json")
 
 
 def response_to(error: Exception, request: Request, request_id: str) -> Response:
@@ -217,4 +239,4 @@ def response_to(error: Exception, request: Request, request_id: str) -> Response
         log.error("%s %s failed (%s)", request.method, request.url.path, request_id, exc_info=error)
         why = f"internal error; report {request_id} to the operator"
         error = ApiError(500, why, type="api_error", code="internal")
-    return refusal(error)
+    return refusal(error, request, request_id)

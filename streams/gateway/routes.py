@@ -386,7 +386,7 @@ class Page:
             if request.method == "POST":
                 return await self._begin(request)
         except ApiError as error:
-            return refusal(error)
+            return refusal(error, request)
         if request.method == "DELETE":
             self._sessions.pop(request.cookies.get(COOKIE, ""), None)
             ended = reply({"logged_in": False})

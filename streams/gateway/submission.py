@@ -138,6 +138,17 @@ class QuerySubmitter:
         await self._searches.send(query, admitted, now_ms)
         return admitted
 
+    def question(self, request: ChatRequest, who: Credential) -> Query:
+        """Return the Query of a request that is not sent. It counts against the key's limits as a preview does.
+
+        Raises:
+            ApiError: 400, 403, 404 or 429 as for the request itself.
+            RecordError: it does not fit into a record.
+        """
+        query, now_ms = self._query(request, who, PREVIEW, {"key": who.key}), self._runtime.clock.now_ms()
+        self._gate.preview(who, len(encode(query)), self._used(who, now_ms), now_ms)
+        return query
+
     def _query(self, request: ChatRequest, who: Credential, query_id: str, kept: dict[str, str]) -> Query:
         """Return the Query of a request, restricted to the models its API key may use.
 
@@ -216,9 +227,9 @@ class QuerySubmitter:
             ApiError: 400, 403, 404 or 429 as for the request itself; 503, saying what to do, if no decider answers.
             RecordError: it does not fit into a record.
         """
-        query, now_ms = self._query(request, who, PREVIEW, {"key": who.key}), self._runtime.clock.now_ms()
-        self._gate.preview(who, len(body := encode(query)), self._used(who, now_ms), now_ms)
-        self._gate.aim(who, query, now_ms)
+        query = self.question(request, who)
+        self._gate.aim(who, query, self._runtime.clock.now_ms())
+        body = encode(query)
         if not self._deciders:
             raise _no_decider(
                 "this gateway knows no decider. To fix this: set UNISCALE_DECIDER_PORT for the decider and "

@@ -220,7 +220,7 @@ def test_another_tenant_s_response_is_unknown(deploy: Deploy) -> None:
         ask(asks, previous_response_id=made.id)
 
 
-def test_a_response_that_runs_is_in_progress_and_cannot_go_on_yet(deploy: Deploy) -> None:
+def test_no_response_follows_one_in_progress(deploy: Deploy) -> None:
     held = deploy(WITHOUT_EXECUTOR)
     client = openai_client(held)
     stream = ask(client, input="What is 2 + 3, number 0?", stream=True)

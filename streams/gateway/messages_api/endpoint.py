@@ -1,0 +1,111 @@
+"""`POST /v1/messages`, whole or as a stream of events, and `POST /v1/messages/count_tokens`."""
+
+import math
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from schemas.answer import Answer
+from schemas.query import Query
+from streams.gateway.endpoint import Call, body_of, reply
+from streams.gateway.errors import ApiError, messages_error
+from streams.gateway.messages_api.request import parse
+from streams.gateway.messages_api.response import (
+    block_delta,
+    block_start,
+    block_stop,
+    event,
+    message,
+    ping,
+    stop,
+    usage,
+)
+from streams.gateway.request import ChatRequest
+from streams.gateway.turn import Turn, answered
+
+BYTES_PER_TOKEN: Final = 4
+"""What prose takes in most tokenizers, for an estimate: the gateway has no model's tokenizer."""
+
+TOKENS_PER_MESSAGE: Final = 4
+"""What a chat template adds to a message, for the same estimate."""
+
+
+async def create(call: Call) -> Response:
+    """POST /v1/messages.
+
+    Raises:
+        ApiError: before anything is sent.
+    """
+    return await answered(call, _parsed, _MessagesTurn)
+
+
+def _parsed(call: Call, body: bytes, *, counts: bool = False) -> ChatRequest:
+    runtime = call.gateway.runtime
+    return parse(
+        body,
+        beta=call.request.headers.get("anthropic-beta"),
+        counts=counts,
+        efforts=runtime.control.catalogue.efforts,
+        strict=runtime.settings.gateway.strict,
+    )
+
+
+async def count_tokens(call: Call) -> Response:
+    """POST /v1/messages/count_tokens: an estimate, since a tokenizer belongs to the model, which is not chosen yet.
+
+    Raises:
+        ApiError: 400, 403, 404 or 429 as for the request itself.
+    """
+    call.who.require("ask")
+    asked = _parsed(call, await body_of(call.request), counts=True)
+    try:
+        query = call.gateway.submission.question(asked, call.who)
+    except ApiError as error:
+        raise error.renamed(asked.translated.names) from None
+    return reply(
+        {
+            "input_tokens": estimate(query),
+            "uniscale": {
+                "method": f"an estimate: {BYTES_PER_TOKEN} bytes a token, {TOKENS_PER_MESSAGE} tokens a message",
+                "ignored": list(asked.ignored),
+            },
+        }
+    )
+
+
+def estimate(query: Query) -> int:
+    """Return about how many tokens the prompt of a query has, whatever model reads it."""
+    size = len(query.question.encode())
+    return math.ceil(size / BYTES_PER_TOKEN) + TOKENS_PER_MESSAGE * len(query.chat)
+
+
+class _MessagesTurn(Turn):
+    """Messages, and streams of their events."""
+
+    _begun = False
+
+    def body(self, answer: Answer) -> dict[str, Any]:
+        made = message(self.admitted.query_id, self.model, answer)
+        return {**made, "uniscale": self.details(answer)}
+
+    def begin(self) -> list[bytes]:
+        return [
+            event("message_start", message=message(self.admitted.query_id, self.model, None)),
+            ping(),
+        ]
+
+    def text(self, text: str) -> list[bytes]:
+        begun = [] if self._begun else [block_start(0, {"type": "text", "text": ""})]
+        self._begun = True
+        return [*begun, block_delta(0, {"type": "text_delta", "text": text})]
+
+    def end(self, answer: Answer) -> list[bytes]:
+        ended = [block_stop(0)] if self._begun else []
+        said = {"delta": stop(answer), "usage": usage(answer), "uniscale": self.details(answer)}
+        return [*ended, event("message_delta", **said), event("message_stop")]
+
+    def failed(self, error: ApiError) -> list[bytes]:
+        return [event("error", **messages_error(error, self.call.id))]
+
+    def beat(self) -> list[bytes]:
+        return [ping()]
