@@ -14,6 +14,8 @@ from streams.gateway.messages_api.response import (
     block_delta,
     block_start,
     block_stop,
+    call_block,
+    call_events,
     event,
     message,
     ping,
@@ -22,6 +24,7 @@ from streams.gateway.messages_api.response import (
 )
 from streams.gateway.request import ChatRequest
 from streams.gateway.turn import Turn, answered
+from streams.gateway.upstream_message import calls, refusal
 
 BYTES_PER_TOKEN: Final = 4
 """What prose takes in most tokenizers, for an estimate: the gateway has no model's tokenizer."""
@@ -100,7 +103,11 @@ class _MessagesTurn(Turn):
         return [*begun, block_delta(0, {"type": "text_delta", "text": text})]
 
     def end(self, answer: Answer) -> list[bytes]:
-        ended = [block_stop(0)] if self._begun else []
+        refused = refusal(answer)
+        ended = self.text(refused) if refused is not None else []
+        ended += [block_stop(0)] if self._begun else []
+        for at, call in enumerate(calls(answer), int(self._begun)):
+            ended += call_events(at, call_block(call))
         said = {"delta": stop(answer), "usage": usage(answer), "uniscale": self.details(answer)}
         return [*ended, event("message_delta", **said), event("message_stop")]
 

@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import orjson
+
 from schemas.answer import Answer
 from schemas.forest import first_stop
+from schemas.query import ToolCall
 from streams.gateway import responses
+from streams.gateway.upstream_message import calls, refusal
 
 
 def message(query_id: str, model: str, answer: Answer | None) -> dict[str, Any]:
@@ -29,8 +33,20 @@ def message(query_id: str, model: str, answer: Answer | None) -> dict[str, Any]:
 
 
 def content(answer: Answer) -> list[dict[str, Any]]:
-    """Return the content blocks of an Answer."""
-    return [{"type": "text", "text": answer.text}] if answer.text else []
+    """Return the content blocks of an Answer: its text or refusal, then its calls."""
+    text = refusal(answer) or answer.text
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
+    return [*blocks, *(call_block(call) for call in calls(answer))]
+
+
+def call_block(call: ToolCall) -> dict[str, Any]:
+    """Return a call as a content block. Arguments that are no JSON object stand in `unparsed`."""
+    try:
+        arguments = orjson.loads(call.arguments or "{}")
+    except orjson.JSONDecodeError:
+        arguments = None
+    given = arguments if isinstance(arguments, dict) else {"unparsed": call.arguments}
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
 
 def stop(answer: Answer) -> dict[str, str | None]:
@@ -39,6 +55,10 @@ def stop(answer: Answer) -> dict[str, str | None]:
     found = None
     if not answer.complete:
         reason = "model_context_window_exceeded" if finish == "context" else "max_tokens"
+    elif refusal(answer) is not None:
+        reason = "refusal"
+    elif calls(answer):
+        reason = "tool_use"
     elif finish == "stop":
         reason, found = "stop_sequence", _sequence(answer)
     else:
@@ -77,6 +97,16 @@ def event(kind: str, **fields: Any) -> bytes:
 def ping() -> bytes:
     """Return a heartbeat."""
     return event("ping")
+
+
+def call_events(index: int, block: dict[str, Any]) -> list[bytes]:
+    """Return the events of a call."""
+    said = orjson.dumps(block["input"]).decode()
+    return [
+        block_start(index, {**block, "input": {}}),
+        block_delta(index, {"type": "input_json_delta", "partial_json": said}),
+        block_stop(index),
+    ]
 
 
 def block_start(index: int, block: dict[str, Any]) -> bytes:

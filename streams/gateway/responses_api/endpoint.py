@@ -13,6 +13,7 @@ from streams.gateway.request import ChatRequest, kept_of
 from streams.gateway.responses_api.request import parse
 from streams.gateway.responses_api.response import ID, Events, error, response
 from streams.gateway.turn import Turn, answered
+from streams.gateway.upstream_message import turn
 
 
 async def create(call: Call) -> Response:
@@ -55,7 +56,7 @@ def _conversation(call: Call, response_id: str) -> tuple[Message, ...]:
     if query.api_key != call.who.key:
         call.who.require("read")
     messages = query.chat[1:] if "instructions" in kept_of(query) else query.chat
-    return (*messages, Message(role="assistant", content=answer.text or ""))
+    return (*messages, turn(answer))
 
 
 def _not_found(response_id: str) -> ApiError:
@@ -111,11 +112,8 @@ class _ResponsesTurn(Turn):
         return self._sent.delta(text)
 
     def end(self, answer: Answer) -> list[bytes]:
-        parts = self._sent.begin_text() if answer.text == "" and self._sent.text is None else []
-        if self._sent.text is not None:
-            parts += self._sent.end_text(answer)
         body = self.body(answer)
-        return [*parts, self._sent.event(f"response.{body['status']}", response=body)]
+        return [*self._sent.end(answer), self._sent.event(f"response.{body['status']}", response=body)]
 
     def failed(self, failure: ApiError) -> list[bytes]:
         body = self._object(None, status="failed", error=error(failure))

@@ -34,6 +34,18 @@ _NAMES: Final = {
 
 _LOGPROBS: Final = "message.output_text.logprobs"
 
+Include: TypeAlias = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+"""What a response may contain besides. Other values are refused, because the ignored ones are named in a header."""
+
 _SERVERS_TOOLS: Final = "it runs on OpenAI's servers; use tools of type function"
 
 
@@ -73,7 +85,7 @@ class ResponsesRequest(Struct, frozen=True):
     text: Text | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: list[Include] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     stream_options: StreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -316,7 +328,7 @@ class _Translation:
         if top:
             self.fields["top_logprobs"] = top
         # The others are about tools of OpenAI's servers, the client's own images, and hidden reasoning.
-        self._ignored += [f"include.{name[:100]}" for name in include if name != _LOGPROBS]
+        self._ignored += [f"include.{name}" for name in include if name != _LOGPROBS]
 
     def _add_ignored(self) -> None:
         asked = self._asked

@@ -1,15 +1,17 @@
 """Answers as responses: output items, usage, and the events of a stream."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
 from schemas.answer import Answer
-from schemas.query import GATEWAY, Query
+from schemas.chat import ChatOptions
+from schemas.query import GATEWAY, Query, ToolCall
 from streams.gateway import responses
 from streams.gateway.errors import ApiError, of_answer
 from streams.gateway.request import kept_of
+from streams.gateway.upstream_message import calls, logprobs, refusal
 
 ID: Final = "resp_"
 
@@ -64,16 +66,26 @@ def error(failure: ApiError) -> dict[str, Any]:
 
 
 def output(answer: Answer) -> list[dict[str, Any]]:
-    """Return the output items of an Answer: the text as a message."""
-    return [] if answer.text is None else [message(answer.query_id, answer.text, answer)]
+    """Return the output items of an Answer: its text or refusal as a message, then its calls."""
+    found = [] if (part := content(answer)) is None else [message(answer.query_id, part, answer)]
+    return [*found, *(call_item(answer.query_id, at, call) for at, call in enumerate(calls(answer)))]
 
 
-def message(query_id: str, text: str | None, answer: Answer | None = None) -> dict[str, Any]:
-    """Return the output item of a text.
+def content(answer: Answer) -> dict[str, Any] | None:
+    """Return the content part of an Answer; None if it has calls alone, or nothing."""
+    if (refused := refusal(answer)) is not None:
+        return {"type": "refusal", "refusal": refused}
+    if answer.text is None or (not answer.text and calls(answer)):
+        return None
+    return text_part(answer.text, logprobs(answer))
+
+
+def message(query_id: str, part: dict[str, Any] | None, answer: Answer | None = None) -> dict[str, Any]:
+    """Return the output item of a text or a refusal.
 
     Args:
         query_id: The response's id.
-        text: The text; None for an item that a stream begins.
+        part: Its content; None for an item that a stream begins.
         answer: The Answer; None while the search runs.
     """
     state = "in_progress" if answer is None else "completed" if _complete(answer) else "incomplete"
@@ -82,13 +94,25 @@ def message(query_id: str, text: str | None, answer: Answer | None = None) -> di
         "type": "message",
         "status": state,
         "role": "assistant",
-        "content": [] if text is None else [text_part(text)],
+        "content": [] if part is None else [part],
     }
 
 
-def text_part(text: str) -> dict[str, Any]:
+def text_part(text: str, probabilities: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Return the content part of a text."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(probabilities)}
+
+
+def call_item(query_id: str, at: int, call: ToolCall) -> dict[str, Any]:
+    """Return the output item of a call; its `call_id` is the upstream's."""
+    return {
+        "id": f"fc_{query_id.removeprefix(ID)}_{at}",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
 
 
 def usage(answer: Answer) -> dict[str, Any]:
@@ -111,9 +135,10 @@ def _echo(query: Query | None) -> dict[str, Any]:
     """Return the request's own fields, as the query keeps them."""
     kept = {} if query is None else kept_of(query)
     metadata = {} if query is None else query.metadata
-    instructs = query is not None and query.messages is not None and "instructions" in kept
+    options = (query.options if query is not None else None) or ChatOptions()
+    instructions = query.chat[0].text if query is not None and "instructions" in kept else None
     return {
-        "instructions": query.messages[0].text if instructs and query and query.messages else None,
+        "instructions": instructions,
         "max_output_tokens": None if query is None else query.max_tokens,
         "metadata": {
             name: value for name, value in metadata.items() if name != GATEWAY and isinstance(value, str)
@@ -121,12 +146,22 @@ def _echo(query: Query | None) -> dict[str, Any]:
         "previous_response_id": kept.get("previous"),
         "store": kept.get("store") != "false",
         "background": False,
-        "parallel_tool_calls": True,
-        "tools": [],
-        "tool_choice": "auto",
-        "text": {"format": {"type": "text"}},
+        "parallel_tool_calls": options.parallel_tool_calls is not False,
+        "tools": [{"parameters": None, "strict": None, **_flat(tool)} for tool in options.tools],
+        "tool_choice": _flat(options.tool_choice or "auto"),
+        "text": {"format": _flat(options.response_format or {"type": "text"})},
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_logprobs": options.top_logprobs,
         "truncation": "disabled",
     }
+
+
+def _flat(nested: Any) -> Any:
+    """Return an object of a chat completion request, such as a tool, as this API has it: without the inner object."""
+    if isinstance(nested, dict) and isinstance(inner := nested.get(nested.get("type")), dict):
+        return {"type": nested["type"], **inner}
+    return nested
 
 
 class Events(Struct):
@@ -149,27 +184,52 @@ class Events(Struct):
 
     def delta(self, text: str) -> list[bytes]:
         """Return the events for more of the text; the first begins its output item."""
-        begun = self.begin_text() if self.text is None else []
+        begun = self._begin(text_part("")) if self.text is None else []
         self.text = (self.text or "") + text
         return [*begun, self.event("response.output_text.delta", **self._place, delta=text, logprobs=[])]
 
-    def begin_text(self) -> list[bytes]:
-        """Return the events that begin the output item of the text."""
-        self.text = ""
+    def end(self, answer: Answer) -> list[bytes]:
+        """Return the events that end the output items, and those of items that come whole."""
+        part = content(answer)
+        ended: list[bytes] = []
+        if part is not None and part["type"] == "refusal":
+            ended = self._refusal(part)
+        elif part is not None:
+            ended = [] if self.text is not None else self._begin(text_part(""))
+            done = {"text": part["text"], "logprobs": part["logprobs"]}
+            ended.append(self.event("response.output_text.done", **self._place, **done))
+        if part is not None:
+            item = message(self.query_id, part, answer)
+            ended.append(self.event("response.content_part.done", **self._place, part=part))
+            ended.append(self.event("response.output_item.done", output_index=0, item=item))
+        for at, call in enumerate(calls(answer)):
+            ended += self._called(at + (part is not None), call_item(self.query_id, at, call))
+        return ended
+
+    def _begin(self, part: dict[str, Any]) -> list[bytes]:
+        item = message(self.query_id, None)
         return [
-            self.event("response.output_item.added", output_index=0, item=message(self.query_id, None)),
-            self.event("response.content_part.added", **self._place, part=text_part("")),
+            self.event("response.output_item.added", output_index=0, item=item),
+            self.event("response.content_part.added", **self._place, part=part),
         ]
 
-    def end_text(self, answer: Answer) -> list[bytes]:
-        """Return the events that end it."""
-        text = answer.text or ""
+    def _refusal(self, part: dict[str, Any]) -> list[bytes]:
+        said = part["refusal"]
         return [
-            self.event("response.output_text.done", **self._place, text=text, logprobs=[]),
-            self.event("response.content_part.done", **self._place, part=text_part(text)),
-            self.event(
-                "response.output_item.done", output_index=0, item=message(self.query_id, text, answer)
-            ),
+            *self._begin({**part, "refusal": ""}),
+            self.event("response.refusal.delta", **self._place, delta=said),
+            self.event("response.refusal.done", **self._place, refusal=said),
+        ]
+
+    def _called(self, index: int, item: dict[str, Any]) -> list[bytes]:
+        place, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        kind, done = "response.function_call_arguments", {"name": item["name"], "arguments": arguments}
+        return [
+            self.event("response.output_item.added", output_index=index, item=begun),
+            self.event(f"{kind}.delta", **place, delta=arguments),
+            self.event(f"{kind}.done", **place, **done),
+            self.event("response.output_item.done", output_index=index, item=item),
         ]
 
     @property

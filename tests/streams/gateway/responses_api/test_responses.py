@@ -272,6 +272,7 @@ REFUSED: dict[str, Any] = {
     "tool_choice": "required", "uniscale": {"progress": True}, "include": ["message.output_text.logprobs"],
     "top_k": 5, "max_output_tokens": 0, "instructions": 5, "reasoning": {"effrot": "low"},
     "stream_options": {"include_obfuscation": True}, "input": [{"type": "item_reference", "id": "x"}],
+    "truncation": "\u2028",
 }  # fmt: skip
 FIELDS = {
     "tools": "tools[0].type",
@@ -291,6 +292,12 @@ def test_what_cannot_be_answered_is_refused_by_name(site: GatewayDeployment, nam
     assert error["param"] == FIELDS.get(name, name)
     assert name in error["message"]
     assert len(site.records(site.topics.query)) == before
+
+
+def test_a_value_that_no_header_can_carry_is_refused(site: GatewayDeployment) -> None:
+    with site.http() as http:
+        answer = http.post(URL, json={"model": ONE, "input": LONG, "include": ["\u2028"]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "include[0]"), answer.text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""What an upstream's message says besides its text: calls of tools, a refusal, log probabilities."""
+
+from typing import Any
+
+import orjson
+
+from schemas.answer import Answer
+from schemas.query import Message, ToolCall
+
+
+def calls(answer: Answer) -> tuple[ToolCall, ...]:
+    """Return the tool calls of an answer; an upstream's entries that are none are left out."""
+    found = _message(answer).get("tool_calls")
+    listed = found if isinstance(found, list) else []
+    return tuple(call for each in listed if (call := _call(each)) is not None)
+
+
+def _call(found: Any) -> ToolCall | None:
+    match found:
+        case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}}:
+            return ToolCall(id=call_id, name=name, arguments=arguments)
+        case {"id": str(call_id), "custom": {"name": str(name), "input": str(said)}}:
+            return ToolCall(id=call_id, name=name, arguments=said, type="custom")
+    return None
+
+
+def refusal(answer: Answer) -> str | None:
+    """Return why a model refused to answer; None if it did not."""
+    found = _message(answer).get("refusal")
+    return found if isinstance(found, str) and found else None
+
+
+def logprobs(answer: Answer) -> list[dict[str, Any]]:
+    """Return the log probabilities of the answer's tokens; empty without any."""
+    if answer.upstream is None or not answer.upstream.logprobs:
+        return []
+    found = orjson.loads(answer.upstream.logprobs)
+    content = found.get("content") if isinstance(found, dict) else None
+    return content if isinstance(content, list) else []
+
+
+def turn(answer: Answer) -> Message:
+    """Return an answer as a turn of the conversation."""
+    called = calls(answer)
+    return Message(role="assistant", content=answer.text or (None if called else ""), tool_calls=called)
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    return {} if answer.upstream is None else answer.upstream.message
