@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.steering import Steering
 from agents.decider.decider import Decided, Decider, DecisionEnvironment

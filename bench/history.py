@@ -10,14 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
+from agents.catalogue.cost_model import CostModel, cost_of
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.steering import Steering
 from agents.decider.decider import Decider, DecisionEnvironment
 from agents.embedding import ArrivedQuery, embed, encoder_id
 from agents.encoders import encoder_of
-from agents.reward.join import Arrival, JoinRow, ScoredAnswer, Timeouts, encode_row, on
-from agents.reward.outcome import CostModel, cost_of
+from agents.reward.join import on
+from agents.reward.join_row import JoinRow, ScoredAnswer, encode_row
+from agents.reward.transition import Arrival, Timeouts
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.forest import Draft, Limits

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.steering import Steering
 from agents.decider.decider import Decider, DecisionEnvironment

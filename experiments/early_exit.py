@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.search.pruning import h_max, potential
+from agents.search.early_exit import h_max, potential
 from experiments.outcomes import Array, Outcomes
 from experiments.runs import TERA, summed, tidy
 from schemas.forest import Limits

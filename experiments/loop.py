@@ -14,7 +14,7 @@ import numpy as np
 
 from agents.bandit.learner import choose
 from agents.bandit.policy import Context, Objective, Observation, Pending, Policy
-from agents.catalogue.actions import PAIRS, ActionSpace
+from agents.catalogue.action_space import PAIRS, ActionSpace
 from agents.catalogue.models import Catalogue
 from experiments.outcomes import Arm, Array, BanditWorld
 from schemas.action import Action

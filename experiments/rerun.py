@@ -32,11 +32,11 @@ import pyarrow.parquet as pq
 
 from agents.bandit.learner import choose
 from agents.bandit.policy import Context, Observation, Pending
-from agents.catalogue.actions import MAX_DRAFTS, PAIRS
+from agents.catalogue.action_space import MAX_DRAFTS, PAIRS
 from agents.catalogue.models import Catalogue, Sampling
 from agents.embedding import Encoder
 from agents.grading.grade import AskGrader
-from agents.search.pruning import h_max
+from agents.search.early_exit import h_max
 from agents.search.search import SearchRules, limits
 from experiments.contenders import PAPER
 from experiments.loop import QUALITY_PRIORITY, SEEDS, WARM_UP, make_trial, play, steady, warm_up_arm

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.catalogue.actions import ActionSpace, parse_pairs, uis_space
+from agents.catalogue.action_space import ActionSpace, parse_pairs, uis_space
+from agents.catalogue.cost_model import CostModel
 from agents.catalogue.file import beside_catalogue, load_catalogue
 from agents.catalogue.models import (
     NO_VERIFIER,
@@ -22,7 +23,6 @@ from agents.catalogue.models import (
 from agents.catalogue.objectives import CAREFUL, DEFAULT_MODE, Objectives
 from agents.catalogue.steering import Steering
 from agents.grading.grade import is_program
-from agents.reward.outcome import CostModel
 from schemas.control import CatalogueEntry, Heartbeat, PriceFactorEntry, decode_control
 from schemas.errors import UniscaleError
 from schemas.grader import Grader, grader_of

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agents.catalogue.checkpoint import read_architecture
-from agents.catalogue.eflops import search_cost
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Architecture
+from agents.catalogue.search_cost import search_cost
 from agents.grading.grade import grade
 from experiments.record.table import HISTORY, Question, question_set
 from schemas.forest import Draft

@@ -34,8 +34,8 @@ from agents.bandit.policy import (
     check_outcome,
     generator,
 )
+from agents.bandit.posterior import Ridge
 from agents.bandit.registry import Inputs, Options, register_policy
-from agents.bandit.ridge import Ridge
 from agents.bandit.variances import Variances, estimated, evidence_of, usual_mean, usual_variance
 from schemas.objective import CostUnit
 from schemas.prices import MILLION, Prices, Rate

@@ -27,8 +27,8 @@ from agents.bandit.policy import (
     check_outcome,
     generator,
 )
+from agents.bandit.posterior import Gram
 from agents.bandit.registry import Inputs, Options, register_policy
-from agents.bandit.ridge import Gram
 
 # UniScale's policy: LinUCB with one θ shared by all actions (Alg. 1, Eq. 2).
 #

@@ -11,7 +11,7 @@ import numpy as np
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.history import History
 from agents.bandit.policy import Matrix
-from agents.bandit.ridge import inverted
+from agents.bandit.posterior import inverted
 
 # Every coefficient has the prior N(0, τ²) with the τ² of its block, so coefficients that do not help shrink to zero and
 # others do not. The variances maximise the marginal likelihood of the outcomes (MacKay's fixed point), with defaults

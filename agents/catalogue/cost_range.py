@@ -7,9 +7,9 @@ them).
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from agents.catalogue.eflops import search_cost
 from agents.catalogue.endpoints import MAX_ANSWERS
 from agents.catalogue.models import CatalogueError, Hardware, Model
+from agents.catalogue.search_cost import search_cost
 from schemas.objective import CostRange, CostUnit
 from schemas.prices import Billed
 

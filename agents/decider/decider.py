@@ -25,7 +25,7 @@ from agents.bandit.features import counts
 from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Choice, Context, Objective, Policy, Target
 from agents.bandit.prior import begin, outcomes_of, require_cost_basis
-from agents.catalogue.actions import ActionSpace
+from agents.catalogue.action_space import ActionSpace
 from agents.catalogue.models import ActionError
 from agents.catalogue.steering import Steering
 from agents.decider import snapshot

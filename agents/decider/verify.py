@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from agents.bandit.errors import CorruptState
 from agents.bandit.learner import choice, predictions, tied
 from agents.bandit.policy import Choice, Context, Objective, Policy, Prediction, Target
-from agents.catalogue.actions import ActionSpace
+from agents.catalogue.action_space import ActionSpace
 from agents.decider import snapshot
 from agents.decider.decider import seed_of
 from agents.decider.fold import LogEvent, events, introduce, offer, refits_of, resume_offer, tell, untold

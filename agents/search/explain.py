@@ -6,8 +6,8 @@ score it would have had to beat.
 
 from dataclasses import dataclass
 
+from agents.search.early_exit import h_max, last_answer
 from agents.search.forest import place_of
-from agents.search.pruning import h_max, last_answer
 from schemas.answer import Answer
 from schemas.forest import Draft, Fate, Forest, completes
 

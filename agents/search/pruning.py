@@ -1,19 +1,16 @@
-"""Pruning and early exit (UniScale §3.3): which paths of a step are completed, cut, pruned, kept."""
+"""Pruning (UniScale §3.3): which paths of a step are completed, cut, stopped by early exit, pruned, kept."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from agents.grading.grade import extract_boxed
-from schemas.forest import Fate, Forest, Limits, completes
+from agents.search.early_exit import h_max, last_answer, potential
+from schemas.forest import Fate, Forest, completes
 
 # The order: finished paths enter P_done and set V_max, D_best, H_max; unfinished ones at the limit are cut; the
 # early-exit bound prunes; the best BS of each subtree are kept. Pruning only removes the worst paths, so it makes
 # no difference whether it comes before or after the selection of the best BS. If a query wants n answers, the score
 # of the n-th best completed path replaces V_max, and nothing is stopped before n paths are completed.
-
-BEST_STEP = 1.0  # v_sup, the highest score a step can have
 
 
 @dataclass(frozen=True)
@@ -64,35 +61,6 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
         cut = [at for at in pending if fates[at] == "cut" and forest.drafts[at].finish != "max_tokens"]
         best, _ = _best(known, cut, best)
     return Judgement(fates, bounds, best)
-
-
-def h_max(limits: Limits, best_depth: int | None) -> int:
-    """Return the depth limit of paths: the first limit, lowered to ⌈η·D_best⌉ once a path has completed.
-
-    >>> (
-    ...     h_max(Limits(depth_limit=40, step_tokens=100), 5),
-    ...     h_max(Limits(depth_limit=40, step_tokens=100), None),
-    ... )
-    (6, 40)
-    """
-    if not limits.early_exit or best_depth is None:
-        return limits.depth_limit
-    # 1.1 · 10 is 11.000000000000002 in floating point, and its ceiling 12.
-    return min(limits.depth_limit, math.ceil(Fraction(str(limits.eta)) * best_depth))
-
-
-def potential(depth: int, path_score: float, limit: int) -> float:
-    """Return the best mean a path can still reach: (j·V + (H_max − j)·v_sup) / H_max (§3.3).
-
-    >>> potential(2, 0.5, 4)
-    0.75
-    """
-    return (depth * path_score + (limit - depth) * BEST_STEP) / limit
-
-
-def last_answer(scores: Sequence[float], answers: int) -> float | None:
-    """Return the lowest score among the best `answers` paths; None while there are fewer."""
-    return sorted(scores, reverse=True)[answers - 1] if len(scores) >= answers else None
 
 
 def ended(forest: Forest, at: int) -> Fate | None:

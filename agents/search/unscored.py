@@ -5,8 +5,9 @@ from collections import Counter
 import msgspec
 
 from agents.grading.grade import extract_boxed
+from agents.search.early_exit import h_max
 from agents.search.forest import SearchError
-from agents.search.pruning import ended, h_max
+from agents.search.pruning import ended
 from schemas.forest import Fate, Forest, completes
 
 

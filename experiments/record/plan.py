@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.catalogue.actions import MAX_DRAFTS, PAIRS, uis_space
+from agents.catalogue.action_space import MAX_DRAFTS, PAIRS, uis_space
 from experiments.journal import JournalError, RunKey, SearchJournal
 from experiments.loop import best_route_space
 from experiments.record import table

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agents.catalogue import eflops
+from agents.catalogue.cost_model import CostModel
 from agents.catalogue.models import Catalogue, Sampling
+from agents.catalogue.search_cost import search_cost
 from agents.grading.grade import AskGrader, Grade, extract_boxed, grade, grader_version
 from agents.grading.pool import GraderFailed
-from agents.reward.outcome import CostModel
 from agents.search.forest import Ask, ask, outcome, plant, tell_drafts, tell_scores
 from agents.search.search import SearchRules, limits
 from agents.serving.engine import Drafted, Engine, Prefix
@@ -207,7 +207,7 @@ def _worth(
     graded = known.grades[text]
     costs = CostModel.of(bench.catalogue)
     generator, verifier = costs.generators[forest.action.model], costs.verifiers[variant.verifier]
-    price = eflops.search_cost(forest.prompt_tokens, forest.drafts, generator, verifier, costs.intensity)
+    price = search_cost(forest.prompt_tokens, forest.drafts, generator, verifier, costs.intensity)
     return Found(
         correct=graded.correct,
         complete=ended.status == "ok",

@@ -6,7 +6,7 @@ from typing import Any, Final
 import orjson
 from msgspec import structs
 
-from agents.reward.outcome import CostModel, UnpricedAnswer, cost_of, cost_of_cut
+from agents.catalogue.cost_model import CostModel, UnpricedAnswer, cost_of, cost_of_cut
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.forest import Draft

@@ -9,7 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agents.reward.outcome import CostModel
+from agents.catalogue.cost_model import CostModel
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import RecordError

@@ -30,22 +30,10 @@ from msgspec.structs import replace
 from agents.grading.grade import Undecided, ask_later
 from agents.grading.pool import GradingPool
 from agents.reward.comparison import Uplift
-from agents.reward.join import (
-    Arrival,
-    JoinRow,
-    Orphan,
-    ScoredAnswer,
-    Timeouts,
-    Transition,
-    decode_row,
-    dues,
-    encode_row,
-    newer,
-    on,
-    rejected_row,
-    to_value,
-)
+from agents.reward.join import on, to_value
+from agents.reward.join_row import JoinRow, ScoredAnswer, decode_row, dues, encode_row, newer, rejected_row
 from agents.reward.outcome import gradable, value
+from agents.reward.transition import Arrival, Orphan, Timeouts, Transition
 from schemas.answer import FAILURES, UNCOUNTED, Answer
 from schemas.decision import Cohort, Decision
 from schemas.errors import UniscaleError

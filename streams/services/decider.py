@@ -19,7 +19,8 @@ from agents.bandit.pacing import KEYS, spare
 from agents.bandit.policy import ActionVector, BudgetStatus, Drift, Policy, Target
 from agents.bandit.prior import digest
 from agents.bandit.registry import build_policy
-from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
+from agents.catalogue.action_space import PAIRS, ActionSpace, uis_space
+from agents.catalogue.cost_model import cost_of
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import beside_catalogue
 from agents.catalogue.models import ActionError, Catalogue
@@ -29,7 +30,6 @@ from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import EndedIds
 from agents.embedding import BadEmbedding, Encoder, EncoderError, EncoderRefused, embed_actions, encoder_id
 from agents.encoders import encoder_of
-from agents.reward.outcome import cost_of
 from agents.search.search import SearchRules
 from schemas.action import Action
 from schemas.attempt import AttemptFailed

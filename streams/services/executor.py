@@ -11,11 +11,11 @@ from collections import OrderedDict
 from functools import partial
 from typing import Self
 
+from agents.catalogue.cost_model import UnpricedAnswer
 from agents.catalogue.models import Model
-from agents.reward.outcome import UnpricedAnswer
+from agents.search.progress import Progress
 from agents.search.search import (
     Job,
-    Progress,
     SearchRules,
     after_control,
     begin,

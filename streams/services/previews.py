@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agents.bandit.policy import ActionVector
-from agents.catalogue.actions import ActionSpace
+from agents.catalogue.action_space import ActionSpace
 from agents.decider.decider import Decider
 from agents.decider.preview import Preview, anonymous, offering, preview
 from agents.embedding import ArrivedQuery, EncoderUnavailable, embed, embedded_text, encoder_id

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from agents.catalogue.cost_model import cost_of
 from agents.catalogue.file import load_catalogue
 from agents.decider.rows import Row, decode_row
-from agents.reward.outcome import cost_of
 from schemas.answer import Answer
 from schemas.attempt import AttemptFailed
 from schemas.dead_letter import DeadLetter

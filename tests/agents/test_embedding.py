@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import load_catalogue
 from agents.embedding import ArrivedQuery, Vectors, embed, embed_actions, embedded_text, encoder_id

@@ -9,7 +9,7 @@ import pytest
 
 from agents.bandit.prior import begin
 from agents.bandit.registry import build_policy
-from agents.catalogue.actions import beam_size
+from agents.catalogue.action_space import beam_size
 from agents.catalogue.file import load_catalogue
 from agents.embedding import encoder_id
 from agents.encoders import HashedEncoder

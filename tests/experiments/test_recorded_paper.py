@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
 from agents.catalogue.file import load_catalogue
 from experiments.loop import best_route_space
 from experiments.page import write_results

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.grading.grade import Rule, Verdict
 from agents.minilm import MiniLM

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from agents.reward.join import JoinRow, encode_row
+from agents.reward.join_row import JoinRow, encode_row
 from schemas.answer import Answer
 from schemas.control import Cancel, ControlRecord, Heartbeat
 from schemas.dead_letter import DeadLetter

@@ -19,7 +19,7 @@ from agents.decider.decider import Decider
 from agents.decider.rows import decode_row
 from agents.decider.verify import mismatches, opened
 from agents.encoders import encoder_of
-from agents.reward import join
+from agents.reward import join_row
 from schemas.answer import Answer
 from schemas.control import Heartbeat, decode_control
 from schemas.dead_letter import DeadLetter
@@ -91,7 +91,7 @@ def readers(t: Topics) -> dict[str, Callable[[bytes], Any]]:
     return {
         **{name: partial(decode, kind=kind) for name, kind in kinds.items()},
         t.control: decode_control,
-        t.changelog("aggregator", "join"): join.decode_row,
+        t.changelog("aggregator", "join"): join_row.decode_row,
     }
 
 

@@ -13,7 +13,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from agents.decider.rows import Row, own_row
-from agents.reward.join import JoinRow, decode_row, dues
+from agents.reward.join_row import JoinRow, decode_row, dues
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry, CostBoundsEntry
 from schemas.dead_letter import DeadLetter

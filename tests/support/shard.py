@@ -11,7 +11,7 @@ import numpy as np
 from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.linucb import LinUCB
 from agents.bandit.policy import ActionVector, Context, Policy
-from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
+from agents.catalogue.action_space import PAIRS, ActionSpace, uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.steering import Steering
 from agents.decider import snapshot

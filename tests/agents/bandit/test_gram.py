@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agents.bandit.ridge import BLOCK, DRIFT, Gram
+from agents.bandit.posterior import BLOCK, DRIFT, Gram
 
 
 def made(rng: np.random.Generator, q: int, e: int, n: int) -> tuple[Gram, np.ndarray]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
 from agents.catalogue.file import beside_catalogue, decode_model, decode_objective, entry_of, load_catalogue
 from agents.catalogue.models import Catalogue, CatalogueError
 from agents.catalogue.steering import Steering

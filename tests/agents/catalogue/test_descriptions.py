@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agents.catalogue.actions import PAIRS, beam_size, uis_space
+from agents.catalogue.action_space import PAIRS, beam_size, uis_space
 from agents.catalogue.descriptions import (
     describe_action,
     describe_actions,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import decode_model, entry_of
 from agents.catalogue.models import Catalogue, CatalogueError

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
 from agents.catalogue.checkpoint import read_architecture
 from agents.catalogue.descriptions import describe_actions, describe_model
 from agents.catalogue.file import load_catalogue

@@ -20,7 +20,7 @@ from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson
 from agents.bandit.pacing import Pacer
 from agents.bandit.policy import Context, Objective, Prediction, Target
-from agents.catalogue.actions import ActionSpace
+from agents.catalogue.action_space import ActionSpace
 from agents.catalogue.models import ActionError, Catalogue
 from agents.catalogue.steering import Steering
 from agents.decider.decider import Decided

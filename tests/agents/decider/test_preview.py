@@ -16,7 +16,7 @@ from agents.bandit.errors import UnservedObjective
 from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, Thompson
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
 from agents.catalogue.models import ActionError
 from agents.decider.preview import PREVIEW, offering, preview
 from schemas.decision import Decision

@@ -9,24 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agents.catalogue.cost_model import CostModel
 from agents.catalogue.models import Architecture
 from agents.grading.grade import Rule, Verdict
-from agents.reward.join import (
-    Arrival,
-    Deadline,
-    JoinRow,
-    Orphan,
-    ScoredAnswer,
-    Timeouts,
-    Transition,
-    decode_row,
-    dues,
-    encode_row,
-    newer,
-    on,
-    to_value,
-)
-from agents.reward.outcome import CostModel, gradable, value
+from agents.reward.join import on, to_value
+from agents.reward.join_row import Deadline, JoinRow, ScoredAnswer, decode_row, dues, encode_row, newer
+from agents.reward.outcome import gradable, value
+from agents.reward.transition import Arrival, Orphan, Timeouts, Transition
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.decision import Decision

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agents.catalogue import eflops
+from agents.catalogue.cost_model import CostModel, UnpricedAnswer, cost_of, cost_of_cut
 from agents.catalogue.models import Architecture
+from agents.catalogue.search_cost import INTENSITY, search_cost
 from agents.grading.grade import Rule, Undecided, Verdict, ask_later
 from agents.grading.pool import GraderFailed, GradingPoolError
 from agents.grading.programs import passes
-from agents.reward.outcome import MAX_MISSING, CostModel, UnpricedAnswer, cost_of, cost_of_cut, value
+from agents.reward.outcome import MAX_MISSING, value
 from schemas.action import Action
 from schemas.answer import Answer, CutStep
 from schemas.forest import Draft, Forest, Limits
@@ -54,12 +55,12 @@ def test_cut_step_costs_at_most_its_longest_drafts() -> None:
     first = answer(trace=(), path=(), text=None, status="budget", prompt_tokens=0)
     assert cost_of_cut(first, COST_MODEL) == 0.0
     lost = CutStep(parents=(-1, -1), tokens=7, prompt_tokens=10)
-    whole = eflops.search_cost(
+    whole = search_cost(
         10, [Draft(parent=-1, depth=1, tokens=7, finish="eos")] * 2, GENERATOR, VERIFIER
     ).eflops
     assert cost_of_cut(replace(first, cut=lost), COST_MODEL) == whole
     later = replace(answer(), cut=CutStep(parents=(2,), tokens=7, prompt_tokens=10))
-    more = eflops.search_cost(
+    more = search_cost(
         10, [*TRACE, Draft(parent=2, depth=3, tokens=7, finish="eos")], GENERATOR, VERIFIER
     ).eflops
     price = cost_of(later, COST_MODEL)
@@ -257,4 +258,4 @@ def test_the_reward_is_equation_four(weights: tuple[float, float, float], expect
 
 
 def test_the_intensity_is_the_paper_s() -> None:
-    assert eflops.INTENSITY == 156
+    assert INTENSITY == 156

@@ -13,9 +13,9 @@ from agents.catalogue.models import Sampling
 from agents.decider.decider import seed_of
 from agents.search.explain import explain
 from agents.search.forest import SearchError
+from agents.search.progress import Progress
 from agents.search.search import (
     Job,
-    Progress,
     SearchRules,
     after_control,
     begin,

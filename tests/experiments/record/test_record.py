@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.grading.grade import Verdict
 from experiments.journal import JournalError, SearchJournal, journals

@@ -10,8 +10,8 @@ import pytest
 
 from agents.decider.rows import Row, decode_row, encode_row
 from agents.decider.snapshot import SNAPSHOT_KEY
-from agents.reward.join import decode_row as decode_join
-from agents.reward.join import encode_row as encode_join
+from agents.reward.join_row import decode_row as decode_join
+from agents.reward.join_row import encode_row as encode_join
 from schemas.answer import Answer
 from schemas.attempt import AttemptFailed
 from schemas.decision import Decision

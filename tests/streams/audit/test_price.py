@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from agents.catalogue.cost_model import CostModel, cost_of
 from agents.catalogue.file import load_catalogue
-from agents.reward.outcome import CostModel, cost_of
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Draft

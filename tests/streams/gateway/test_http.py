@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import pytest
 
-from agents.catalogue.actions import uis_space
+from agents.catalogue.action_space import uis_space
 from agents.catalogue.file import load_catalogue
 from schemas.answer import Answer
 from schemas.control import Heartbeat, KeyEntry

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from agents.catalogue.cost_model import CostModel
 from agents.catalogue.models import Architecture
-from agents.reward.outcome import CostModel
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, KeyEntry, ObjectiveEntry

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.reward.outcome import CostModel
+from agents.catalogue.cost_model import CostModel
 from agents.serving.errors import PromptTooLongError
 from schemas.answer import Answer
 from schemas.errors import RecordError

@@ -18,7 +18,7 @@ from agents.embedding import EncoderUnavailable, Vectors
 from agents.encoders import HashedEncoder
 from agents.grading.grade import Rule, Verdict
 from agents.grading.pool import GraderFailed, GradingPool
-from agents.reward.join import JoinRow, dues
+from agents.reward.join_row import JoinRow, dues
 from agents.serving.errors import EngineUnreachableError
 from agents.verifier.prm import RecordedVerifier
 from schemas.answer import Answer

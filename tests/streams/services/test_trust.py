@@ -14,7 +14,7 @@ from agents.decider.decider import Decider
 from agents.embedding import EncoderUnavailable, TextUnanswered
 from agents.grading.grade import Rule, Verdict
 from agents.grading.pool import GraderFailed, GradingPool
-from agents.reward.join import DecisionInfo, JoinRow, encode_row
+from agents.reward.join_row import DecisionInfo, JoinRow, encode_row
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import CatalogueEntry, Heartbeat

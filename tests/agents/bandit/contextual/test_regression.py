@@ -12,7 +12,7 @@ from agents.bandit.contextual_features import ContextualFeatures, QueryTransform
 from agents.bandit.features import FeatureSettings
 from agents.bandit.history import History, fit_directions, set_anchors
 from agents.bandit.policy import ActionVector, Context
-from agents.bandit.ridge import Ridge
+from agents.bandit.posterior import Ridge
 from agents.bandit.variances import Evidence, estimated, evidence_of, usual_mean, usual_variance
 from tests.support.traffic import DIM, MODELS, Traffic, actions, contextual, learn, teach
 

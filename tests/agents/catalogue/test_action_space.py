@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.catalogue.actions import PAIRS, ActionSpace, beam_size, parse_pairs, uis_space
+from agents.catalogue.action_space import PAIRS, ActionSpace, beam_size, parse_pairs, uis_space
 from agents.catalogue.models import ActionError, Catalogue
 from schemas.action import Action
 

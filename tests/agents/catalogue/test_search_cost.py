@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.catalogue.eflops import INTENSITY, PhaseCost, search_cost
 from agents.catalogue.models import Architecture
+from agents.catalogue.search_cost import INTENSITY, PhaseCost, search_cost
 
 DOC = Path(__file__).parents[3] / "docs" / "eflops.md"
 

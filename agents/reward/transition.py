@@ -1,0 +1,83 @@
+"""The result of one record in the reward join: a new row, records to send, events to count; and how a query closes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agents.reward.join_row import JoinRow
+from agents.reward.reward import reward_of
+from schemas.answer import Answer
+from schemas.decision import Cohort, Decision
+from schemas.query import Origin
+from schemas.record import MAX_VALUE
+from schemas.reward import Due, Feedback, GradedBy, Kind, Reward
+
+Count = Literal[
+    "duplicate_decision",
+    "duplicate_answer",
+    "duplicate_feedback",
+    "late_feedback",
+    "orphan_feedback",
+    "stale_due",
+    "early_due",
+    "expired",
+    "oversized",
+]
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long a deployment waits, in ms, where the query does not say."""
+
+    timeout_ms: int = 600_000
+    feedback_ms: int = 0
+    # Rows without a Decision are kept for as long as the topics retain records, so that a redelivery is recognised.
+    keep_ms: int = 7 * 24 * 3_600_000
+    # Maximum bytes of a row, without its key and the overhead of a batch.
+    row_bytes: int = MAX_VALUE
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A record with its append time on the broker and its position there."""
+
+    record: Decision | Answer | Feedback | Due
+    at_ms: int
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A Feedback that becomes a dead letter: no Answer arrived in time, or it does not fit into its row."""
+
+    feedback: Feedback
+    origin: Origin | None
+    why: Literal["unanswered", "oversized"] = "unanswered"
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The result of one record: the row to store (None: delete it), the records to send first, the events to count.
+
+    `cohort` is the query's if the transition closes it.
+    """
+
+    row: JoinRow | None
+    out: tuple[Reward | Answer | Orphan, ...] = ()
+    counts: tuple[Count, ...] = ()
+    cohort: Cohort | Literal[""] = ""
+
+
+def close(
+    row: JoinRow,
+    kind: Kind,
+    correct: float | None,
+    graded_by: GradedBy,
+    counts: tuple[Count, ...] = (),
+    *,
+    closed_early: bool = False,
+) -> Transition:
+    """Close a query: its row is deleted, and the caller of the fold remembers its id."""
+    assert row.decision is not None
+    return Transition(
+        None, (reward_of(row, kind, correct, graded_by, closed_early),), counts, row.decision.cohort
+    )

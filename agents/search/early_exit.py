@@ -1,0 +1,42 @@
+"""Early exit (UniScale §3.3): a path stops when the best mean it can still reach lies below the score to beat.
+
+The score to beat is V_max or, if a query wants n answers, the score of the n-th best completed path. Once a path has
+completed, the depth limit falls to a multiple of its depth, too.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from schemas.forest import Limits
+
+BEST_STEP = 1.0  # v_sup, the highest score a step can have
+
+
+def h_max(limits: Limits, best_depth: int | None) -> int:
+    """Return the depth limit of paths: the first limit, lowered to ⌈η·D_best⌉ once a path has completed.
+
+    >>> (
+    ...     h_max(Limits(depth_limit=40, step_tokens=100), 5),
+    ...     h_max(Limits(depth_limit=40, step_tokens=100), None),
+    ... )
+    (6, 40)
+    """
+    if not limits.early_exit or best_depth is None:
+        return limits.depth_limit
+    # 1.1 · 10 is 11.000000000000002 in floating point, and its ceiling 12.
+    return min(limits.depth_limit, math.ceil(Fraction(str(limits.eta)) * best_depth))
+
+
+def potential(depth: int, path_score: float, limit: int) -> float:
+    """Return the best mean a path can still reach: (j·V + (H_max − j)·v_sup) / H_max (§3.3).
+
+    >>> potential(2, 0.5, 4)
+    0.75
+    """
+    return (depth * path_score + (limit - depth) * BEST_STEP) / limit
+
+
+def last_answer(scores: Sequence[float], answers: int) -> float | None:
+    """Return the lowest score among the best `answers` paths; None while there are fewer."""
+    return sorted(scores, reverse=True)[answers - 1] if len(scores) >= answers else None

@@ -1,0 +1,32 @@
+"""The last step done of each attempt, so that a redelivered record is dropped instead of searched again."""
+
+from collections import OrderedDict
+
+
+class Progress:
+    """The last step that this process has done for each of the most recent attempts.
+
+    It is bounded, and lost with the process. A step that was forgotten is repeated. That wastes time, and changes the
+    result only if the repeat fails (no engine, no time left) and its Answer is the first on the topic.
+
+    >>> progress = Progress(most=2)
+    >>> progress.done("q", 1)
+    >>> progress.behind("q", 1), progress.behind("q", 2)
+    (True, False)
+    """
+
+    def __init__(self, most: int = 10_000) -> None:
+        """Remember at most `most` attempts."""
+        self._most = most
+        self._done: OrderedDict[str, int] = OrderedDict()
+
+    def behind(self, attempt: str, step: int) -> bool:
+        """Return whether a record that leads to `step` is outdated: that step or a later one has been done."""
+        return step <= self._done.get(attempt, -1)
+
+    def done(self, attempt: str, step: int) -> None:
+        """Record that the result of a step has been delivered; call it after the delivery, not before."""
+        self._done[attempt] = max(step, self._done.get(attempt, -1))
+        self._done.move_to_end(attempt)
+        while len(self._done) > self._most:
+            self._done.popitem(last=False)
