@@ -140,6 +140,21 @@ class Metrics:
             "verifier",
         )
 
+        self.http_requests = counter(
+            "http_requests",
+            "HTTP requests to the gateway, 499 if the client left first",
+            "route",
+            "status",
+            "tenant",
+        )
+        self.http_seconds = histogram(
+            "http_request_seconds", "From a request to the end of its response", "route"
+        )
+        self.http_first_chunk = histogram(
+            "http_first_chunk_seconds", "From a request to the first chunk of its stream", "route"
+        )
+        self.http_open_streams = gauge("http_open_streams", "Responses being streamed")
+
         self._of_outcomes()
 
     def _of_outcomes(self) -> None:

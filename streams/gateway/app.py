@@ -16,6 +16,7 @@ from streams.gateway.auth import Gate, check_host, is_local
 from streams.gateway.chat import chat
 from streams.gateway.endpoint import Call, RouteGuard, cross_origin, reply
 from streams.gateway.errors import ApiError, refusal
+from streams.gateway.http_metrics import HttpMetrics
 from streams.gateway.messages_api import endpoint as messages
 from streams.gateway.responses_api import endpoint as responses
 from streams.gateway.routes import Page, routes
@@ -64,7 +65,8 @@ class Routes:
             Route("/{rest:path}", self.options, methods=["OPTIONS"]),
             Route("/{rest:path}", self.guard(self.nothing), methods=_METHODS),
         ]
-        return _without_slash(Starlette(routes=[*self._listed, *rest]))
+        measured = HttpMetrics(Starlette(routes=[*self._listed, *rest]), self.gateway.runtime.metrics)
+        return _without_slash(measured)
 
     async def live(self, request: Request) -> Response:
         """GET /health/live: the process responds."""

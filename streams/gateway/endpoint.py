@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from streams.gateway.auth import Credential, check_host
 from streams.gateway.errors import ApiError, invalid, response_to
+from streams.gateway.http_metrics import TENANT
 from streams.gateway.request import MAX_BODY, json_object
 from streams.gateway.service import GatewayService
 
@@ -83,6 +84,7 @@ class RouteGuard:
                 check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
                 headers |= cross_origin(request)
                 who = self._gateway.gate.credential(_key(request) or self._session_key(request))
+                request.scope[TENANT] = who.tenant or ""
                 if request.method in ("GET", "HEAD"):
                     self._gateway.gate.read(who, self._gateway.runtime.clock.now_ms())
                 with self._gateway.gate.request(who):
