@@ -140,6 +140,12 @@ class Metrics:
             "verifier",
         )
 
+        self._of_http()
+        self._of_outcomes()
+
+    def _of_http(self) -> None:
+        """Add the gateway's metrics."""
+        counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self.http_requests = counter(
             "http_requests",
             "HTTP requests to the gateway, 499 if the client left first",
@@ -154,8 +160,6 @@ class Metrics:
             "http_first_chunk_seconds", "From a request to the first chunk of its stream", "route"
         )
         self.http_open_streams = gauge("http_open_streams", "Responses being streamed")
-
-        self._of_outcomes()
 
     def _of_outcomes(self) -> None:
         """Add the aggregator's metrics."""
