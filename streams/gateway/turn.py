@@ -21,6 +21,7 @@ from streams.gateway.errors import ApiError, ClientGone, of_answer, of_record
 from streams.gateway.open_requests import QueryRecord, Queue
 from streams.gateway.request import ChatRequest, digest
 from streams.gateway.searches import Admitted
+from streams.trace import TRACEPARENT
 
 # The part of a running search that can already be streamed: the steps shared by every path that can still win.
 
@@ -95,6 +96,7 @@ async def answered(call: Call, parse: Parse, turn: "type[Turn]") -> Response:
             digest=digest(body, asked.translated.protocol),
             idempotency_key=call.request.headers.get("idempotency-key"),
             is_retry=_retries(call.request) > 0,
+            traceparent=call.request.headers.get(TRACEPARENT),
         )
         this = turn(call, asked, admitted, began_s)
         return await (this.stream(held) if asked.stream else this.whole())

@@ -178,9 +178,28 @@ GATEWAY = ServiceSpec(
 )
 
 
+# The tracer: traces of queries over OTLP, derived from the topics. It is on no query's way.
+
+
+async def _build_tracer(runtime: Runtime) -> None:
+    from streams.services.tracer import SpanExporting, TracerService
+
+    await TracerService(runtime, SpanExporting()).follow()
+
+
+TRACER = ServiceSpec(
+    name="tracer",
+    inputs={},
+    outputs=(),
+    follows=("query", "context", "action-decision", "search-step", "attempt-failed", "answer", "reward"),
+    build=_build_tracer,
+    optional=True,
+)
+
+
 # Each service binds the pure code of one package of `agents` to its topics: a file, a `ServiceSpec`, and one line here.
 
 SERVICES: dict[str, ServiceSpec] = {
-    spec.name: spec for spec in (EMBEDDER, DECIDER, EXECUTOR, VERIFIER, AGGREGATOR, GATEWAY)
+    spec.name: spec for spec in (EMBEDDER, DECIDER, EXECUTOR, VERIFIER, AGGREGATOR, GATEWAY, TRACER)
 }
 """Every service by name, in stream order."""

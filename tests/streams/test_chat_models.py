@@ -20,9 +20,9 @@ from schemas.reward import Reward
 from schemas.search import SearchStep
 from streams.control import Control
 from streams.local.broker import free_port
-from streams.services import SERVICES, executor
+from streams.services import executor
 from streams.settings import Settings, SettingsError
-from tests.support.gateway_deployment import ASK, Deploy, GatewayDeployment
+from tests.support.gateway_deployment import ASK, DEPLOYED, Deploy, GatewayDeployment
 from tests.support.recorded import CATALOGUE, question, recorded_in_memory, recorded_paths
 from tests.support.upstream import Upstream
 
@@ -67,7 +67,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deploy]:
         *entries: dict[str, Any], recorded: tuple[str, ...] = (), **fields: Any
     ) -> GatewayDeployment:
         settings = settings_of(tmp_path, paths, *entries, recorded=recorded, **fields)
-        made.append(GatewayDeployment(settings, tuple(SERVICES)))
+        made.append(GatewayDeployment(settings, DEPLOYED))
         return made[-1]
 
     monkeypatch.setattr(executor, "engines_of", engines)

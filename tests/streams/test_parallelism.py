@@ -7,9 +7,9 @@ from schemas.decision import Decision
 from schemas.query import Query
 from streams.control import Control
 from streams.runtime.memory_cluster import Cluster
-from streams.services import SERVICES
 from streams.settings import SettingsError
 from tests.support.cluster import Ask, InMemory, answered, read, reproduced, running, send, successor
+from tests.support.gateway_deployment import DEPLOYED
 
 
 async def asked(cluster: Cluster, queries: list[Query]) -> dict[str, Answer]:
@@ -34,7 +34,7 @@ async def test_choices_follow_the_parallelism_on_offer(in_memory: InMemory, ask:
     assert "qp 4 with cp 4 is not on offer; choose qp/cp from 1/1, 2/2" in str(refused.error)
 
     wide = in_memory(parallelism="1/1,4/1", warm_up=40)
-    async with successor(first, tuple(SERVICES), wide) as second:
+    async with successor(first, DEPLOYED, wide) as second:
         await asked(second, [ask(n) for n in range(30, 54)])
     assert chosen(second) == {(1, 1), (4, 1)}
     reproduced(second)

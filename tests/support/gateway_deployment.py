@@ -24,7 +24,9 @@ ASK = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "What is 2 + 3, number 0?"}]
 PLAIN = {"model": "auto", "messages": QUESTION}
 """A question whose answer is recorded: 5."""
-WITHOUT_EXECUTOR = tuple(service for service in SERVICES if service != "executor")
+DEPLOYED = tuple(service for service in SERVICES if service != "tracer")
+"""Services of a whole deployment; the tracer needs a collector."""
+WITHOUT_EXECUTOR = tuple(service for service in DEPLOYED if service != "executor")
 """Services of a deployment in which nothing is answered before its executor starts."""
 
 

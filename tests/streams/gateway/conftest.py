@@ -7,9 +7,8 @@ import httpx
 import pytest
 
 from streams.local.broker import free_port
-from streams.services import SERVICES
 from streams.settings import Settings
-from tests.support.gateway_deployment import Deploy, GatewayDeployment
+from tests.support.gateway_deployment import DEPLOYED, Deploy, GatewayDeployment
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +16,7 @@ def deploy(in_memory: Callable[..., Settings]) -> Iterator[Deploy]:
     """Start deployments in memory; closed when the module's tests are done."""
     made: list[GatewayDeployment] = []
 
-    def start(services: tuple[str, ...] = tuple(SERVICES), **fields: Any) -> GatewayDeployment:
+    def start(services: tuple[str, ...] = DEPLOYED, **fields: Any) -> GatewayDeployment:
         ports = {"gateway_port": free_port(), "decider_port": free_port()}
         made.append(GatewayDeployment(in_memory(**{**ports, **fields}), services))
         return made[-1]

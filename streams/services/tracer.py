@@ -1,0 +1,230 @@
+"""The tracer: follows the topics and exports a trace of each query over OTLP, configured by OpenTelemetry's variables.
+
+It is on no query's way: without it nothing is slower or missing. A query that it has not seen whole, because it was
+started in between, has no trace.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final
+
+from opentelemetry import trace as otel
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import IdGenerator, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from schemas.answer import Answer
+from schemas.attempt import AttemptFailed
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.query import Query
+from schemas.record import decode, load
+from schemas.reward import Reward
+from streams.log.base import ConsumerRecord
+from streams.runtime.runtime import Runtime
+from streams.trace import QueryTrace, SpanData, step_of
+
+log = logging.getLogger("streams.tracer")
+
+MOST: Final = 20_000
+"""Queries kept until their Reward; the oldest go first."""
+
+LINGER_S: Final = 2.0
+"""Seconds after an Answer until its trace is exported: topics are not read in one order."""
+
+CONTENTS: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+"""The variable that OpenTelemetry names for it: whether spans contain questions and answers."""
+
+
+class MissingExporter(UniscaleError):
+    """The tracer's packages are not installed. Run `pip install 'uniscale-streams[tracing]'`."""
+
+
+class TracerService:
+    """Collects the records of queries and exports their spans.
+
+    Args:
+        runtime: Access to the topics.
+        spans: Where spans go.
+    """
+
+    def __init__(self, runtime: Runtime, spans: "SpanExporting") -> None:
+        self.runtime, self._spans = runtime, spans
+        self._open: OrderedDict[str, QueryTrace] = OrderedDict()
+        self._due: OrderedDict[str, float] = OrderedDict()  # when the trace of an answered query is exported
+
+    async def follow(self) -> None:
+        """Read the topics from now on, and export what has ended."""
+        topics, tail = self.runtime.topics, self.runtime.log.tail
+        for topic, take in (
+            (topics.query, self._on_query),
+            (topics.context, self._on_context),
+            (topics.decision, self._on_decision),
+            (topics.search_step, self._on_step),
+            (topics.attempt_failed, self._on_failure),
+            (topics.answer, self._on_answer),
+            (topics.reward, self._on_reward),
+        ):
+            await tail([topic], take, begin="end")
+        self.runtime.background("spans", self._export)
+        self.runtime.closers.append(self._close)
+
+    def _on_query(self, record: ConsumerRecord) -> None:
+        with contextlib.suppress(UniscaleError):
+            query = decode(record.value, Query)
+            if query.query_id in self._open:
+                return
+            self._open[query.query_id] = QueryTrace(query.query_id, query, record.timestamp_ms)
+            if len(self._open) > MOST:
+                self._open.popitem(last=False)
+
+    def _of(self, query_id: str) -> QueryTrace | None:
+        return self._open.get(query_id)
+
+    def _on_context(self, record: ConsumerRecord) -> None:
+        # Its record is keyed by shard, and carries the whole embedding: only its query's id is of use.
+        with contextlib.suppress(UniscaleError, KeyError, TypeError):
+            found = self._of(load(record.value)["query"]["query_id"])
+            if found is not None:
+                found.context_ms = found.context_ms or record.timestamp_ms
+
+    def _on_decision(self, record: ConsumerRecord) -> None:
+        with contextlib.suppress(UniscaleError):
+            made = decode(record.value, Decision)
+            if (found := self._of(made.query_id)) is not None:
+                found.decisions.setdefault(made.attempt, (record.timestamp_ms, made))
+
+    def _on_step(self, record: ConsumerRecord) -> None:
+        key = (record.key or b"").decode(errors="replace")
+        with contextlib.suppress(UniscaleError, KeyError, TypeError, ValueError):
+            if (found := self._of(key)) is not None:
+                step = step_of(load(record.value), record.timestamp_ms)
+                if all((s.attempt, s.number) != (step.attempt, step.number) for s in found.steps):
+                    found.steps.append(step)
+
+    def _on_failure(self, record: ConsumerRecord) -> None:
+        with contextlib.suppress(UniscaleError):
+            failed = decode(record.value, AttemptFailed)
+            if (found := self._of(failed.query_id)) is not None:
+                found.failures.setdefault(failed.attempt, (record.timestamp_ms, failed))
+
+    def _on_answer(self, record: ConsumerRecord) -> None:
+        with contextlib.suppress(UniscaleError):
+            answer = decode(record.value, Answer)
+            found = self._of(answer.query_id)
+            if found is not None and found.answer is None:
+                found.answer = record.timestamp_ms, answer
+                self._due[answer.query_id] = self.runtime.monotonic() + LINGER_S
+
+    def _on_reward(self, record: ConsumerRecord) -> None:
+        with contextlib.suppress(UniscaleError):
+            reward = decode(record.value, Reward)
+            found = self._of(reward.query_id)
+            if not reward.closes or found is None or found.reward is not None:
+                return
+            found.reward = record.timestamp_ms, reward
+            if reward.query_id not in self._due and found.answer is not None:
+                self._finish(found)
+
+    async def _export(self) -> None:
+        while True:
+            await self.runtime.sleep(LINGER_S / 4)
+            now_s = self.runtime.monotonic()
+            while self._due and next(iter(self._due.values())) <= now_s:
+                self._answered(self._due.popitem(last=False)[0])
+
+    def _answered(self, query_id: str) -> None:
+        if (found := self._of(query_id)) is None:
+            return
+        self._spans.add(found, found.spans(contents=self._spans.contents))
+        found.steps.clear()
+        if found.reward is not None or found.answer is None or found.answer[1].status == "rejected":
+            self._finish(found)
+
+    def _finish(self, found: QueryTrace) -> None:
+        self._spans.add(found, found.grading())
+        del self._open[found.query_id]
+
+    async def _close(self) -> None:
+        for query_id in list(self._due):
+            self._answered(query_id)
+        await asyncio.to_thread(self._spans.close)
+
+
+class SpanExporting:
+    """Hands spans to OpenTelemetry's exporter, with the ids that the records imply.
+
+    Attributes:
+        contents: Whether spans contain questions and answers.
+
+    Raises:
+        MissingExporter: its packages are not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        except ImportError as error:
+            raise MissingExporter(str(error)) from error
+        self._ids = _Ids()
+        self._provider = TracerProvider(
+            resource=Resource.create(
+                {"service.name": os.environ.get("OTEL_SERVICE_NAME", "uniscale-streams")}
+            ),
+            id_generator=self._ids,
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer = self._provider.get_tracer("uniscale.streams")
+        self.contents = os.environ.get(CONTENTS, "").lower() == "true"
+
+    def add(self, query: QueryTrace, spans: Iterable[SpanData]) -> None:
+        """Export spans of a query, in the background."""
+        trace_id, parent_id, flags = query.context
+        for span in spans:
+            above = query.span_id(span.parent) if span.parent else parent_id
+            context = Context()
+            if above:
+                remote = SpanContext(
+                    int(trace_id, 16),
+                    int(above, 16),
+                    is_remote=not span.parent,
+                    trace_flags=TraceFlags(int(flags, 16)),
+                )
+                context = otel.set_span_in_context(NonRecordingSpan(remote), context)
+            self._ids.trace_id, self._ids.span_id = int(trace_id, 16), int(query.span_id(span.key), 16)
+            made = self._tracer.start_span(
+                span.name,
+                context=context,
+                kind=SpanKind.INTERNAL if span.parent else SpanKind.SERVER,
+                attributes={name: value for name, value in span.attributes.items() if value is not None},
+                start_time=_ns(span.began_ms),
+            )
+            if span.error:
+                made.set_status(Status(StatusCode.ERROR, span.error))
+            made.end(_ns(span.ended_ms))
+
+    def close(self) -> None:
+        """Export what waits."""
+        self._provider.shutdown()
+
+
+class _Ids(IdGenerator):
+    """Ids that follow from the query, in place of random ones."""
+
+    trace_id = span_id = 1
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+    def generate_span_id(self) -> int:
+        return self.span_id
+
+
+def _ns(ms: float) -> int:
+    return round(ms * 1000) * 1000  # microseconds are exact in a float
