@@ -1,46 +1,22 @@
 """Traces of queries: spans and their ids from the records, exported to a collector that was really run."""
 
 import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from agents.catalogue.models import Sampling
+from agents.serving.engine import Drafted, Prefix
+from agents.serving.errors import EngineFaultError
+from agents.serving.recorded import RecordedEngine
 from streams.trace import is_wanted
+from tests.support.collector import Collector
 from tests.support.gateway_deployment import ASK, DEPLOYED, PLAIN, Deploy, GatewayDeployment
+from tests.support.recorded import question
+from tests.support.recorded_engines import run_on
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-
-
-class Collector(ThreadingHTTPServer):
-    """An OTLP collector: keeps the spans that it is sent."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        super().__init__(("127.0.0.1", 0), _Receive)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def named(self, name: str) -> list[Any]:
-        return [each for each in self.spans if each.name.startswith(name)]
-
-
-class _Receive(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        assert isinstance(self.server, Collector)
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            for scope in resource.scope_spans:
-                self.server.spans.extend(scope.spans)
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Stay quiet."""
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +67,44 @@ def test_a_query_is_one_trace_across_all_services(traced: GatewayDeployment, col
         assert span.start_time_unix_nano <= span.end_time_unix_nano <= root.end_time_unix_nano + 5e6, (
             span.name
         )
+
+
+class Failing(RecordedEngine):
+    """Fails a client's search at its second step."""
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        if self.model == "large" and step_id.endswith("/2"):
+            raise EngineFaultError(f"{self.model}: HTTP 500")
+        return await super().generate(step_id, prefixes, n, seeds, sampling)
+
+
+def test_each_attempt_is_a_span_with_its_error(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_on(monkeypatch, Failing)
+    collector = Collector()
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    site = deploy((*DEPLOYED, "tracer"), attempts=2, warm_up=50)
+    with site.http() as client:
+        for number in range(12):
+            text, answer = question(number)
+            asked = {"model": "auto", "messages": [{"role": "user", "content": text}]}
+            client.post(ASK, json={**asked, "uniscale": {"reference": answer}})
+    site.until(lambda: len(collector.named("grading")) == 12)
+    twice = [each for each in collector.named("query") if attributes(each)["uniscale.attempts"] == 2]
+    assert twice
+    for root in twice:
+        attempts = [each for each in collector.named("chat ") if each.parent_span_id == root.span_id]
+        first, second = sorted(attempts, key=lambda each: each.start_time_unix_nano)
+        assert attributes(first)["gen_ai.request.model"] == "large"
+        assert attributes(second)["gen_ai.request.model"] != "large"
+        assert first.status.code == 2
+        assert "error.type" in attributes(first)
+        assert second.status.code == 0
+        assert first.end_time_unix_nano <= second.start_time_unix_nano
+    collector.shutdown()
 
 
 def test_no_text_is_exported_unless_it_is_asked_for(collector: Collector) -> None:
