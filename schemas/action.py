@@ -41,6 +41,11 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
             raise InvalidField("Action", "bs", f"is {self.bs} with cp {self.cp}; keep at most cp paths")
 
     @property
+    def samples(self) -> int:
+        """Return QP·CP, the number of paths that it begins."""
+        return self.qp * self.cp
+
+    @property
     def id(self) -> str:
         """Return `model/qp/cp/bs`, stable forever.
 

@@ -1,9 +1,10 @@
 """What a chat request asks for besides a text: tools, a format, sampling; and what an upstream returned."""
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Collection
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from schemas.errors import InvalidField
 from schemas.record import check_json
@@ -16,8 +17,13 @@ Requirement = Literal["tools", "json", "images", "logprobs", "sampling", "penalt
 client's. penalties: its penalties or logit_bias, which only whole answers honour. greedy: temperature 0, at which all
 samples are the same, so that one is drawn."""
 
-WHOLE: Final[frozenset[Requirement]] = frozenset({"tools", "json", "images", "logprobs"})
+CAPABILITIES: Final[tuple[Capability, ...]] = get_args(Capability)
+
+WHOLE: Final[frozenset[Requirement]] = frozenset(CAPABILITIES)
 """What one sample of a chat endpoint gives: request and reply are passed through whole, and nothing is scored."""
+
+ONE_SAMPLE: Final[frozenset[Requirement]] = WHOLE | {"greedy"}
+"""What a single sample is drawn for."""
 
 MAX_OPTIONS: Final = 256 * 1024
 """Bytes of the options as JSON: the Decision repeats them."""
@@ -42,6 +48,17 @@ MAX_MESSAGE: Final = 1024 * 1024
 
 MAX_LOGPROBS: Final = 2 * 1024 * 1024
 """Bytes of the log probabilities of a completion as JSON: a thousand tokens with 20 alternatives each."""
+
+FIELDS: Final[dict[Requirement, tuple[str, ...]]] = {
+    "tools": ("tools",),
+    "json": ("response_format",),
+    "images": ("messages",),
+    "logprobs": ("logprobs",),
+    "sampling": ("temperature", "top_p"),
+    "penalties": ("presence_penalty", "frequency_penalty", "logit_bias"),
+    "greedy": ("temperature",),
+}
+"""The fields of a chat completion that have a requirement."""
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
@@ -93,6 +110,12 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the fields that were asked for, as a request to a chat endpoint has them."""
         return dict(msgspec.to_builtins(self))
 
+    def without(self, names: Collection[str]) -> tuple["ChatOptions", tuple[str, ...]]:
+        """Return the options without some fields, and the names of those that were asked for."""
+        dropped = tuple(name for name in self.fields if name in names)
+        kept = {name: each for name, each in structs.asdict(self).items() if name not in names}
+        return ChatOptions(**kept), dropped
+
     @property
     def penalised(self) -> bool:
         """Return whether penalties or biases shape the text."""
@@ -115,6 +138,14 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
             "greedy": self.temperature == 0.0,
         }
         return tuple(name for name, needed in needs.items() if needed)
+
+
+def nobody_has(requirement: Requirement) -> str:
+    """Return what to do where no model that may answer has what a query requires."""
+    fix = f"give the entry of a chat endpoint `capabilities: [{requirement}]`, if its server supports that"
+    if requirement not in WHOLE:
+        fix = "leave it out"
+    return f"is asked for, and no model that may answer supports it ({requirement}); allow another model, or {fix}"
 
 
 def check_passed(kind: str, field: str, value: object, most_bytes: int) -> None:
@@ -145,5 +176,5 @@ class UpstreamChoice(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def says(self) -> bool:
-        """Return whether it has anything besides a text: calls, a refusal, audio."""
-        return any(value for name, value in self.message.items() if name not in ("role", "content"))
+        """Return whether it says anything besides a text: a tool call, or a refusal."""
+        return any(self.message.get(name) for name in ("tool_calls", "refusal"))

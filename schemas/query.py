@@ -123,9 +123,9 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return bool(self.tool_calls) or self.role == "tool"
 
     @property
-    def has_images(self) -> bool:
-        """Return whether only a model that sees images can read it."""
-        return any(part.get("type") == "image_url" for part in self.parts)
+    def images(self) -> int:
+        """Return how many images it has, which only a model that sees them can read."""
+        return sum(1 for part in self.parts if part.get("type") == "image_url")
 
 
 class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -258,7 +258,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
             for index, message in enumerate(self.messages):
                 _check_message(f"messages[{index}]", message)
             said = "\n".join(m.text for m in self.messages)
-            if any(m.has_images for m in self.messages):
+            if any(m.images for m in self.messages):
                 said = said.strip() or NO_TEXT
             _check_text("messages", said, msgspec.to_builtins(self.messages))
 
@@ -365,7 +365,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         turns = self.messages or ()
         needs = set(() if self.options is None else self.options.required)
         needs |= {"tools"} if any(turn.of_tools for turn in turns) else set()
-        needs |= {"images"} if any(turn.has_images for turn in turns) else set()
+        needs |= {"images"} if any(turn.images for turn in turns) else set()
         if self.n > 1 or self.pin_action is not None:
             needs.discard("greedy")
         return tuple(each for each in get_args(Requirement) if each in needs)

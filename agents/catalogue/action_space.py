@@ -118,6 +118,7 @@ class ActionSpace:
         allowed_models: Collection[str] | None = None,
         available_models: Collection[str] | None = None,
         answers: int = 1,
+        one_sample: bool = False,
     ) -> tuple[int, ...]:
         """Return the indices a query may choose from.
 
@@ -126,6 +127,7 @@ class ActionSpace:
             allowed_models: Models the query accepts; None accepts all.
             available_models: Models with a live executor; None means all.
             answers: How many completed paths the query wants: QP·CP must be at least as large.
+            one_sample: Whether QP·CP must be 1.
 
         Raises:
             ActionError: naming the field that leaves no action.
@@ -137,10 +139,12 @@ class ActionSpace:
         if not accepted:
             asked = f"pin_action's model {pinned.model!r} is not in it" if pinned else "it is empty"
             raise ActionError(f"allowed_models leaves no action: {asked}; allow a model of the space")
-        accepted = [i for i in accepted if self.actions[i].qp * self.actions[i].cp >= answers]
+        accepted = [i for i in accepted if self.actions[i].samples >= answers]
         if not accepted:
             asked = f"pin_action {pinned} drafts fewer paths" if pinned else "no configuration drafts so many"
             raise ActionError(f"n is {answers} and {asked}; ask for fewer answers")
+        if one_sample and not (accepted := [i for i in accepted if self.actions[i].samples == 1]):
+            raise ActionError("one sample is required, and no configuration draws one; allow another model")
         left = tuple(
             i for i in accepted if available_models is None or self.actions[i].model in available_models
         )

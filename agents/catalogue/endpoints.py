@@ -43,6 +43,8 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         n: How many answers a query may have it give: the configurations on offer are (model, n, 1, 1).
         native_n: Whether the server gives n answers to one request; if not, it is sent n requests.
         seed: Whether requests have a seed. Not every server takes one.
+        sampling: Whether a client's temperature, top_p, penalties and logit_bias are sent. Reasoning models of some
+            providers refuse them.
         max_tokens_field: What the server calls the bound on an answer's tokens.
         extra_body: Further fields of each request, such as `temperature`, `reasoning_effort`, `chat_template_kwargs`.
     """
@@ -59,6 +61,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     n: tuple[Annotated[int, Meta(ge=1, le=MAX_ANSWERS)], ...] = (1,)
     native_n: bool = False
     seed: bool = False
+    sampling: bool = True
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     extra_body: dict[str, Any] = {}
 

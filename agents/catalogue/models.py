@@ -2,13 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from agents.catalogue.endpoints import Endpoint, Positive
+from schemas.chat import WHOLE, Capability, Requirement
 from schemas.decision import Verified
 from schemas.errors import InvalidField, UniscaleError
 from schemas.grader import Grader, NamedGrader, grader_of
@@ -134,6 +135,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grader: NamedGrader | None = None  # default grader of its answers; None: the catalogue's
     verifier: Name | None = None  # verifier of its drafts, or none; None: the catalogue's
     effort: str = ""  # the `reasoning_effort` of requests that it serves; empty: of any
+    capabilities: tuple[Capability, ...] = ()  # what its server takes and gives besides text
 
     def __post_init__(self) -> None:
         """Refuse a price factor out of range, unknown graders, duplicate anchors, and fields unfit for the endpoint."""
@@ -152,6 +154,9 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "is for models with steps: put temperature and the like under endpoint.extra_body, and the longest "
                 "answer under endpoint.max_output_tokens",
             )
+        if self.endpoint.kind != "chat" and self.capabilities:
+            why = "is for endpoint.kind chat, which passes requests through: give the server an entry of that kind too"
+            raise InvalidField("Model", "capabilities", why)
         labels = [anchor.label for anchor in self.anchors]
         if twice := first_repeated(labels):
             raise ValueError(f"anchors holds {twice!r} twice: keep one")
@@ -160,6 +165,16 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def parameters(self) -> int:
         """Return its number of parameters; 0 if it is not known."""
         return self.architecture.parameters if self.architecture is not None else 0
+
+    def honours(self, required: Collection[Requirement]) -> bool:
+        """Return whether it has what a request requires."""
+        chats, sampled = self.endpoint.kind == "chat", self.endpoint.sampling
+        lacking = {
+            *WHOLE.difference(self.capabilities),
+            *(() if sampled else ("sampling",)),
+            *(() if chats and sampled else ("penalties",)),
+        }
+        return lacking.isdisjoint(required)
 
     @property
     def rate(self) -> Rate:
@@ -338,6 +353,21 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return the names of the candidate models, in catalogue order."""
         return tuple(each.name for each in self.models)
 
+    def lacking(
+        self, required: Sequence[Requirement], models: Collection[str] | None = None
+    ) -> Requirement | None:
+        """Return the first requirement that, with those before it, none of some models has; None if one has all.
+
+        Args:
+            required: What a query requires.
+            models: Names of the models that it allows; None for all.
+        """
+        able = [each for each in self.models if models is None or each.name in models]
+        for at, requirement in enumerate(required, 1):
+            if not any(each.honours(required[:at]) for each in able):
+                return requirement
+        return None
+
     @property
     def efforts(self) -> tuple[str, ...]:
         """Return the reasoning efforts of its models, in catalogue order."""
@@ -366,13 +396,14 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all but version, prices and graders; equal content has an equal digest.
+        """Return a digest of all but version, prices, graders and capabilities; equal content has an equal digest.
 
-        Prices and graders do not change the searches in a recording.
+        They do not change the searches in a recording.
         """
         plain = msgspec.to_builtins(msgspec.structs.replace(self, version=-1))
         for model in plain["models"]:
             del model["price_factor"], model["price"], model["grader"]
+            del model["capabilities"], model["endpoint"]["sampling"]
             if model["verifier"] is None:  # recordings exist from before an entry could name one
                 del model["verifier"]
             if not model["effort"]:

@@ -49,6 +49,7 @@ from agents.decider.rows import (
 from agents.decider.shares import TeachingShares
 from agents.decider.snapshot import EndedIds
 from schemas.action import Action
+from schemas.chat import FIELDS, ONE_SAMPLE, Requirement, nobody_has
 from schemas.decision import MAX_SEED, Decision, PolicyState, Predicted, ScoredAction
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError
 from schemas.failure import attempt_id
@@ -154,7 +155,7 @@ class DecisionEnvironment:
         """Return the indices of the actions that a query may choose from.
 
         Raises:
-            ActionError: Pin, allowed models and running executors together leave no action.
+            ActionError: Pin, allowed models, what the query requires and running executors together leave no action.
         """
         pinned, allowed = query.pinned, query.allowed_models
         asked = {pinned.model} if pinned is not None else set(allowed or ())
@@ -164,6 +165,12 @@ class DecisionEnvironment:
                 f"{field}: {', '.join(sorted(asked))}: not on offer yet, because its descriptions are not embedded "
                 "(the decider's log says why); try again later, or allow another model"
             )
+        unable = frozenset(self.unable_models(query))
+        if unable and unable >= (asked or set(self.space.models)):
+            lacking = self.steering.catalogue.lacking(query.required, asked or None) or query.required[0]
+            raise ActionError(f"{FIELDS[lacking][0]} {nobody_has(lacking)}")
+        if unable:
+            allowed = tuple(model for model in allowed or self.space.models if model not in unable)
         living, left_out = self.living, self.short_models(query) | self.excluded
         if left_out:
             living = (frozenset(self.space.models) if living is None else living) - left_out
@@ -172,7 +179,25 @@ class DecisionEnvironment:
             allowed_models=None if allowed is None else [m for m in allowed if m not in self.waiting],
             available_models=living,
             answers=query.n,
+            one_sample=not ONE_SAMPLE.isdisjoint(self.required(query)),
         )
+
+    def required(self, query: Query) -> tuple[Requirement, ...]:
+        """Return what a query needs of its configuration, without greedy sampling if none on offer draws one sample."""
+        needs = query.required
+        if "greedy" not in needs:
+            return needs
+        allowed = query.allowed_models or self.space.models
+        able = set(allowed).difference(self.unable_models(query))
+        single = any(action.samples == 1 for action in self.space if action.model in able)
+        return needs if single else tuple(each for each in needs if each != "greedy")
+
+    def unable_models(self, query: Query) -> tuple[str, ...]:
+        """Return the models that do not have what a query requires."""
+        if not (needs := query.required):
+            return ()
+        catalogue = self.steering.catalogue
+        return tuple(name for name in self.space.models if not catalogue.model(name).honours(needs))
 
     def masked_models(self) -> tuple[str, ...]:
         """Return the models that are excluded because no executor serves them."""
@@ -188,7 +213,7 @@ class DecisionEnvironment:
             for name in self.space.models
             if size > catalogue.model(name).engine.context_tokens * _TOKEN_BYTES
         )
-        able = set(self.space.models) - self.excluded
+        able = set(self.space.models).difference(self.excluded, self.unable_models(query))
         if self.living is not None:
             able &= self.living
         if query.allowed_models is not None:
@@ -430,6 +455,8 @@ def decision_of(
         candidates=choice.candidates,
         masked_models=environment.masked_models(),
         short_models=tuple(sorted(environment.short_models(record.query))),
+        required=environment.required(record.query),
+        unable_models=environment.unable_models(record.query),
         reason="pinned" if pinned else choice.reason,
         cohort=choice.cohort if before is None else before.decision.cohort,
         randomised=choice.randomised,

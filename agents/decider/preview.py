@@ -19,6 +19,7 @@ from msgspec import Struct
 from agents.bandit.learner import predictions
 from agents.bandit.policy import ActionVector, Contribution, Drift, Objective, Target
 from agents.decider.decider import Decider, DecisionEnvironment, context_of, in_force
+from schemas.chat import Requirement
 from schemas.decision import PolicyState, Predicted
 from schemas.objective import ObjectiveInForce
 from schemas.prices import Rate
@@ -64,6 +65,8 @@ class Preview(Struct, frozen=True, kw_only=True):
         catalogue_version: Offset in `control` of the last change of the catalogue.
         masked_models: Models excluded because no executor serves them.
         short_models: Models excluded because their context may be too short for the question and an answer.
+        required: What the query needs of a configuration.
+        unable_models: Models excluded because they do not have it.
         served: Whether a living executor serves a model that the query allows; otherwise it waits for one.
         configurations: All available configurations, by descending score.
         contributions: Parts of the action's predicted accuracy, in the model's terms; empty if it has no parts.
@@ -81,6 +84,8 @@ class Preview(Struct, frozen=True, kw_only=True):
     short_models: tuple[str, ...]
     served: bool
     configurations: tuple[Configuration, ...]
+    required: tuple[Requirement, ...] = ()
+    unable_models: tuple[str, ...] = ()
     shortfall: float | None = None
     contributions: tuple[Contribution, ...] = ()
     drifted: dict[str, Drift] = {}
@@ -135,6 +140,8 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
         catalogue_version=catalogue.version,
         masked_models=environment.masked_models(),
         short_models=tuple(sorted(environment.short_models(record.query))),
+        required=environment.required(record.query),
+        unable_models=environment.unable_models(record.query),
         served=living is not None,
         configurations=tuple(sorted(found, key=lambda each: (-each.score, each.action != action))),
         shortfall=None if target is None or policy.pacer is None else policy.pacer.shortfall(target),

@@ -23,6 +23,7 @@ from agents.decider.fold import LogEvent, events, introduce, offer, refits_of, r
 from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, Row, decode_row
 from agents.decider.snapshot import is_prior, is_record
 from schemas.action import Action
+from schemas.chat import ONE_SAMPLE
 from schemas.decision import Decision
 from schemas.record import decode
 
@@ -145,8 +146,9 @@ def _context(row: Row, decision: Decision, offered: OfferRow) -> Context:
         # A model that was not offered yet was left out.
         allowed_models=None if allowed is None else [m for m in allowed if m in space.models],
         available_models=set(space.models)
-        - {*decision.masked_models, *decision.short_models, *decision.excluded},
+        - {*decision.masked_models, *decision.short_models, *decision.excluded, *decision.unable_models},
         answers=query.n,
+        one_sample=not ONE_SAMPLE.isdisjoint(decision.required),
     )
     allowed_ids = frozenset(space[i].id for i in left)
     drawn = decision.attempt == 1

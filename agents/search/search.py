@@ -16,6 +16,7 @@ from agents.serving.errors import DeadlinePassedError, ServingError
 from agents.serving.retries import within
 from schemas.action import Action
 from schemas.answer import Answer, Completion, CutStep, Probe, Status
+from schemas.chat import WHOLE, ChatOptions, UpstreamChoice
 from schemas.decision import Decision
 from schemas.failure import QUESTIONABLE, Cause, Fault
 from schemas.forest import Forest, Limits, Stop
@@ -67,8 +68,9 @@ def limits_of(
     timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
     # Without an append time, a deadline has no starting point.
     began_ms = decision.appended_ms or None
+    options = query.options or ChatOptions()
     return msgspec.structs.replace(
-        limits(sampling, rules),
+        limits(sampling_for(options, sampling), rules),
         budget_tokens=_affordable(decision, prompts),
         budget_eflops=_left(decision, query.budget.eflops if query.budget else None),
         budget_usd=_left(decision, query.budget.usd if query.budget else None),
@@ -80,9 +82,20 @@ def limits_of(
         expires_ms=began_ms and began_ms + int(timeout_s * 1000),
         price_factor=decision.price_factor,
         prices=decision.prices,
+        distorted=options.distorts,
         verified=verified,
         early_exit=rules.early_exit and verified,
     )
+
+
+def sampling_for(options: ChatOptions, sampling: Sampling) -> Sampling:
+    """Return a model's sampling with the temperature and the top_p that a client asked for."""
+    if options.temperature is not None:
+        sampling = msgspec.structs.replace(sampling, temperature=options.temperature)
+    if options.top_p is not None:
+        # At 0, which engines refuse, the most likely token is left, as it is here.
+        sampling = msgspec.structs.replace(sampling, top_p=max(options.top_p, 1e-6))
+    return sampling
 
 
 def _left(decision: Decision, most: float | None) -> float | None:
@@ -101,7 +114,8 @@ def _affordable(decision: Decision, prompts: int) -> int | None:
     usd = _left(decision, budget.usd)
     if usd is None or prices is None:
         return tokens
-    left = usd * MILLION - prices.input * longest_prompt(decision.query.chat) * prompts
+    prompt = longest_prompt(decision.query.chat, decision.query.options)
+    left = usd * MILLION - prices.input * prompt * prompts
     bought = max(0, math.floor(left / prices.output))
     return bought if tokens is None else min(bought, tokens)
 
@@ -121,6 +135,11 @@ class Job:
 
     A SearchStep is the record of a step that has been drafted, and must contain drafts to score. A Job comes before it
     and is never sent; instead of drafts, it contains the request to the engine.
+
+    Attributes:
+        options: The client's, for the first step: only models that answer in one step need them.
+        whole: Whether the request is passed through whole, and the reply is returned whole.
+        upstream: That reply.
     """
 
     query_id: str
@@ -133,6 +152,9 @@ class Job:
     spent: Spent = field(default_factory=Spent)
     billed: Billed | None = None
     attempt: int = 1
+    options: ChatOptions | None = None
+    whole: bool = False
+    upstream: UpstreamChoice | None = None
 
     @property
     def step(self) -> int:
@@ -150,6 +172,9 @@ class Job:
 
 _TURN_TOKENS = 16
 """Maximum number of tokens that a chat template adds to a turn; ours adds five."""
+
+_IMAGE_TOKENS = 8_192
+"""Tokens of an image: hosted models bill up to a few thousand for one in high detail."""
 
 
 def answer_of(
@@ -205,6 +230,7 @@ def answer_of(
         spent=source.spent,
         engine=engine,
         billed=source.billed,
+        upstream=source.upstream,
         verifier=verifier,
         error=error,
     )
@@ -229,13 +255,22 @@ def _cut(job: Job) -> CutStep:
     return CutStep(
         parents=tuple(each.parent for each in job.ask.expansions for _ in range(job.ask.n)),
         tokens=job.ask.max_tokens,
-        prompt_tokens=job.forest.prompt_tokens or longest_prompt(job.messages),
+        prompt_tokens=job.forest.prompt_tokens or longest_prompt(job.messages, job.options),
     )
 
 
-def longest_prompt(messages: Sequence[Message]) -> int:
-    """Return an upper bound on a prompt's tokens: no tokenizer makes more tokens from a text than it has bytes."""
-    return sum(len(message.text.encode()) + _TURN_TOKENS for message in messages)
+def longest_prompt(messages: Sequence[Message], options: ChatOptions | None = None) -> int:
+    """Return an upper bound on a prompt's tokens: no tokenizer makes more tokens from a text than it has bytes.
+
+    What a server makes of an image, or of a schema, nobody but the server knows: an image counts as `_IMAGE_TOKENS`.
+    """
+    turns = sum(_turn_bytes(message) + _TURN_TOKENS for message in messages)
+    return turns + (0 if options is None else len(msgspec.json.encode(options)))
+
+
+def _turn_bytes(message: Message) -> int:
+    calls = sum(len(call.name.encode()) + len(call.arguments.encode()) for call in message.tool_calls)
+    return len(message.text.encode()) + calls + message.images * _IMAGE_TOKENS
 
 
 def failed(
@@ -257,7 +292,7 @@ def failed(
 
 
 def blamed(answer: Answer, cause: Cause, probe: Probe | None = None) -> Answer:
-    """Return an Answer without a text with its cause. It is the model's fault unless the question may be at fault.
+    """Return an Answer without a text with its cause. It is the model's fault unless the client may be at fault.
 
     Args:
         answer: One with a text, from a path that completed earlier, is graded as usual and returned unchanged.
@@ -266,7 +301,7 @@ def blamed(answer: Answer, cause: Cause, probe: Probe | None = None) -> Answer:
     """
     if answer.text is not None:
         return answer
-    excused = cause in QUESTIONABLE and (probe is None or probe.passed)
+    excused = answer.bounded or (cause in QUESTIONABLE and (probe is None or probe.passed))
     fault: Fault = answer.fault if excused else "model"
     return msgspec.structs.replace(answer, fault=fault, cause=cause, probe=probe)
 
@@ -364,8 +399,15 @@ def begin(
         ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
         spent=decision.spent.plus(queue_s=waited_s),
         attempt=decision.attempt,
+        options=decision.query.options,
+        whole=passed_whole(decision),
     )
     return _next(job, now_ms, None)
+
+
+def passed_whole(decision: Decision) -> bool:
+    """Return whether a query is answered by one sample of a chat endpoint, whose reply is returned whole, unscored."""
+    return not WHOLE.isdisjoint(decision.required)
 
 
 def resume(
@@ -412,6 +454,7 @@ def _after(step: SearchStep, forest: Forest, took: Spent) -> Job:
         spent=took,
         billed=step.billed,
         attempt=step.attempt,
+        upstream=step.upstream,
     )
 
 
@@ -441,7 +484,13 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
             engine.generate(
                 name,
                 [
-                    Prefix(messages=job.messages, steps=job.forest.steps(e.parent), max_tokens=e.max_tokens)
+                    Prefix(
+                        messages=job.messages,
+                        steps=job.forest.steps(e.parent),
+                        max_tokens=e.max_tokens,
+                        options=job.options,
+                        whole=job.whole,
+                    )
                     for e in request.expansions
                 ],
                 request.n,
@@ -466,6 +515,7 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
         billed=_billed(job.billed, drafts),
         sent_ms=now_ms,
         attempt=job.attempt,
+        upstream=drafts[0].upstream if drafts else None,
     )
 
 
@@ -504,7 +554,8 @@ def _next(
     in_usd = forest.stopped == "tokens" and forest.limits.budget_usd is not None
     error = ran_out("usd" if in_usd else forest.stopped) if forest.stopped else None
     made = answer_of(job, forest, ended.index, ended.status, error=error, engine=engine, verifier=verifier)
-    return made if not made.complete or made.bounded or (made.text or "").strip() else _empty(made)
+    said = (made.text or "").strip() or (made.upstream is not None and made.upstream.says)
+    return made if not made.complete or made.bounded or said else _empty(made)
 
 
 def _empty(made: Answer) -> Answer:

@@ -4,22 +4,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import orjson
 from msgspec import Struct
 
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Sampling
 from agents.serving.engine import Drafted, Prefix, check_seeds
-from agents.serving.errors import ContentFilteredError, EngineReplyError
+from agents.serving.errors import ContentFilteredError, EngineReplyError, RequestRefusedError
 from agents.serving.http import JsonServer, all_of
+from schemas.chat import ChatOptions, UpstreamChoice
+from schemas.errors import InvalidField
 from schemas.forest import Count, Finish
 from schemas.prices import Billed
-from schemas.query import Message
+from schemas.query import Message, ToolCall
 from schemas.search import Served
 
 PATH = "/v1/chat/completions"
 
 _ROOM = 16
 """Approximate number of tokens that a server's chat template adds to a message."""
+
+_IMAGE = 1_024
+"""Approximate number of tokens of an image."""
+
+_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
 
 _TOKEN_BYTES = 3
 """Bytes per prompt token, a low estimate for prose and code: the server's tokenizer is not available here."""
@@ -63,32 +71,62 @@ class ChatEngine:
 
     async def _completions(self, prefix: Prefix, n: int, seed: int, sampling: Sampling) -> list[Drafted]:
         endpoint = self._endpoint
-        messages = self._messages(prefix.messages)
         body: dict[str, Any] = {
             **endpoint.extra_body,
+            **self._asked(prefix.options),
             "model": endpoint.model,
-            "messages": messages,
-            endpoint.max_tokens_field: self._most(messages, prefix, sampling),
+            "messages": self._messages(prefix.messages),
+            endpoint.max_tokens_field: self._most(prefix, sampling),
         }
         if endpoint.seed:
             body["seed"] = seed
         if n > 1:
             body["n"] = n
-        return await self._server.post(PATH, body, lambda reply: _drafts(reply, self.model, n))
+        return await self._server.post(PATH, body, lambda reply: _drafts(reply, self.model, n, prefix.whole))
 
-    def _messages(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        dialogue = [{"role": message.role, "content": message.text} for message in messages]
+    def _asked(self, options: ChatOptions | None) -> dict[str, Any]:
+        fields = {} if options is None else options.fields
+        return {
+            name: each for name, each in fields.items() if self._endpoint.sampling or name not in _SAMPLING
+        }
+
+    def _messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        dialogue = [_said(message) for message in messages]
         if self._instruction and all(each["role"] != "system" for each in dialogue):
             dialogue.insert(0, {"role": "system", "content": self._instruction})
         return dialogue
 
-    def _most(self, messages: Sequence[dict[str, str]], prefix: Prefix, sampling: Sampling) -> int:
+    def _most(self, prefix: Prefix, sampling: Sampling) -> int:
         """Return `max_tokens` of an answer: servers refuse requests whose prompt and answer may exceed the context."""
-        prompt = sum(len(each["content"].encode()) // _TOKEN_BYTES + _ROOM for each in messages)
+        prompt = sum(_size(message) // _TOKEN_BYTES + _ROOM for message in prefix.messages)
+        prompt += 0 if prefix.options is None else len(orjson.dumps(prefix.options.fields)) // _TOKEN_BYTES
         bounds = [sampling.step_tokens, self._endpoint.context_tokens - prompt]
         if prefix.max_tokens is not None:
             bounds.append(prefix.max_tokens)
         return max(1, min(bounds))
+
+
+def _said(message: Message) -> dict[str, Any]:
+    """Return a message in the API's form."""
+    said: dict[str, Any] = {"role": message.role, "content": list(message.parts) or message.content}
+    if message.tool_calls:
+        said["tool_calls"] = [_call(each) for each in message.tool_calls]
+    if message.tool_call_id is not None:
+        said["tool_call_id"] = message.tool_call_id
+    return said
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    what = "input" if call.type == "custom" else "arguments"
+    return {"id": call.id, "type": call.type, call.type: {"name": call.name, what: call.arguments}}
+
+
+def _size(message: Message) -> int:
+    return (
+        message.images * _IMAGE * _TOKEN_BYTES
+        + len(message.text.encode())
+        + sum(len(call.arguments.encode()) for call in message.tool_calls)
+    )
 
 
 # The fields of a reply that are read; servers send many more.
@@ -160,7 +198,7 @@ class ChatReply(Struct):
     usage: Usage | None = None
 
 
-def _drafts(reply: dict[str, Any], model: str, n: int) -> list[Drafted]:
+def _drafts(reply: dict[str, Any], model: str, n: int, whole: bool) -> list[Drafted]:
     try:
         read = msgspec.convert(reply, ChatReply)
     except msgspec.ValidationError as error:
@@ -168,7 +206,10 @@ def _drafts(reply: dict[str, Any], model: str, n: int) -> list[Drafted]:
     if len(read.choices) != n:
         fix = "; set endpoint.native_n to false" if n > 1 else ""
         raise EngineReplyError(f"{PATH}: {model}: {len(read.choices)} choices for a request of {n}{fix}")
-    if any(c.finish_reason == "content_filter" or c.message.refusal for c in read.choices):
+    withheld = (
+        c.finish_reason == "content_filter" or (c.message.refusal and not whole) for c in read.choices
+    )
+    if any(withheld):
         raise ContentFilteredError(
             f"{model}: the server withheld the completion, by a content filter or a refusal"
         )
@@ -186,9 +227,23 @@ def _drafts(reply: dict[str, Any], model: str, n: int) -> list[Drafted]:
             finish=_finish(choice.finish_reason),
             prompt_tokens=read.usage.prompt_tokens,
             billed=read.usage.billed if at == 0 else None,
+            upstream=_choice(reply["choices"][at], model) if whole else None,
         )
         for at, choice in enumerate(read.choices)
     ]
+
+
+def _choice(choice: dict[str, Any], model: str) -> UpstreamChoice:
+    """Return a choice as the server returned it. Raises RequestRefusedError if a record cannot carry it."""
+    logprobs = choice.get("logprobs")
+    try:
+        return UpstreamChoice(
+            message=choice["message"],
+            finish_reason=choice.get("finish_reason") or "stop",
+            logprobs="" if logprobs is None else orjson.dumps(logprobs).decode(),
+        )
+    except InvalidField as error:
+        raise RequestRefusedError(f"{PATH}: {model}: the reply's {error.field} {error.why}") from error
 
 
 def _finish(reason: str | None) -> Finish:

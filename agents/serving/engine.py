@@ -8,6 +8,7 @@ from msgspec import Struct
 from agents.catalogue.models import Sampling
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import CACHED_BYTES, ChatPrompts, RecentTokens, digest
+from schemas.chat import ChatOptions, UpstreamChoice
 from schemas.forest import Finish
 from schemas.prices import Billed
 from schemas.query import Message
@@ -33,6 +34,7 @@ class Drafted(Struct, frozen=True):
         token_ids: The tokens generated, if the engine returns them.
         billed: Tokens billed for the request that made it, if an upstream counts them; if one request made several
             drafts, only the first has it.
+        upstream: The upstream's choice, if the prefix asks for it whole.
     """
 
     text: str
@@ -41,6 +43,7 @@ class Drafted(Struct, frozen=True):
     prompt_tokens: int = 0
     token_ids: tuple[int, ...] | None = None
     billed: Billed | None = None
+    upstream: UpstreamChoice | None = None
 
 
 class Prefix(Struct, frozen=True, kw_only=True):
@@ -50,11 +53,16 @@ class Prefix(Struct, frozen=True, kw_only=True):
         messages: The conversation, as in `Query.chat`.
         steps: The texts of the path's steps, in order, delimiters included; empty for a first step.
         max_tokens: Maximum tokens per draft, above 0, if below the sampling's `step_tokens`; None for no bound.
+        options: What the client asks of a chat endpoint besides a text, and its sampling; other engines follow the
+            `Sampling` that they are given.
+        whole: Whether the reply is wanted whole (`Drafted.upstream`), whatever it is.
     """
 
     messages: tuple[Message, ...]
     steps: tuple[str, ...] = ()
     max_tokens: int | None = None
+    options: ChatOptions | None = None
+    whole: bool = False
 
 
 class Engine(Protocol):

@@ -9,6 +9,7 @@ until it passes.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -16,6 +17,7 @@ from agents.catalogue.models import Sampling
 from agents.serving.engine import Engine, Prefix
 from agents.serving.errors import EngineBusyError, ServingError
 from schemas.answer import Probe
+from schemas.chat import Capability, ChatOptions
 from schemas.query import Message
 
 FRESH_S = 60.0
@@ -86,6 +88,45 @@ async def first_token(engine: Engine, sampling: Sampling, rules: ProbeRules) -> 
     except ServingError as error:
         return str(error)
     return ""
+
+
+# A white PNG of 56 by 56 pixels: vision models refuse smaller images than one of their patches.
+_IMAGE: Final = "data:image/png;base64," + "".join(
+    (
+        "iVBORw0KGgoAAAANSUhEUgAAADgAAAA4AQAAAACA/QazAAAAEElEQVR42mP4DwEMo/SQpAG+u4aIVGNb8gAAAABJ",
+        "RU5ErkJggg==",
+    )
+)
+_NUMBER: Final = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+_TRIALS: Final[dict[Capability, ChatOptions]] = {
+    "tools": ChatOptions(
+        tools=({"type": "function", "function": {"name": "add", "parameters": _NUMBER}},), tool_choice="auto"
+    ),
+    "json": ChatOptions(
+        response_format={"type": "json_schema", "json_schema": {"name": "sum", "schema": _NUMBER}}
+    ),
+    "logprobs": ChatOptions(logprobs=True, top_logprobs=1),
+}
+
+
+async def tried(engine: Engine, sampling: Sampling, rules: ProbeRules, capability: Capability) -> str:
+    """Ask a chat endpoint for what its entry declares, and return why it does not support it; empty if it does."""
+    parts: tuple[dict[str, Any], ...] = ()
+    if capability == "images":
+        parts = {"type": "text", "text": rules.question}, {"type": "image_url", "image_url": {"url": _IMAGE}}
+    message = Message(role="user", content=rules.question, parts=parts)
+    prefix = Prefix(messages=(message,), max_tokens=64, options=_TRIALS.get(capability), whole=True)
+    try:
+        async with asyncio.timeout(rules.timeout_s):
+            [draft] = await engine.generate(f"capability {capability}", [prefix], 1, [0], sampling)
+    except TimeoutError:
+        return f"no reply in {rules.timeout_s:g} s"
+    except EngineBusyError as error:
+        return "" if error.overloaded else str(error)
+    except ServingError as error:
+        return str(error)
+    missing = capability == "logprobs" and (draft.upstream is None or not draft.upstream.logprobs)
+    return "the reply has no logprobs" if missing else ""
 
 
 class Prober:

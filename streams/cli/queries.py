@@ -375,6 +375,8 @@ def _decision(console: Console, decision: Decision) -> None:
             if decision.short_models
             else ""
         )
+        + (f"; restricted by {', '.join(decision.required)}" if decision.required else "")
+        + (f", which {', '.join(decision.unable_models)} lack" if decision.unable_models else "")
     )
     rows = [(str(decision.action), decision.mean, decision.width, decision.score)]
     rows += [(c.action, c.mean, c.width, c.score) for c in decision.runners_up]

@@ -28,6 +28,11 @@ def _parsed(call: Call, body: bytes) -> ChatRequest:
     return parse(body, efforts=efforts, strict=runtime.settings.gateway.strict)
 
 
+def _deltas(answer: Answer) -> list[dict[str, Any]]:
+    """Return the tool calls of an answer as deltas of a stream, each call in one."""
+    return [{**call, "index": at} for at, call in enumerate(responses.calls_of(answer))]
+
+
 class _ChatTurn(Turn):
     """Completions, and streams of `chat.completion.chunk`."""
 
@@ -43,9 +48,15 @@ class _ChatTurn(Turn):
         return [self._chunk({"content": text})]
 
     def end(self, answer: Answer) -> list[bytes]:
-        parts = [self._chunk({}, responses.finish_reason(answer), uniscale=self.details(answer))]
+        parts = [self._chunk({"tool_calls": [call]}) for call in _deltas(answer)]
+        if answer.upstream is not None and (refusal := answer.upstream.message.get("refusal")):
+            parts.append(self._chunk({"refusal": refusal}))
+        if (logprobs := responses.logprobs_of(answer)) is not None:
+            parts.append(self._chunk({}, logprobs=logprobs))
+        parts.append(self._chunk({}, responses.finish_reason(answer), uniscale=self.details(answer)))
         if self._with_usage:
-            parts.append(self._chunk({}, choices=[], usage=responses.usage(answer)))
+            usage = responses.priced_usage(answer, self.decision, self.cost_model)
+            parts.append(self._chunk({}, choices=[], usage=usage))
         return [*parts, responses.DONE]
 
     def failed(self, error: ApiError) -> list[bytes]:

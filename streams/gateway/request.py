@@ -6,17 +6,18 @@ The other protocols translate their requests into this one (`responses_api`, `me
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import orjson
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from schemas.action import Action
+from schemas.chat import ChatOptions
 from schemas.errors import InvalidField, RecordError
 from schemas.grader import NamedGrader
 from schemas.objective import Weights
-from schemas.query import GATEWAY, MAX_BUDGET_TOKENS, Budget, Message, Query, Reference
+from schemas.query import GATEWAY, MAX_BUDGET_TOKENS, Budget, Message, Query, Reference, ToolCall
 from streams.gateway.errors import ApiError, invalid, no_model, of_json, of_record, own_name, unsupported
 
 # Model names of the gateway, including virtual ones, and what they mean for the decider.
@@ -88,10 +89,11 @@ def _entry(name: str, routing: Literal["virtual", "concrete"], created: int) -> 
     return {"id": name, "object": "model", "created": created, "owned_by": "uniscale", "routing": routing}
 
 
-# A field that a verifier-guided search does not support is ignored and named in the response (`ChatRequest.ignored`),
-# so that ordinary clients work unchanged. It is refused by name if it requests another kind of answer (`tools`,
-# `logprobs`), or if the deployment is strict. Neutral values (`temperature: 1`, `logprobs: false`), which many clients
-# send by default, have no effect and are not named.
+# What a request asks of the model besides a text restricts the choice to configurations that can honour it
+# (`ChatRequest.options`). A field that none can is ignored and named in the response (`ChatRequest.ignored`), so that
+# ordinary clients work unchanged. It is refused by name if it requests another kind of answer (`audio`), or if the
+# deployment is strict. Neutral values (`logprobs: false`), which many clients send by default, have no effect and are
+# not named.
 
 MAX_BODY: Final = 2 * 1024 * 1024
 """Bytes of a request's body."""
@@ -101,25 +103,16 @@ BASELINE_OF: Final = "baseline_of"
 
 # Fields of the API that request another kind of answer unless they have one of these values.
 _REFUSED: Final[dict[str, tuple[Any, ...]]] = {
-    "logprobs": (False, None),
-    "top_logprobs": (0, None),
-    "tools": ([], None),
-    "tool_choice": ("none", "auto", None),
     "functions": ([], None),
     "function_call": ("none", "auto", None),
-    "response_format": ({"type": "text"}, None),
     "modalities": (["text"], None),
     "audio": (None,),
     "web_search_options": (None,),
     "moderation": (None,),
 }
-_WHY: Final = {
-    "tools": "a search returns text only",
-    "response_format": "a search returns text only",
-    "logprobs": "the verifier's scores are in `uniscale.score`",
-}
+_WHY: Final = {"functions": "give tools", "function_call": "give tool_choice"}
 STRICT: Final = (
-    "a search cannot honour it, and this gateway is strict (UNISCALE_GATEWAY_STRICT); leave it out"
+    "no model that may answer honours it, and this gateway is strict (UNISCALE_GATEWAY_STRICT); leave it out"
 )
 
 
@@ -129,15 +122,9 @@ class _Ignored(Struct, frozen=True):
     A default is a value without effect, like null.
     """
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = 1
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = 1
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = 0
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = 0
-    logit_bias: dict[str, float] | None = {}
     reasoning_effort: str | None = None
     verbosity: str | None = None
     prediction: dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = True
     service_tier: str | None = "auto"
     store: bool | None = False
     prompt_cache_key: str | None = None
@@ -202,6 +189,7 @@ class ChatRequest(Struct, frozen=True):
     Attributes:
         models: The models that may answer, as `uniscale.allowed_models`; not a field of OpenAI's API, but of others'.
         reasoning_effort: Only models of this effort may answer; None if no model of the catalogue has one.
+        options: What it asks of the model besides a text; the API has these fields in the request itself.
         ignored: Names of its unsupported fields, in the order of the request. This one and the next are no fields of
             the API.
         translated: What a request of another protocol says beside the fields above.
@@ -211,6 +199,7 @@ class ChatRequest(Struct, frozen=True):
     messages: list[dict[str, Any]]
     models: tuple[str, ...] | None = None
     reasoning_effort: str | None = None
+    options: ChatOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -225,12 +214,24 @@ class ChatRequest(Struct, frozen=True):
     translated: Translated = Translated()
 
     @property
+    def is_plain(self) -> bool:
+        """Return whether its messages are texts that any model reads."""
+        own = all(isinstance(m.get("content"), str) and m.get("role") != "tool" for m in self.messages)
+        return own and not any(m.of_tools or m.images for m in self.translated.earlier)
+
+    @property
     def extension(self) -> Extension:
         """Return the object `uniscale`, or an empty one if the request has none."""
         return self.uniscale or Extension()
 
 
-_KNOWN: Final = {field.name for field in msgspec.structs.fields(ChatRequest)} - {"ignored", "translated"}
+_OPTIONS: Final = frozenset(field.name for field in msgspec.structs.fields(ChatOptions))
+_OWN: Final = {field.name for field in msgspec.structs.fields(ChatRequest)} - {
+    "ignored",
+    "options",
+    "translated",
+}
+_KNOWN: Final = _OWN | _OPTIONS
 _MESSAGE: Final = "messages[].name"
 
 
@@ -300,10 +301,15 @@ def _read(
         elif name not in _KNOWN:
             raise unknown(name, [*_KNOWN, *_IGNORED, *_REFUSED])
     try:
-        known = {name: plain[name] for name in plain if name in _KNOWN and name not in ignored}
+        known = {name: plain[name] for name in plain if name in _OWN and name not in ignored}
         request = msgspec.convert(known, ChatRequest)
+        options = msgspec.convert(_options(plain), ChatOptions)
     except msgspec.ValidationError as error:
         raise of_json(error) from None
+    if options != ChatOptions():
+        request = msgspec.structs.replace(request, options=options)
+    if plain.get("parallel_tool_calls") is False and not options.tools:
+        ignored.append("parallel_tool_calls")
     if any(message.get("name") not in (None, "") for message in request.messages):
         ignored.append(_MESSAGE)
     if request.stream_options is not None and request.stream_options.include_obfuscation:
@@ -362,6 +368,7 @@ def to_query(
             stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
             seed=request.seed,
             n=1 if request.n is None else request.n,
+            options=request.options,
             tenant=tenant,
         )
     except RecordError as error:
@@ -394,27 +401,112 @@ def _message(at: int, message: dict[str, Any]) -> Message:
     param = f"messages[{at}]"
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
-        raise invalid(f"{param}.role", "must be a text: system, developer, user or assistant")
-    if role not in ("system", "developer", "user", "assistant"):
-        raise unsupported(f"{param}.role", f"{role!r}; use system, developer, user or assistant")
+        raise invalid(f"{param}.role", f"must be a text: {', '.join(_ROLES)}")
+    if role not in _ROLES:
+        raise unsupported(f"{param}.role", f"{role!r}; use {', '.join(_ROLES)}")
     # Clients send back the whole message of an earlier completion, including its null fields.
-    for name in sorted(set(message) - {"role", "content", "name"}):
+    for name in sorted(set(message) - {"role", "content", "name", *_OF_ROLE.get(role, ())}):
         if message[name] not in (None, [], {}):
-            raise unsupported(f"{param}.{name}", "a search reads role and content")
+            raise unsupported(f"{param}.{name}", f"a message of role {role} has none here; leave it out")
+    calls = tuple(_call(f"{param}.tool_calls[{i}]", c) for i, c in enumerate(message.get("tool_calls") or ()))
+    if content is None:
+        content = message.get("refusal")
+    parts: tuple[dict[str, Any], ...] = ()
     if isinstance(content, list):
-        content = "".join(_part(f"{param}.content[{i}]", part) for i, part in enumerate(content))
-    if not isinstance(content, str):
-        raise invalid(f"{param}.content", "must be a text, or a list of text parts")
-    return Message(role="system" if role == "developer" else role, content=content)
+        texts = [_part(f"{param}.content[{i}]", part) for i, part in enumerate(content)]
+        parts = () if all(set(part) == {"type", "text"} for part in content) else tuple(content)
+        content = "".join(texts)
+    if not isinstance(content, str) and not (content is None and calls):
+        raise invalid(f"{param}.content", "must be a text, or a list of parts")
+    return Message(
+        role="system" if role == "developer" else role,
+        content=content,
+        tool_calls=calls,
+        tool_call_id=_text(param, message, "tool_call_id") if role == "tool" else None,
+        parts=parts,
+    )
+
+
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_OF_ROLE: Final = {"assistant": ("tool_calls", "refusal"), "tool": ("tool_call_id",)}
 
 
 def _part(param: str, part: Any) -> str:
+    """Return the text of a part; empty for an image."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
-    if isinstance(kind, str) and kind != "text":
-        raise unsupported(param, f"type {kind!r}; a search reads text only")
-    raise invalid(param, 'must be {"type": "text", "text": …}')
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return str(part["refusal"])
+    if kind == "image_url" and isinstance(part.get("image_url"), dict):
+        _text(f"{param}.image_url", part["image_url"], "url")
+        return ""
+    if isinstance(kind, str) and kind not in ("text", "refusal", "image_url"):
+        raise unsupported(param, f"type {kind!r}; use text or image_url")
+    raise invalid(
+        param, 'must be {"type": "text", "text": …} or {"type": "image_url", "image_url": {"url": …}}'
+    )
+
+
+def _call(param: str, call: Any) -> ToolCall:
+    """Return a tool call of an assistant's message."""
+    kind = call.get("type", "function") if isinstance(call, dict) else None
+    if kind not in ("function", "custom") or not isinstance(called := call.get(kind), dict):
+        raise invalid(param, 'must be {"id": …, "type": "function", "function": {"name": …, "arguments": …}}')
+    what = "input" if kind == "custom" else "arguments"
+    name, arguments = _text(f"{param}.{kind}", called, "name"), _text(f"{param}.{kind}", called, what)
+    return ToolCall(id=_text(param, call, "id"), name=name, arguments=arguments, type=kind)
+
+
+def _text(param: str, of: dict[str, Any], name: str) -> str:
+    if not isinstance(value := of.get(name), str):
+        raise invalid(f"{param}.{name}", "must be a text")
+    return value
+
+
+# Values of the options that ask for nothing.
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+}
+_FORMATS: Final = ("text", "json_object", "json_schema")
+
+
+def _options(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a request asks for.
+
+    Raises:
+        ApiError: 400 for a tool or a format that the API does not have.
+    """
+    options = {name: plain[name] for name in plain if name in _OPTIONS and plain[name] is not None}
+    tools = options.get("tools")
+    neutral = (
+        _NEUTRAL if not tools else {name: each for name, each in _NEUTRAL.items() if name != "tool_choice"}
+    )
+    options = {
+        name: each
+        for name, each in options.items()
+        if not any(_same(each, usual) for usual in neutral.get(name, ()))
+    }
+    if not tools:
+        options.pop("parallel_tool_calls", None)
+    if options.get("logprobs") and "top_logprobs" in plain:
+        options["top_logprobs"] = plain["top_logprobs"]
+    for at, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind not in ("function", "custom"):
+            raise unsupported(f"tools[{at}]", f"type {kind!r}; use function or custom")
+    form = options.get("response_format")
+    if isinstance(form, dict) and form.get("type") not in _FORMATS:
+        why = f"response_format.type is {form.get('type')!r}; use {', '.join(_FORMATS)}"
+        raise invalid("response_format.type", why, "invalid_value")
+    return options
 
 
 def _metadata(request: ChatRequest) -> dict[str, Any]:

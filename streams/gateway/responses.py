@@ -8,6 +8,7 @@ from msgspec import structs
 
 from agents.catalogue.cost_model import CostModel, UnpricedAnswer, cost_of, cost_of_cut
 from schemas.answer import Answer
+from schemas.chat import UpstreamChoice
 from schemas.decision import Decision
 from schemas.forest import Draft
 from schemas.objective import ObjectiveInForce
@@ -50,6 +51,7 @@ def completion(
         ignored: Names of the request's unsupported fields.
     """
     texts = [one.text for one in answer.answers] or [answer.text or ""]
+    choice = answer.upstream or UpstreamChoice(message={})
     return {
         "id": answer.query_id,
         "object": "chat.completion",
@@ -59,15 +61,38 @@ def completion(
         "choices": [
             {
                 "index": at,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
+                "message": {
+                    "role": "assistant",
+                    "refusal": None,
+                    **choice.message,
+                    "content": content_of(answer, text),
+                },
+                "logprobs": logprobs_of(answer),
                 "finish_reason": finish_reason(answer),
             }
             for at, text in enumerate(texts)
         ],
-        "usage": usage(answer),
+        "usage": priced_usage(answer, decision, cost_model),
         "uniscale": {**details(answer, decision, cost_model, total_s), "ignored": list(ignored)},
     }
+
+
+def content_of(answer: Answer, text: str) -> str | None:
+    """Return the content of a message with a text: null if an upstream returned none, as beside tool calls."""
+    upstream = answer.upstream
+    return None if not text and upstream is not None and upstream.message.get("content") is None else text
+
+
+def logprobs_of(answer: Answer) -> Any:
+    """Return the log probabilities of an answer's tokens, as an upstream returned them; None for none."""
+    upstream = answer.upstream
+    return orjson.loads(upstream.logprobs) if upstream is not None and upstream.logprobs else None
+
+
+def calls_of(answer: Answer) -> list[dict[str, Any]]:
+    """Return the tool calls of an answer, as an upstream returned them."""
+    upstream = answer.upstream
+    return [] if upstream is None else list(upstream.message.get("tool_calls") or ())
 
 
 def chunk(
@@ -78,6 +103,7 @@ def chunk(
     *,
     delta: dict[str, Any] | None = None,
     finish: str | None = None,
+    logprobs: Any = None,
     **more: Any,
 ) -> bytes:
     """Return one `chat.completion.chunk` as a server-sent event. An empty delta is the heartbeat of a stream."""
@@ -87,7 +113,7 @@ def chunk(
         "created": created,
         "model": model,
         "system_fingerprint": fingerprint,
-        "choices": [{"index": 0, "delta": delta or {}, "logprobs": None, "finish_reason": finish}],
+        "choices": [{"index": 0, "delta": delta or {}, "logprobs": logprobs, "finish_reason": finish}],
         **more,
     }
     return event(body)
@@ -101,6 +127,20 @@ def event(body: dict[str, Any]) -> bytes:
 def named_event(name: str, body: Any) -> bytes:
     """Return a server-sent event with a name."""
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
+
+
+def priced_usage(answer: Answer, decision: Decision | None, cost_model: CostModel) -> dict[str, Any]:
+    """Return the usage and, where costs are in USD, what all attempts cost."""
+    found, cost = usage(answer), usd(answer, decision, cost_model)
+    if cost is not None:
+        found |= {"cost": cost, "cost_details": {"upstream_inference_cost": cost}}
+    return found
+
+
+def usd(answer: Answer, decision: Decision | None, cost_model: CostModel) -> float | None:
+    """Return what all attempts at a query cost in US dollars; None if nothing ran, or costs are in another unit."""
+    cost = price(answer, cost_model)
+    return total(cost, decision) if cost is not None and cost.unit == "usd" else None
 
 
 def usage(answer: Answer) -> dict[str, Any]:
@@ -143,6 +183,7 @@ def details(
         "group": None if decision is None else decision.cohort,
         **picked(answer, "status", "complete", "score", "seq"),
         "scores": [one.score for one in answer.answers],
+        "restricted": [] if decision is None else list(decision.required),
         "attempts": answer.attempt,
         "earlier": [
             {"action": each.action.id, "cost": each.cost, **picked(each, "attempt", "cause", "error")}
@@ -215,7 +256,12 @@ def cut(answer: Answer, cost_model: CostModel) -> float:
 
 
 def finish_reason(answer: Answer) -> str:
-    """Return `stop` for a completed path (a client's stop text completes it), `length` for one cut off."""
+    """Return `stop` for a completed path (a client's stop text completes it), `length` for one cut off.
+
+    An upstream's own reason, such as `tool_calls`, goes before.
+    """
+    if answer.upstream is not None and answer.complete:
+        return answer.upstream.finish_reason
     return "stop" if answer.complete else "length"
 
 
@@ -271,7 +317,8 @@ def query_object(timeline: Timeline, cost_model: CostModel) -> dict[str, Any]:
     if answer is not None:
         found["answer"] = {
             **picked(answer, "text", "extracted", "complete"),
-            "usage": usage(answer),
+            "message": None if answer.upstream is None else answer.upstream.message,
+            "usage": priced_usage(answer, decision, cost_model),
             **details(answer, decision, cost_model, timeline.total_s),
         }
         found["search"] = drafts(answer.trace, answer.path)

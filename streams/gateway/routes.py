@@ -50,6 +50,7 @@ async def decide(call: Call) -> Response:
     runtime = call.gateway.runtime
     efforts = runtime.control.catalogue.efforts
     asked = parse(await body_of(call.request), efforts=efforts, strict=runtime.settings.gateway.strict)
+    asked = call.gateway.submission.honoured(asked, call.who)
     return reply(preview(await call.gateway.submission.preview(asked, call.who)))
 
 
@@ -67,6 +68,8 @@ def preview(found: Preview) -> dict[str, Any]:
         "candidates": len(configurations),
         "masked_models": list(found.masked_models),
         "short_models": list(found.short_models),
+        "restricted": list(found.required),
+        "unable_models": list(found.unable_models),
         "choice": configurations[found.action],
         "grounds": [picked(each, "part", "mean", "variance") for each in found.contributions],
         "drifted": {model: picked(each, "cost", "accuracy_seq") for model, each in found.drifted.items()},

@@ -12,12 +12,13 @@ import orjson
 
 from agents.catalogue.models import Catalogue, Model
 from agents.decider.preview import PREVIEW, Preview
+from schemas.chat import FIELDS, WHOLE, nobody_has
 from schemas.query import Query
 from schemas.record import encode
 from streams.gateway.auth import Credential, Gate, Used
-from streams.gateway.errors import NO_RETRY, ApiError, invalid
+from streams.gateway.errors import NO_RETRY, ApiError, invalid, own_name, unsupported
 from streams.gateway.index import Index
-from streams.gateway.request import BASELINE_OF, ChatRequest, asked, to_query
+from streams.gateway.request import BASELINE_OF, STRICT, ChatRequest, asked, to_query
 from streams.gateway.searches import Admitted, Searches, other_body
 from streams.runtime.runtime import Runtime
 from streams.trace import TRACEPARENT
@@ -175,6 +176,33 @@ class QuerySubmitter:
             query = self._of_effort(query, request.reasoning_effort)
         self._check_length(query)
         return query
+
+    def honoured(self, request: ChatRequest, who: Credential) -> ChatRequest:
+        """Return a request without the sampling that no model honours that may answer it; `ignored` then names that.
+
+        Raises:
+            ApiError: 400 if no such model can give what it asks for, or if the deployment is strict; 403, 404 as for
+                `submit`.
+        """
+        if request.options is None and request.is_plain:
+            return request
+        query = self._query(request, who, PREVIEW, {})
+        named, ignored = (query.pinned.model,) if query.pinned else query.allowed_models, request.ignored
+        whole = [each for each in query.required if each in WHOLE]
+        if whole and (query.n > 1 or (query.pinned is not None and query.pinned.samples > 1)):
+            field = "n" if query.n > 1 else "model"
+            raise unsupported(field, f"{FIELDS[whole[0]][0]} is answered by one sample; ask for one")
+        catalogue = self._runtime.control.catalogue
+        while (lacking := catalogue.lacking(query.required, named)) is not None:
+            if lacking in WHOLE or query.options is None:
+                field = FIELDS[lacking][0]
+                raise invalid(field, f"{field} {nobody_has(lacking)}", "unsupported_parameter")
+            options, dropped = query.options.without(FIELDS[lacking])
+            query = msgspec.structs.replace(query, options=options)
+            ignored += tuple(own_name(name, request.translated.names) for name in dropped)
+        if self._runtime.settings.gateway.strict and ignored:
+            raise unsupported(ignored[0], STRICT)
+        return msgspec.structs.replace(request, options=query.options, ignored=ignored)
 
     def _of_effort(self, query: Query, effort: str) -> Query:
         """Return a query restricted to the models of an effort. Raises ApiError 400 if none of them may answer."""

@@ -87,6 +87,7 @@ async def answered(call: Call, parse: Parse, turn: "type[Turn]") -> Response:
     call.who.require("ask")
     asked = parse(call, body)
     with ExitStack() as held, _named(asked):
+        asked = call.gateway.submission.honoured(asked, call.who)
         held.enter_context(await call.gateway.gate.completion(call.who, call.is_gone))
         if asked.stream:
             held.enter_context(call.gateway.gate.stream(call.who))
@@ -210,9 +211,10 @@ class Turn(ABC):
         if (error := of_answer(answer)) is not None:
             error.headers |= self._headers()
             raise error
-        return Response(
-            orjson.dumps(self.body(answer)), media_type="application/json", headers=self._headers()
-        )
+        headers = self._headers()
+        if (cost := responses.usd(answer, self.decision, self.cost_model)) is not None:
+            headers["x-litellm-response-cost"] = repr(cost)  # which dashboards read
+        return Response(orjson.dumps(self.body(answer)), media_type="application/json", headers=headers)
 
     async def stream(self, held: ExitStack) -> Response:
         """Return a stream. Its headers wait for the Decision, so that they can contain the choice.

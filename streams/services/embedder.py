@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from agents.embedding import ArrivedQuery, Encoder, EncoderUnavailable, TextUnanswered, embed
 from agents.encoders import encoder_of
+from schemas.chat import FIELDS, nobody_has
 from schemas.dead_letter import DeadLetter
 from schemas.errors import InvalidField, UniscaleError
 from schemas.query import Origin, Query, QueryContext
@@ -67,23 +68,36 @@ class EmbedderService(Keyed[None]):
             UniscaleError: its text has no vector, or no model of the catalogue or no grader accepts the query.
         """
         query, runtime = message, self.runtime
-        if needs := query.required:
-            raise InvalidField("Query", needs[0], "is asked for, and no model here has it; leave it out")
         await self._graders.check(query)
         timeout_s = query.timeout_s or runtime.settings.queries.timeout_s
         began_s = runtime.monotonic()
-        models = (query.pinned.model,) if query.pinned else query.allowed_models
+        models = self._able(query)
         await self.admission.enter(
             query.query_id,
             timeout_s + _MARGIN_S,
             at.origin,
             tenant=query.account,
-            models=None if models is None else frozenset(models),
+            models=models,
         )
         runtime.metrics.admission_wait.observe(runtime.monotonic() - began_s)
         runtime.metrics.in_flight.set(len(self.admission))
         context = await self._embed(ArrivedQuery(query, at.origin, at.timestamp_ms), timeout_s, began_s)
         return Effects(send=[Outgoing(runtime.topics.context, SHARD, encode(context))])
+
+    def _able(self, query: Query) -> frozenset[str] | None:
+        """Return the models that may answer a query and have what it requires; None for all.
+
+        Raises:
+            InvalidField: There is none.
+        """
+        named = (query.pinned.model,) if query.pinned else query.allowed_models
+        if not (required := query.required):
+            return None if named is None else frozenset(named)
+        catalogue = self.runtime.control.catalogue
+        if (lacking := catalogue.lacking(required, named)) is not None:
+            raise InvalidField("Query", FIELDS[lacking][0], nobody_has(lacking))
+        able = (model.name for model in catalogue.models if model.honours(required))
+        return frozenset(name for name in able if named is None or name in named)
 
     def answers_for(self, query_id: str, origin: Origin) -> bool:
         """Return whether a query whose record was refused should get an Answer.

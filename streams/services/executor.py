@@ -24,6 +24,7 @@ from agents.search.search import (
     draft,
     failed,
     overdue,
+    passed_whole,
     ran_out,
     resume,
     resume_unscored,
@@ -174,7 +175,7 @@ class ExecutorService(Keyed[None]):
             rules=self.rules,
             now_ms=self.runtime.clock.now_ms(),
             arrived_ms=at.timestamp_ms,
-            verified=self.runtime.control.verifier_of(model) is not None,
+            verified=self.runtime.control.verifier_of(model) is not None and not passed_whole(decision),
             prompts=decision.action.qp if model.endpoint.kind == "chat" else 1,
         )
 

@@ -14,10 +14,11 @@ from agents.catalogue.models import Catalogue, Model, VerifierModel
 from agents.decider.decider import Decider
 from agents.embedding import EncoderError, encoder_id
 from agents.encoders import encoder_of
+from agents.serving.engine import Engine
 from agents.serving.errors import ServingError
 from agents.serving.http import JsonServer
 from agents.serving.listing import Listed, listed, prices_of
-from agents.serving.probing import first_token
+from agents.serving.probing import first_token, tried
 from agents.serving.registry import HostingOptions, connected, served_name
 from agents.serving.retries import Retries
 from agents.serving.vllm_settings import checkpoint_path
@@ -55,7 +56,8 @@ class Finding(Struct, frozen=True):
 def findings_of(settings: Settings) -> list[Finding]:
     """Look at everything that a deployment with these settings depends on.
 
-    Every server is asked for one token with the parameters of its entry, which may cost as much.
+    Every server is asked for one token with the parameters of its entry, and for each capability that the entry
+    declares, which may cost as much.
 
     Raises:
         UniscaleError: the file cannot be used; it names the field and the fix.
@@ -117,6 +119,7 @@ async def _model(model: Model, options: HostingOptions) -> list[Finding]:
             return [Finding(about, "fails", why, _cure(model, known))]
         here = next((each for each in known if each.id == served_name(model)), None)
         found = [*_context(about, model, here), *await _price(about, model, loaded.server)]
+        found += await _capabilities(about, model, loaded.engine, options)
         return found or [Finding(about, "ok", f"gave a token; charges {rate_in_words(model.rate)}")]
     finally:
         await loaded.engine.close()
@@ -160,6 +163,15 @@ def _context(about: str, model: Model, here: Listed | None) -> list[Finding]:
     if mine > here.context_tokens:
         return [Finding(about, "fails", what, f"set {field} to {here.context_tokens}")]
     return [Finding(about, "note", what, f"set {field} to {here.context_tokens} to use all of it")]
+
+
+async def _capabilities(about: str, model: Model, engine: Engine, options: HostingOptions) -> list[Finding]:
+    found = []
+    for capability in model.capabilities:
+        if why := await tried(engine, model.sampling, options.probes, capability):
+            fix = f"remove {capability} from capabilities, or have the server support it"
+            found.append(Finding(about, "fails", f"declares {capability}: {why}", fix))
+    return found
 
 
 async def _price(about: str, model: Model, server: JsonServer) -> list[Finding]:

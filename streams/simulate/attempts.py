@@ -164,7 +164,7 @@ class Attempts:
             query = made.query
             if failed.query_id in again or answer is None or answer.status != "failed" or answer.seq is None:
                 continue
-            models = able - {made.action.model} - set(made.short_models)
+            models = able - {made.action.model} - {*made.short_models, *made.unable_models}
             models &= set(query.allowed_models or models)
             timeout_s = query.timeout_s or world.settings.queries.timeout_s
             in_time = answered_ms + TIME_MS < made.appended_ms + 900 * timeout_s

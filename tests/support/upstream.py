@@ -15,7 +15,7 @@ class Upstream:
     """An upstream on a port of its own.
 
     Attributes:
-        says: Returns the text for a request.
+        says: Returns the text for a request, or the whole message.
         spoilt: Replies for the next requests, in place of a completion: status, content and headers; or `hang`, or
             `hang-up`.
         key: The API key that it asks for; empty for none.
@@ -27,7 +27,7 @@ class Upstream:
         headers: Their headers.
     """
 
-    says: Callable[[Body], str] = lambda body: "So \\boxed{5}"
+    says: Callable[[Body], str | Body] = lambda body: "So \\boxed{5}"
     spoilt: list[Any] = field(default_factory=list)
     key: str = ""
     models: tuple[str, ...] = ("hosted",)
@@ -84,12 +84,18 @@ class Upstream:
         most = body.get("max_tokens", body.get("max_completion_tokens", 1 << 20))
         choices, count = [], 0
         for index in range(body.get("n", 1)):
-            words = self.says(body).split(" ")
+            said = self.says(body)
+            words = said.split(" ") if isinstance(said, str) else ["call"]
             count += len(words[:most])
             finish = "length" if len(words) > most else "stop"
-            message = {"role": "assistant", "content": " ".join(words[:most])}
-            choices.append({"index": index, "message": message, "finish_reason": finish})
-        prompt = sum(len(each["content"].split()) + 4 for each in body["messages"])
+            message: Body = {"role": "assistant", "content": " ".join(words[:most])}
+            if not isinstance(said, str):
+                finish, message = "tool_calls" if said.get("tool_calls") else "stop", said
+            choice = {"index": index, "message": message, "finish_reason": finish}
+            if body.get("logprobs"):
+                choice["logprobs"] = {"content": [{"token": word, "logprob": -0.5} for word in words[:most]]}
+            choices.append(choice)
+        prompt = sum(len(str(each["content"] or "").split()) + 4 for each in body["messages"])
         usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
         with self.lock:
             self.log.append((body, usage))

@@ -12,7 +12,7 @@ from agents.serving.errors import PromptTooLongError
 from schemas.answer import Answer
 from schemas.errors import RecordError
 from schemas.grader import Grader
-from schemas.query import Query
+from schemas.query import Query, ToolCall
 from streams.gateway.errors import ApiError, of_answer
 from streams.gateway.request import ChatRequest, ModelChoice, asked, parse, to_query
 from streams.gateway.responses import details
@@ -109,9 +109,10 @@ def test_what_asks_for_nothing_is_accepted(more: dict[str, object]) -> None:
         ({"presence_penalty": -3}, "presence_penalty"),
         ({"logit_bias": []}, "logit_bias"),
         ({"reasoning_effort": 1}, "reasoning_effort"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"logprobs": True}, "logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": {}}, "tools"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"seed": "x"}, "seed"),
         ({"stop": 3}, "stop"),
         ({"audio": {"voice": "x"}}, "audio"),
@@ -140,8 +141,18 @@ def test_what_asks_for_nothing_is_accepted(more: dict[str, object]) -> None:
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         ({"stop": [".", ""]}, "stop[1]"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].image_url.url",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}]},
+            "messages[0].tool_calls[0]",
+        ),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}]},
@@ -161,12 +172,6 @@ def test_what_cannot_be_is_refused_by_name(more: dict[str, object], param: str) 
 
 
 IGNORED: list[tuple[dict[str, object], str]] = [
-    ({"temperature": 0}, "temperature"),
-    ({"temperature": 0.7}, "temperature"),
-    ({"top_p": 0.9}, "top_p"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"frequency_penalty": -0.5}, "frequency_penalty"),
-    ({"logit_bias": {"50256": -100}}, "logit_bias"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
     ({"verbosity": "low"}, "verbosity"),
     ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
@@ -183,6 +188,60 @@ IGNORED: list[tuple[dict[str, object], str]] = [
         "stream_options.include_obfuscation",
     ),
 ]
+
+
+TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "required"),
+    [
+        ({"temperature": 0}, ("sampling", "greedy")),
+        ({"temperature": 0, "n": 2}, ("sampling",)),
+        ({"temperature": 1}, ()),
+        ({"temperature": 0.7}, ("sampling",)),
+        ({"top_p": 0.9}, ("sampling",)),
+        ({"presence_penalty": 0.5}, ("penalties",)),
+        ({"frequency_penalty": -0.5}, ("penalties",)),
+        ({"logit_bias": {"50256": -100}}, ("penalties",)),
+        ({"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False}, ("tools",)),
+        ({"response_format": {"type": "json_object"}}, ("json",)),
+        ({"logprobs": True, "top_logprobs": 0}, ("logprobs",)),
+    ],
+)
+def test_what_is_asked_of_the_model_goes_with_the_query(
+    more: dict[str, object], required: tuple[str, ...]
+) -> None:
+    made = query(request(**more))
+    assert made.options is not None
+    assert orjson.loads(orjson.dumps(made.options.fields)) == {
+        name: more[name] for name in more if name != "n"
+    }
+    assert (made.required, request(**more).ignored) == (required, ())
+
+
+def test_tools_and_images_of_a_conversation_are_kept() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png", "detail": "low"}}
+    content = [{"type": "text", "text": "What is "}, image]
+    said = [
+        {"role": "user", "content": content},
+        {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a cat"}]},
+        {"role": "assistant", "content": None, "refusal": "I will not say."},
+        {"role": "user", "content": "Why?"},
+    ]
+    made = query(request(messages=said))
+    assert made.messages is not None
+    assert [message.text for message in made.messages] == ["What is ", "", "a cat", "I will not say.", "Why?"]
+    assert made.messages[0].parts == tuple(content)
+    assert made.messages[1].tool_calls == (ToolCall(id="c", name="look", arguments="{}"),)
+    assert made.messages[2].tool_call_id == "c"
+    assert made.required == ("tools", "images")
 
 
 @pytest.mark.parametrize(("more", "name"), IGNORED)

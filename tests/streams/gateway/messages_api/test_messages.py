@@ -154,7 +154,7 @@ def test_the_stop_reason_says_what_ended_the_text(
 
 IGNORED: dict[str, Any] = {
     "thinking": {"type": "enabled", "budget_tokens": 2000}, "output_config": {"effort": "low"}, "top_k": 5,
-    "temperature": 0.5, "top_p": 0.5, "cache_control": {"type": "ephemeral"}, "service_tier": "standard_only",
+    "cache_control": {"type": "ephemeral"}, "service_tier": "standard_only",
     "speed": "fast", "inference_geo": "eu", "user_profile_id": "u", "workspace_id": "w",
     "diagnostics": {"previous_message_id": "m"}, "context_management": {"edits": []},
     "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],

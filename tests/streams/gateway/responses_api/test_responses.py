@@ -247,7 +247,7 @@ def test_a_failed_response_says_why(deploy: Deploy) -> None:
 
 IGNORED: dict[str, Any] = {
     "max_tool_calls": 3, "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"},
-    "temperature": 0.5, "top_p": 0.5, "include": ["reasoning.encrypted_content"], "truncation": "auto",
+    "include": ["reasoning.encrypted_content"], "truncation": "auto",
     "prompt_cache_key": "a", "prompt_cache_options": {"mode": "implicit"}, "prompt_cache_retention": "24h",
     "safety_identifier": "b", "service_tier": "flex", "context_management": [{"type": "compaction"}],
 }  # fmt: skip
