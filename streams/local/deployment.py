@@ -18,7 +18,7 @@ from typing import Literal, NoReturn, Self
 from agents.catalogue.file import load_catalogue
 from schemas.errors import UniscaleError
 from streams.local.broker import LocalBroker, free_port
-from streams.local.environment import SERVICE, environment
+from streams.local.environment import SERVICE, TRACER, environment
 from streams.log import kafka_admin
 from streams.services import SERVICES
 from streams.settings import MAX_PORT, Settings, SettingsError
@@ -253,9 +253,9 @@ class Supervisor:
             "PYTHONUNBUFFERED": "1",
             "STREAMS_PARENT_PID": str(os.getpid()),
         }
-        with_keys = environment(environ, keys) | own
+        besides = {"executor": environment(environ, keys), "tracer": environment(environ, TRACER)}
         self.services = {
-            name: Service(name, argv, with_keys if name.partition(".")[0] == "executor" else own)
+            name: Service(name, argv, besides.get(name.partition(".")[0], {}) | own)
             for name, argv in services.items()
         }
         self.log_path = log_path

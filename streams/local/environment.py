@@ -27,6 +27,9 @@ SERVICE: Final = (
 )
 """Variables that our services and their libraries read in addition."""
 
+TRACER: Final = ("OTEL_*",)
+"""Variables of OpenTelemetry, which the tracer reads in addition: one of them may hold a key."""
+
 
 def environment(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """Return the variables that match any of these names; `*` matches anything.

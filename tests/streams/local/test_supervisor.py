@@ -67,6 +67,18 @@ def test_keys_of_a_catalogue_go_to_executors_alone(tmp_path: Path) -> None:
     ]
 
 
+def test_variables_of_opentelemetry_go_to_the_tracer_alone(tmp_path: Path) -> None:
+    told = f"import os; print('headers', os.environ.get('OTEL_EXPORTER_OTLP_HEADERS')); {READY_THEN_SLEEP}"
+    services = {"tracer": command(told), "decider": command(told)}
+    environ, log = {**os.environ, "OTEL_EXPORTER_OTLP_HEADERS": "key=k"}, tmp_path / "services.log"
+    with Supervisor(services, environ=environ, log_path=log) as running:
+        running.wait_ready(30)
+    said = sorted(
+        line.partition(" ")[2].split() for line in log.read_text().splitlines() if "headers" in line
+    )
+    assert [(words[0], words[-1]) for words in said] == [("decider", "None"), ("tracer", "key=k")]
+
+
 def test_restart_delay_grows_until_a_steady_life() -> None:
     service = Service("a", [], {})
     lived_s = [1.0, 1.0, STEADY_S + 1, 1.0, 1.0, STEADY_S + 1, STEADY_S + 1]
