@@ -46,7 +46,11 @@ Include: TypeAlias = Literal[
 ]
 """What a response may contain besides. Other values are refused, because the ignored ones are named in a header."""
 
-_SERVERS_TOOLS: Final = "it runs on OpenAI's servers; use tools of type function"
+_SERVERS_TOOLS: Final = "it runs on OpenAI's servers; use tools of type function or custom"
+
+
+# Items that call a tool: the kind of the tool, and the field with what the model says to it.
+_CALLS: Final = {"function_call": ("function", "arguments"), "custom_tool_call": ("custom", "input")}
 
 
 class Reasoning(Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,7 +200,7 @@ class _Translation:
             message = self._message(place, item)
             if message is None:
                 continue
-            if item.get("type") == "function_call" and found and found[-1]["role"] == "assistant":
+            if item.get("type") in _CALLS and found and found[-1]["role"] == "assistant":
                 found[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
                 continue
             self._names[f"messages[{len(self._earlier) + len(found)}]"] = place
@@ -213,13 +217,14 @@ class _Translation:
                     "role": item["role"],
                     "content": self._content(f"{place}.content", item.get("content")),
                 }
-            case "function_call":
-                known = ("type", "arguments", "call_id", "name", "id", "status")
+            case "function_call" | "custom_tool_call" as kind:
+                tool, says = _CALLS[kind]
+                known = ("type", says, "call_id", "name", "id", "status")
                 self._check(place, item, known, ignored=("caller", "async"))
-                call = {"name": item.get("name"), "arguments": item.get("arguments")}
-                calls = [{"id": item.get("call_id"), "type": "function", "function": call}]
+                call = {"name": item.get("name"), says: item.get(says)}
+                calls = [{"id": item.get("call_id"), "type": tool, tool: call}]
                 return {"role": "assistant", "content": None, "tool_calls": calls}
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 known = ("type", "output", "call_id", "id", "status", "name")
                 self._check(place, item, known, ignored=("caller",))
                 output = self._content(f"{place}.output", item.get("output"))
@@ -294,31 +299,34 @@ class _Translation:
         tools = [self._tool(f"tools[{at}]", tool) for at, tool in enumerate(asked.tools or ())]
         choice = asked.tool_choice
         match choice:
-            case {"type": "function", "name": name}:
-                choice = {"type": "function", "function": {"name": name}}
+            case {"type": "function" | "custom" as kind, "name": name}:
+                choice = {"type": kind, kind: {"name": name}}
             case {"type": "allowed_tools", "mode": mode, "tools": list(named)}:
                 allowed = [tool.get("name") for tool in named if isinstance(tool, dict)]
-                tools = [tool for tool in tools if tool["function"].get("name") in allowed]
+                tools = [tool for tool in tools if tool[tool["type"]].get("name") in allowed]
                 choice = mode
             case dict():
                 raise unsupported("tool_choice", _SERVERS_TOOLS)
         if asked.tools is not None:
             self.fields["tools"] = tools
-            self._names |= {f"tools[{at}].function": f"tools[{at}]" for at in range(len(tools))}
+            self._names |= {f"tools[{at}].{tool['type']}": f"tools[{at}]" for at, tool in enumerate(tools)}
         if choice is not None:
             self.fields["tool_choice"] = choice
-            self._names["tool_choice.function"] = "tool_choice"
+            self._names |= {"tool_choice.function": "tool_choice", "tool_choice.custom": "tool_choice"}
         self._ignore(("max_tool_calls", asked.max_tool_calls))
 
     def _tool(self, place: str, tool: dict[str, Any]) -> dict[str, Any]:
-        if tool.get("type") != "function":
-            raise unsupported(f"{place}.type", f"{str(tool.get('type'))[:100]!r}: {_SERVERS_TOOLS}")
+        kind = tool.get("type")
+        if kind not in ("function", "custom"):
+            raise unsupported(f"{place}.type", f"{str(kind)[:100]!r}: {_SERVERS_TOOLS}")
         ignored = ("allowed_callers", "defer_loading", "output_schema", "async")
         self._ignore(*((f"tools[].{name}", tool.get(name), False) for name in ignored))
-        return {
-            "type": "function",
-            "function": {name: value for name, value in tool.items() if name not in (*ignored, "type")},
-        }
+        told = {name: value for name, value in tool.items() if name not in (*ignored, "type")}
+        form = told.get("format")
+        if isinstance(form, dict) and form.get("type") == "grammar":
+            grammar = {name: value for name, value in form.items() if name != "type"}
+            told["format"] = {"type": "grammar", "grammar": grammar}
+        return {"type": kind, kind: told}
 
     def _add_logprobs(self) -> None:
         include, top = self._asked.include or [], self._asked.top_logprobs

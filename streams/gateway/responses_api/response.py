@@ -15,6 +15,12 @@ from streams.gateway.upstream_message import calls, logprobs, refusal
 
 ID: Final = "resp_"
 
+# The item of a call by the tool's type: prefix of its id, its type, and the field with what the model says.
+_CALLS: Final = {
+    "function": ("fc", "function_call", "arguments"),
+    "custom": ("ctc", "custom_tool_call", "input"),
+}
+
 
 def response(
     query_id: str, created: int, model: str, query: Query | None, answer: Answer | None, **more: Any
@@ -105,13 +111,14 @@ def text_part(text: str, probabilities: Sequence[dict[str, Any]] = ()) -> dict[s
 
 def call_item(query_id: str, at: int, call: ToolCall) -> dict[str, Any]:
     """Return the output item of a call; its `call_id` is the upstream's."""
+    prefix, kind, says = _CALLS[call.type]
     return {
-        "id": f"fc_{query_id.removeprefix(ID)}_{at}",
-        "type": "function_call",
+        "id": f"{prefix}_{query_id.removeprefix(ID)}_{at}",
+        "type": kind,
         "status": "completed",
         "call_id": call.id,
         "name": call.name,
-        "arguments": call.arguments,
+        says: call.arguments,
     }
 
 
@@ -147,7 +154,7 @@ def _echo(query: Query | None) -> dict[str, Any]:
         "store": kept.get("store") != "false",
         "background": False,
         "parallel_tool_calls": options.parallel_tool_calls is not False,
-        "tools": [{"parameters": None, "strict": None, **_flat(tool)} for tool in options.tools],
+        "tools": [_tool(tool) for tool in options.tools],
         "tool_choice": _flat(options.tool_choice or "auto"),
         "text": {"format": _flat(options.response_format or {"type": "text"})},
         "temperature": options.temperature,
@@ -157,11 +164,21 @@ def _echo(query: Query | None) -> dict[str, Any]:
     }
 
 
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = _flat(tool)
+    if flat.get("type") == "function":
+        return {"parameters": None, "strict": None, **flat}
+    return {**flat, "format": _flat(flat.get("format", {"type": "text"}))}
+
+
 def _flat(nested: Any) -> Any:
     """Return an object of a chat completion request, such as a tool, as this API has it: without the inner object."""
     if isinstance(nested, dict) and isinstance(inner := nested.get(nested.get("type")), dict):
         return {"type": nested["type"], **inner}
     return nested
+
+
+_BEGUN: Final = {"status": "in_progress"}
 
 
 class Events(Struct):
@@ -203,7 +220,7 @@ class Events(Struct):
             ended.append(self.event("response.content_part.done", **self._place, part=part))
             ended.append(self.event("response.output_item.done", output_index=0, item=item))
         for at, call in enumerate(calls(answer)):
-            ended += self._called(at + (part is not None), call_item(self.query_id, at, call))
+            ended += self._called(at + (part is not None), at, call)
         return ended
 
     def _begin(self, part: dict[str, Any]) -> list[bytes]:
@@ -221,14 +238,14 @@ class Events(Struct):
             self.event("response.refusal.done", **self._place, refusal=said),
         ]
 
-    def _called(self, index: int, item: dict[str, Any]) -> list[bytes]:
-        place, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
-        begun = {**item, "status": "in_progress", "arguments": ""}
-        kind, done = "response.function_call_arguments", {"name": item["name"], "arguments": arguments}
+    def _called(self, index: int, at: int, call: ToolCall) -> list[bytes]:
+        item, says = call_item(self.query_id, at, call), _CALLS[call.type][2]
+        place, said = {"item_id": item["id"], "output_index": index}, call.arguments
+        kind = f"response.{item['type']}_{says}"
         return [
-            self.event("response.output_item.added", output_index=index, item=begun),
-            self.event(f"{kind}.delta", **place, delta=arguments),
-            self.event(f"{kind}.done", **place, **done),
+            self.event("response.output_item.added", output_index=index, item={**item, **_BEGUN, says: ""}),
+            self.event(f"{kind}.delta", **place, delta=said),
+            self.event(f"{kind}.done", **place, **{says: said}),
             self.event("response.output_item.done", output_index=index, item=item),
         ]
 

@@ -50,6 +50,24 @@ def test_calls_are_items_of_their_own() -> None:
     assert [each.output_index for each in stream] == [0] * 4 + [1] * 4
 
 
+def test_a_custom_tool_is_called_with_a_text() -> None:
+    call = {"id": "call-3", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    answer = returned("", tool_calls=[call])
+    whole, stream = made(answer), events(answer)
+    [item] = whole.output
+    assert (item.type, item.call_id, item.name, item.input) == (
+        "custom_tool_call",
+        "call-3",
+        "patch",
+        "*** Begin",
+    )
+    assert items_of(stream) == whole.output
+    kinds = [
+        "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done",
+    ]  # fmt: skip
+    assert [each.type for each in stream] == [f"response.{kind}" for kind in kinds]
+
+
 def test_a_text_comes_before_its_calls() -> None:
     answer = returned("Let me add.", tool_calls=CALLS[:1])
     whole = made(answer)
