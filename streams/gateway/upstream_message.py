@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import orjson
-
 from schemas.answer import Answer
 from schemas.query import Message, ToolCall
+from streams.gateway import responses
 
 
 def calls(answer: Answer) -> tuple[ToolCall, ...]:
@@ -32,9 +31,7 @@ def refusal(answer: Answer) -> str | None:
 
 def logprobs(answer: Answer) -> list[dict[str, Any]]:
     """Return the log probabilities of the answer's tokens; empty without any."""
-    if answer.upstream is None or not answer.upstream.logprobs:
-        return []
-    found = orjson.loads(answer.upstream.logprobs)
+    found = responses.logprobs_of(answer)
     content = found.get("content") if isinstance(found, dict) else None
     return content if isinstance(content, list) else []
 

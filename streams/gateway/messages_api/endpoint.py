@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from schemas.answer import Answer
 from schemas.query import Query
+from streams.gateway import responses
 from streams.gateway.endpoint import Call, body_of, reply
 from streams.gateway.errors import ApiError, messages_error
 from streams.gateway.messages_api.request import parse
@@ -62,6 +63,7 @@ async def count_tokens(call: Call) -> Response:
     call.who.require("ask")
     asked = _parsed(call, await body_of(call.request), counts=True)
     try:
+        asked = call.gateway.submission.honoured(asked, call.who)
         query = call.gateway.submission.question(asked, call.who)
     except ApiError as error:
         raise error.renamed(asked.translated.names) from None
@@ -69,7 +71,8 @@ async def count_tokens(call: Call) -> Response:
         {
             "input_tokens": estimate(query),
             "uniscale": {
-                "method": f"an estimate: {BYTES_PER_TOKEN} bytes a token, {TOKENS_PER_MESSAGE} tokens a message",
+                "method": f"an estimate: a token for {BYTES_PER_TOKEN} bytes of text, calls and tools, "
+                f"{TOKENS_PER_MESSAGE} tokens a message, none for images",
                 "ignored": list(asked.ignored),
             },
         }
@@ -78,7 +81,9 @@ async def count_tokens(call: Call) -> Response:
 
 def estimate(query: Query) -> int:
     """Return about how many tokens the prompt of a query has, whatever model reads it."""
-    size = len(query.question.encode())
+    calls = [call.arguments for message in query.chat for call in message.tool_calls]
+    tools = query.options.tools if query.options is not None else ()
+    size = sum(len(text.encode()) for text in (query.question, *calls, *map(str, tools)))
     return math.ceil(size / BYTES_PER_TOKEN) + TOKENS_PER_MESSAGE * len(query.chat)
 
 
@@ -88,7 +93,7 @@ class _MessagesTurn(Turn):
     _begun = False
 
     def body(self, answer: Answer) -> dict[str, Any]:
-        made = message(self.admitted.query_id, self.model, answer)
+        made = message(self.admitted.query_id, self.model, answer, self._used(answer))
         return {**made, "uniscale": self.details(answer)}
 
     def begin(self) -> list[bytes]:
@@ -108,8 +113,11 @@ class _MessagesTurn(Turn):
         ended += [block_stop(0)] if self._begun else []
         for at, call in enumerate(calls(answer), int(self._begun)):
             ended += call_events(at, call_block(call))
-        said = {"delta": stop(answer), "usage": usage(answer), "uniscale": self.details(answer)}
+        said = {"delta": stop(answer), "usage": usage(self._used(answer)), "uniscale": self.details(answer)}
         return [*ended, event("message_delta", **said), event("message_stop")]
+
+    def _used(self, answer: Answer) -> dict[str, Any]:
+        return responses.priced_usage(answer, self.decision, self.cost_model)
 
     def failed(self, error: ApiError) -> list[bytes]:
         return [event("error", **messages_error(error, self.call.id))]

@@ -278,6 +278,8 @@ class _Translation:
         if choice is None:
             return
         if choice.type == "tool":
+            if choice.name is None:
+                raise invalid("tool_choice.name", "tool_choice.name is missing; name a tool")
             self.fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         else:
             self.fields["tool_choice"] = "required" if choice.type == "any" else choice.type
@@ -287,6 +289,9 @@ class _Translation:
     def _tool(self, place: str, tool: dict[str, Any]) -> dict[str, Any]:
         if tool.get("type") not in (None, "custom"):
             raise unsupported(f"{place}.type", f"{str(tool['type'])[:100]!r}: {_SERVERS_TOOLS}")
+        for name, kind in (("name", str), ("input_schema", dict)):
+            if not isinstance(tool.get(name), kind):
+                raise invalid(f"{place}.{name}", f"{place}.{name} is missing, or of another type")
         ignored = (
             "cache_control",
             "allowed_callers",

@@ -1,5 +1,6 @@
 """Answers as messages: content blocks, stop reason, usage, and the events of a stream."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -11,13 +12,16 @@ from streams.gateway import responses
 from streams.gateway.upstream_message import calls, refusal
 
 
-def message(query_id: str, model: str, answer: Answer | None) -> dict[str, Any]:
+def message(
+    query_id: str, model: str, answer: Answer | None, used: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return a message.
 
     Args:
         query_id: Its id.
         model: The model that runs.
         answer: The Answer; None for the message that a stream begins with.
+        used: The usage of a chat completion; None for the same.
     """
     return {
         "id": query_id,
@@ -28,7 +32,7 @@ def message(query_id: str, model: str, answer: Answer | None) -> dict[str, Any]:
         "container": None,
         **(stop(answer) if answer is not None else {"stop_reason": None, "stop_sequence": None}),
         # A stream begins before the prompt is counted; its message_delta has all counts.
-        "usage": usage(answer) if answer is not None else {"input_tokens": 0, "output_tokens": 0},
+        "usage": usage(used) if used is not None else {"input_tokens": 0, "output_tokens": 0},
     }
 
 
@@ -75,9 +79,11 @@ def _sequence(answer: Answer) -> str | None:
     return stops[0] if len(stops) == 1 else None
 
 
-def usage(answer: Answer) -> dict[str, Any]:
-    """Return the usage. Unlike OpenAI's API, `input_tokens` leaves out what a cache served or stored."""
-    chat = responses.usage(answer)
+def usage(chat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the usage of a chat completion under the names of this API; its cost keeps its name.
+
+    Unlike OpenAI's API, `input_tokens` leaves out what a cache served or stored.
+    """
     prompt, completion = chat["prompt_tokens_details"], chat["completion_tokens_details"]
     read, written = prompt["cached_tokens"], prompt.get("cache_write_tokens", 0)
     return {
@@ -86,6 +92,7 @@ def usage(answer: Answer) -> dict[str, Any]:
         "cache_creation_input_tokens": written,
         "output_tokens": chat["completion_tokens"],
         "output_tokens_details": {"thinking_tokens": completion["reasoning_tokens"]},
+        **{name: chat[name] for name in ("cost", "cost_details") if name in chat},
     }
 
 

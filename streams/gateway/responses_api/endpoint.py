@@ -86,9 +86,9 @@ async def retrieve(call: Call) -> Response:
     decision, answer = timeline.decision, timeline.answer
     more: dict[str, Any] = {}
     if answer is not None:
-        more["uniscale"] = responses.details(
-            answer, decision, gateway.runtime.control.cost_model, timeline.total_s
-        )
+        cost_model = gateway.runtime.control.cost_model
+        more["used"] = responses.priced_usage(answer, decision, cost_model)
+        more["uniscale"] = responses.details(answer, decision, cost_model, timeline.total_s)
     query = None if decision is None else decision.query
     model = "" if decision is None else decision.action.model
     return reply(response(query_id, known.created_ms // 1000, model, query, answer, **more))
@@ -98,7 +98,8 @@ class _ResponsesTurn(Turn):
     """Responses, and streams of their events."""
 
     def body(self, answer: Answer) -> dict[str, Any]:
-        return self._object(answer, uniscale=self.details(answer))
+        used = responses.priced_usage(answer, self.decision, self.cost_model)
+        return self._object(answer, used=used, uniscale=self.details(answer))
 
     def begin(self) -> list[bytes]:
         self._sent = Events(self.admitted.query_id)

@@ -319,6 +319,8 @@ class _Translation:
         kind = tool.get("type")
         if kind not in ("function", "custom"):
             raise unsupported(f"{place}.type", f"{str(kind)[:100]!r}: {_SERVERS_TOOLS}")
+        if not isinstance(tool.get("name"), str):
+            raise invalid(f"{place}.name", f"{place}.name must be a text")
         ignored = ("allowed_callers", "defer_loading", "output_schema", "async")
         self._ignore(*((f"tools[].{name}", tool.get(name), False) for name in ignored))
         told = {name: value for name, value in tool.items() if name not in (*ignored, "type")}

@@ -23,7 +23,13 @@ _CALLS: Final = {
 
 
 def response(
-    query_id: str, created: int, model: str, query: Query | None, answer: Answer | None, **more: Any
+    query_id: str,
+    created: int,
+    model: str,
+    query: Query | None,
+    answer: Answer | None,
+    used: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """Return a response object.
 
@@ -33,6 +39,7 @@ def response(
         model: The model that runs.
         query: The query, as the Decision carries it; None before that.
         answer: The Answer; None while the search runs.
+        used: The usage of a chat completion; None while it runs.
         more: Further fields, such as `uniscale`, or `error` of a response that failed.
     """
     failure = None if answer is None else of_answer(answer)
@@ -46,7 +53,7 @@ def response(
         "incomplete_details": {"reason": "max_output_tokens"} if ended and not _complete(answer) else None,
         "model": model,
         "output": output(answer) if answer is not None and ended else [],
-        "usage": usage(answer) if answer is not None and ended else None,
+        "usage": usage(used) if used is not None and ended else None,
         **_echo(query),
         **more,
     }
@@ -122,9 +129,8 @@ def call_item(query_id: str, at: int, call: ToolCall) -> dict[str, Any]:
     }
 
 
-def usage(answer: Answer) -> dict[str, Any]:
-    """Return the usage under the names of this API; the numbers are those of a chat completion."""
-    chat = responses.usage(answer)
+def usage(chat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the usage of a chat completion under the names of this API; its cost keeps its name."""
     prompt: Mapping[str, int] = chat["prompt_tokens_details"]
     return {
         "input_tokens": chat["prompt_tokens"],
@@ -135,6 +141,7 @@ def usage(answer: Answer) -> dict[str, Any]:
         "output_tokens": chat["completion_tokens"],
         "output_tokens_details": dict(chat["completion_tokens_details"]),
         "total_tokens": chat["total_tokens"],
+        **{name: chat[name] for name in ("cost", "cost_details") if name in chat},
     }
 
 

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from schemas.answer import Answer
 from schemas.chat import ChatOptions
 from schemas.query import Query
+from streams.gateway.responses import usage
 from streams.gateway.responses_api.response import Events, response
 from streams.gateway.upstream_message import turn
 from tests.support.upstream_answers import CALLS, returned
@@ -17,7 +18,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def made(answer: Answer, query: Query | None = None) -> Any:
-    return Response.model_validate(response("resp_1", 0, "hosted", query, answer))
+    return Response.model_validate(response("resp_1", 0, "hosted", query, answer, usage(answer)))
 
 
 def events(answer: Answer, *deltas: str) -> list[Any]:
