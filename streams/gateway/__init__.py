@@ -5,6 +5,7 @@ endpoint       checks on every request: host, key, body; `auth` has API keys and
 turn           one request, one search: what the protocols share
 chat           `POST /v1/chat/completions`, whole or as a stream; `responses_api` and `messages_api` translate others
 routes         all other routes, and the page (`static/`)
+translation    what the translations of other protocols share
 upstream_message  what an upstream's message says besides its text
 request        a chat completion request becomes a Query; `responses` builds what is returned
 errors         the shape of every error, and the mapping of exceptions to it

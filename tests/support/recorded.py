@@ -87,3 +87,14 @@ def _path(
         text=f"So {sample}: \\boxed{{{said}}}", tokens=6, score=0.95 if right else 0.3, finish="eos"
     )
     return RecordedPath(question=text, model=model, path=sample, steps=(*steps, end), prompt_tokens=12)
+
+
+def write_steps(path: Path, question: str, texts: Sequence[str], tokens: int) -> None:
+    """Write a recording in which both models always answer a question in the same steps of so many tokens each."""
+    steps = [RecordedStep(text=text, tokens=tokens, score=0.9) for text in texts[:-1]]
+    last = RecordedStep(text=texts[-1], tokens=tokens, score=0.9, finish="eos")
+    paths = [
+        RecordedPath(question=question, model=model, path=0, prompt_tokens=9, steps=(*steps, last))
+        for model in ("small", "large")
+    ]
+    write_paths(path, paths)

@@ -1,6 +1,5 @@
 """Translates a Messages request into one for a chat completion. Fields are honoured, named as ignored, or refused."""
 
-import re
 from collections.abc import Collection, Sequence
 from typing import Any, Final, Literal
 
@@ -8,8 +7,9 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from streams.gateway.errors import invalid, of_json, unsupported
+from streams.gateway.errors import invalid, unsupported
 from streams.gateway.request import ChatRequest, Translated, json_object, read, unknown
+from streams.gateway.translation import Translation, own_fields
 
 # Fields with the same name and meaning in a chat completion request.
 _SAME: Final = ("model", "models", "stream", "temperature", "top_p", "uniscale")
@@ -111,16 +111,14 @@ def parse(
         ApiError: 400 with the field at fault.
     """
     plain = json_object(body)
-    known = [*_OWN, *_SAME, *_IGNORED]
-    for name in plain:
-        if name not in known or (counts and name in ("max_tokens", "stream")):
-            raise unknown(name, known)
-    own = {name: plain[name] for name in plain if name in _OWN}
-    try:
-        asked = msgspec.convert({"max_tokens": 1, **own} if counts else own, MessagesRequest)
-    except msgspec.ValidationError as error:
-        raise of_json(error) from None
-    _refuse(asked, plain)
+    others = [*_SAME, *_IGNORED]
+    if counts:
+        for name in ("max_tokens", "stream"):
+            if name in plain:
+                raise unknown(name, [*_OWN, *others])
+        plain = {"max_tokens": 1, **plain}
+    asked = own_fields(plain, MessagesRequest, others)
+    _refuse(asked)
     ignored = [name for name, neutral in _IGNORED.items() if plain.get(name) not in (None, neutral)]
     ignored += ["anthropic-beta"] if beta else []
     translation = _Translation(asked, ignored)
@@ -128,29 +126,22 @@ def parse(
     return read({**same, **translation.fields}, translation.rest(), efforts=efforts, strict=strict)
 
 
-def _refuse(asked: MessagesRequest, plain: dict[str, Any]) -> None:
+def _refuse(asked: MessagesRequest) -> None:
     """Refuse what asks for another kind of answer. Raises ApiError 400."""
     if asked.container is not None:
         raise unsupported("container", "nothing is executed here; leave it out")
     if asked.mcp_servers:
         raise unsupported("mcp_servers", "call them from your client, as tools")
-    extension = plain.get("uniscale")
-    if isinstance(extension, dict) and extension.get("progress"):
-        raise unsupported("uniscale.progress", "watch GET /v1/queries/{id}/events, or use chat completions")
 
 
-class _Translation:
-    """One request in terms of chat completions.
-
-    Attributes:
-        fields: Fields of a chat completion request.
-    """
+class _Translation(Translation):
+    """One request in terms of chat completions."""
 
     def __init__(self, asked: MessagesRequest, ignored: Sequence[str]) -> None:
+        super().__init__(_NAMES)
         self._asked = asked
-        self._names = dict(_NAMES)
-        self._ignored = list(ignored)
-        self.fields: dict[str, Any] = {"messages": [], "max_completion_tokens": asked.max_tokens}
+        self.ignored += ignored
+        self.fields["max_completion_tokens"] = asked.max_tokens
         self._add_messages()
         self._add_output()
         self._add_tools()
@@ -159,11 +150,11 @@ class _Translation:
         if asked.metadata is not None:
             self.fields["user"] = asked.metadata.user_id
         if asked.thinking is not None and asked.thinking.type != "disabled":
-            self._ignored.append("thinking")
+            self.ignored.append("thinking")
 
     def rest(self) -> Translated:
         """Return what the fields of a chat completion request cannot say."""
-        return Translated(protocol="messages", names=self._names, ignored=tuple(dict.fromkeys(self._ignored)))
+        return Translated(protocol="messages", names=self.names, ignored=tuple(dict.fromkeys(self.ignored)))
 
     def _add_messages(self) -> None:
         system = self._asked.system
@@ -171,7 +162,7 @@ class _Translation:
             self._add("system", {"role": "system", "content": self._content("system", system)})
         turns = self._asked.messages
         for at, turn in enumerate(turns):
-            self._check(f"messages[{at}]", turn, ("role", "content"))
+            self.check(f"messages[{at}]", turn, ("role", "content"))
             self._add_turn(f"messages[{at}]", turn.get("role"), turn.get("content"))
         if not turns:
             raise invalid("messages", "messages is empty; give at least one message")
@@ -180,7 +171,7 @@ class _Translation:
             raise unsupported(f"messages[{len(turns) - 1}].role", why)
 
     def _add(self, place: str, message: dict[str, Any]) -> None:
-        self._names[f"messages[{len(self.fields['messages'])}]"] = place
+        self.names[f"messages[{len(self.fields['messages'])}]"] = place
         self.fields["messages"].append(message)
 
     def _add_turn(self, place: str, role: Any, content: Any) -> None:
@@ -199,7 +190,7 @@ class _Translation:
                 case "tool_use", "assistant":
                     calls.append(self._call(where, block))
                 case "thinking" | "redacted_thinking", "assistant":
-                    self._ignored.append(f"messages[].content[].{block['type']}")
+                    self.ignored.append(f"messages[].content[].{block['type']}")
                 case _:
                     parts.append(self._part(where, block))
         if calls:
@@ -220,7 +211,7 @@ class _Translation:
     def _part(self, place: str, block: Any) -> dict[str, Any]:
         kind = self._type(place, block)
         known = ("type", "text", "source")
-        self._check(place, block, known, ignored=("cache_control", "citations", "transformations"))
+        self.check(place, block, known, ignored=("cache_control", "citations", "transformations"))
         match block:
             case {"type": "text", "text": str(text)}:
                 return {"type": "text", "text": text}
@@ -235,7 +226,7 @@ class _Translation:
         raise unsupported(f"{place}.type", f"{kind[:100]!r}; send text")
 
     def _call(self, place: str, block: dict[str, Any]) -> dict[str, Any]:
-        self._check(place, block, ("type", "id", "name", "input"), ignored=("cache_control", "caller"))
+        self.check(place, block, ("type", "id", "name", "input"), ignored=("cache_control", "caller"))
         if not isinstance(block.get("input"), dict):
             raise invalid(f"{place}.input", f"{place}.input must be an object")
         arguments = orjson.dumps(block["input"]).decode()
@@ -244,21 +235,10 @@ class _Translation:
 
     def _result(self, place: str, block: dict[str, Any]) -> dict[str, Any]:
         known = ("type", "tool_use_id", "content")
-        self._check(place, block, known, ignored=("cache_control", "is_error"))
+        self.check(place, block, known, ignored=("cache_control", "is_error"))
         content = self._content(f"{place}.content", block.get("content", ""))
-        self._names[f"messages[{len(self.fields['messages'])}].tool_call_id"] = f"{place}.tool_use_id"
+        self.names[f"messages[{len(self.fields['messages'])}].tool_call_id"] = f"{place}.tool_use_id"
         return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
-
-    def _check(
-        self, place: str, block: dict[str, Any], known: Sequence[str], ignored: Sequence[str] = ()
-    ) -> None:
-        """Name the fields of a block without effect, and refuse those that are not honoured."""
-        for name, value in block.items():
-            if value in (None, [], False) or name in known:
-                continue
-            if name not in ignored:
-                raise unsupported(f"{place}.{name[:100]}", f"use {', '.join(known)}")
-            self._ignored.append(f"{re.sub('[0-9]+', '', place)}.{name}")
 
     def _add_output(self) -> None:
         asked = self._asked.output_config or OutputConfig()
@@ -267,7 +247,7 @@ class _Translation:
         if asked.format is not None:
             if asked.format.get("type") != "json_schema":
                 raise unsupported("output_config.format", "its type must be json_schema")
-            self._check("output_config.format", asked.format, ("type", "schema"))
+            self.check("output_config.format", asked.format, ("type", "schema"))
             schema = {"name": "answer", "schema": asked.format.get("schema"), "strict": True}
             self.fields["response_format"] = {"type": "json_schema", "json_schema": schema}
 
@@ -299,8 +279,8 @@ class _Translation:
             "eager_input_streaming",
             "input_examples",
         )
-        self._check(place, tool, ("type", "name", "description", "input_schema", "strict"), ignored=ignored)
-        self._names |= {
+        self.check(place, tool, ("type", "name", "description", "input_schema", "strict"), ignored=ignored)
+        self.names |= {
             f"{place}.function": place,
             f"{place}.function.parameters": f"{place}.input_schema",
         }

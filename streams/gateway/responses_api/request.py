@@ -1,15 +1,14 @@
 """Translates a Responses request into one for a chat completion. Fields are honoured, named as ignored, or refused."""
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta, Struct
 
 from schemas.query import Message
-from streams.gateway.errors import invalid, of_json, unsupported
-from streams.gateway.request import ChatRequest, Translated, json_object, read, unknown
+from streams.gateway.errors import invalid, unsupported
+from streams.gateway.request import ChatRequest, Translated, json_object, read
+from streams.gateway.translation import Translation, own_fields
 
 Earlier: TypeAlias = Callable[[str], Sequence[Message]]
 """Returns the conversation up to and including a response, by its id. Raises ApiError 400 or 404."""
@@ -101,9 +100,6 @@ class ResponsesRequest(Struct, frozen=True):
     prompt: dict[str, Any] | None = None
 
 
-_OWN: Final = {field.name for field in msgspec.structs.fields(ResponsesRequest)}
-
-
 def parse(
     body: bytes, earlier: Earlier, *, efforts: Collection[str] = (), strict: bool = False
 ) -> ChatRequest:
@@ -119,13 +115,7 @@ def parse(
         ApiError: 400 with the field at fault; 404 for an unknown `previous_response_id`.
     """
     plain = json_object(body)
-    for name in plain:
-        if name not in _OWN and name not in _SAME:
-            raise unknown(name, [*_OWN, *_SAME])
-    try:
-        asked = msgspec.convert({name: plain[name] for name in plain if name in _OWN}, ResponsesRequest)
-    except msgspec.ValidationError as error:
-        raise of_json(error) from None
+    asked = own_fields(plain, ResponsesRequest, _SAME)
     _refuse(asked, plain)
     translation = _Translation(asked, earlier)
     same = {name: plain[name] for name in plain if name in _SAME}
@@ -142,28 +132,20 @@ def _refuse(asked: ResponsesRequest, plain: dict[str, Any]) -> None:
         raise unsupported("prompt", "there are no stored prompts; send instructions and input")
     if asked.stream_options is not None and not plain.get("stream"):
         raise invalid("stream_options", "stream_options needs stream: true")
-    extension = plain.get("uniscale")
-    if isinstance(extension, dict) and extension.get("progress"):
-        raise unsupported("uniscale.progress", "watch GET /v1/queries/{id}/events, or use chat completions")
 
 
-class _Translation:
-    """One request in terms of chat completions.
-
-    Attributes:
-        fields: Fields of a chat completion request.
-    """
+class _Translation(Translation):
+    """One request in terms of chat completions."""
 
     def __init__(self, asked: ResponsesRequest, earlier: Earlier) -> None:
+        super().__init__(_NAMES)
         self._asked = asked
-        self._names = dict(_NAMES)
-        self._ignored: list[str] = []
         self._earlier: list[Message] = []
         if asked.instructions is not None:
             self._earlier.append(Message(role="system", content=asked.instructions))
         if asked.previous_response_id is not None:
             self._earlier += earlier(asked.previous_response_id)
-        self.fields: dict[str, Any] = {"messages": self._messages()}
+        self.fields["messages"] = self._messages()
         if asked.max_output_tokens is not None:
             self.fields["max_completion_tokens"] = asked.max_output_tokens
         self._add_reasoning()
@@ -184,8 +166,8 @@ class _Translation:
             protocol="responses",
             earlier=tuple(self._earlier),
             kept={name: value for name, value in kept.items() if value is not None},
-            names=self._names,
-            ignored=tuple(dict.fromkeys(self._ignored)),
+            names=self.names,
+            ignored=tuple(dict.fromkeys(self.ignored)),
         )
 
     def _messages(self) -> list[dict[str, Any]]:
@@ -203,7 +185,7 @@ class _Translation:
             if item.get("type") in _CALLS and found and found[-1]["role"] == "assistant":
                 found[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
                 continue
-            self._names[f"messages[{len(self._earlier) + len(found)}]"] = place
+            self.names[f"messages[{len(self._earlier) + len(found)}]"] = place
             found.append(message)
         return found
 
@@ -212,7 +194,7 @@ class _Translation:
             case None | "message":
                 if "role" not in item:
                     raise invalid(f"{place}.role", f"{place}.role is missing; give a role, or another type")
-                self._check(place, item, ("type", "role", "content", "id", "status"), ignored=("phase",))
+                self.check(place, item, ("type", "role", "content", "id", "status"), ignored=("phase",))
                 return {
                     "role": item["role"],
                     "content": self._content(f"{place}.content", item.get("content")),
@@ -220,31 +202,22 @@ class _Translation:
             case "function_call" | "custom_tool_call" as kind:
                 tool, says = _CALLS[kind]
                 known = ("type", says, "call_id", "name", "id", "status")
-                self._check(place, item, known, ignored=("caller", "async"))
+                self.check(place, item, known, ignored=("caller", "async"))
                 call = {"name": item.get("name"), says: item.get(says)}
                 calls = [{"id": item.get("call_id"), "type": tool, tool: call}]
                 return {"role": "assistant", "content": None, "tool_calls": calls}
             case "function_call_output" | "custom_tool_call_output":
                 known = ("type", "output", "call_id", "id", "status", "name")
-                self._check(place, item, known, ignored=("caller",))
+                self.check(place, item, known, ignored=("caller",))
                 output = self._content(f"{place}.output", item.get("output"))
                 return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
             case "reasoning":
-                self._ignored.append("input[].reasoning")
+                self.ignored.append("input[].reasoning")
                 return None
             case "item_reference":
                 raise unsupported(f"{place}.type", "send the item itself, or previous_response_id")
             case kind:
                 raise unsupported(f"{place}.type", f"{str(kind)[:100]!r}; send messages and function calls")
-
-    def _check(self, place: str, item: dict[str, Any], known: Sequence[str], ignored: Sequence[str]) -> None:
-        """Name the fields of an item without effect, and refuse those that the API does not have."""
-        for name, value in item.items():
-            if value in (None, []) or name in known:
-                continue
-            if name not in ignored:
-                raise unsupported(f"{place}.{name[:100]}", f"use {', '.join(known)}")
-            self._ignored.append(f"{re.sub('[0-9]+', '', place)}.{name}")
 
     def _content(self, place: str, content: Any) -> Any:
         if not isinstance(content, list):
@@ -255,7 +228,7 @@ class _Translation:
         if not isinstance(part, dict):
             raise invalid(place, f"{place} must be an object with a type")
         known = ("type", "text", "refusal", "image_url", "detail", "file_id", "input_audio")
-        self._check(place, part, known, ignored=("annotations", "logprobs", "prompt_cache_breakpoint"))
+        self.check(place, part, known, ignored=("annotations", "logprobs", "prompt_cache_breakpoint"))
         match part:
             case {"type": "input_text" | "output_text", "text": str(text)} | {
                 "type": "refusal",
@@ -277,7 +250,7 @@ class _Translation:
         asked = self._asked.reasoning or Reasoning()
         if asked.effort is not None:
             self.fields["reasoning_effort"] = asked.effort
-        self._ignore(
+        self.ignore(
             ("reasoning.summary", asked.summary),
             ("reasoning.generate_summary", asked.generate_summary),
             ("reasoning.context", asked.context, "auto"),
@@ -309,11 +282,11 @@ class _Translation:
                 raise unsupported("tool_choice", _SERVERS_TOOLS)
         if asked.tools is not None:
             self.fields["tools"] = tools
-            self._names |= {f"tools[{at}].{tool['type']}": f"tools[{at}]" for at, tool in enumerate(tools)}
+            self.names |= {f"tools[{at}].{tool['type']}": f"tools[{at}]" for at, tool in enumerate(tools)}
         if choice is not None:
             self.fields["tool_choice"] = choice
-            self._names |= {"tool_choice.function": "tool_choice", "tool_choice.custom": "tool_choice"}
-        self._ignore(("max_tool_calls", asked.max_tool_calls))
+            self.names |= {"tool_choice.function": "tool_choice", "tool_choice.custom": "tool_choice"}
+        self.ignore(("max_tool_calls", asked.max_tool_calls))
 
     def _tool(self, place: str, tool: dict[str, Any]) -> dict[str, Any]:
         kind = tool.get("type")
@@ -322,7 +295,7 @@ class _Translation:
         if not isinstance(tool.get("name"), str):
             raise invalid(f"{place}.name", f"{place}.name must be a text")
         ignored = ("allowed_callers", "defer_loading", "output_schema", "async")
-        self._ignore(*((f"tools[].{name}", tool.get(name), False) for name in ignored))
+        self.ignore(*((f"tools[].{name}", tool.get(name), False) for name in ignored))
         told = {name: value for name, value in tool.items() if name not in (*ignored, "type")}
         form = told.get("format")
         if isinstance(form, dict) and form.get("type") == "grammar":
@@ -334,25 +307,19 @@ class _Translation:
         include, top = self._asked.include or [], self._asked.top_logprobs
         if _LOGPROBS in include or top:
             self.fields["logprobs"] = True
-            self._names["logprobs"] = "include" if _LOGPROBS in include else "top_logprobs"
+            self.names["logprobs"] = "include" if _LOGPROBS in include else "top_logprobs"
         if top:
             self.fields["top_logprobs"] = top
         # The others are about tools of OpenAI's servers, the client's own images, and hidden reasoning.
-        self._ignored += [f"include.{name}" for name in include if name != _LOGPROBS]
+        self.ignored += [f"include.{name}" for name in include if name != _LOGPROBS]
 
     def _add_ignored(self) -> None:
         asked = self._asked
         options = asked.stream_options or StreamOptions()
-        self._ignore(
+        self.ignore(
             ("truncation", asked.truncation, "disabled"),
             ("context_management", asked.context_management, []),
             ("image", asked.image, {}),
             ("access_programs", asked.access_programs, {}),
             ("stream_options.include_obfuscation", options.include_obfuscation, False),
         )
-
-    def _ignore(self, *fields: tuple[Any, ...]) -> None:
-        """Name the fields whose value has an effect in the API: neither null nor one of the values after it."""
-        self._ignored += [
-            name for name, value, *neutral in fields if value is not None and value not in neutral
-        ]

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from schemas.query import Query
 from tests.support.gateway_deployment import WITHOUT_EXECUTOR, Deploy, GatewayDeployment
+from tests.support.recorded import write_steps
 
 LONG = "Tell me at length."
 ONE = "large/1/1/1"
@@ -24,16 +24,7 @@ PLAIN: dict[str, Any] = {"model": ONE, "max_tokens": 1000, "messages": [{"role":
 def site(deploy: Deploy, tmp_path_factory: pytest.TempPathFactory) -> GatewayDeployment:
     """A deployment whose every answer is the same three steps."""
     recording = tmp_path_factory.mktemp("messages") / "recording.jsonl"
-    ends = ["separator", "separator", "eos"]
-    steps = tuple(
-        RecordedStep(text=text, tokens=TOKENS, score=0.9, finish=end)  # type: ignore[arg-type]
-        for text, end in zip(STEPS, ends, strict=True)
-    )
-    models = ("small", "large")
-    write_paths(
-        recording,
-        [RecordedPath(question=LONG, model=m, path=0, prompt_tokens=9, steps=steps) for m in models],
-    )
+    write_steps(recording, LONG, STEPS, TOKENS)
     return deploy(recorded=str(recording))
 
 

@@ -9,9 +9,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from schemas.query import Query
 from tests.support.gateway_deployment import WITHOUT_EXECUTOR, Deploy, GatewayDeployment
+from tests.support.recorded import write_steps
 
 LONG = "Tell me at length."
 ONE = "large/1/1/1"
@@ -30,16 +30,7 @@ STREAM = [
 def site(deploy: Deploy, tmp_path_factory: pytest.TempPathFactory) -> GatewayDeployment:
     """A deployment whose every answer is the same three steps."""
     recording = tmp_path_factory.mktemp("responses") / "recording.jsonl"
-    ends = ["separator", "separator", "eos"]
-    steps = tuple(
-        RecordedStep(text=text, tokens=TOKENS, score=0.9, finish=end)  # type: ignore[arg-type]
-        for text, end in zip(STEPS, ends, strict=True)
-    )
-    models = ("small", "large")
-    write_paths(
-        recording,
-        [RecordedPath(question=LONG, model=m, path=0, prompt_tokens=9, steps=steps) for m in models],
-    )
+    write_steps(recording, LONG, STEPS, TOKENS)
     return deploy(recorded=str(recording))
 
 
