@@ -100,7 +100,7 @@ def measure_gateway(
     (`ours_minilm`), and LiteLLM's proxy with mock answers (`litellm`). A search has one step and a recorded engine.
     Every request of ours is on the broker before it is answered. If LiteLLM cannot be installed, the file says why.
     """
-    from bench import gateway, litellm
+    from bench import gateway, litellm, peers
     from bench.gateway import GatewayPlan, measure
     from bench.turns import versions
 
@@ -113,9 +113,9 @@ def measure_gateway(
     peer: dict[str, str] = {}
     python: Path | None = None
     try:
-        python = litellm.install(out.parent / "litellm")
+        python = peers.install(out.parent / "litellm", litellm.PINS)
         peer["litellm"] = litellm.version(python)
-    except litellm.PeerMissing as error:
+    except peers.PeerMissing as error:
         click.echo(f"LiteLLM is left out: {error}", err=True)
         peer["litellm"] = f"missing: {error}"
     with LocalBroker.choose(kind, os.environ) as broker:  # type: ignore[arg-type]

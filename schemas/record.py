@@ -46,6 +46,7 @@ _FOUR_BYTES = re.compile(rb"[\xf0-\xff]|\\u[dD][89a-bA-B]")
 _LARGE = MAX_RECORD
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.+)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.+)`$")
 
 R = TypeVar("R", bound="Record")
 
@@ -278,6 +279,8 @@ def invalid_field(kind: str, error: msgspec.ValidationError) -> InvalidField:
         why, inner = cause.why, cause.field
     elif missing := _MISSING.match(what):
         why, inner = "is missing; give it", missing["field"]
+    elif unknown := _UNKNOWN.match(what):
+        why, inner = "is unknown; correct its name, or leave it out", unknown["field"]
     return InvalidField(kind, ".".join(part for part in (field, inner) if part), why)
 
 

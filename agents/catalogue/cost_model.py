@@ -80,7 +80,7 @@ class CostModel:
 
 
 def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | None = None) -> Cost | None:
-    """Return what an Answer's search cost, at the price in force when it began, or None if nothing was run.
+    """Return what an Answer's search cost, at the price in force when it began, or None if nothing was run or billed.
 
     In USD it is the price of its tokens as counted upstream, or else by the engine, without the cost of verification.
     In eFLOPs it is App. D.3 times the price factor.
@@ -93,11 +93,13 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
     Raises:
         UnpricedAnswer: its model or verifier is unknown.
     """
-    if answer.action is None or not answer.trace:
+    if answer.action is None or not (answer.trace or answer.billed):
         return None
     if answer.limits is not None and (prices := answer.limits.prices) is not None:
         billed = answer.billed or Billed(input=answer.prompt_tokens, output=answer.generated_tokens)
         return Cost(cost=prices.usd(billed), unit="usd", billed=billed, prices=prices)
+    if not answer.trace:
+        return None
     model = generator or cost_model.generators.get(answer.action.model)
     if model is None:
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)

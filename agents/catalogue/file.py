@@ -18,6 +18,7 @@ from msgspec import Struct
 from agents.catalogue.checkpoint import read_family
 from agents.catalogue.cost_range import derived, unit_of
 from agents.catalogue.endpoints import by_effort, chat_entry
+from agents.catalogue.list_prices import SOURCE, list_price
 from agents.catalogue.models import (
     DTYPE_BYTES,
     Catalogue,
@@ -29,7 +30,7 @@ from agents.catalogue.models import (
 )
 from schemas.control import ObjectiveEntry
 from schemas.errors import InvalidField, closest
-from schemas.objective import CostRange, CostUnit
+from schemas.objective import CostRange, CostUnit, Weights
 from schemas.record import invalid_field
 
 T = TypeVar("T")
@@ -225,10 +226,15 @@ def decode_objective(name: str, asked: Any) -> ObjectiveEntry:
     Raises:
         CatalogueError: naming the objective, the field and the fix.
     """
-    fields = ("weights", "mean_cost", "accuracy")
-    for field in _mapping(asked, name):
-        if field not in fields:  # records ignore fields of later releases, files must not have any
-            raise CatalogueError(f"{name}.{field}: is unknown; {closest(field, fields)}")
+    known = ("weights", "mean_cost", "accuracy")
+    weights = asked.get("weights") if isinstance(asked, dict) else None
+    for where, given, fields in (
+        (name, asked, known),
+        (f"{name}.weights", weights or {}, Weights.__struct_fields__),
+    ):
+        for field in _mapping(given, where):
+            if field not in fields:  # records ignore fields of later releases, files must not have any
+                raise CatalogueError(f"{where}.{field}: is unknown; {closest(field, fields)}")
     return _convert({"name": name, "op": "set", **asked}, ObjectiveEntry, name)
 
 
@@ -244,12 +250,30 @@ def decode_model(entry: Mapping[str, Any], where: str) -> Model:
     """
     place = f"{where}, model {entry.get('name')!r}"
     served, endpoint = _served(entry), entry.get("endpoint")
-    if isinstance(endpoint, dict) and endpoint.get("kind") == "chat":
-        try:
+    try:
+        if isinstance(endpoint, dict) and endpoint.get("kind") == "chat":
             served = chat_entry(served, endpoint)
-        except InvalidField as error:
-            raise CatalogueError(f"{place}, field {error.field}: {error.why}") from None
+        served = with_list_price(served)
+    except InvalidField as error:
+        raise CatalogueError(f"{place}, field {error.field}: {error.why}") from None
     return _convert(served, Model, place)
+
+
+def with_list_price(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry with the list price of its model in place of `price: auto`.
+
+    Raises:
+        InvalidField: the model's price is not known, or it is not a hosted one.
+    """
+    if entry.get("price") != "auto":
+        return entry
+    endpoint = entry.get("endpoint")
+    if not isinstance(endpoint, dict) or endpoint.get("kind") != "chat":
+        raise InvalidField(
+            "Model", "price", "is auto, which is for hosted models, of kind chat: give USD per million tokens"
+        )
+    price = list_price(str(endpoint.get("url")), str(endpoint.get("model")))
+    return {**entry, "price": {**msgspec.structs.asdict(price), "source": SOURCE}}
 
 
 def entry_of(model: Model) -> str:

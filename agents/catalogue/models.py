@@ -64,7 +64,8 @@ class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     query_heads: Positive
     kv_heads: Positive
     head_dim: Positive
-    weight_bytes: Positive = 2  # prec_p, bytes a parameter
+    # prec_p, bytes a parameter; 0.5 for weights of 4 bits
+    weight_bytes: Positive | Annotated[float, Meta(gt=0)] = 2
     kv_bytes: Positive = 2  # prec_kv, bytes a cached number
 
     def __post_init__(self) -> None:
@@ -107,7 +108,13 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ModelPrice(Prices, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The prices of an entry: `schemas.prices.Prices`, in which a catalogue may not mistype a name."""
+    """The prices of an entry: `schemas.prices.Prices`, in which a catalogue may not mistype a name.
+
+    Attributes:
+        source: Where they are from, with its date, if they were written as `auto`.
+    """
+
+    source: str = ""
 
     @property
     def plain(self) -> Prices:

@@ -92,7 +92,7 @@ class Before:
             fault=answer.fault,
             cause=answer.cause,
             error=(answer.error or "")[:ERROR],
-            tokens=answer.generated_tokens,
+            tokens=answer.billed.output if answer.billed else answer.generated_tokens,
             cost=failure.cost or 0.0,
         )
         return cls(decision, (*decision.earlier, attempt))

@@ -287,7 +287,8 @@ def failed(
     why = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     if not isinstance(source, Decision):
         made = answer_of(source, source.forest, source.forest.best, "failed", error=why, engine=engine)
-        return msgspec.structs.replace(made, fault=fault)
+        lost = error.billed if isinstance(error, ServingError) else None
+        return msgspec.structs.replace(made, fault=fault, billed=_sum(source.billed, lost))
     return msgspec.structs.replace(_without_search(source, "failed", why), engine=engine, fault=fault)
 
 
@@ -521,9 +522,12 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
 
 def _billed(before: Billed | None, drafts: Sequence[Drafted]) -> Billed | None:
     for draft in drafts:
-        if draft.billed is not None:
-            before = draft.billed if before is None else before.plus(draft.billed)
+        before = _sum(before, draft.billed)
     return before
+
+
+def _sum(one: Billed | None, other: Billed | None) -> Billed | None:
+    return one.plus(other) if one is not None and other is not None else one or other
 
 
 def time_left_s(job: Job, now_ms: int) -> float | None:

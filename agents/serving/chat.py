@@ -1,5 +1,6 @@
 """The engine of any OpenAI-compatible `/v1/chat/completions`: whole answers, priced by the tokens the server counts."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from msgspec import Struct
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Sampling
 from agents.serving.engine import Drafted, Prefix, check_seeds
-from agents.serving.errors import ContentFilteredError, EngineReplyError, RequestRefusedError
+from agents.serving.errors import ContentFilteredError, EngineReplyError, RequestRefusedError, ServingError
 from agents.serving.http import JsonServer, all_of
 from schemas.chat import ChatOptions, UpstreamChoice
 from schemas.errors import InvalidField
@@ -53,23 +54,32 @@ class ChatEngine:
     ) -> list[Drafted]:
         """Return `n` answers for each prefix, which has no steps; see `Engine.generate`.
 
-        Sends one request per answer, or one per prefix if the server supports `n` (`native_n`).
+        Sends one request per answer, or one per prefix if the server supports `n` (`native_n`). If one of them fails,
+        the error has the tokens that were billed for those that did not, and for a reply that is of no use.
         """
         check_seeds(prefixes, n, seeds)
         asked = [prefix for prefix in prefixes for _ in range(n)]
-        if self._endpoint.native_n and len(asked) > 1 and all(each == asked[0] for each in asked):
-            return await self._completions(asked[0], len(asked), seeds[0], sampling)
-        pairs = zip(asked, seeds, strict=True)
-        made: list[list[Drafted]] = await all_of(
-            self._completions(prefix, 1, seed, sampling) for prefix, seed in pairs
-        )
+        requests = list(zip(asked, [1] * len(asked), seeds, strict=True))
+        if self._endpoint.native_n and all(each == asked[0] for each in asked):
+            requests = [(asked[0], len(asked), seeds[0])]
+        bills: list[Billed] = []
+        try:
+            made: list[list[Drafted]] = await all_of(
+                self._completions(*request, sampling, bills) for request in requests
+            )
+        except ServingError as error:
+            if bills:
+                error.billed = functools.reduce(Billed.plus, bills)
+            raise
         return [answer for answers in made for answer in answers]
 
     async def close(self) -> None:
         """Close the connections."""
         await self._server.close()
 
-    async def _completions(self, prefix: Prefix, n: int, seed: int, sampling: Sampling) -> list[Drafted]:
+    async def _completions(
+        self, prefix: Prefix, n: int, seed: int, sampling: Sampling, bills: list[Billed]
+    ) -> list[Drafted]:
         endpoint = self._endpoint
         body: dict[str, Any] = {
             **endpoint.extra_body,
@@ -82,7 +92,9 @@ class ChatEngine:
             body["seed"] = seed
         if n > 1:
             body["n"] = n
-        return await self._server.post(PATH, body, lambda reply: _drafts(reply, self.model, n, prefix.whole))
+        return await self._server.post(
+            PATH, body, lambda reply: _drafts(reply, self.model, n, prefix.whole, bills)
+        )
 
     def _asked(self, options: ChatOptions | None) -> dict[str, Any]:
         fields = {} if options is None else options.fields
@@ -198,11 +210,14 @@ class ChatReply(Struct):
     usage: Usage | None = None
 
 
-def _drafts(reply: dict[str, Any], model: str, n: int, whole: bool) -> list[Drafted]:
+def _drafts(reply: dict[str, Any], model: str, n: int, whole: bool, bills: list[Billed]) -> list[Drafted]:
+    """Return the answers in a reply, and append what it is billed to `bills`, even if the answers are of no use."""
     try:
         read = msgspec.convert(reply, ChatReply)
     except msgspec.ValidationError as error:
         raise EngineReplyError(f"{PATH}: {model}: unexpected reply: {error}") from error
+    if read.usage is not None and read.usage.prompt_tokens:
+        bills.append(read.usage.billed)
     if len(read.choices) != n:
         fix = "; set endpoint.native_n to false" if n > 1 else ""
         raise EngineReplyError(f"{PATH}: {model}: {len(read.choices)} choices for a request of {n}{fix}")

@@ -29,10 +29,17 @@ from typing import ClassVar
 
 from schemas.errors import UniscaleError
 from schemas.failure import Cause
+from schemas.prices import Billed
 
 
 class ServingError(UniscaleError):
-    """A model could not be served. The subclass says what to do."""
+    """A model could not be served. The subclass says what to do.
+
+    Attributes:
+        billed: Tokens that an upstream counted for requests whose replies are lost with this error; None if unknown.
+    """
+
+    billed: Billed | None = None
 
     retryable: ClassVar[bool] = False
     fatal: ClassVar[bool] = False

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 import httpx
@@ -522,10 +523,20 @@ def _complaint(data: bytes) -> str:
 
 
 def _retry_after_s(headers: httpx.Headers) -> float:
+    """Return the seconds that a server asks to wait, as a number or until a date by its own clock (RFC 9110, 10.2.3).
+
+    0 if it asks for nothing readable.
+    """
+    asked = headers.get("retry-after", "0")
     try:
-        return max(0.0, float(headers.get("retry-after", "0")))
+        return max(0.0, float(asked))
     except ValueError:
-        return 0.0  # an HTTP date: use our own pause
+        pass
+    try:
+        until, now = (parsedate_to_datetime(each) for each in (asked, headers.get("date", "")))
+        return max(0.0, (until - now).total_seconds())
+    except (ValueError, TypeError):  # a date without its time zone cannot be compared
+        return 0.0
 
 
 # The engine of a remote vLLM server, at its `/v1/completions`.

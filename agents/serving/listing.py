@@ -28,6 +28,7 @@ class Listed(Struct, frozen=True, kw_only=True):
         context_tokens: Its longest prompt plus answer; None if unknown.
         max_output_tokens: Its longest answer; None if unknown.
         price: What its tokens cost; None if unknown.
+        priced_by: Who says so.
     """
 
     id: str
@@ -35,12 +36,22 @@ class Listed(Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     max_output_tokens: int | None = None
     price: Prices | None = None
+    priced_by: str = ""
 
 
 class _Entry(Struct):
+    """A model as vLLM lists it, with `root` and `max_model_len`, or llama.cpp, with `meta`; other servers say less."""
+
     id: str
     root: str | None = None
     max_model_len: Tokens | None = None
+    meta: Any = None
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Return the longest prompt plus answer; None if the server does not say it."""
+        slot = self.meta.get("n_ctx") if isinstance(self.meta, dict) else None
+        return self.max_model_len or (slot if isinstance(slot, int) and slot > 0 else None)
 
 
 class _List(Struct):
@@ -86,7 +97,7 @@ async def listed(server: JsonServer) -> list[Listed]:
     """
     found = _read(await server.get(MODELS), _List, MODELS)
     return [
-        Listed(id=each.id, root=each.root or "", context_tokens=each.max_model_len) for each in found.data
+        Listed(id=each.id, root=each.root or "", context_tokens=each.context_tokens) for each in found.data
     ]
 
 
@@ -109,6 +120,7 @@ async def proxied(server: JsonServer) -> list[Listed]:
             context_tokens=info.max_input_tokens or info.max_tokens,
             max_output_tokens=info.max_output_tokens,
             price=info.price,
+            priced_by="the proxy",
         )
         found[one.id] = _both(found.get(one.id, one), one)
     return list(found.values())
@@ -132,6 +144,7 @@ def _both(one: Listed, other: Listed) -> Listed:
         context_tokens=least(one.context_tokens, other.context_tokens),
         max_output_tokens=least(one.max_output_tokens, other.max_output_tokens),
         price=max(prices, key=lambda each: each.output, default=None),
+        priced_by=one.priced_by,
     )
 
 

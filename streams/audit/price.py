@@ -157,10 +157,12 @@ class PriceList:
         with.
         """
         action, trace = answer.get("action"), answer.get("trace")
-        if not action or not trace:
+        if not action or not (trace or answer.get("billed")):
             return []
         if prices := (answer.get("limits") or {}).get("prices"):
             return [_billed(answer, prices)]
+        if not trace:
+            return []
         served = answer.get("verifier") or {}
         names = (served.get("model"), served.get("name"), self.own.get(action["model"]), self.verifier)
         verifier = next((self.verifiers[n] for n in names if n in self.verifiers), None)

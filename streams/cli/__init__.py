@@ -13,11 +13,12 @@ from typing import Any, Final, TypeVar
 import click
 
 from schemas.errors import UniscaleError
-from streams.settings import Settings, origins
+from streams.settings import Settings, origins, variable
 
 _MODULES: Final = {
     "init": "setup",
     "check": "setup",
+    "calibrate": "calibrating",
     "up": "running",
     "worker": "running",
     "broker": "running",
@@ -144,6 +145,8 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
     # A non-UTF-8 terminal cannot show all characters. In a file or pipe none may be lost.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict" and sys.stdout.isatty():
         sys.stdout.reconfigure(errors="replace")
+    if ctx.invoked_subcommand == "init" and not (flags["config"] or os.environ.get(variable("config"))):
+        flags["config"] = ""  # it writes the file of that name, and need not read a broken one first
     ctx.obj = Settings.from_env(os.environ, **flags)
 
 

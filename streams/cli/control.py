@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agents.catalogue.file import entry_of, read_yaml, states_cost_range
+from agents.catalogue.file import entry_of, read_yaml, states_cost_range, with_list_price
 from agents.catalogue.models import CatalogueError
 from agents.catalogue.objectives import Accuracy, Goal, MeanCost
 from agents.catalogue.steering import Steering
@@ -134,7 +134,8 @@ def add_entry(settings: Settings, file: Path) -> None:
         raise CatalogueError(
             f"{file}: not the entry of a model: write name, checkpoint, architecture, sampling, …"
         )
-    record = CatalogueEntry(name=entry["name"], op="add", model=entry)
+    # Whatever release reads it later, the record says the price of today.
+    record = CatalogueEntry(name=entry["name"], op="add", model=with_list_price(entry))
     before = steering(settings)
     try:
         after = before.after(record, before.offset + 1)  # fail here rather than in every process

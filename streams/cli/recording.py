@@ -62,6 +62,10 @@ def record(
     FILE has JSON lines as for `produce`, each with a `reference`. The learner learns nothing from these queries. The
     same command resumes after a stop. `python -m streams prior OUT` makes a prior from the outcomes.
     """
+    if out.suffix != ".jsonl":
+        raise click.BadParameter(
+            f"{out}: outcomes are JSON lines; end its name in .jsonl", param_hint="--out"
+        )
     questions = list(islice(read_questions(file), limit))
     if not questions:
         raise QuestionError(f"{file}: contains no questions")

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+import msgspec
 from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
 from agents.catalogue.file import read_yaml
+from agents.catalogue.list_prices import SOURCE, list_price
 from agents.serving.errors import EndpointRefusedError, ServingError
 from agents.serving.http import JsonServer, Keys, ServerSettings
 from agents.serving.listing import Listed, listed, proxied
-from schemas.errors import UniscaleError
+from schemas.errors import InvalidField, UniscaleError
 from streams.cli.control import steering
 from streams.settings import Settings
 from streams.setup.starter import FILL_IN, Kind, Source, starter, unfilled
@@ -142,7 +144,18 @@ async def _source(asked: _Asked, settings: Settings, wanted: tuple[str, ...]) ->
         raise SetupRefused(f"{asked.option}: {error}{_advice(asked, error, name, bool(key))}") from None
     finally:
         await server.close()
-    return Source(kind=asked.kind, url=asked.url, key_env=asked.key_env, models=_chosen(asked, found, wanted))
+    chosen = _chosen(asked, found, wanted)
+    if asked.kind == "openai":
+        chosen = [_listed_price(each, asked.url) for each in chosen]
+    return Source(kind=asked.kind, url=asked.url, key_env=asked.key_env, models=chosen)
+
+
+def _listed_price(model: Listed, url: str) -> Listed:
+    """Return a model with its list price, if that is known."""
+    try:
+        return msgspec.structs.replace(model, price=list_price(url, model.id), priced_by=SOURCE)
+    except InvalidField:
+        return model
 
 
 def _advice(asked: _Asked, error: ServingError, name: str, sent: bool) -> str:
@@ -160,9 +173,9 @@ def _chosen(asked: _Asked, found: list[Listed], wanted: tuple[str, ...]) -> list
         raise SetupRefused(
             f"{asked.option}: lists no models; load or configure one there, and run init again"
         )
-    if asked.kind == "vllm" and all(each.context_tokens is None for each in usable):
+    if asked.kind == "vllm" and not any(each.root for each in usable):
         raise SetupRefused(
-            f"{asked.option}: is not vLLM, which states max_model_len with each model; give it with --openai"
+            f"{asked.option}: is not vLLM, which states the root of each model; give it with --openai"
         )
     if not wanted:
         if len(usable) > MOST_MODELS:

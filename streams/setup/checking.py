@@ -1,6 +1,7 @@
 """What is wrong with a deployment's configuration, and what to do about it: its file, servers, prior and topics."""
 
 import asyncio
+import contextlib
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from agents.bandit.errors import CorruptState, PriorRefused
+from agents.catalogue.list_prices import SOURCE, list_price
 from agents.catalogue.models import Catalogue, Model, VerifierModel
 from agents.decider.decider import Decider
 from agents.embedding import EncoderError, encoder_id
@@ -23,6 +25,7 @@ from agents.serving.registry import HostingOptions, connected, served_name
 from agents.serving.retries import Retries
 from agents.serving.vllm_settings import checkpoint_path
 from agents.verifier.prm import start_verifier
+from schemas.errors import InvalidField
 from schemas.objective import UNITS
 from schemas.prices import Prices, rate_in_words
 from streams.control import Control, mixed_in_words
@@ -120,7 +123,8 @@ async def _model(model: Model, options: HostingOptions) -> list[Finding]:
         here = next((each for each in known if each.id == served_name(model)), None)
         found = [*_context(about, model, here), *await _price(about, model, loaded.server)]
         found += await _capabilities(about, model, loaded.engine, options)
-        return found or [Finding(about, "ok", f"gave a token; charges {rate_in_words(model.rate)}")]
+        source = f", as {model.price.source} says" if model.price and model.price.source else ""
+        return found or [Finding(about, "ok", f"gave a token; charges {rate_in_words(model.rate)}{source}")]
     finally:
         await loaded.engine.close()
 
@@ -175,10 +179,13 @@ async def _capabilities(about: str, model: Model, engine: Engine, options: Hosti
 
 
 async def _price(about: str, model: Model, server: JsonServer) -> list[Finding]:
-    stated = (await prices_of(server)).get(served_name(model))
+    stated, by = (await prices_of(server)).get(served_name(model)), "its proxy states"
+    if stated is None and model.endpoint.kind == "chat":
+        with contextlib.suppress(InvalidField):
+            stated, by = list_price(model.endpoint.url or "", model.endpoint.model), f"{SOURCE} says"
     if stated is None or not isinstance(model.rate, Prices) or stated == model.rate:
         return []
-    what = f"charges {rate_in_words(model.rate)}, and its proxy states {rate_in_words(stated)}"
+    what = f"charges {rate_in_words(model.rate)}, and {by} {rate_in_words(stated)}"
     cached = "" if stated.cached_input is None else f", cached_input: {stated.cached_input:g}"
     fix = f"set price to {{input: {stated.input:g}{cached}, output: {stated.output:g}}}, if that is what you pay"
     return [Finding(about, "note", what, fix)]
@@ -212,8 +219,15 @@ def _grades(control: Control, settings: Settings) -> list[Finding]:
         return []
     baseline = baseline_of(settings, control.base, control.space(control.base))
     fix = "send references or feedback: docs/own-models.md, Grades"
+    late = []
+    if not settings.queries.feedback_wait_s:
+        what = "feedback_wait_s is 0: an answer without a reference is closed at once, and feedback on it is too late"
+        late.append(
+            Finding("feedback", "note", what, "set feedback_wait_s, such as 3600, or send references only")
+        )
     return [
         Finding("grades", "note", said, fix),
+        *late,
         Finding(
             "baseline", "note", f"until then every query gets {baseline}", "name another: control_action"
         ),

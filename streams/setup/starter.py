@@ -83,7 +83,7 @@ def starter(sources: Sequence[Source]) -> str:
             names.append(_name(model.id, known))
             lines = [f"- name: {names[-1]}"]
             lines += _of_vllm(source, model) if source.kind == "vllm" else _of_chat(source, model)
-            lines.append(f"  {_price(model.price)}")
+            lines.append(f"  {_price(model)}")
             entries.append("\n".join(f"    {line}" for line in lines) + "\n")
     searched = any(source.kind == "vllm" for source in sources)
     baseline = _BASELINE.format(baseline=f"{names[0]}/1/1/1", fill_in=FILL_IN)
@@ -159,12 +159,12 @@ def _of_chat(source: Source, model: Listed) -> list[str]:
     return lines
 
 
-def _price(price: Prices | None) -> str:
-    given = ASSUMED if price is None else price
+def _price(model: Listed) -> str:
+    given = model.price or ASSUMED
     costs = {"input": given.input, "cached_input": given.cached_input, "output": given.output}
     said = f"price: {_flow({name: each for name, each in costs.items() if each is not None})}"
-    if price is not None:
-        return f"{said}  # USD per million tokens, as the proxy states them"
+    if model.price is not None:
+        return f"{said}  # USD per million tokens, by {model.priced_by}"
     return f"{said}  # {FILL_IN}: USD per million tokens; no server states them, and these are assumed"
 
 

@@ -1,7 +1,6 @@
 """The page "Your own models", line by line: a real vLLM server, and a scripted upstream in place of a hosted model."""
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -18,7 +17,7 @@ from streams.local.broker import free_port
 from streams.settings import Settings
 from tests.support.command_line import Operator, read_until
 from tests.support.upstream import Upstream
-from tests.support.vllm_servers import vllm_servers
+from tests.support.vllm_servers import mini_servers
 
 pytestmark = [pytest.mark.broker, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -44,13 +43,8 @@ def hosted() -> Iterator[Upstream]:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = ROOT / "models" / "mini-1m"
-    arguments = ["--model", str(folder), "--served-model-name", SERVED, "--max-num-seqs", "16"]
-    environ = dict(os.environ) | {"HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    arguments += ["--block-size", "32", "--generation-config", "vllm"]
-    with vllm_servers({"own": arguments}, environ, tmp_path_factory.mktemp("vllm")) as urls:
-        yield urls["own"]
+    with mini_servers(tmp_path_factory.mktemp("vllm"), {SERVED: ROOT / "models" / "mini-1m"}) as urls:
+        yield urls[SERVED]
 
 
 class Walk:

@@ -130,6 +130,36 @@ def test_what_a_cache_held_costs_what_cached_input_says(
     assert reward.price.cost == pytest.approx((200 * 0.15 + 800 * 0.075 + 10 * 0.6) / 1e6)
 
 
+def test_filtered_reply_is_charged(in_usd: Deploy, two: tuple[Upstream, Upstream]) -> None:
+    small, large = two
+    deployment = in_usd(priced("small", small, CHEAP), priced("large", large, DEAR), attempts=2)
+    usage = {"prompt_tokens": 1000, "completion_tokens": 10}
+    choice = {"message": {"role": "assistant", "content": ""}, "finish_reason": "content_filter"}
+    filtered: Any = (200, {"choices": [choice], "usage": usage}, {})
+    bills = {"small": (1000 * 0.15 + 10 * 0.6) / 1e6, "large": (1000 * 2.5 + 10 * 10.0) / 1e6}
+    reply: dict[str, Any] = {}
+    for number in range(12):  # until the model is chosen whose replies are filtered
+        small.spoilt[:] = [filtered]
+        reply = asked(deployment, number)
+        if reply["uniscale"]["attempts"] == 2:
+            break
+    [earlier] = reply["uniscale"]["earlier"]
+    [reward] = deployment.closing(reply["id"])
+    assert [each.cost for each in reward.earlier] == [pytest.approx(bills["small"])]
+    assert [each.tokens for each in reward.earlier] == [10]
+    assert earlier["action"] == "small/1/1/1"
+    large.spoilt[:] = [filtered]
+    said = {"model": "large/1/1/1", "messages": [{"role": "user", "content": "number 77?"}]}
+    with deployment.http() as client:
+        assert client.post(ASK, json=said).status_code >= 400
+    [alone] = [
+        d for d in deployment.read(deployment.topics.decision, Decision) if d.query.question == "number 77?"
+    ]
+    [reward] = deployment.closing(alone.query_id)
+    assert reward.price is not None
+    assert reward.price.cost == pytest.approx(bills["large"])
+
+
 def counted_in_usd(settings: Settings, folder: Path, **prices: dict[str, float]) -> Settings:
     """Return settings with prices for the recorded models, in a catalogue file of their own."""
     content = yaml.safe_load(Path(settings.catalogue).read_text(encoding="utf-8"))
@@ -257,7 +287,7 @@ def test_one_deployment_counts_in_one_unit(tmp_path: Path, two: tuple[Upstream, 
         catalogue_of(of(priced("small", small, CHEAP), bare, cost_range={"unit": "eflops"}))
     with pytest.raises(CatalogueError, match=r"'small', field price.*above 0: give the least that you would"):
         catalogue_of(of(priced("small", small, {"input": 0.0, "output": 1.0})))
-    with pytest.raises(CatalogueError, match=r"'small', field price.*`cached`"):
+    with pytest.raises(CatalogueError, match=r"'small', field price.cached: is unknown"):
         catalogue_of(of(priced("small", small, {**CHEAP, "cached": 1.0})))
     with pytest.raises(CatalogueError, match="field price_factor: is for eflops, but costs are in usd"):
         catalogue_of(of(priced("small", small, CHEAP) | {"price_factor": 2.0}))

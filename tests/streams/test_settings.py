@@ -141,6 +141,10 @@ def test_a_catalogue_in_the_file_is_read_from_there(tmp_path: Path) -> None:
         ("replication: 0", "mine.yaml: replication: must be at least 1, is 0"),
         ("config: x.yaml", "mine.yaml: config: is this file"),
         ("objectives: {o: {acuracy: 1}}", "objectives: o.acuracy: is unknown; did you mean 'accuracy'?"),
+        (
+            "objectives: {o: {weights: {corect: 1}}}",
+            "objectives: o.weights.corect: is unknown; did you mean 'correct'?",
+        ),
         ("objectives: {o: {accuracy: 2}}", "mine.yaml: objectives: o, field accuracy"),
         ("objectives: {o: {}}", "mine.yaml: objectives: o, field weights: is missing"),
         ("objectives: {o: 3}", "mine.yaml: objectives: o: expected a mapping"),

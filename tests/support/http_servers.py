@@ -71,7 +71,7 @@ class JsonHandler(BaseHTTPRequestHandler):
     def reply(self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """Send a whole reply."""
         raw = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
+        (self.send_response_only if "Date" in (headers or {}) else self.send_response)(status)
         self.send_header("Content-Length", str(len(raw)))
         for name, value in (headers or {}).items():
             self.send_header(name, value)

@@ -98,7 +98,7 @@ def put(values: dict[str, Any], path: str, value: object) -> None:
         ("models/0/architecture/layers", 0, "model 'small', field architecture.layers: expected `int` >= 1"),
         ("models/0/architecture/layers", "two", "model 'small', field architecture.layers: expected `int`"),
         ("models/0/architecture/kv_heads", 3, r"field architecture: query_heads \(4\) must be a multiple"),
-        ("models/0/architecture/depth", 3, "field architecture: .*unknown field `depth`"),
+        ("models/0/architecture/depth", 3, "field architecture.depth: is unknown; correct its name"),
         ("models/1/architecture", {"parameters": 5}, "model 'large', field architecture.layers: is missing"),
         (
             "models/0/architecture",

@@ -35,7 +35,7 @@ def p_comp(m: Architecture, b: int) -> Fraction:
 
 
 def p_mem(m: Architecture) -> Fraction:
-    return Fraction(m.parameters * m.weight_bytes)
+    return m.parameters * Fraction(m.weight_bytes)
 
 
 def a_comp(m: Architecture, b: int, context: Fraction | int) -> Fraction:
@@ -104,7 +104,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
         query_heads=kv_heads * draw(st.integers(1, 3)),
         kv_heads=kv_heads,
         head_dim=draw(st.integers(1, 16)),
-        weight_bytes=draw(st.integers(1, 4)),
+        weight_bytes=draw(st.sampled_from((0.5, 0.625, 1, 2, 4))),
         kv_bytes=draw(st.integers(1, 4)),
     )
 

@@ -169,8 +169,21 @@ def test_a_server_that_hangs_or_is_away_is_named(upstream: Upstream) -> None:
         ask(upstream)
 
 
-def test_a_server_that_asks_for_long_is_left_alone_for_that_long(upstream: Upstream) -> None:
-    upstream.spoilt = [(429, b"come back", {"Retry-After": "120"})]
+BEFORE, UNTIL = "Fri, 27 Nov 2026 20:00:00 GMT", "Fri, 27 Nov 2026 20:02:00 GMT"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Retry-After": "120"},
+        {"Retry-After": UNTIL, "Date": BEFORE},
+    ],
+    ids=["seconds", "a date"],
+)
+def test_a_server_that_asks_for_long_is_left_alone_for_that_long(
+    upstream: Upstream, headers: dict[str, str]
+) -> None:
+    upstream.spoilt = [(429, b"come back", headers)]
 
     async def asked() -> tuple[float, str]:
         server = JsonServer(ServerSettings(url=upstream.url), sleep=_slept)
@@ -218,3 +231,36 @@ def test_a_server_is_ready_once_it_has_given_one_token(
     ready, said = asyncio.run(known())
     assert (ready, why in said) == (not why, True), said
     assert [request["max_tokens"] for request in upstream.requests] == [1]
+
+
+def test_answered_requests_are_billed_when_another_fails(upstream: Upstream) -> None:
+    upstream.spoilt = ["hang"]
+    with pytest.raises(EngineTimeoutError) as raised:
+        ask(upstream, 3, timeout_s=0.5)
+    assert raised.value.billed == Billed(input=20, output=4)
+
+
+@pytest.mark.parametrize(
+    ("choices", "error"),
+    [
+        ([{"message": {"content": ""}, "finish_reason": "content_filter"}], ContentFilteredError),
+        ([{"message": {"refusal": "no"}, "finish_reason": "stop"}], ContentFilteredError),
+        ([], EngineReplyError),
+    ],
+)
+def test_reply_of_no_use_is_billed(
+    upstream: Upstream, choices: list[dict[str, Any]], error: type[ServingError]
+) -> None:
+    usage = {"prompt_tokens": 90, "completion_tokens": 4}
+    upstream.spoilt = [(200, {"choices": choices, "usage": usage}, {})]
+    with pytest.raises(error) as raised:
+        ask(upstream)
+    assert raised.value.billed == Billed(input=90, output=4)
+
+
+def test_reply_without_a_count_of_its_prompt_is_not_billed(upstream: Upstream) -> None:
+    usage = {"prompt_tokens": 0, "completion_tokens": 0}
+    upstream.spoilt = [(200, {"choices": [], "usage": usage}, {})]
+    with pytest.raises(EngineReplyError) as raised:
+        ask(upstream)
+    assert raised.value.billed is None, "a cost of 0 has no logarithm"

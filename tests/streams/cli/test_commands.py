@@ -37,9 +37,9 @@ from streams.settings import MAX_PORT, Settings, SettingsError
 from streams.topics import Topics
 
 COMMANDS = [
-    "answers", "ask", "audit", "broker", "catalogue", "check", "dead-letters", "demo", "explain", "feedback", "follow",
-    "init", "keys", "learner", "objective", "prior", "produce", "record", "replay", "settings", "simulate", "topics",
-    "up", "verify-decisions", "worker",
+    "answers", "ask", "audit", "broker", "calibrate", "catalogue", "check", "dead-letters", "demo", "explain",
+    "feedback", "follow", "init", "keys", "learner", "objective", "prior", "produce", "record", "replay", "settings",
+    "simulate", "topics", "up", "verify-decisions", "worker",
 ]  # fmt: skip
 
 
@@ -156,6 +156,16 @@ def test_a_score_of_zero_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "[q: ok, small/1/1/1, score 0.000, 2 steps]\n"
     show(Answer(query_id="q", status="ok", by="executor", action=action, text="7"), False)
     assert "score" not in capsys.readouterr().err
+
+
+def test_outcomes_are_recorded_in_json_lines(tmp_path: Path) -> None:
+    from streams.cli.recording import record
+
+    (tmp_path / "questions.jsonl").write_text('{"question": "?", "reference": "1"}\n')
+    words = [f"{tmp_path / 'questions.jsonl'}", "--out", f"{tmp_path / 'outcomes.json'}"]
+    done = CliRunner().invoke(record, words, obj=Settings())
+    assert done.exit_code == 2
+    assert "outcomes are JSON lines; end its name in .jsonl" in done.output
 
 
 def test_dead_letters_are_retried_once_a_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_a_grader_with_options_is_given_as_a_mapping() -> None:
     assert made.grader == Grader(name="json", fields=("sum",))
     for grader, why in (
         ({"name": "exact", "fields": ["a"]}, "grader.fields: is an option of grader json"),
-        ({"name": "json", "field": ["a"]}, "grader: .*unknown field `field`"),
+        ({"name": "json", "field": ["a"]}, "grader.field: is unknown"),
         ({"fields": ["a"]}, "grader.name: is missing"),
         ("exakt", "grader: is 'exakt'; did you mean 'exact'"),
     ):

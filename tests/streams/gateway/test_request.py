@@ -127,7 +127,7 @@ def test_what_asks_for_nothing_is_accepted(more: dict[str, object]) -> None:
         ({"messages": "hello"}, "messages"),
         ({"n": "three"}, "n"),
         ({"stream": "yes"}, "stream"),
-        ({"uniscale": {"objectiv": "x"}}, "uniscale"),
+        ({"uniscale": {"objectiv": "x"}}, "uniscale.objectiv"),
         ({"uniscale": {"weights": {"correct": -1}}}, "uniscale.weights.correct"),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),

@@ -44,6 +44,7 @@ def test_good_file_passes_with_its_notes(run: Run, upstream: Start) -> None:
         "unit of costs ok USD",
         "baseline note until then every query gets hosted/1/1/1",
         "no model of the catalogue has a verifier",
+        "feedback note feedback_wait_s is 0: an answer without a reference is closed at once",
         "policy and prior ok contextual begins without history",
         "broker note no broker answers at bootstrap=127.0.0.1:1",
     ):  # fmt: skip
@@ -57,6 +58,7 @@ def test_good_file_passes_with_its_notes(run: Run, upstream: Start) -> None:
 def test_lines_left_open_by_init(run: Run, upstream: Start) -> None:
     run("init", "--openai", upstream().url)
     said = _plain(run("check").output)
+    assert "feedback_wait_s is 0" not in said
     assert said.count("is still to be filled in") == 2
     assert "price: {input: 1, output: 4}" in said
 
@@ -68,6 +70,23 @@ def test_price_that_the_proxy_contradicts(run: Run, upstream: Start) -> None:
     assert "set price to {input: 2.5, output: 10}, if that is what you pay" in _plain(run("check").output)
     configured(entry(server.url, price={"input": 2.5, "output": 10.0}))
     assert "gave a token" in _plain(run("check").output)
+
+
+def test_list_price_says_of_which_date_it_is(run: Run, upstream: Start) -> None:
+    server = upstream(models=("openai/gpt-4o",))
+    hosted: dict[str, Any] = {".model": "openai/gpt-4o"}
+    configured(entry(server.url, **hosted, price="auto"))
+    said = _plain(run("check").output)
+    assert (
+        "$2.5 a million tokens of input, $1.25 of those cached, $10 of output, as genai-prices 0.2.3 of 2026-"
+        in said
+    )
+    configured(entry(server.url, **hosted, price={"input": 1.0, "output": 2.0}))
+    said = _plain(run("check").output)
+    assert (
+        "charges $1 a million tokens of input, $2 of output, and genai-prices 0.2.3 of 2026-11-10 says"
+        in said
+    )
 
 
 def test_catalogue_that_ships(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +128,7 @@ BAD: dict[str, tuple[dict[str, Any], Change, list[str]]] = {
     "an unknown price": (
         {},
         _one(price={"input": 1, "output": 2, "prompt": 3}),
-        ["field price: object contains unknown field `prompt`; correct it"],
+        ["field price.prompt: is unknown; correct its name, or leave it out"],
     ),
     "a price of 0": (
         {},

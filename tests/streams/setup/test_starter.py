@@ -123,6 +123,26 @@ def test_models_named_by_option(run: Run, upstream: Start) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("meta", "context"), [({"n_ctx": 2048}, 2048), ({}, 32768), ("a text", 32768), ({"n_ctx": 0}, 32768)]
+)
+def test_context_that_llama_cpp_states_is_taken(run: Run, upstream: Start, meta: Any, context: int) -> None:
+    server = upstream(models=("small.gguf",), listing={"small.gguf": {"meta": meta}})
+    run("init", "--openai", server.url)
+    [model] = load_catalogue(FILE).models
+    assert model.endpoint.context_tokens == context
+    assert ("context_tokens: 32768  # FILL IN" in FILE.read_text()) == (context == 32768)
+    assert "is not vLLM" in run("init", "--vllm", server.url, "--force", code=1).output
+
+
+def test_known_hosted_model_gets_its_list_price(run: Run, upstream: Start) -> None:
+    run("init", "--openai", upstream(models=("openai/gpt-4o", "mine")).url)
+    rates = {model.name: model.rate for model in load_catalogue(FILE).models}
+    assert rates == {"gpt-4o": Prices(input=2.5, cached_input=1.25, output=10.0), "mine": ASSUMED}
+    line = "price: {input: 2.5, cached_input: 1.25, output: 10}  # USD per million tokens, by genai-prices "
+    assert line in FILE.read_text()
+
+
 def test_overwrite_needs_force(run: Run, upstream: Start) -> None:
     server = upstream()
     FILE.write_text("seed: 7\n")
@@ -134,6 +154,12 @@ def test_overwrite_needs_force(run: Run, upstream: Start) -> None:
     run("init", "--openai", server.url, "--output", "other.yaml")
     run("init", "--openai", server.url, "--force")
     assert yaml.safe_load(FILE.read_text()) == yaml.safe_load(Path("other.yaml").read_text())
+    FILE.write_text("sead: [7\n")
+    run("init", "--openai", server.url, "--force")
+    assert yaml.safe_load(FILE.read_text()) == yaml.safe_load(Path("other.yaml").read_text())
+    Path("broken.yaml").write_text("sead: 7\n")
+    said = run("--config", "broken.yaml", "init", "--openai", server.url, "--force", code=1).output
+    assert "broken.yaml: sead: there is no such setting" in said, "a file that is named is read"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +184,7 @@ def test_overwrite_needs_force(run: Run, upstream: Start) -> None:
         (["--openai", "127.0.0.1:8000"], {}, {}, ["--openai 127.0.0.1:8000: is no address; give one such as"]),
         (["--openai", "{url}"], {"models": ()}, {}, ["lists no models; load or configure one there"]),
         (["--litellm", "{url}"], {}, {}, ["HTTP 404", "another option if it is not litellm"]),
-        (["--vllm", "{url}"], {}, {}, ["is not vLLM, which states max_model_len", "give it with --openai"]),
+        (["--vllm", "{url}"], {}, {}, ["is not vLLM, which states the root of each model", "give it with --openai"]),
         (["--openai", "{url}", "--model", "x"], {}, {}, ["none of its models is x; --model takes: hosted"]),
     ],
 )  # fmt: skip

@@ -269,6 +269,7 @@ FIELDS = {
     "tools": "tools[0].type",
     "text": "text.format",
     "uniscale": "uniscale.progress",
+    "reasoning": "reasoning.effrot",
     "input": "input[0].type",
 }
 

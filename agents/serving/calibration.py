@@ -1,0 +1,160 @@
+"""What a token of one's own server costs: its price per hour over the tokens that it processes under a stated load."""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from msgspec import Struct
+
+from agents.catalogue.models import Sampling
+from agents.serving.engine import Engine, Prefix
+from agents.serving.http import all_of
+from schemas.errors import UniscaleError
+from schemas.prices import MILLION, Prices
+from schemas.query import Message
+
+ANSWER_TOKENS: Final = 256
+"""Longest answer while the generation of tokens is measured."""
+
+_WORDS: Final = 200
+"""Words of a long prompt."""
+
+_HOUR_S: Final = 3600.0
+
+
+class CalibrationFailed(UniscaleError):
+    """Nothing can be concluded from what a server processed. The message says what to change."""
+
+
+class Processed(Struct, frozen=True, kw_only=True):
+    """What a server processed under a constant load.
+
+    Attributes:
+        prompt_tokens: Tokens of prompts.
+        tokens: Tokens generated.
+        seconds: How long it took.
+    """
+
+    prompt_tokens: int
+    tokens: int
+    seconds: float
+
+
+async def load(
+    engine: Engine,
+    sampling: Sampling,
+    questions: Callable[[random.Random], str],
+    *,
+    answer_tokens: int,
+    at_once: int,
+    seconds: float,
+    clock: Callable[[], float],
+    ended: Callable[[float], None] = lambda seconds: None,
+) -> Processed:
+    """Keep a constant number of requests in flight, and return what was processed by the last one's end.
+
+    Args:
+        engine: The server.
+        sampling: As in searches; its delimiter ends an answer.
+        questions: Makes a prompt.
+        answer_tokens: Longest answer.
+        at_once: Requests in flight.
+        seconds: How long new ones are sent.
+        clock: Seconds, monotonic.
+        ended: Called after each request with the seconds since the first.
+
+    Raises:
+        ServingError: a request failed.
+    """
+    began_s, counts = clock(), [0, 0]
+
+    async def client(number: int) -> None:
+        rng = random.Random(f"{began_s} {number}")  # no prompt of an earlier run, which a cache may hold
+        while clock() - began_s < seconds:
+            message = Message(role="user", content=questions(rng))
+            prefix = Prefix(messages=(message,), max_tokens=answer_tokens)
+            [draft] = await engine.generate("calibration", [prefix], 1, [rng.getrandbits(31)], sampling)
+            counts[0] += draft.prompt_tokens
+            counts[1] += draft.tokens
+            ended(clock() - began_s)
+
+    await all_of([client(number) for number in range(at_once)])
+    return Processed(prompt_tokens=counts[0], tokens=counts[1], seconds=clock() - began_s)
+
+
+def long_prompt(rng: random.Random) -> str:
+    """Return a prompt whose first word is new, so that no cache holds its beginning."""
+    return " ".join(str(rng.randrange(1000)) for _ in range(_WORDS))
+
+
+def question(rng: random.Random) -> str:
+    """Return a short question with a long answer."""
+    a, b, c = (rng.randrange(10**4, 10**7) for _ in range(3))
+    return f"{a}: explain step by step how much {a} plus {b} minus {c} is."
+
+
+def prices(usd_per_hour: float, reading: Processed, writing: Processed) -> Prices:
+    """Return what a server's tokens cost if its price per hour is shared among those that it processes.
+
+    Each load costs the server's price for its time, which is the sum over its tokens: two equations for two prices.
+
+    Args:
+        usd_per_hour: What the server costs.
+        reading: A load of long prompts with answers of one token.
+        writing: A load of short prompts with long answers.
+
+    Raises:
+        CalibrationFailed: the loads are too alike, or too short, to tell the prices apart.
+
+    >>> reading = Processed(prompt_tokens=1000, tokens=0, seconds=1)
+    >>> prices(3.6, reading, Processed(prompt_tokens=0, tokens=100, seconds=1))
+    Prices(input=1.0, output=10.0, cached_input=None)
+    """
+    usd = [each.seconds * usd_per_hour / _HOUR_S for each in (reading, writing)]
+    determinant = reading.prompt_tokens * writing.tokens - writing.prompt_tokens * reading.tokens
+    if determinant <= 0:
+        raise CalibrationFailed("the server generated too little; give more --seconds, or check its answers")
+    read = (usd[0] * writing.tokens - usd[1] * reading.tokens) / determinant
+    written = (usd[1] * reading.prompt_tokens - usd[0] * writing.prompt_tokens) / determinant
+    if min(read, written) <= 0:
+        raise CalibrationFailed(
+            f"a million tokens would cost ${read * MILLION:.3g} to read and ${written * MILLION:.3g} to generate: the "
+            "server was busy with something else meanwhile; measure again, or give more --seconds"
+        )
+    return Prices(input=_rounded(read), output=_rounded(written))
+
+
+def _rounded(usd: float) -> float:
+    return float(f"{usd * MILLION:.4g}")
+
+
+async def calibrated(
+    engine: Engine,
+    sampling: Sampling,
+    usd_per_hour: float,
+    *,
+    at_once: int,
+    seconds: float,
+    clock: Callable[[], float],
+    ended: Callable[[float], None] = lambda seconds: None,
+) -> tuple[Prices, Sequence[Processed]]:
+    """Return the prices of a server's tokens under a load, and what it processed in each half of it.
+
+    Args:
+        engine: The server.
+        sampling: As in searches.
+        usd_per_hour: What the server costs.
+        at_once: Requests in flight.
+        seconds: How long the load lasts in all.
+        clock: Seconds, monotonic.
+        ended: Called after each request with the seconds since the first.
+
+    Raises:
+        ServingError: a request failed.
+        CalibrationFailed: nothing can be concluded from the load.
+    """
+    half = partial(load, engine, sampling, at_once=at_once, seconds=seconds / 2, clock=clock)
+    reading = await half(long_prompt, answer_tokens=1, ended=ended)
+    writing = await half(question, answer_tokens=ANSWER_TOKENS, ended=lambda now: ended(seconds / 2 + now))
+    return prices(usd_per_hour, reading, writing), (reading, writing)

@@ -1,0 +1,104 @@
+"""Servers of others' making, as processes of this machine.
+
+Each is installed by hash into an environment of its own, because its requirements conflict with the product's.
+"""
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from bench.streams import BenchFailed
+
+_START_S: Final = 240.0
+
+
+class PeerMissing(BenchFailed):
+    """A peer cannot be installed here; the message ends with pip's output."""
+
+
+def install(folder: Path, pins: Path) -> Path:
+    """Return the Python of a peer's environment, created or updated when its pins have changed.
+
+    Raises:
+        PeerMissing: pip cannot install the pinned packages.
+    """
+    python, stamp = folder / "bin" / "python", folder / ".installed"
+    digest = hashlib.sha256(pins.read_bytes()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == digest:
+        return python
+    run([sys.executable, "-m", "venv", "--clear", str(folder)])
+    words = ["--no-deps", "--only-binary=:all:", "-qq", "--disable-pip-version-check", "--no-input"]
+    run([str(python), "-m", "pip", "install", "--require-hashes", *words, "-r", str(pins)])
+    stamp.write_text(digest)
+    return python
+
+
+@contextlib.contextmanager
+def serving(
+    argv: Sequence[str], ready: str, log: Path, environ: Mapping[str, str] | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a server in a process group of its own, from the moment in which it is ready.
+
+    Args:
+        argv: Its command.
+        ready: Address that answers with 200 once it is ready.
+        log: File for its output.
+        environ: Variables beside this process's own.
+
+    Raises:
+        BenchFailed: it did not start; the message ends with its log.
+    """
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            argv,
+            env={**os.environ, **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait(process, ready, log)
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 15)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+
+
+def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            pass
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = log.read_text(errors="replace")[-2000:]
+            raise BenchFailed(f"{log.stem} did not start:\n{said}")
+        time.sleep(0.3)
+
+
+def run(argv: list[str]) -> str:
+    """Return what a command prints.
+
+    Raises:
+        PeerMissing: it failed.
+    """
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PeerMissing(f"{' '.join(argv[:4])} …: {(done.stderr or done.stdout)[-600:].strip()}")
+    return done.stdout
