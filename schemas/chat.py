@@ -111,8 +111,11 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return dict(msgspec.to_builtins(self))
 
     def without(self, names: Collection[str]) -> tuple["ChatOptions", tuple[str, ...]]:
-        """Return the options without some fields, and the names of those that were asked for."""
-        dropped = tuple(name for name in self.fields if name in names)
+        """Return the options without some fields, and the names of those that ask for more than the API's default."""
+        usual = {"temperature": 1.0, "top_p": 1.0}
+        dropped = tuple(
+            name for name, each in self.fields.items() if name in names and each != usual.get(name)
+        )
         kept = {name: each for name, each in structs.asdict(self).items() if name not in names}
         return ChatOptions(**kept), dropped
 

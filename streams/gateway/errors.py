@@ -171,6 +171,9 @@ def of_answer(answer: Answer) -> ApiError | None:
             return ApiError(
                 400, said, param="messages", code="context_length_exceeded", headers=dict(NO_RETRY)
             )
+        case "failed" if answer.cause == "refused" and not answer.fault:
+            refused = f"the model's server refused the request: check tools, formats and parameters ({said})"
+            return ApiError(400, refused, code="refused", headers=dict(NO_RETRY))
         case "failed":
             return ApiError(502, said, type="api_error", code="search_failed", headers=dict(NO_RETRY))
         case "expired":

@@ -20,6 +20,7 @@ class Upstream:
             `hang-up`.
         key: The API key that it asks for; empty for none.
         models: The models that it has.
+        lacks: Fields of a request that it refuses, or ignores, as `logprobs`.
         listing: What it says of each of them in its list, by name.
         info: What it says of them as LiteLLM's proxy does, at `/model/info`; None if it is no such proxy.
         log: What it replied to with a completion: the request, with the usage that it was billed.
@@ -31,6 +32,7 @@ class Upstream:
     spoilt: list[Any] = field(default_factory=list)
     key: str = ""
     models: tuple[str, ...] = ("hosted",)
+    lacks: tuple[str, ...] = ()
     listing: dict[str, Body] = field(default_factory=dict)
     info: list[Body] | None = None
     log: list[tuple[Body, dict[str, int]]] = field(default_factory=list)
@@ -69,6 +71,8 @@ class Upstream:
                     return self.reply({"error": {"message": "no such key"}}, 401)
                 if body["model"] not in outer.models:
                     return self.reply({"error": {"message": f"no model {body['model']}"}}, 404)
+                if refused := [name for name in outer.lacks if name in body and name != "logprobs"]:
+                    return self.reply({"error": {"message": f"no {refused[0]}"}}, 400)
                 return self.reply(outer.completion(body))
 
         self.server = Server(("127.0.0.1", 0), Handler)
@@ -92,7 +96,7 @@ class Upstream:
             if not isinstance(said, str):
                 finish, message = "tool_calls" if said.get("tool_calls") else "stop", said
             choice = {"index": index, "message": message, "finish_reason": finish}
-            if body.get("logprobs"):
+            if body.get("logprobs") and "logprobs" not in self.lacks:
                 choice["logprobs"] = {"content": [{"token": word, "logprob": -0.5} for word in words[:most]]}
             choices.append(choice)
         prompt = sum(len(str(each["content"] or "").split()) + 4 for each in body["messages"])

@@ -294,7 +294,7 @@ def test_sampling_leads_to_who_takes_it_or_is_ignored(
         said = [{"role": "user", "content": f"How much, {word}?"}]
         with connected(site) as client:
             made = client.chat.completions.create(
-                model=model, messages=said, temperature=0.5, frequency_penalty=1
+                model=model, messages=said, temperature=0.5, top_p=1, frequency_penalty=1
             )
         return made.model_extra["uniscale"]
 
@@ -303,3 +303,16 @@ def test_sampling_leads_to_who_takes_it_or_is_ignored(
     there = ask("thinker", "THERE")
     assert sorted(there["ignored"]) == ["frequency_penalty", "temperature"]
     assert asked(plain, "THERE")[0].keys().isdisjoint({"temperature", "frequency_penalty"})
+
+
+def test_what_the_upstream_refuses_is_the_clients_to_correct(
+    site: GatewayDeployment, client: Any, upstreams: tuple[Upstream, Upstream]
+) -> None:
+    upstreams[0].lacks = ("tools",)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="auto", messages=[{"role": "user", "content": "Add."}], tools=[ADD]
+        )
+    assert (refused.value.code, refused.value.response.headers["x-should-retry"]) == ("refused", "false")
+    [answer] = site.read(site.topics.answer, Answer)
+    assert (answer.fault, answer.cause) == ("", "refused")
