@@ -55,6 +55,11 @@ SELECT t.query_id, 'the question in its Decision is not that of its Query'
 FROM Timeline t JOIN Decision d ON d.rowid = t.decision JOIN Query q ON q.rowid = t.query
 WHERE d.early AND q.asked IS NOT NULL AND q.asked <> d.asked;
 
+-- name: decision_unable
+SELECT t.query_id, 'its Decision chose ' || d.action || ', which lacks what the Query requires'
+FROM Timeline t JOIN Decision d ON d.rowid = t.decision
+WHERE d.early AND d.unable;
+
 -- name: decision_missing
 SELECT t.query_id, 'the learner''s row has no Decision'
 FROM Timeline t JOIN Row l ON l.rowid = t.learner LEFT JOIN Answer a ON a.rowid = t.answer

@@ -20,13 +20,14 @@ CREATE TABLE Context (
 ) STRICT;
 
 -- name: decision
--- An action chosen for a query. `gold` is the reference, where it is a plain whole number.
+-- An action chosen for a query. `gold` is the reference, where it is a plain whole number; `unable` says whether the action
+-- lacks something that the query requires.
 CREATE TABLE Decision (
     query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
     whole BLOB NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, objective BLOB NOT NULL, version INTEGER NOT NULL,
     q_part INTEGER NOT NULL, q_off INTEGER NOT NULL, asked BLOB NOT NULL, gold INTEGER, appended_ms INTEGER NOT NULL,
     learn INTEGER NOT NULL, timeout_ms INTEGER, wait_ms INTEGER, factor REAL NOT NULL, verified TEXT NOT NULL,
-    prices TEXT NOT NULL, attempt INTEGER NOT NULL
+    prices TEXT NOT NULL, attempt INTEGER NOT NULL, unable INTEGER NOT NULL
 ) STRICT;
 
 -- name: failure

@@ -306,7 +306,7 @@ class Facts:
             _objective(r), r["policy"]["version"], r["origin"]["partition"], r["origin"]["offset"],
             _asked(query), _whole_number(str(reference) if isinstance(reference, str | int) else None),
             r.get("appended_ms", 0), query.get("learn", True), *_waits(query), r.get("price_factor", 1.0),
-            r.get("verified", "all"), prices_of(r), r.get("attempt", 1),
+            r.get("verified", "all"), prices_of(r), r.get("attempt", 1), _unable(r),
         )  # fmt: skip
 
     def _failure(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
@@ -467,9 +467,26 @@ def _scalar(r: dict[str, Any], score: float | None) -> float | None:
 
 def _asked(q: dict[str, Any]) -> bytes:
     """Return a digest of the question, and of the reference and the grader by which its Answer is graded."""
-    names = ("role", "content", "tool_calls", "tool_call_id")
+    names = ("role", "content", "tool_calls", "tool_call_id", "parts")
     turns = [[m.get(name) for name in names] for m in q.get("messages") or ()]
-    return _same([q.get("text"), turns, q.get("reference"), q.get("grader")])
+    return _same([q.get("text"), turns, q.get("options"), q.get("reference"), q.get("grader")])
+
+
+def _unable(d: dict[str, Any]) -> bool:
+    """Return whether the action of a Decision lacks something that its query requires."""
+    query, action, required = d["query"], d["action"], set(d.get("required", ()))
+    options, turns = query.get("options") or {}, query.get("messages") or ()
+    parts = (part.get("type") for turn in turns for part in turn.get("parts", ()))
+    calls = any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns)
+    asked = {
+        "tools": options.get("tools") or calls,
+        "json": options.get("response_format"),
+        "images": "image_url" in parts,
+        "logprobs": options.get("logprobs"),
+    }
+    several = action["qp"] * action["cp"] > 1 and not required.isdisjoint({*asked, "greedy"})
+    forgotten = any(asks and name not in required for name, asks in asked.items())
+    return several or forgotten or action["model"] in d.get("unable_models", ())
 
 
 def _waits(q: dict[str, Any]) -> tuple[int | None, int | None]:

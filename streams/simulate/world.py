@@ -20,6 +20,7 @@ from agents.catalogue.file import load_catalogue
 from agents.embedding import encoder_id
 from agents.encoders import HashedEncoder
 from agents.serving.recorded import RecordedPath, RecordedStep, Recording
+from schemas.chat import ChatOptions
 from schemas.control import Cancel
 from schemas.query import Budget, Query
 from schemas.record import encode
@@ -378,6 +379,17 @@ def _paths(rng: random.Random, questions: list[KnownQuestion], trait: Trait) -> 
                 )
 
 
+def _sampling(name: str) -> ChatOptions | None:
+    """Draw the sampling that a client asks for, in a stream of its own; most ask for none."""
+    rng = random.Random(f"sampling {name}")
+    asked = (
+        ChatOptions(temperature=0.0),
+        ChatOptions(temperature=0.5, top_p=0.9),
+        ChatOptions(temperature=1.5),
+    )
+    return rng.choice(asked) if rng.random() < 0.15 else None
+
+
 class _Traffic:
     """Draws what clients send into a world; a share of the queries has a reference."""
 
@@ -461,6 +473,8 @@ class _Traffic:
         if wishes := self._wishes():
             fields |= wishes
             self.world.wishing.add(fields["query_id"])
+        if (options := _sampling(f"{self.made} {question.text}")) is not None:
+            fields["options"] = options
         if self.world.trait == "hostile":
             fields["allowed_models"] = ("small", "large")
             self.world.wishing.add(fields["query_id"])  # one of them may be removed

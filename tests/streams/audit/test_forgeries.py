@@ -8,12 +8,13 @@ import msgspec
 import orjson
 import pytest
 
-from agents.decider.rows import Row, decode_row, encode_row
+from agents.decider.rows import Row, decode_row, encode_row, without_question
 from agents.decider.snapshot import SNAPSHOT_KEY
 from agents.reward.join_row import decode_row as decode_join
 from agents.reward.join_row import encode_row as encode_join
 from schemas.answer import Answer
 from schemas.attempt import AttemptFailed
+from schemas.chat import ChatOptions
 from schemas.decision import Decision
 from schemas.failure import EarlierAttempt
 from schemas.forest import Limits
@@ -150,6 +151,34 @@ def another_record_in_its_place(log: TopicLists) -> set[str]:
 def changed_question(log: TopicLists) -> set[str]:
     log.change(log.topics.query, Query, "h42", text="Another question?")
     return {"h42"}
+
+
+def decided_with(log: TopicLists, query_id: str, **fields: Any) -> set[str]:
+    """Let a query have been decided with other fields."""
+    log.change(log.topics.decision, Decision, query_id, **fields)
+    real = log.find(log.topics.decision, Decision, query_id)
+    learned(log, query_id, decision=msgspec.Raw(without_question(real)))
+    return {query_id}
+
+
+@names("decision_unable")
+def model_without_what_is_required(log: TopicLists) -> set[str]:
+    model = log.find(log.topics.decision, Decision, "h36").action.model
+    return decided_with(log, "h36", required=("tools",), unable_models=(model,))
+
+
+@names("decision_unable")
+def several_samples_in_place_of_one(log: TopicLists) -> set[str]:
+    wide = next(d for d in log.all(log.topics.decision, Decision) if d.action.samples > 1)
+    return decided_with(log, wide.query_id, required=("sampling", "greedy"))
+
+
+@names("decision_unable")
+def requirement_that_was_forgotten(log: TopicLists) -> set[str]:
+    options = ChatOptions(response_format={"type": "json_object"})
+    log.change(log.topics.query, Query, "h37", options=options)
+    query = log.find(log.topics.decision, Decision, "h37").query
+    return decided_with(log, "h37", query=replace(query, options=options))
 
 
 @names("decision_missing")
