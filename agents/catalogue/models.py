@@ -363,7 +363,9 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def lacking(
         self, required: Sequence[Requirement], models: Collection[str] | None = None
     ) -> Requirement | None:
-        """Return the first requirement that, with those before it, none of some models has; None if one has all.
+        """Return the first requirement that, with those before it, none of some models has.
+
+        None if one has all, or if the catalogue has none of them.
 
         Args:
             required: What a query requires.
@@ -371,7 +373,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         able = [each for each in self.models if models is None or each.name in models]
         for at, requirement in enumerate(required, 1):
-            if not any(each.honours(required[:at]) for each in able):
+            if able and not any(each.honours(required[:at]) for each in able):
                 return requirement
         return None
 

@@ -85,19 +85,21 @@ class EmbedderService(Keyed[None]):
         return Effects(send=[Outgoing(runtime.topics.context, SHARD, encode(context))])
 
     def _able(self, query: Query) -> frozenset[str] | None:
-        """Return the models that may answer a query and have what it requires; None for all.
+        """Return the models that may answer a query, without those that lack what it requires; None for all.
 
         Raises:
             InvalidField: There is none.
         """
         named = (query.pinned.model,) if query.pinned else query.allowed_models
-        if not (required := query.required):
-            return None if named is None else frozenset(named)
-        catalogue = self.runtime.control.catalogue
+        catalogue, required = self.runtime.control.catalogue, query.required
         if (lacking := catalogue.lacking(required, named)) is not None:
             raise InvalidField("Query", FIELDS[lacking][0], nobody_has(lacking))
-        able = (model.name for model in catalogue.models if model.honours(required))
-        return frozenset(name for name in able if named is None or name in named)
+        unable = (
+            {model.name for model in catalogue.models if not model.honours(required)} if required else set()
+        )
+        if named is None and not unable:
+            return None
+        return frozenset(catalogue.model_names if named is None else named) - unable
 
     def answers_for(self, query_id: str, origin: Origin) -> bool:
         """Return whether a query whose record was refused should get an Answer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,13 +22,15 @@ from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWind
 from agents.bandit.pacing import Pacer
 from agents.bandit.policy import Context, Objective, Prediction, Target
 from agents.catalogue.action_space import ActionSpace
-from agents.catalogue.models import ActionError, Catalogue
+from agents.catalogue.endpoints import Endpoint
+from agents.catalogue.models import ActionError, Catalogue, Model, Sampling
 from agents.catalogue.steering import Steering
 from agents.decider.decider import Decided
 from agents.decider.rewards import RewardRules
 from agents.decider.rows import Row, decode_row, without_question
 from agents.decider.verify import mismatches
 from schemas.action import Action
+from schemas.chat import Capability, ChatOptions
 from schemas.decision import Decision
 from schemas.objective import CostRange, Weights
 from schemas.query import Message, Origin
@@ -195,6 +198,51 @@ def test_model_with_too_short_a_context_is_left_out() -> None:
     assert list(mismatches(shard.policy(), rows, seed=7)) == []
     shard.environment = replace(shard.environment, living=frozenset({first}))
     assert left_out(302) == ((), 1)
+
+
+def test_a_query_is_decided_among_models_with_what_it_requires() -> None:
+    shard = Shard(MAKERS["contextual"], models=3, pairs=((1, 1), (4, 1)))
+    first, second, third = shard.space.models
+    hosted = Endpoint(kind="chat", url="http://hosted", model="hosted", sampling=False)
+
+    def able(model: Model) -> Model:
+        if model.name == third:
+            return model
+        declared: tuple[Capability, ...] = ("tools",) if model.name == first else ()
+        sampling = Sampling(temperature=1.0, step_tokens=hosted.max_output_tokens, depth_limit=1)
+        return msgspec.structs.replace(model, endpoint=hosted, sampling=sampling, capabilities=declared)
+
+    models = tuple(map(able, shard.catalogue.models))
+    catalogue = msgspec.structs.replace(shard.catalogue, models=models)
+    shard.environment = replace(shard.environment, steering=Steering.of(catalogue))
+
+    def made(**query: Any) -> Decision:
+        [decided] = shard.ask(shard.context(**query))
+        return decode(decided.value, Decision)
+
+    tools = ChatOptions(tools=({"type": "function", "function": {"name": "add"}},))
+    of_tools = made(options=tools)
+    assert (of_tools.required, of_tools.unable_models) == (("tools",), (second, third))
+    assert (str(of_tools.action), of_tools.candidates) == (f"{first}/1/1/1", 1)
+    warm = made(options=ChatOptions(temperature=0.5))
+    assert (warm.required, warm.unable_models, warm.candidates) == (("sampling",), (first, second), 2)
+    cold = made(options=ChatOptions(temperature=0.0))
+    assert (cold.required, str(cold.action)) == (("sampling", "greedy"), f"{third}/1/1/1")
+    assert made(options=ChatOptions(temperature=0.0), n=2).required == ("sampling",)
+    assert made().unable_models == ()
+    for query, why in (
+        ({"options": tools, "allowed_models": (second,)}, r"^tools is asked for.*capabilities: \[tools\]"),
+        ({"options": tools, "pin_action": f"{third}/1/1/1"}, "^tools is asked for"),
+        ({"options": tools, "pin_action": f"{first}/4/1/1"}, "one sample"),
+        ({"options": ChatOptions(presence_penalty=1.0)}, "^presence_penalty is asked for.*leave it out"),
+    ):
+        [refused] = shard.ask(shard.context(**query))
+        assert re.search(why, str(refused.error)), refused.error
+    rows = [decode_row(key, value) for key, value in shard.table.items()]
+    assert list(mismatches(shard.policy(), rows, seed=7)) == []
+    shard.environment = replace(shard.environment, living=frozenset({second, third}))
+    [waiting] = shard.ask(shard.context(options=tools))
+    assert f"no executor is up for {first}" in str(waiting.error)
 
 
 def account_of(shard: Shard, decided: Decided) -> Any:

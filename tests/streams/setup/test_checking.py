@@ -103,6 +103,29 @@ def test_configured_prior_must_fit(run: Run, upstream: Start) -> None:
     assert "or set prior to none" in said
 
 
+def test_each_declared_capability_is_tried(run: Run, upstream: Start) -> None:
+    server = upstream()
+    configured(entry(server.url, capabilities=["tools", "json", "images", "logprobs"]))
+    assert "0 would fail" in run("check").output
+    first, *tried = server.requests
+    assert first["max_tokens"] == 1
+    assert [{"tools", "response_format", "logprobs"} & set(body) for body in tried] == [
+        {"tools"}, {"response_format"}, set(), {"logprobs"}
+    ]  # fmt: skip
+    assert tried[2]["messages"][0]["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_a_capability_that_the_server_lacks(run: Run, upstream: Start) -> None:
+    server = upstream(lacks=("tools", "logprobs"))
+    configured(entry(server.url, capabilities=["tools", "json", "logprobs"]))
+    said = _plain(run("check", code=1).output)
+    assert "2 would fail" in said
+    assert "declares tools: " in said
+    assert "HTTP 400" in said
+    assert "declares logprobs: the reply has no logprobs" in said
+    assert "remove tools from capabilities, or have the server support it" in said
+
+
 Change = Callable[[str], None]
 
 
