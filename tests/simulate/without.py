@@ -109,7 +109,7 @@ FIXES = {
     "rows leave the question out": Fix(
         decider,  # where it is called from
         "without_question",
-        {"text=LEFT_OUT, ": ""},
+        {"text=LEFT_OUT,": ""},
         (2,),
     ),
     "a row written late undoes nothing": Fix(
