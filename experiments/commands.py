@@ -1,6 +1,7 @@
 """The commands of `python -m experiments` that evaluate policies on outcomes, and the shared options."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -213,6 +214,10 @@ def paper(
     multiple=True,
     help="Only these policies, next to the fixed mix and the ceilings.",
 )
+@click.option(
+    "--context",
+    help="Add rows that also see each question's category: its family, level, or random:N, which means nothing.",
+)
 @click.option("--no-ceiling", is_flag=True, help="Leave out the ceilings, which cost more than most rows.")
 @click.option(
     "--paretobandit",
@@ -249,6 +254,7 @@ def frontier(
     half: int | None,
     batch: int,
     policies: tuple[str, ...],
+    context: str | None,
     no_ceiling: bool,
     paretobandit: Path | None,
     usual: tuple[Path, ...],
@@ -271,6 +277,7 @@ def frontier(
         batch=batch,
         ceilings=not no_ceiling,
         paretobandit=paretobandit,
+        context=context,
         usual=combined([orjson.loads(path.read_bytes()) for path in usual]) if usual else None,
         journal=Journal() if journal is None else Journal.open(journal),
     )
@@ -285,6 +292,7 @@ def frontier(
         "orders": orders,
         "prices": prices,
         "batch": batch,
+        **({"context": context} if context is not None else {}),
         **({"usual": sorted(path.stem for path in usual)} if usual else {}),
     }
     if journal is not None and half is None:
@@ -301,6 +309,10 @@ def frontier(
         raise OutcomeError(f"{source}: too few questions to keep a third of them for history; give more")
     for name, row in tables["frontier"].items():
         click.echo(f"{name}: {_said(row)}")
+    for name, row in tables.get("against_text_alone", {}).items():
+        mean, low, high = (row["cost_ratio"] or {}).values() or (math.inf,) * 3
+        told = f"{mean:.3f} [{low:.3f}, {high:.3f}]; worse p = {row['p_worse']:.3f}, better p = {row['p_better']:.3f}"
+        click.echo(f"{name} against the text alone: {told}")
     if paretobandit is None:
         click.echo("paretobandit: not run; give --paretobandit an interpreter that has its package")
     terms.journal.conclude(

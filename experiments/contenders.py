@@ -127,7 +127,7 @@ def with_prior(world: BanditWorld, history: Sequence[int]) -> bytes:
     policy = SERVICE["default"](world, 0)
     assert isinstance(policy, Contextual)
     policy.offer(world.vectors)
-    return teach(policy, table_history(world.outcomes, world.queries, history))
+    return teach(policy, table_history(world.outcomes, world.queries, history, world.categories))
 
 
 ALL: Mapping[str, Make] = {**PAPER, **ABLATIONS, **OWN, **SERVICE}
@@ -211,15 +211,22 @@ class Fitted:
 
     @classmethod
     def of(cls, world: BanditWorld, history: Sequence[int]) -> "Fitted":
-        """Return the regressions of a world with surface counts; features are scaled on history alone."""
+        """Return the regressions of a world with surface counts; features are scaled on history alone.
+
+        Categories are features, too.
+        """
         vector, surface = np.split(world.queries, [world.queries.shape[1] - len(COUNTS)], axis=1)
         seen = surface[list(history)]
         spread = seen.std(axis=0)
         # Scale the counts to a total variance of 1, like the embedding of length 1.
         scaled = (surface - seen.mean(axis=0)) / np.where(spread > 0, spread, 1.0) / len(COUNTS) ** 0.5
         o = world.outcomes
+        # One column for each category, of length 1 for its questions.
+        known = sorted({each for own in world.categories for each in own})
+        shown = np.array([[each in own for each in known] for own in world.categories], dtype=float)
+        parts = [vector, scaled, *([shown] if known else [])]
         return cls(
-            np.concatenate([vector, scaled], axis=1),
+            np.concatenate(parts, axis=1),
             o.correct.mean(axis=0),
             np.log(o.cost.mean(axis=0)),
             tuple(history),

@@ -55,6 +55,7 @@ class Player:
         after_history: Whether it has learned on history from its own choices.
         prior: Whether it starts from a prior made from history.
         linear: Whether its objectives are prices of linear cost, and surface counts are added to the embedding.
+        context: Whether it also sees the questions' categories.
     """
 
     policy: str
@@ -62,7 +63,11 @@ class Player:
     after_history: bool = False
     prior: bool = False
     linear: bool = False
+    context: bool = False
 
+
+WITH_CONTEXT = "_with_context"
+"""Suffix of the rows that see the questions' categories."""
 
 STATIC, ONLINE, PARETO = "ridge_from_history", "ridge_online", "paretobandit"
 SIMPLEST: Mapping[str, Player] = {
@@ -117,6 +122,7 @@ class Terms:
         batch: Number of queries decided together.
         ceilings: Whether to include the ceilings.
         paretobandit: An interpreter with ParetoBandit's package; None omits its row.
+        context: What the rows `…_with_context` see besides the text (`BanditWorld.with_context`); None for none.
         usual: Usual variances instead of the shipped ones; None for the shipped ones.
         journal: Games played before.
     """
@@ -128,6 +134,7 @@ class Terms:
     batch: int = 1
     ceilings: bool = True
     paretobandit: Path | None = None
+    context: str | None = None
     usual: Usual | None = None
     journal: Journal = field(default_factory=Journal)
 
@@ -182,6 +189,11 @@ def frontier(
     rows = {"fixed_mix_from_history": yardstick.judge(points["fixed_mix_from_history"])}
     if players is None:
         players = {**PLAYERS, **AFTER_HISTORY} if scope.whole else PLAYERS
+    if terms.context is not None:
+        twins = {
+            name + WITH_CONTEXT: replace(each, context=True) for name, each in players.items() if each.linear
+        }
+        players = {**players, **twins}
     if terms.paretobandit is not None:
         players = {**players, **ELSEWHERE}
     table = _Table(world, history, live, best, scope, terms)
@@ -220,6 +232,12 @@ def frontier(
     if STATIC in points:
         tables["against_ridge_from_history"] = {
             name: yardstick.against(points[name], points[STATIC]) for name in players if name != STATIC
+        }
+    if terms.context is not None:
+        tables["against_text_alone"] = {
+            name: yardstick.against(points[name], points[name.removesuffix(WITH_CONTEXT)])
+            for name, player in players.items()
+            if player.context
         }
     means = {
         name: (p.accuracy.mean(axis=1).tolist(), p.cost.mean(axis=1).tolist()) for name, p in points.items()
@@ -319,11 +337,14 @@ class _Table:
     ) -> None:
         self._plain = world.lean()
         self._counted = self._plain.with_counts()
+        self._with_context = self._counted
+        if terms.context is not None:
+            self._with_context = self._counted.with_context(terms.context, history)
         self._history, self._live, self._scope, self._terms = list(history), list(live), scope, terms
         self._unit = float(world.outcomes.cost[:, history, best].mean())
         split_so = f"{terms.half}/{terms.live}"
         self._digest = hashlib.sha256(f"{outcomes_digest(world)}/{split_so}".encode()).hexdigest()[:16]
-        self._last_prior: tuple[tuple[int, ...], bytes] | None = None
+        self._last_prior: tuple[tuple[int, ...], bool, bytes] | None = None
         self._code = {name: code_digest(*files) for name, files in APART.items()}
         self._policies = code_digest(*POLICIES) + (
             "" if terms.usual is None else f"/{sorted(terms.usual.items())}"
@@ -377,13 +398,15 @@ class _Table:
         price = objective.shadow_price * self._unit if player.linear else objective.cost
         batch = 1 if player.policy in APART else terms.batch
         code = self._code.get(player.policy, self._policies)
+        name = f"{name}: {terms.context}" if player.context else name
         return Game(self._digest, name, history, seed, float(f"{price:.6g}"), batch, code)
 
     def _task(self, player: Player, seed: int, objectives: tuple[Objective, ...]) -> _Task:
         world = self._counted if player.linear else self._plain
+        world = self._with_context if player.context else world
         history, live, prior = self._terms.drawn(self._history, seed), self._live, b""
         if player.prior and objectives and player.policy not in APART:
-            prior = self._prior(tuple(history))
+            prior = self._prior(tuple(history), world)
         if not player.after_history and player.policy not in APART:
             world, history, live = world.of_questions(live), [], list(range(len(live)))
         if not player.linear:
@@ -402,11 +425,12 @@ class _Table:
             terms.usual,
         )
 
-    def _prior(self, history: tuple[int, ...]) -> bytes:
-        if self._last_prior is None or self._last_prior[0] != history:
+    def _prior(self, history: tuple[int, ...], world: BanditWorld) -> bytes:
+        shown = bool(world.categories)
+        if self._last_prior is None or self._last_prior[:2] != (history, shown):
             with in_place(self._terms.usual):
-                self._last_prior = history, with_prior(self._counted, history)
-        return self._last_prior[1]
+                self._last_prior = history, shown, with_prior(world, history)
+        return self._last_prior[2]
 
     def _objectives(self, player: Player) -> list[Objective]:
         if player.policy == "random":

@@ -175,10 +175,12 @@ def play(policy: Policy, trial: Trial) -> Iterator[Step]:
         query_id = f"{trial.seed}/{at}"
         embedding = world.queries[question]
         if not warm:
-            (choice,) = choose(policy, [Context(query_id, embedding)], [stage.objective], trial.seed)
+            asked = Context(query_id, embedding, categories=world.shown(question))
+            (choice,) = choose(policy, [asked], [stage.objective], trial.seed)
             arm = index[choice.action_id]
         step = _settle(trial, at, arm, realised(question))
-        pending = Pending(query_id, embedding, world.vectors[arm].action_id)
+        shown = world.shown(question)
+        pending = Pending(query_id, embedding, world.vectors[arm].action_id, categories=shown)
         policy.decided([pending])
         known = Observation(
             observation_id=query_id,
@@ -190,6 +192,7 @@ def play(policy: Policy, trial: Trial) -> Iterator[Step]:
             imputed=step.correct,
             objective=stage.objective,
             clock=at,
+            categories=shown,
         )
         post.send(at, pending, known, chance)
         post.deliver(at)
@@ -222,14 +225,23 @@ def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array
         if worse is not None and first == worse[0]:
             correct = worse[1]
         rounds = range(first, min(first + batch, next(at for at in begins if at > first)))
-        contexts = [Context(f"{trial.seed}/{at}", world.queries[trial.order[at - 1]]) for at in rounds]
+        asked = [trial.order[at - 1] for at in rounds]
+        contexts = [
+            Context(f"{trial.seed}/{at}", world.queries[question], categories=world.shown(question))
+            for at, question in zip(rounds, asked, strict=True)
+        ]
         if first <= trial.warm_up:
             arms = [warm_up_arm(trial, at) for at in rounds]
         else:
             choices = choose(policy, contexts, [stage.objective] * len(contexts), trial.seed)
             arms = [index[choice.action_id] for choice in choices]
         pending = [
-            Pending(context.query_id, context.embedding, world.vectors[arm].action_id)
+            Pending(
+                context.query_id,
+                context.embedding,
+                world.vectors[arm].action_id,
+                categories=context.categories,
+            )
             for context, arm in zip(contexts, arms, strict=True)
         ]
         policy.decided(pending)
@@ -245,9 +257,9 @@ def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array
                     imputed=float(correct[question, arm]),
                     objective=stage.objective,
                     clock=at,
+                    categories=made.categories,
                 )
-                for at, made, arm in zip(rounds, pending, arms, strict=True)
-                for question in (trial.order[at - 1],)
+                for at, question, made, arm in zip(rounds, asked, pending, arms, strict=True)
             ]
         )
         taken += arms

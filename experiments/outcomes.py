@@ -5,6 +5,8 @@ questions and arms; an incomplete one is refused with an error that names row an
 embedded questions, embedded arms, and objectives with the table's own bounds.
 """
 
+import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from agents.bandit.policy import ActionVector, Objective
 from agents.catalogue.descriptions import describe_action
 from agents.catalogue.models import Catalogue
 from agents.catalogue.objectives import MODES
+from agents.decider.categories import MOST_VALUES
 from agents.embedding import Encoder, embed_actions, encoder_id
 from schemas.action import Action
 from schemas.errors import UniscaleError
@@ -242,6 +245,7 @@ class BanditWorld:
         vectors: One vector per arm, in the outcomes' order.
         bounds: (minimum, maximum) of log C over the whole original table, shared by all scenarios.
         texts: The embedded texts and the encoder's name; together with the outcomes they identify the world.
+        categories: What each question shows besides its text, `key=value` each; empty if that is nothing.
     """
 
     outcomes: Outcomes
@@ -249,6 +253,7 @@ class BanditWorld:
     vectors: tuple[ActionVector, ...]
     bounds: tuple[float, float]
     texts: str = ""
+    categories: tuple[tuple[str, ...], ...] = ()
 
     def restrict(self, arms: Sequence[int], name: str) -> "BanditWorld":
         """Return the world of some arms, under the same bounds."""
@@ -261,7 +266,43 @@ class BanditWorld:
     def of_questions(self, questions: Sequence[int]) -> "BanditWorld":
         """Return the world of some questions, under the same bounds."""
         index = list(questions)
-        return replace(self, outcomes=self.outcomes.of_questions(index), queries=self.queries[index])
+        shown = tuple(self.categories[i] for i in index) if self.categories else ()
+        return replace(
+            self,
+            outcomes=self.outcomes.of_questions(index),
+            queries=self.queries[index],
+            categories=shown,
+        )
+
+    def shown(self, question: int) -> tuple[str, ...]:
+        """Return the categories of a question."""
+        return self.categories[question] if self.categories else ()
+
+    def with_context(self, column: str, history: Sequence[int]) -> "BanditWorld":
+        """Return the same questions with a category each.
+
+        Args:
+            column: `family` or `level`, whose most frequent values on history are listed, as an operator would; or
+                `random:N`, one of N categories that mean nothing.
+            history: Indices of the questions of history.
+
+        Raises:
+            OutcomeError: there is no such column, or it is empty.
+        """
+        asked = self.outcomes.questions
+        name, _, count = column.partition(":")
+        if name == "random" and count.isdigit() and int(count) > 0:
+            values = [str(_drawn(each.question_id, int(count))) for each in asked]
+        elif column in ("family", "level"):
+            values = [getattr(each, column) for each in asked]
+        else:
+            raise OutcomeError(f"--context {column}: is unknown; give family, level or random:N")
+        often = Counter(values[q] for q in history if values[q])
+        if not often:
+            raise OutcomeError(f"--context {column}: no question has one; name the column in the mapping")
+        listed = {value for value, _ in often.most_common(MOST_VALUES)}
+        shown = tuple((f"{name}={value}",) if value in listed else () for value in values)
+        return replace(self, categories=shown)
 
     def lean(self) -> "BanditWorld":
         """Return the world without the further columns, which no policy reads, for sending to worker processes."""
@@ -318,6 +359,11 @@ def build_world(
     )
     texts = "\n".join([encoder_id(encoder), *(each.text for each in outcomes.questions), *described])
     return BanditWorld(outcomes, queries.astype(np.float64), vectors, outcomes.bounds(), texts)
+
+
+def _drawn(question_id: str, count: int) -> int:
+    """Return a category that means nothing, always the same for a question."""
+    return int.from_bytes(hashlib.sha256(f"random/{question_id}".encode()).digest()[:8], "big") % count
 
 
 def _described(arm: Arm, catalogue: Catalogue | None) -> str:

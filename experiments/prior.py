@@ -18,13 +18,19 @@ from experiments.outcomes import OutcomeError, Outcomes
 from experiments.yardstick import is_history
 
 
-def table_history(outcomes: Outcomes, queries: npt.NDArray[np.float64], index: Sequence[int]) -> History:
+def table_history(
+    outcomes: Outcomes,
+    queries: npt.NDArray[np.float64],
+    index: Sequence[int],
+    categories: Sequence[tuple[str, ...]] = (),
+) -> History:
     """Return some questions of a complete table as history.
 
     Args:
         outcomes: The table.
         queries: Embedding and surface counts of all its questions.
         index: Indices of the questions of history.
+        categories: What each question of the table shows besides its text; empty if that is nothing.
     """
     chosen = list(index)
     n, arms = len(chosen), len(outcomes.arms)
@@ -36,6 +42,7 @@ def table_history(outcomes: Outcomes, queries: npt.NDArray[np.float64], index: S
         score=outcomes.score[:, chosen].mean(axis=0).ravel(),
         log_cost=np.log(outcomes.cost[:, chosen].mean(axis=0)).ravel(),
         propensity=np.ones(n * arms),
+        categories=[categories[i] for i in chosen] if categories else (),
     )
 
 
