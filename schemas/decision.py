@@ -107,6 +107,8 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
             first and is never `randomised`; its propensity is given what was excluded.
         excluded: Models left out because an earlier attempt failed on them, or on the server that they share with it.
         earlier: The attempts before it, which failed.
+        features: What the request shows besides its text, as categories `key=value` from the lists that the operator
+            named, and the product's own.
     """
 
     query: Query
@@ -142,6 +144,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     attempt: Count = 1
     excluded: tuple[str, ...] = ()
     earlier: tuple[EarlierAttempt, ...] = ()
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a decision that no executor could run."""

@@ -17,6 +17,7 @@ import msgspec
 
 from agents.catalogue.file import decode_objective, read_yaml
 from agents.catalogue.models import CatalogueError
+from agents.decider.categories import ContextKeys, ContextKeysRefused
 from schemas.control import ObjectiveEntry
 from schemas.dead_letter import HEAD_BYTES
 from schemas.errors import UniscaleError, closest
@@ -378,6 +379,9 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
     # Rounds of uniform choice before the policy decides; none with a prior. Empty: none with the policy `contextual`,
     # which explores by its own uncertainty, else the paper's 50.
     warm_up: int | None = None
+    # Keys of a query's metadata from which the policy learns, each with its values, such as {route: [chat, code]}; at
+    # most 64 values in all. docs/categories.md says which help.
+    context_keys: dict[str, Any] = {}
     # Seed of all random draws: exploration, and each query's own seed.
     seed: int = 3
     # Decisions and updates between two snapshots of the learner. Ended rows stay in its memory and log until two
@@ -390,6 +394,7 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         super().__post_init__()
+        self.keys()
         if not self.options:
             return
         from agents.bandit.errors import PolicyRefused  # with numpy, which not every process needs
@@ -400,6 +405,17 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
         except PolicyRefused as error:
             field, _, why = str(error).partition(": ")
             raise SettingsError(why, field) from None
+
+    def keys(self) -> ContextKeys:
+        """Return the keys of metadata from which the policy learns.
+
+        Raises:
+            SettingsError: naming the key and the fix.
+        """
+        try:
+            return ContextKeys.of(self.context_keys)
+        except ContextKeysRefused as error:
+            raise SettingsError(str(error), "context_keys") from None
 
 
 class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{field}"):

@@ -36,7 +36,14 @@ from agents.bandit.policy import (
 )
 from agents.bandit.posterior import Ridge
 from agents.bandit.registry import Inputs, Options, register_policy
-from agents.bandit.variances import Variances, estimated, evidence_of, usual_mean, usual_variance
+from agents.bandit.variances import (
+    Variances,
+    estimated_last,
+    estimated_with_last,
+    evidence_of,
+    usual_mean,
+    usual_variance,
+)
 from schemas.objective import CostUnit
 from schemas.prices import MILLION, Prices, Rate
 
@@ -56,7 +63,7 @@ class Regression:
     """Bayesian linear regression of several targets that share A.
 
     Args:
-        features: They compute x. They grow with the actions; call `grow` after that.
+        features: They compute x. Their columns change with the actions and the categories; call `arrange` after that.
         term: Which default means and variances apply: those of accuracy (0) or of cost (1). Variances are estimated for
             the first target.
         centre: Prior mean of the targets, shape (T,).
@@ -75,13 +82,26 @@ class Regression:
         self._means: Vector = np.zeros(0)
         self.ridge = Ridge(np.zeros(0), len(centre))
         self.outcomes = 0.0
+        self._columns: list[tuple[str, int | str]] = []
 
-    def grow(self) -> None:
-        """Append the columns of new features; a new block gets its default variance."""
-        blocks = self._features.column_blocks[self.ridge.dim :]
+    def arrange(self) -> None:
+        """Adopt the columns of the features; a new block gets its default variance.
+
+        It is as if a column that is gone had never been there: what it explained is left to the others.
+        """
+        blocks, columns = self._features.column_blocks, self._features.columns
+        if columns == self._columns:
+            return
         for block in blocks:
             self.variances.setdefault(block, usual_variance(block, self._term))
-        self.ridge.grow(np.array([self.noise / self.variances[block] for block in blocks]))
+        place = {column: at for at, column in enumerate(columns)}
+        kept = [at for at, column in enumerate(self._columns) if column in place]
+        self.ridge.arrange(
+            kept,
+            [place[self._columns[at]] for at in kept],
+            np.array([self.noise / self.variances[block] for block in blocks]),
+        )
+        self._columns = columns
         self._means = self._usual_means()
 
     @property
@@ -91,8 +111,8 @@ class Regression:
 
     def _usual_means(self) -> Vector:
         d = self._features
-        names = zip(d.column_blocks, np.repeat(d.names, d.rank).tolist(), strict=True)
-        return np.array([usual_mean(name, block, self._term) for block, name in names])
+        pairs = zip(d.column_blocks, d.columns, strict=True)
+        return np.array([usual_mean(name, block, self._term) for block, (name, _) in pairs])
 
     def predicted(self, z: Vector) -> Matrix:
         """Return the targets of every action, shape (n, T)."""
@@ -100,13 +120,25 @@ class Regression:
         return np.asarray(self.centre + d.sides @ d.project(z, self.theta))
 
     def parts(self, x: Vector) -> list[Contribution]:
-        """Return each block's contribution to the first target's prediction and variance; its centre comes first."""
-        blocks = self._features.column_blocks
+        """Return each block's contribution to the first target's prediction and variance; its centre comes first.
+
+        A block of categories is divided by category: `model × route=code`, say. Only those of x contribute.
+        """
+        d = self._features
+        blocks = [
+            block if isinstance(part, int) else block.replace("category", part)
+            for block, (_, part) in zip(d.column_blocks, d.columns, strict=True)
+        ]
         means, variances = x * self.theta[:, 0], self.noise * x * self.ridge.solve(x)
-        of = {block: [name == block for name in blocks] for block in dict.fromkeys(blocks)}
+        of = {block: np.array([name == block for name in blocks]) for block in dict.fromkeys(blocks)}
+        plain = set(blocks[: d.plain_dim])
         return [
             Contribution("centre", float(self.centre[0]), 0.0),
-            *(Contribution(b, float(means[own].sum()), float(variances[own].sum())) for b, own in of.items()),
+            *(
+                Contribution(b, float(means[own].sum()), float(variances[own].sum()))
+                for b, own in of.items()
+                if b in plain or x[own].any()
+            ),
         ]
 
     def widths(self, z: Vector, sides: Matrix) -> Vector:
@@ -134,18 +166,20 @@ class Regression:
 
         Args:
             history: Its rows.
-            z: z of its questions, shape (Q, rank).
+            z: [z; c] of its questions, shape (Q, rank + K).
             targets: Targets of its rows, shape (m, T).
             cap: Upper bound of the number of rows as which the history counts.
             known: An earlier result for this history; None to estimate it.
         """
+        self._columns = self._features.columns
         self._means = self._usual_means()  # the features have grown, or their transform is another
         # The constant of z is 1, and nothing else has a non-zero default mean.
-        targets = targets - (self._features.sides @ self._means[:: self._features.rank])[history.action, None]
+        d = self._features
+        targets = targets - (d.sides @ self._means[: d.plain_dim : d.rank])[history.action, None]
         self.centre = np.average(targets, axis=0, weights=history.weights)
-        levels = evidence_of(self._features, history, z, targets - self.centre)
-        blocks = self._features.column_blocks
-        self.variances, noises = known or estimated(levels, blocks, self._term)
+        levels = evidence_of(d, history, z, targets - self.centre)
+        blocks, plain = d.column_blocks, d.plain_dim
+        self.variances, noises = known or estimated_with_last(levels, blocks, plain, self._term)
         for block in set(blocks) - self.variances.keys():  # of actions that the known estimate did not have
             self.variances[block] = usual_variance(block, self._term)
         # A row learned alone carries its own noise and its share of the variance of its model and of its question.
@@ -165,6 +199,25 @@ class Regression:
         self.ridge.enter(weight * a, weight * self.noise / tau, weight * b)
         return self.variances, noises
 
+    def estimate_categories(self, known: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Estimate the variances of the categories' blocks, given all others, from what was learned; return them.
+
+        Args:
+            known: An earlier result for the same rows; None to estimate it.
+        """
+        plain, all_blocks = self._features.plain_dim, self._features.column_blocks
+        blocks = all_blocks[plain:]
+        before = np.array([self.noise / self.variances[block] for block in blocks])
+        if known is None:
+            a = (self.ridge.a + np.tril(self.ridge.a, -1).T) / self.noise
+            a[np.diag_indices(len(a))] -= [1.0 / self.variances[block] for block in all_blocks]
+            b = self.ridge.b[:, 0] / self.noise
+            known = estimated_last(a, b, self.variances, all_blocks, plain, self._term)
+        self.variances |= {block: known[block] for block in known if block in self.variances}
+        after = np.array([self.noise / self.variances[block] for block in blocks])
+        self.ridge.repenalise(plain, after - before)
+        return dict(known)
+
     def snapshot(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays prefixed with a name) from which `restore` continues bit for bit."""
         meta = {"rows": self.ridge.rows} | {stored: getattr(self, stored) for stored in STORED}
@@ -178,6 +231,7 @@ class Regression:
         own = {k.removeprefix(f"{name}."): v for k, v in arrays.items() if k.startswith(f"{name}.")}
         self.centre = own["centre"]
         self.ridge.restore(own, meta["rows"])
+        self._columns = self._features.columns
         self._means = self._usual_means()
 
 
@@ -294,7 +348,7 @@ class Refit:
     """The estimates from a history, except those of the features. Everything else is a sum over its rows.
 
     Attributes:
-        z: z of its questions, each with directions fitted without it, shape (Q, rank).
+        z: z of its questions without categories, each with directions fitted without it, shape (Q, rank).
         right, paid: The variances of the two regressions.
     """
 
@@ -353,11 +407,10 @@ class Estimates:
         """Return whether anything has been learned."""
         return bool(self.paid.outcomes)
 
-    def grow(self) -> None:
-        """Append the columns of new features."""
-        self.right.grow()
-        self.paid.grow()
-        self.reprice(self.price_factors)
+    def arrange(self) -> None:
+        """Adopt the columns of the features."""
+        self.right.arrange()
+        self.paid.arrange()
 
     def reprice(self, price_factors: Mapping[str, Rate]) -> None:
         """Set what each of these models charges, and 1 for an eFLOP on all others."""
@@ -395,14 +448,13 @@ class Estimates:
         """Return the predictions of some actions for many queries.
 
         Args:
-            window: The queries, shape (m, rank).
+            window: [z; c] of the queries, shape (m, rank + K).
             actions: Indices of the n actions.
         """
         d = self.features
         sides, found = d.sides[actions], []
         for of, target in ((self.right, 0), *((self.paid, at) for at in range(len(self.paid.centre)))):
-            theta = of.theta[:, target].reshape(len(d.names), d.rank)  # (J, rank)
-            found.append(of.centre[target] + window @ theta.T @ sides.T)  # (m, n)
+            found.append(of.centre[target] + d.predict(window, of.theta[:, target], sides))  # (m, n)
         accuracy = np.clip(found[0], 0.0, 1.0)
         # By Jensen's inequality the mean cost exceeds exp(mean of the logarithm).
         cost = d.anchors[actions] * self.factors[actions] * np.exp(self._bounded(found[1]) + self._spread())
@@ -489,7 +541,8 @@ class Estimates:
         paid = np.stack([np.where(history.failed, 0.0, each) for each in took], axis=1)
         right = np.stack([history.correct, history.score], axis=1)
         firsts = np.stack([right[:, 0], paid[:, 0]], axis=1)
-        z = known.z if known else fit_directions(d, history, firsts)
+        plain = known.z if known else fit_directions(d, history, firsts)
+        z = d.with_categories(plain, history.categories)
         of_right = self.right.replace(history, z, right, cap, known.right if known else None)
         of_paid = self.paid.replace(priced, z, paid[~history.failed], cap, known.paid if known else None)
         self.costs, self.accuracy = CostDrift(), AccuracyDrift()
@@ -498,7 +551,7 @@ class Estimates:
         self.tried = {}
         for model, count in zip(d.models, counts.tolist(), strict=True):
             self.tried[model] = self.tried.get(model, 0) + count
-        return Refit(z, of_right, of_paid)
+        return Refit(plain, of_right, of_paid)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` continues bit for bit."""
@@ -620,7 +673,7 @@ class Contextual(Learner):
 
     def grown(self, kept: Sequence[int]) -> None:
         """Append the columns of new features."""
-        self.estimates.grow()
+        self.estimates.arrange()
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
         """Choose from exactly these actions, at these prices from the next decision on."""
@@ -638,7 +691,7 @@ class Contextual(Learner):
     def _predicted(self, query: Vector, context: Context, objective: Objective, seed: int) -> Prediction:
         d = self.features
         keep = d.choosable(context.query_id, context.allowed)
-        z = d.short(query)
+        z = d.short(query, context.categories)
         terms = self.estimates.predicted(z)[keep]
         width = self.settings.alpha * self.estimates.right.widths(z, d.sides[keep])
         mean = terms[:, :COST] @ objective.coefficients - objective.shadow_price * terms[:, COST]
@@ -686,6 +739,10 @@ class Contextual(Learner):
         reason: Reason = "policy" if chosen == of.chosen else "warm-up"
         return replace(of, chosen=chosen, probability=probability, reason=reason)
 
+    def left_out(self) -> Sequence[str]:
+        """Return the categories whose columns do not fit: others have more outcomes."""
+        return self.features.left_out
+
     def drifted(self) -> dict[str, Drift]:
         """Return the models whose cost is corrected for drift, or whose accuracy was relearned since the last refit."""
         costs, accuracy = self.estimates.costs, self.estimates.accuracy
@@ -698,14 +755,17 @@ class Contextual(Learner):
         """Return the contribution of each block of columns, preceded by the prediction without any of them."""
         (query,) = self.features.queries([(context.query_id, context.embedding)])
         at = self.features.position(context.query_id, action_id)
-        return self.estimates.right.parts(self.features.row(self.features.short(query), at))
+        return self.estimates.right.parts(
+            self.features.row(self.features.short(query, context.categories), at)
+        )
 
     def decided(self, decisions: Sequence[Pending]) -> None:
         """Add decisions to the window and to the accounts of their targets; settle those of abandoned decisions."""
         made = [d for d in decisions if not d.abandoned]
         queries = self.features.queries([(d.observation_id, d.embedding) for d in made])
         for decision, query in zip(made, queries, strict=True):
-            z = self.features.short(query)
+            self._enter(decision.categories)
+            z = self.features.short(query, decision.categories)
             if decision.target is not None:
                 terms = self.estimates.predicted(z)[self._place(decision)]
                 cost, accuracy = float(terms[COST]), float(np.clip(terms[CORRECT], 0.0, 1.0))
@@ -727,7 +787,7 @@ class Contextual(Learner):
         queries = self.features.queries([(o.observation_id, o.embedding) for o in outcomes])
         for o, query in zip(outcomes, queries, strict=True):
             # z is computed here because the previous outcome may have changed the directions.
-            z, at = self.features.short(query), self._place(o)
+            z, at = self.features.short(query, o.categories), self._place(o)
             match o.kind:
                 case "reward":
                     self.estimates.add(z, at, o)
@@ -754,11 +814,48 @@ class Contextual(Learner):
 
     def _kept(self, o: Observation, query: Vector, at: int, took: Sequence[float]) -> None:
         """Count an outcome and keep it for the refits; refit where one is due."""
+        self.features.count(o.categories)
+        results = self.refits.results
         if (history := self.refits.take(o, query, at, took)) is not None:
             rows = len(history.question)
-            results = self.refits.results
             results[rows] = self.relearn(history, known=results.get(rows, b""))
         self._updates += 1
+        if self.refits.of_categories(self._updates) and self.features.categories:
+            results[self._updates] = self._estimate_categories(results.get(self._updates, b""))
+
+    def _estimate_categories(self, known: bytes) -> bytes:
+        """Estimate the variances of the categories' blocks under a prior without categories; return the estimates.
+
+        Args:
+            known: An earlier result for the same outcomes. If it is unreadable, or of other settings or columns,
+                everything is estimated again.
+        """
+        try:
+            meta, _ = unpack(known, self.name, self.identity())
+        except CorruptState:
+            meta = {}
+        seen = {"categories": self.features.categories, "names": self.features.names}
+        if {name: meta.get(name) for name in seen} != seen:
+            meta = {}
+        right = self.estimates.right.estimate_categories(meta.get("right"))
+        paid = self.estimates.paid.estimate_categories(meta.get("paid"))
+        return known if meta else pack(self.name, self.identity(), seen | {"right": right, "paid": paid}, {})
+
+    def _enter(self, categories: Sequence[str]) -> None:
+        """Give columns to the categories of a decision; adapt the regressions and the recent contexts."""
+        d = self.features
+        if not (categories or d.categories):
+            return
+        before = d.categories
+        if d.enter(categories):
+            self.estimates.arrange()
+            place = [before.index(each) if each in before else len(before) for each in d.categories]
+
+            def rearranged(context: Vector) -> Vector:
+                of_categories = np.append(context[d.rank :], 0.0)
+                return np.concatenate([context[: d.rank], of_categories[place]])
+
+            self.pacer.recent.change(rearranged)
 
     def relearn(self, history: History, cap: float = math.inf, known: bytes = b"") -> bytes:
         """Estimate anchors, directions and variances from a history, then learn it with them; return the estimates.
@@ -772,8 +869,9 @@ class Contextual(Learner):
                 or other actions, everything is estimated again.
         """
         read = self._read_refit(known, history)
+        self.features.choose_categories(history.outcomes_by_category())
         made = self.estimates.replace(history, cap, read)
-        z = made.z
+        z = self.features.with_categories(made.z, history.categories)
         # In the order of a tenant's traffic. A run of rows with the same question, as in a table, counts once; a
         # question that was asked again later counts again.
         tenants: Sequence[str | None] = history.tenants or [None] * len(history.question)

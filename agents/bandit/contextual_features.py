@@ -20,6 +20,15 @@ MOST_COLUMNS: Final = 500
 """Most columns of x for the actions of the first catalogue. With it, a decision and its update take a millisecond, and
 a snapshot four megabytes. With more models, z is shorter."""
 
+MOST_WITH_CATEGORIES: Final = 800
+"""Most columns of x together with those of categories: a snapshot stays below 16 MB."""
+
+MARGIN: Final = (2, 10)
+"""Factor and summand by which a category without columns must exceed another in outcomes to take its columns."""
+
+COUNTED: Final = 4096
+"""Outcomes after which their numbers by category are halved: what no longer occurs gives way."""
+
 FEWEST_DIRECTIONS: Final = 8
 """Minimum number of directions in z, whatever the number of models: without any, all queries would look alike."""
 
@@ -57,7 +66,11 @@ class ContextualFeatures(FeatureMap):
     a product matters is not decided here: each column belongs to a block, and the variance of each block is estimated
     (`agents.bandit.variances`).
 
-    New actions may bring new features, which append columns. Existing columns keep their position and meaning.
+    New actions may bring new features, which append columns. Existing columns keep their order and meaning.
+
+    A query may also be of categories (`key=value`). Each has columns of its own, which come last: x = [g_a ⊗ z_q;
+    h_a ⊗ c_q], where h_a are the features of g_a without the shapes and c_q is 1 for the query's categories. A category
+    gets its columns with the first decision that shows it. If they do not fit, those with the fewest outcomes give way.
 
     Args:
         settings: `query_dim` counts embedding and surface counts; `query_rank` is the maximum length of z without its
@@ -76,6 +89,8 @@ class ContextualFeatures(FeatureMap):
         size_range: Least and largest of their logarithms.
         first_shape: The shape of all initial actions, if they had only one.
         transform: Maps a query to z. Only a policy that forgets everything learned may replace it.
+        categories: The K categories with columns, in the order in which they got them.
+        outcomes: The number of outcomes of each category, halved now and then.
     """
 
     def __init__(self, settings: FeatureSettings, unit: CostUnit = "eflops") -> None:
@@ -89,21 +104,41 @@ class ContextualFeatures(FeatureMap):
         self.prompt_scale, self.prompt_scales = 1.0, dict[str, float]()
         self.size_range, self.first_shape = (0.0, 0.0), ""
         self.transform = QueryTransform.usual(settings.query_dim, settings.query_rank)
+        self.categories: list[str] = []
+        self.outcomes: dict[str, int] = {}
 
     @property
     def rank(self) -> int:
-        """Return the length of z, its constant included."""
+        """Return the length of z without categories, its constant included."""
         return self.transform.rank
+
+    @property
+    def plain_dim(self) -> int:
+        """Return the number of columns of x that are not of categories; they come first."""
+        return len(self.names) * self.rank
 
     @property
     def dim(self) -> int:
         """Return D, the length of x."""
-        return len(self.names) * self.rank
+        return self.plain_dim + len(self.crossed) * len(self.categories)
+
+    @property
+    def crossed(self) -> list[int]:
+        """Return the indices of the features that are multiplied with categories: all but the shapes."""
+        return [at for at, name in enumerate(self.names) if _kind(name) != "shape"]
 
     @property
     def column_blocks(self) -> list[str]:
         """Return the block of each column of x, shape (D,): `model × counts`, say."""
-        return [f"{name.split(' ')[0]} × {part}" for name in self.names for part in self.transform.parts]
+        plain = [f"{_kind(name)} × {part}" for name in self.names for part in self.transform.parts]
+        crossed = [_kind(self.names[at]) for at in self.crossed]
+        return plain + [f"{kind} × category" for kind in crossed for _ in self.categories]
+
+    @property
+    def columns(self) -> list[tuple[str, int | str]]:
+        """Return the identity of each column, shape (D,): a feature, and a coordinate of z or a category."""
+        crossed = ((self.names[at], category) for at in self.crossed for category in self.categories)
+        return [*((name, part) for name in self.names for part in range(self.rank)), *crossed]
 
     def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
         """Return the validated vectors of (id, vector) pairs as rows; an embedding must not be empty."""
@@ -112,42 +147,150 @@ class ContextualFeatures(FeatureMap):
             checked(subject, row[: -len(COUNTS)], len(row) - len(COUNTS), "embedding")
         return out
 
-    def short(self, query: Vector) -> Vector:
-        """Return z of one validated query, shape (rank,), bit-identical alone and in a batch."""
-        return self.transform.of(query)
+    def short(self, query: Vector, categories: Sequence[str] = ()) -> Vector:
+        """Return [z; c] of one validated query, shape (rank + K,), bit-identical alone and in a batch."""
+        z = self.transform.of(query)
+        return np.concatenate([z, self.coded([categories])[0]]) if self.categories else z
+
+    def coded(self, asked: Sequence[Sequence[str]]) -> Matrix:
+        """Return c of some queries, shape (Q, K), given the categories of each; those without columns are left out."""
+        place = {category: at for at, category in enumerate(self.categories)}
+        found = np.zeros((len(asked), len(place)))
+        for row, categories in zip(found, asked, strict=True):
+            row[[place[each] for each in categories if each in place]] = 1.0
+        return found
+
+    def with_categories(self, z: Matrix, asked: Sequence[Sequence[str]]) -> Matrix:
+        """Return [z; c] of some queries, shape (Q, rank + K), given the categories of each."""
+        return np.hstack([z, self.coded(asked)]) if self.categories else z
 
     def project(self, z: Vector, theta: Matrix) -> Matrix:
         """Return the contribution of each feature to xᵀΘ for one query.
 
         Args:
-            z: Shape (rank,).
+            z: Shape (rank + K,).
             theta: Θ, shape (D, T).
 
         Returns:
             Shape (J, T): `sides @ project(z, Θ)` is xᵀΘ for every action.
         """
-        return np.asarray(z @ theta.reshape(len(self.names), self.rank, -1))  # (rank,) @ (J, rank, T)
+        rank, plain = self.rank, self.plain_dim
+        found = np.asarray(z[:rank] @ theta[:plain].reshape(len(self.names), rank, -1))
+        if len(z) > rank and z[rank:].any():
+            found[self.crossed] += z[rank:] @ theta[plain:].reshape(len(self.crossed), len(z) - rank, -1)
+        return found
+
+    def predict(self, window: Matrix, theta: Vector, sides: Matrix) -> Matrix:
+        """Return xᵀθ of many queries and some actions, shape (m, n).
+
+        Args:
+            window: [z; c] of the queries, shape (m, rank + K).
+            theta: θ, shape (D,).
+            sides: The features of the actions, shape (n, J).
+        """
+        rank, plain = self.rank, self.plain_dim
+        found = window[:, :rank] @ theta[:plain].reshape(len(self.names), rank).T @ sides.T
+        if self.categories:
+            own = theta[plain:].reshape(len(self.crossed), len(self.categories))
+            found += window[:, rank:] @ own.T @ sides[:, self.crossed].T
+        return np.asarray(found)
 
     def compress(self, z: Vector, half: Matrix) -> Matrix:
         """Return the (J, J) matrix Q of one query with g_aᵀQg_a = xᵀA⁻¹x for every action.
 
         Args:
-            z: Shape (rank,).
+            z: Shape (rank + K,).
             half: The lower triangle of A⁻¹, zeros above, shape (D, D).
         """
-        j, rank = len(self.names), self.rank
+        j, rank, plain = len(self.names), self.rank, self.plain_dim
+        z, shown = z[:rank], np.flatnonzero(z[rank:])
+        own = half[:plain, :plain]
         # (J, rank, J, rank) multiplied by z from both sides; its transpose adds the upper triangle, and the diagonal
         # again.
-        met = z @ (half.reshape(-1, rank) @ z).reshape(j, rank, j)
-        return np.asarray(met + met.T - np.diag(np.diagonal(half).reshape(j, rank) @ z**2))
+        met = z @ (own.reshape(-1, rank) @ z).reshape(j, rank, j)
+        met = np.asarray(met + met.T - np.diag(np.diagonal(own).reshape(j, rank) @ z**2))
+        if len(shown):
+            count, crossed = len(self.categories), self.crossed
+            places = plain + (np.arange(len(crossed))[:, None] * count + shown).ravel()  # (H, shown), flat
+            of_plain = (
+                half[places, :plain].reshape(len(crossed), len(shown), j, rank).sum(axis=1) @ z
+            )  # (H, J)
+            among = half[np.ix_(places, places)]
+            among = among + among.T - np.diag(np.diagonal(among))
+            met[crossed] += of_plain
+            met[:, crossed] += of_plain.T
+            met[np.ix_(crossed, crossed)] += among.reshape(len(crossed), len(shown), len(crossed), -1).sum(
+                axis=(1, 3)
+            )
+        return np.asarray(met)
 
     def row(self, z: Vector, action: int) -> Vector:
         """Return x of one query and one action, shape (D,)."""
-        return np.outer(self.sides[action], z).ravel()
+        return np.asarray(self.rows(z[None], np.array([action]))[0])
 
     def rows(self, z: Matrix, actions: np.ndarray) -> Matrix:
-        """Return x of each pair, shape (m, D)."""
-        return np.asarray((self.sides[actions][:, :, None] * z[:, None, :]).reshape(len(z), -1))
+        """Return x of each pair, shape (m, D), from [z; c] of each query, shape (m, rank + K)."""
+        sides, rank = self.sides[actions], self.rank
+        found = np.asarray((sides[:, :, None] * z[:, None, :rank]).reshape(len(z), -1))
+        if not self.categories:
+            return found
+        crossed = (sides[:, self.crossed, None] * z[:, None, rank:]).reshape(len(z), -1)
+        return np.concatenate([found, crossed], axis=1)
+
+    def enter(self, shown: Sequence[str]) -> bool:
+        """Give columns to the categories of a decision, as far as they fit; return whether columns have changed.
+
+        A category for which there is no room gets the columns of the one with the fewest outcomes as soon as it has
+        clearly more. What is chosen depends only on the actions on offer, the decisions and the outcomes so far, in
+        their order.
+        """
+        before, room = self.categories, self.room_for_categories()
+        for category in shown:
+            self.outcomes.setdefault(category, 0)
+            if category in self.categories:
+                continue
+            if len(self.categories) < room:
+                self.categories = [*self.categories, category]
+            elif self.categories:
+                least = min(self.categories, key=self.outcomes.__getitem__)
+                if self.outcomes[category] > MARGIN[0] * self.outcomes[least] + MARGIN[1]:
+                    self.categories = [*(each for each in self.categories if each != least), category]
+        while len(self.categories) > room:
+            least = min(reversed(self.categories), key=self.outcomes.__getitem__)
+            self.categories = [each for each in self.categories if each != least]
+        return self.categories is not before
+
+    def count(self, shown: Sequence[str], outcomes: int = 1) -> None:
+        """Count outcomes of categories."""
+        for category in shown:
+            self.outcomes[category] = self.outcomes.get(category, 0) + outcomes
+        if shown and sum(self.outcomes.values()) >= COUNTED:
+            halved = {category: number // 2 for category, number in self.outcomes.items()}
+            self.outcomes = {c: n for c, n in halved.items() if n or c in self.categories}
+
+    def choose_categories(self, numbers: Mapping[str, int]) -> None:
+        """Give columns to the categories with the most outcomes. Only a policy that forgets everything may do so."""
+        most = sorted(numbers, key=lambda category: (-numbers[category], category))
+        self.categories = most[: self.room_for_categories()]
+        self.outcomes = {category: numbers[category] for category in most}
+
+    @property
+    def left_out(self) -> list[str]:
+        """Return the categories for which there is no room."""
+        return [category for category in self.outcomes if category not in self.categories]
+
+    def room_for_categories(self) -> int:
+        """Return how many categories may have columns, given the actions on offer.
+
+        Features of other actions do not count: a recovery knows all actions of its log from the start.
+        """
+        on = {at for at, active in enumerate(self.active) if active} or range(len(self.ids))
+        usual = sum(_kind(name) not in ("model", "shape") for name in self.names)
+        models = len({self.models[at] for at in on})
+        shapes = len({_shape(self.ids[at]) for at in on} - {self.first_shape})
+        return max(
+            0, (MOST_WITH_CATEGORIES - (usual + models + shapes) * self.rank) // max(usual + models, 1)
+        )
 
     def room(self) -> tuple[int, int]:
         """Return how many counts and how many directions z may have within the limit on x's columns.
@@ -162,6 +305,8 @@ class ContextualFeatures(FeatureMap):
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""
         meta = {name: getattr(self, name) for name in self._names(STORED)}
+        if self.outcomes:  # the states of earlier releases do not say it
+            meta |= {"categories": self.categories, "outcomes": self.outcomes}
         return meta, {"sides": self.sides} | self._anchors() | self.transform.snapshot()
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -170,6 +315,7 @@ class ContextualFeatures(FeatureMap):
         self.sides, self.anchors = arrays["sides"], arrays["anchors"]
         self.prompts = arrays.get("prompts", self.prompts)
         self.transform = QueryTransform.restored(arrays)
+        self.categories, self.outcomes = list(meta.get("categories", ())), dict(meta.get("outcomes", {}))
 
     def fitted(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) of everything learned from a history, for `refit`."""
@@ -397,6 +543,11 @@ def count_axes(spread: Vector, dim: int, most: int) -> Matrix:
     found = np.zeros((own, dim))
     found[np.arange(own), dim - len(COUNTS) + np.arange(own)] = 1.0 / (3.0 * spread[:own])
     return found
+
+
+def _kind(name: str) -> str:
+    """Return the kind of a feature: `one`, a coordinate, `model` or `shape`."""
+    return name.split(" ")[0]
 
 
 def _widths(action_id: str) -> tuple[int, int]:

@@ -158,6 +158,10 @@ class Explored:
             of = floored(of, self.floor, seed)
         return controlled(of, self.control) if self.control and drawn else of
 
+    def left_out(self) -> Sequence[str]:
+        """Return the inner policy's."""
+        return self.inner.left_out()
+
     def drifted(self) -> Mapping[str, Drift]:
         """Return the changes that the inner policy has detected."""
         return self.inner.drifted()

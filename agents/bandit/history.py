@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,6 +39,7 @@ class History:
         propensity: Probability with which the action was drawn; ones for a full table.
         tenants: The tenant of each row; empty for a table, which belongs to no tenant.
         failed: Whether the model returned no text, so that `log_cost` is meaningless, shape (m,); never in a table.
+        categories: The categories of every question, `key=value` each; empty if none has any.
     """
 
     queries: Matrix
@@ -50,6 +52,7 @@ class History:
     tenants: Sequence[str] = ()
     failed: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
     log_prompt: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
+    categories: Sequence[tuple[str, ...]] = dataclasses.field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         """Reject values that would corrupt A or B; the message names the field."""
@@ -75,7 +78,17 @@ class History:
         }
         if len(self.log_prompt):
             rows["log_prompt"] = self.log_prompt[~self.failed]
-        return History(self.queries, **rows)
+        return History(self.queries, **rows, categories=self.categories)
+
+    def outcomes_by_category(self) -> dict[str, int]:
+        """Return the number of rows of each category."""
+        if not self.categories:
+            return {}
+        counts = np.bincount(self.question, minlength=len(self.categories)).tolist()
+        found: Counter[str] = Counter()
+        for own, count in zip(self.categories, counts, strict=True):
+            found.update(dict.fromkeys(own, count))
+        return dict(found)
 
     @property
     def weights(self) -> Vector:
@@ -96,6 +109,8 @@ class History:
             self.correct, self.score, self.log_cost, self.propensity, self.queries, self.log_prompt,
         ):  # fmt: skip
             told.update(terms.astype("<f4").tobytes())
+        if any(self.categories):
+            told.update(repr([list(each) for each in self.categories]).encode())
         return told.hexdigest()
 
 
@@ -189,7 +204,7 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
     """
     queries = history.queries
     if len(queries) < FEW:
-        return np.array([features.short(query) for query in queries])
+        return np.array([features.transform.of(query) for query in queries])
     dim = queries.shape[1]
     embedded = dim - len(COUNTS)
     offset, spread = queries.mean(axis=0), queries.std(axis=0)
@@ -334,12 +349,24 @@ class RefitSchedule(Refits):
     def __init__(self, at: Sequence[int] = REFITS) -> None:
         super().__init__()
         self.at = tuple(at)
-        # Query, action, Correct, Score, ln of what it took (NaN where the model failed), tenant.
+        self._knows_categories = False
+        # Query, action, Correct, Score, ln of what it took (NaN where the model failed), tenant, categories.
         self._kept: dict[str, tuple[Any, ...]] = {}
 
     def due(self, outcomes: int) -> bool:
         """Return whether a refit is due within this many more outcomes."""
         return bool(self.at) and len(self._kept) + outcomes >= self.at[0]
+
+    def of_categories(self, outcomes: int) -> bool:
+        """Return whether the variances of categories are estimated at this number of outcomes, which is no refit.
+
+        They are under a prior without categories; a refit estimates them with all others.
+        """
+        return not self.at and not self._knows_categories and outcomes in REFITS
+
+    def by_prior(self, *, with_categories: bool) -> None:
+        """Refit nothing from now on: a history was learned, with categories or without."""
+        self.at, self._knows_categories = (), with_categories
 
     def take(self, o: Observation, query: Vector, at: int, took: Sequence[float]) -> History | None:
         """Keep an outcome; if a refit is due, return all that were kept.
@@ -354,10 +381,10 @@ class RefitSchedule(Refits):
         """
         if not self.at:
             return None
-        self._kept[o.observation_id] = (query, at, o.entered, o.score, *took, o.tenant)
+        self._kept[o.observation_id] = (query, at, o.entered, o.score, *took, o.tenant, o.categories)
         if not self.due(0):
             return None
-        *columns, tenants = zip(*self._kept.values(), strict=True)
+        *columns, tenants, asked = zip(*self._kept.values(), strict=True)
         queries, actions, correct, score, costs, *prompts = map(np.array, columns)
         failed = np.isnan(costs)
         self.at = self.at[1:]
@@ -366,14 +393,15 @@ class RefitSchedule(Refits):
         if failed.any() and np.sum(~failed) < FEW:
             return None
         # Repetitions are one question: a transform fitted without it must not see its other answers either.
-        places: dict[bytes, int] = {}
-        question = np.array([places.setdefault(query.tobytes(), len(places)) for query in queries])
+        places: dict[tuple[bytes, tuple[str, ...]], int] = {}
+        keys = [(query.tobytes(), own) for query, own in zip(queries, asked, strict=True)]
+        question = np.array([places.setdefault(key, len(places)) for key in keys])
         _, first = np.unique(question, return_index=True)
         ones = np.ones(len(question))
         costs, *prompts = (np.where(failed, 0.0, each) for each in (costs, *prompts))
-        return History(
-            queries[first], question, actions, correct, score, costs, ones, tenants, failed, *prompts
-        )
+        shown = [own for _, own in places] if any(asked) else ()
+        found = (queries[first], question, actions, correct, score, costs, ones, tenants, failed)
+        return History(*found, *prompts, categories=shown)
 
     def correct(self, o: Observation) -> None:
         """Replace Correct of a kept outcome."""
@@ -386,14 +414,23 @@ class RefitSchedule(Refits):
         arrays = {
             "memory.queries": np.array([row[0] for row in kept], dtype="<f4"),
             "memory.actions": np.array([row[1] for row in kept], dtype="<i8"),
-            "memory.terms": np.array([row[2:-1] for row in kept] or np.zeros((0, 3)), dtype=np.float64),
+            "memory.terms": np.array([row[2:-2] for row in kept] or np.zeros((0, 3)), dtype=np.float64),
         }
-        asked = {name: row[-1] for name, row in self._kept.items()}
-        return {"refits": list(self.at), "memory": asked}, arrays
+        meta: dict[str, Any] = {
+            "refits": list(self.at),
+            "memory": {name: row[-2] for name, row in self._kept.items()},
+        }
+        if any(row[-1] for row in kept):  # the states of earlier releases do not say it
+            meta["memory_categories"] = {name: row[-1] for name, row in self._kept.items() if row[-1]}
+        if self._knows_categories:
+            meta["knows_categories"] = True
+        return meta, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore what `snapshot` returned."""
         self.at = tuple(meta["refits"])
+        self._knows_categories = meta.get("knows_categories", False)
+        asked = meta.get("memory_categories", {})
         rows = zip(
             meta["memory"].items(),
             arrays["memory.queries"].astype(np.float64),
@@ -401,4 +438,7 @@ class RefitSchedule(Refits):
             arrays["memory.terms"].tolist(),
             strict=True,
         )
-        self._kept = {name: (query, action, *terms, tenant) for (name, tenant), query, action, terms in rows}
+        self._kept = {
+            name: (query, action, *terms, tenant, tuple(asked.get(name, ())))
+            for (name, tenant), query, action, terms in rows
+        }

@@ -395,6 +395,10 @@ class Learner:
         """Return nothing: the policy does not compare outcomes with its predictions."""
         return {}
 
+    def left_out(self) -> Sequence[str]:
+        """Return nothing: the policy does not use categories."""
+        return ()
+
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
         """Return nothing: the joint x has no separate parts."""
         return ()

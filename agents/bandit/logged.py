@@ -39,6 +39,7 @@ class LoggedOutcome(Struct, frozen=True, kw_only=True):
         tokens: In USD, the tokens generated that were billed.
         prompt_tokens: In USD, the tokens of prompts that were billed.
         question_id: Identifies the question in the file that a recording was made from; empty in a log.
+        features: What the request showed besides its text, as categories `key=value`.
     """
 
     text: str
@@ -51,6 +52,7 @@ class LoggedOutcome(Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     prompt_tokens: int | None = None
     question_id: str = ""
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject values that no history may have; the message names the field."""
@@ -73,12 +75,22 @@ NOTHING = ("", "nan", "NaN", "NA", "null", "None")
 """How files write a missing text."""
 
 
-def logged_outcome(fields: Mapping[str, Any], where: str) -> LoggedOutcome:
+def logged_outcome(fields: Mapping[str, Any], where: str, context: Sequence[str] = ()) -> LoggedOutcome:
     """Return the outcome that a row states; numbers may be text, as in CSV.
+
+    Args:
+        fields: The columns of the row.
+        where: Names the row.
+        context: Columns that are categories, if they are texts: they become `features`.
 
     Raises:
         LogError: a field is missing or wrong; the message names it and the row.
     """
+    if absent := [column for column in context if column not in fields]:
+        raise LogError(f"{where}: has no column {absent[0]!r}; correct --context, or leave it out")
+    if context:
+        shown = [f"{column}={fields[column]}" for column in context if isinstance(fields[column], str)]
+        fields = {**fields, "features": [each for each in shown if not each.endswith("=")]}
     given = {name: value for name, value in fields.items() if value is not None and value != ""}
     try:
         return msgspec.convert(given, LoggedOutcome, strict=False)
@@ -112,8 +124,9 @@ def prior_of_log(
         raise LogError("there is no outcome to learn from; record some first")
     for row in log:
         _require_fit(row, catalogue)
-    texts = list(dict.fromkeys(row.text for row in log))
-    place = {text: at for at, text in enumerate(texts)}
+    # The same text with other categories is another question.
+    asked = list(dict.fromkeys((row.text, row.features) for row in log))
+    place = {each: at for at, each in enumerate(asked)}
     seen = list(dict.fromkeys(row.action for row in log))
     # A model that was never tried is known all the same, by its size.
     tried = {Action.parse(each).model for each in seen}
@@ -122,8 +135,8 @@ def prior_of_log(
     policy.offer([_vector(each, encoder.dimension, catalogue) for each in seen])
     in_usd = catalogue.unit == "usd"
     history = History(
-        queries=queries_of(texts, encoder),
-        question=np.array([place[row.text] for row in log]),
+        queries=queries_of([text for text, _ in asked], encoder),
+        question=np.array([place[row.text, row.features] for row in log]),
         action=np.array([position[row.action] for row in log]),
         correct=np.array([row.correct for row in log]),
         score=np.array([row.correct if row.score is None else row.score for row in log]),
@@ -131,8 +144,9 @@ def prior_of_log(
         log_cost=np.log([max(row.tokens or 0, 1) if in_usd else row.cost for row in log]),
         propensity=np.array([row.propensity for row in log]),
         log_prompt=np.log([max(row.prompt_tokens or 0, 1) for row in log if in_usd]),
+        categories=[shown for _, shown in asked] if any(shown for _, shown in asked) else (),
     )
-    return teach(policy, history, cap, catalogue.cost_basis), len(texts)
+    return teach(policy, history, cap, catalogue.cost_basis), len(asked)
 
 
 def _require_fit(row: LoggedOutcome, catalogue: Catalogue) -> None:

@@ -177,6 +177,12 @@ class RecentContexts:
             else:
                 self.add(tenant, context)
 
+    def change(self, of: Callable[[Vector], Vector]) -> None:
+        """Replace each context by another: the meaning of its coordinates has changed."""
+        for contexts in (self.prior, *self.of.values()):
+            for at, context in enumerate(contexts):
+                contexts[at] = of(context)
+
     def window(self, tenant: str) -> list[Vector]:
         """Return a tenant's window, the contexts on which its targets are met, newest last."""
         own = [*self.prior, *self.of.get(tenant, ())][-WINDOW:]

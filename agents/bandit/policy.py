@@ -169,6 +169,7 @@ class Context:
         query_id: Id of the query, or of a further attempt at it: every random draw derives from it.
         drawn: Whether its cohort is drawn. A further attempt keeps that of the first.
         baseline: The action to take while the policy knows of no answer whether it is right; empty for none.
+        categories: The request's categories, each as `key=value`. Policies may ignore them.
     """
 
     query_id: str
@@ -176,6 +177,7 @@ class Context:
     allowed: frozenset[str] | None = None
     drawn: bool = True
     baseline: str = ""
+    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +263,7 @@ class Pending:
         tenant: The requesting tenant.
         abandoned: Whether it is withdrawn because nothing will be learned from it.
         paid, correct: Cost and correctness to enter in its account in that case; None if unknown.
+        categories: As of its context.
     """
 
     observation_id: str
@@ -271,6 +274,7 @@ class Pending:
     abandoned: bool = False
     paid: float | None = None
     correct: float | None = None
+    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +300,7 @@ class Observation:
         paid: For a failure, its actual cost; None if unknown.
         tried: For a cost alone, whether its model counts as tried: without a score in place of Correct, there may never
             be more to learn.
+        categories: As of its context.
     """
 
     observation_id: str
@@ -317,6 +322,7 @@ class Observation:
     predicted: float | None = None
     paid: float | None = None
     tried: bool = False
+    categories: tuple[str, ...] = ()
 
     @property
     def entered(self) -> float:
@@ -499,6 +505,10 @@ class Policy(Protocol):
 
     def drifted(self) -> Mapping[str, Drift]:
         """Return the models for which drift was detected; none if the policy does not detect drift."""
+        ...
+
+    def left_out(self) -> Sequence[str]:
+        """Return the categories of requests for which there is no room; none if the policy uses no categories."""
         ...
 
     def decided(self, decisions: Sequence[Pending]) -> None:

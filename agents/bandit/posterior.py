@@ -332,13 +332,34 @@ class Ridge:
         """Return D."""
         return len(self.a)
 
-    def grow(self, penalties: Vector) -> None:
-        """Append dimensions with these penalties; all earlier rows are zero there."""
-        if not len(penalties):
-            return
-        self.a = _padded(self.a, penalties)
-        self.half = _padded(self.half, 1.0 / penalties)
-        self.b, self.theta = (np.pad(m, ((0, len(penalties)), (0, 0))) for m in (self.b, self.theta))
+    def arrange(self, before: Sequence[int], after: Sequence[int], penalties: Vector) -> None:
+        """Move some dimensions, drop the others, and add new ones in between.
+
+        Without dropped dimensions, or if all rows are zero there, nothing is computed: every number keeps its bits.
+
+        Args:
+            before: The dimensions to keep, ascending.
+            after: Their new positions, ascending.
+            penalties: One for each of the resulting dimensions; those of the new ones count.
+        """
+        old, new = np.asarray(before, dtype=np.intp), np.asarray(after, dtype=np.intp)
+        kept, to = np.ix_(old, old), np.ix_(new, new)
+        dropped = np.setdiff1d(np.arange(self.dim), old)
+        rows = np.tril(self.a, -1)
+        entered = rows[dropped].any() or rows[:, dropped].any()
+        a, half = np.diag(penalties), np.diag(1.0 / penalties)
+        a[to], half[to] = self.a[kept], self.half[kept]
+        b, theta = np.zeros((len(a), self.b.shape[1])), np.zeros((len(a), self.b.shape[1]))
+        b[new], theta[new] = self.b[old], self.theta[old]
+        self.a, self.half, self.b, self.theta = a, half, b, theta
+        if entered:
+            self.factorise()
+
+    def repenalise(self, first: int, added: Vector) -> None:
+        """Add to the penalties of the dimensions from one on, negative numbers for weaker ones."""
+        at = np.arange(first, self.dim)
+        self.a[at, at] += added
+        self.factorise()
 
     def solve(self, x: Vector) -> Vector:
         """Return A⁻¹x, shape (D,)."""
@@ -418,13 +439,6 @@ def _plus(lower: Matrix, factor: float, x: Vector) -> Matrix:
 def _times(lower: Matrix, columns: Matrix) -> Matrix:
     """Return the product of a symmetric matrix, given as its lower triangle, with some columns."""
     return np.ascontiguousarray(blas.dsymm(1.0, lower.T, columns))
-
-
-def _padded(matrix: Matrix, diagonal: Vector) -> Matrix:
-    out = np.pad(matrix, ((0, len(diagonal)), (0, len(diagonal))))
-    at = np.arange(len(matrix), len(out))
-    out[at, at] = diagonal
-    return np.asarray(out)
 
 
 def _lower(matrix: Matrix) -> Vector:

@@ -44,7 +44,7 @@ def teach(
         raise CorruptState("the policy", "rewards learned", "a fresh policy")
     policy.relearn(history, cap)
     # The policy must not replace what it learned from history by its own first outcomes.
-    policy.refits.at = ()
+    policy.refits.by_prior(with_categories=any(history.categories))
     state = policy.state()
     if cost_basis is None:
         return state

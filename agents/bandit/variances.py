@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.history import History
-from agents.bandit.policy import Matrix
+from agents.bandit.policy import Matrix, Vector
 from agents.bandit.posterior import inverted
 
 # Every coefficient has the prior N(0, τ²) with the τ² of its block, so coefficients that do not help shrink to zero and
@@ -29,6 +29,9 @@ BELIEF_NOISE: Final = 20.0
 
 ROUNDS: Final = 20
 """Iterations of the fixed point for a history; each inverts A once."""
+
+AGAIN: Final = 2
+"""Iterations between the variances of the last blocks and the noise."""
 
 FLAT: Final = 1e-7
 """Smallest variance of a block, and smallest noise."""
@@ -50,6 +53,9 @@ USUAL: Final[Mapping[str, tuple[float, float]]] = {
     "shape × counts": (0.0001, 0.005),
     "shape × directions": (0.00001, 0.0001),
     "shape × kernel": (0.00001, 0.0001),
+    "one × category": (0.01, 0.05),
+    "coordinate × category": (0.001, 0.01),
+    "model × category": (0.02, 0.02),
 }
 """Default variances of accuracy, and of cost in units of the anchors: the generic prior."""
 
@@ -92,6 +98,19 @@ class Evidence:
     count: float
     noise: float
 
+    def of(self, columns: int) -> Evidence:
+        """Return the same of the first columns of x alone."""
+        if columns == len(self.gram):
+            return self
+        gram = np.ascontiguousarray(self.gram[:columns, :columns])
+        return replace(self, gram=gram, moment=self.moment[:columns])
+
+    def noise_given(self, theta: Vector, inverse: Matrix) -> float:
+        """Return the variance of its noise, given the posterior mean and covariance of the coefficients."""
+        rest = self.square - 2.0 * float(theta @ self.moment[:, 0]) + float(theta @ self.gram @ theta)
+        rest += float(np.sum(inverse * self.gram))
+        return max((rest + BELIEF_NOISE * self.noise) / (self.count + BELIEF_NOISE), FLAT)
+
 
 Variances: TypeAlias = tuple[dict[str, float], list[float]]
 """The variance of every block of a regression, and the noise of every kind of evidence."""
@@ -125,11 +144,72 @@ def estimated(evidence: Sequence[Evidence], blocks: Sequence[str], term: int) ->
         settled = np.maximum(columns - np.bincount(of, np.diag(inverse)) / tau, 0.0)  # effective coefficients
         tau = (np.bincount(of, theta**2) + BELIEF * usual) / (settled + BELIEF)
         tau = np.maximum(tau, FLAT)
-        for k, each in enumerate(evidence):
-            rest = each.square - 2.0 * float(theta @ each.moment[:, 0]) + float(theta @ each.gram @ theta)
-            rest += float(np.sum(inverse * each.gram))
-            noises[k] = max((rest + BELIEF_NOISE * each.noise) / (each.count + BELIEF_NOISE), FLAT)
+        noises = [each.noise_given(theta, inverse) for each in evidence]
     return dict(zip(names, tau.tolist(), strict=True)), noises
+
+
+def estimated_with_last(
+    evidence: Sequence[Evidence], blocks: Sequence[str], first: int, term: int
+) -> Variances:
+    """Estimate the variances of all blocks, those of the last ones given the others, and the noises.
+
+    Args:
+        evidence: The sums of each kind of evidence.
+        blocks: The block of each column.
+        first: The first column of the last blocks.
+        term: As for `estimated`.
+    """
+    found, noises = estimated([each.of(first) for each in evidence], blocks[:first], term)
+    if first == len(blocks):
+        return found, noises
+    for _ in range(AGAIN):
+        a = sum((each.gram / noise for each, noise in zip(evidence, noises, strict=True)), start=np.zeros(1))
+        b = sum(
+            (each.moment[:, 0] / noise for each, noise in zip(evidence, noises, strict=True)),
+            start=np.zeros(1),
+        )
+        found = found | estimated_last(a, b, found, blocks, first, term)
+        inverse = inverted(a + np.diag([1.0 / found[block] for block in blocks]))
+        # What the last blocks explain is not noise.
+        noises = [each.noise_given(inverse @ b, inverse) for each in evidence]
+    return found, noises
+
+
+def estimated_last(
+    a: Matrix, b: Vector, known: Mapping[str, float], blocks: Sequence[str], first: int, term: int
+) -> dict[str, float]:
+    """Estimate the variances of the last blocks, given those of the others and the noise.
+
+    The other coefficients are integrated out: what they explain is theirs. So columns that can only repeat it, such as
+    those of categories that the text shows, or that mean nothing, get next to no variance.
+
+    Args:
+        a: Σ x xᵀ/σ², shape (D, D).
+        b: Σ x·y/σ², shape (D,).
+        known: The variance of each of the other blocks.
+        blocks: The block of each column.
+        first: The first column of the last blocks.
+        term: As for `estimated`.
+    """
+    names = list(dict.fromkeys(blocks[first:]))
+    of = np.array([names.index(name) for name in blocks[first:]])
+    columns = np.bincount(of)
+    usual = np.array([usual_variance(name, term) for name in names])
+    others = a[:first, :first] + np.diag([1.0 / known[block] for block in blocks[:first]])
+    cross = a[first:, :first]
+    explained = cross @ inverted(others)
+    gram, moment = a[first:, first:] - explained @ cross.T, b[first:] - explained @ b[:first]
+    # Where the others explain all, rounding may leave less than nothing.
+    sizes, axes = np.linalg.eigh((gram + gram.T) / 2.0)
+    gram = (axes * np.maximum(sizes, 0.0)) @ axes.T
+    tau = usual
+    for _ in range(ROUNDS):
+        inverse = inverted(gram + np.diag(1.0 / tau[of]))
+        theta = inverse @ moment
+        settled = np.maximum(columns - np.bincount(of, np.diag(inverse)) / tau, 0.0)
+        tau = (np.bincount(of, theta**2) + BELIEF * usual) / (settled + BELIEF)
+        tau = np.maximum(tau, FLAT)
+    return dict(zip(names, tau.tolist(), strict=True))
 
 
 def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targets: Matrix) -> list[Evidence]:
@@ -138,7 +218,7 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
     Args:
         features: They compute x.
         history: Its rows.
-        z: z of its questions, shape (Q, rank).
+        z: [z; c] of its questions, shape (Q, rank + K).
         targets: Targets of its rows, centred, shape (m, T); the first is the one whose variances are estimated.
 
     Returns:

@@ -30,6 +30,7 @@ from agents.catalogue.models import ActionError
 from agents.catalogue.steering import Steering
 from agents.decider import snapshot
 from agents.decider.attempts import Before, Failure, Followed, affects, failed, superseded
+from agents.decider.categories import NO_KEYS, ContextKeys, categories_of
 from agents.decider.fold import offer, tell
 from agents.decider.recovery import Records, Recovered, restore
 from agents.decider.rewards import Move, RewardRules, Verdict, applied
@@ -143,6 +144,7 @@ class DecisionEnvironment:
         living: Models with a recent executor heartbeat; None assumes that all are running.
         waiting: Models of that catalogue that are not available yet because no server has embedded their actions.
         excluded: Models left out because an earlier attempt at the query failed there.
+        context_keys: The keys of metadata from which the policy learns.
     """
 
     steering: Steering
@@ -150,6 +152,7 @@ class DecisionEnvironment:
     living: frozenset[str] | None = None
     waiting: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
+    context_keys: ContextKeys = NO_KEYS
 
     def choices(self, query: Query) -> tuple[int, ...]:
         """Return the indices of the actions that a query may choose from.
@@ -297,6 +300,7 @@ def decisions(
             price_factors=price_factors,
             decide_s=decide_s,
             before=before,
+            features=contexts[i].categories,
         )
         value = encode(decision)
         if len(value) > limit:
@@ -315,6 +319,7 @@ def decisions(
             attempt=attempt,
             tenant=record.query.account,
             paced=decision.cohort == "policy" and record.query.pinned is None,
+            features=decision.features,
         )
         stored = (row.key, encode_row(row, limit))
         made.append((Decided(record.query_id, value, decision.group, stored), row))
@@ -394,7 +399,8 @@ def context_of(
     if surface:
         vector = np.concatenate([vector, counts(record.query.question)])
     name = attempt_id(record.query_id, attempt)
-    return Context(name, vector, allowed, drawn=attempt == 1, baseline=baseline)
+    shown = categories_of(record.query, environment.context_keys)
+    return Context(name, vector, allowed, drawn=attempt == 1, baseline=baseline, categories=shown)
 
 
 def decision_of(
@@ -409,6 +415,7 @@ def decision_of(
     price_factors: Mapping[str, Rate],
     decide_s: float,
     before: Before | None = None,
+    features: tuple[str, ...] = (),
 ) -> Decision:
     """Return the Decision for a choice, with every term that explains it.
 
@@ -423,6 +430,7 @@ def decision_of(
         price_factors: What each model charges, as the policy knew it; 1 for an eFLOP on those not listed.
         decide_s: Seconds taken by the choice.
         before: What a further attempt takes over.
+        features: The request's categories.
     """
     attempt = 1 if before is None else before.decision.attempt + 1
     action = Action.parse(choice.action_id)
@@ -471,6 +479,7 @@ def decision_of(
         attempt=attempt,
         excluded=tuple(sorted(environment.excluded)),
         earlier=() if before is None else before.earlier,
+        features=features,
     )
 
 

@@ -71,6 +71,7 @@ class Preview(Struct, frozen=True, kw_only=True):
         configurations: All available configurations, by descending score.
         contributions: Parts of the action's predicted accuracy, in the model's terms; empty if it has no parts.
         drifted: Models for which the latest outcomes show drift.
+        features: The request's categories.
     """
 
     action: str
@@ -89,6 +90,7 @@ class Preview(Struct, frozen=True, kw_only=True):
     shortfall: float | None = None
     contributions: tuple[Contribution, ...] = ()
     drifted: dict[str, Drift] = {}
+    features: tuple[str, ...] = ()
 
 
 def anonymous(query: Query) -> Query:
@@ -147,6 +149,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
         shortfall=None if target is None or policy.pacer is None else policy.pacer.shortfall(target),
         contributions=tuple(policy.explain(context, action)),
         drifted=dict(policy.drifted()),
+        features=context.categories,
     )
 
 

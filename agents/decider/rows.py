@@ -198,6 +198,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         correct, score, log_cost, imputed: The current values of the raw terms.
         price_factor: Price of an eFLOP at the time: `log_cost` is ln(eFLOPs) plus its logarithm.
         tokens: Where costs are in USD, the tokens that were billed: generated, and of prompts.
+        features: The request's categories, as in its Decision.
     """
 
     query_id: str
@@ -229,6 +230,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     imputed: float = 0.0
     price_factor: float = 1.0
     tokens: tuple[int, int] | None = None
+    features: tuple[str, ...] = ()
 
     @property
     def key(self) -> bytes:
@@ -259,7 +261,15 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         paid = self.paid or None
         correct = self.entered if self.paid else None
         return Pending(
-            self.name, self.vector(), self.action, self._target, self.tenant, abandoned, paid, correct
+            self.name,
+            self.vector(),
+            self.action,
+            self._target,
+            self.tenant,
+            abandoned,
+            paid,
+            correct,
+            self.features,
         )
 
     @property
@@ -292,6 +302,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             predicted=None if told is None else told.correct,
             paid=self.paid or None if failed else None,
             tried=kind == "cost" and _TOLD.decode(self.decision).verified != "all",
+            categories=self.features,
         )
 
     def _highest_log_cost(self) -> float:

@@ -152,7 +152,14 @@ def _context(row: Row, decision: Decision, offered: OfferRow) -> Context:
     )
     allowed_ids = frozenset(space[i].id for i in left)
     drawn = decision.attempt == 1
-    return Context(row.name, row.vector(), allowed_ids, drawn=drawn, baseline=offered.baseline)
+    return Context(
+        row.name,
+        row.vector(),
+        allowed_ids,
+        drawn=drawn,
+        baseline=offered.baseline,
+        categories=row.features,
+    )
 
 
 def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -> Iterator[Difference]:

@@ -68,7 +68,7 @@ def graded_row(decision: Decision, reward: Reward) -> LoggedOutcome | None:
     """Return a decision and its outcome; None without a propensity, or if nothing may be learned from it."""
     if not decision.propensity or not reward.learn:
         return None
-    return outcome_of(decision.query, reward, propensity=decision.propensity)
+    return outcome_of(decision.query, reward, propensity=decision.propensity, features=decision.features)
 
 
 # `learner`: check the learner's log, repair it, export it to files, or start over.
@@ -366,8 +366,13 @@ def verify_decisions(settings: Settings) -> None:
     show_default=True,
     help="Weight of the prior: it counts as at most this many observations.",
 )
+@click.option(
+    "--context",
+    multiple=True,
+    help="Column of LOG that is a category of requests, such as a route; repeatable. context_keys names it, too.",
+)
 @click.pass_obj
-def prior(settings: Settings, log: Path, out: Path, cap: float) -> None:
+def prior(settings: Settings, log: Path, out: Path, cap: float, context: tuple[str, ...]) -> None:
     """Make a prior from LOG: outcomes that `record` or `learner export` wrote, or others in the same columns.
 
     LOG is JSON lines, CSV or Parquet with text, action (model/qp/cp/bs), correct, cost and propensity, and score where
@@ -379,7 +384,7 @@ def prior(settings: Settings, log: Path, out: Path, cap: float) -> None:
     inner = policy.inner if isinstance(policy, Explored) else policy
     if not isinstance(inner, Contextual):
         raise LogError(f"the policy is {inner.name}; only contextual starts from a prior")
-    made, questions = prior_of_log(read_outcomes(log), inner, encoder, catalogue_of(settings), cap)
+    made, questions = prior_of_log(read_outcomes(log, context), inner, encoder, catalogue_of(settings), cap)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(made)
     click.echo(f"{out}: {questions} questions, {len(made)} bytes, sha256 {digest(made)}")

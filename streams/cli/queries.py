@@ -377,6 +377,7 @@ def _decision(console: Console, decision: Decision) -> None:
         )
         + (f"; restricted by {', '.join(decision.required)}" if decision.required else "")
         + (f", which {', '.join(decision.unable_models)} lack" if decision.unable_models else "")
+        + (f"; the request shows {', '.join(decision.features)}" if decision.features else "")
     )
     rows = [(str(decision.action), decision.mean, decision.width, decision.score)]
     rows += [(c.action, c.mean, c.width, c.score) for c in decision.runners_up]

@@ -29,7 +29,12 @@ def pinned(question: Query, action: Action, query_id: str) -> Query:
 
 
 def outcome_of(
-    query: Query, reward: Reward, *, propensity: float, question_id: str = ""
+    query: Query,
+    reward: Reward,
+    *,
+    propensity: float,
+    question_id: str = "",
+    features: tuple[str, ...] = (),
 ) -> LoggedOutcome | None:
     """Return the outcome that a Reward states; None if correctness or cost is unknown, or nothing was answered.
 
@@ -50,11 +55,16 @@ def outcome_of(
         tokens=billed.output if billed else None,
         prompt_tokens=billed.input if billed else None,
         question_id=question_id,
+        features=features,
     )
 
 
-def read_outcomes(path: Path) -> Iterator[LoggedOutcome]:
+def read_outcomes(path: Path, context: Sequence[str] = ()) -> Iterator[LoggedOutcome]:
     """Yield the outcomes of a file of JSON lines, CSV or Parquet.
+
+    Args:
+        path: The file.
+        context: Columns that are categories of the request.
 
     Raises:
         LogError: a row is not an outcome; the message names row and field.
@@ -62,4 +72,4 @@ def read_outcomes(path: Path) -> Iterator[LoggedOutcome]:
         OSError: the file cannot be read.
     """
     for where, fields in rows_of(path):
-        yield logged_outcome(fields, where)
+        yield logged_outcome(fields, where, context)

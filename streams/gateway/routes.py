@@ -70,6 +70,7 @@ def preview(found: Preview) -> dict[str, Any]:
         "short_models": list(found.short_models),
         "restricted": list(found.required),
         "unable_models": list(found.unable_models),
+        "features": list(found.features),
         "choice": configurations[found.action],
         "grounds": [picked(each, "part", "mean", "variance") for each in found.contributions],
         "drifted": {model: picked(each, "cost", "accuracy_seq") for model, each in found.drifted.items()},

@@ -252,6 +252,25 @@ class DriftNotice:
                 )
 
 
+class RoomNotice:
+    """Logs the categories of requests whose columns do not fit, and those that have got theirs after all."""
+
+    def __init__(self) -> None:
+        self._known = frozenset[str]()
+
+    def look(self, policy: Policy) -> None:
+        """Log what has changed since the last call."""
+        before, self._known = self._known, frozenset(policy.left_out())
+        if new := sorted(self._known - before):
+            log.warning(
+                "nothing is learned about %s: there is no room for more categories, and others have more outcomes. "
+                "List fewer values in context_keys",
+                ", ".join(new),
+            )
+        if back := sorted(before - self._known):
+            log.info("room for categories: %s", ", ".join(back))
+
+
 # Reports on objectives with a target: the budget account as metrics, and a log line when the target becomes
 # unreachable (with the best that can be reached) and when it can be met again.
 
@@ -625,6 +644,7 @@ class DeciderService(Ordered):
         self.learner = ShardLearner(runtime, encoder, self.pending, self._recovered)
         self.pacing = Pacing(runtime.metrics)
         self.drift = DriftNotice(runtime.metrics)
+        self.room = RoomNotice()
         self.lock = asyncio.Lock()
         self._beats_awaited = False
         self._at_baseline = False  # whether it answered since the start
@@ -685,6 +705,7 @@ class DeciderService(Ordered):
         decider = self.learner.live
         self.pending.show()
         self.learner.show(decider)
+        self.room.look(decider.policy)
         await self.learner.log.snapshot_when_due(decider)
 
     @property
@@ -702,7 +723,8 @@ class DeciderService(Ordered):
         """
         steering = self.runtime.control.steering
         waiting = frozenset(steering.catalogue.model_names).difference(space.models)
-        others = DecisionEnvironment(steering, space, waiting=waiting)
+        keys = self.runtime.settings.policy.keys()
+        others = DecisionEnvironment(steering, space, waiting=waiting, context_keys=keys)
         return replace(others, living=self.runtime.control.serving()), others
 
     def _decide(self, batch: Sequence[tuple[QueryContext, ConsumerRecord]]) -> BatchEffects:

@@ -14,7 +14,7 @@ import httpx
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agents.bandit import contextual, pacing
+from agents.bandit import contextual, contextual_features, pacing
 from agents.catalogue.models import Model, Sampling
 from agents.decider import decider as learner
 from agents.decider import fold, snapshot
@@ -717,5 +717,6 @@ def small() -> Iterator[tuple[Any, str, Any]]:
     yield learner_log, "_DROPPED_AT_ONCE", 2
     yield fold, "BATCH", 3
     yield contextual, "SETTLED", 5
+    yield contextual_features, "MOST_WITH_CATEGORIES", 150
     yield pacing, "KEPT", 12
     yield pacing, "KEYS", 2

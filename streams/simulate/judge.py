@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from agents.decider.categories import NO_KEYS, ContextKeys, categories_of
+from agents.decider.decider import Decider
 from agents.decider.rows import REFIT_KEY, Row, decode_row
 from agents.decider.snapshot import SNAPSHOT_KEY
 from agents.decider.verify import mismatches, opened
@@ -89,6 +91,7 @@ def judged(life: Life) -> Iterator[str]:
     yield from Attempts(life).wrong()
     yield from _outlived(life)
     yield from _chosen(life)
+    yield from _shown(life)
     for row in cluster.broker.records(life.log):
         of_query = not (row.key or b"").startswith(REFIT_KEY)
         if row.value is not None and len(row.value) > ROW_BYTES and of_query:
@@ -212,6 +215,8 @@ MET: Final = (
     "decided again",
     "answered again",
     "mixed verifiers",
+    "categories",
+    "categories left out",
 )
 """States and limits that histories may reach, as named by `met`."""
 
@@ -239,11 +244,32 @@ def met(life: Life) -> Iterator[str]:
         ("refit in parts", any(key.startswith(REFIT_KEY) and key.endswith(b"/1") for key in refits)),
         ("decided again", again),
         ("answered again", any(each.attempt > 1 and each.status == "ok" for each in answers)),
+        ("categories", any(each.features for each in decisions)),
+        ("categories left out", any(decider.policy.left_out() for decider in _learners(life))),
         ("mixed verifiers", any(each.verified == "some" for each in decisions)),
         ("snapshot in chunks", any(key.startswith(SNAPSHOT_KEY) and key.endswith(b"/1") for key in keys)),
     ):
         if is_met:
             yield name
+
+
+def _learners(life: Life) -> Iterator[Decider]:
+    for worker in life.cluster.workers:
+        if isinstance(service := worker.built, DeciderService) and service.decider is not None:
+            yield service.decider
+
+
+def _shown(life: Life) -> Iterator[str]:
+    """Yield Decisions with categories that no decider's list shows, and rows with others than their Decision's."""
+    lists = [ContextKeys.of(each) for each in life.world.lists] or [NO_KEYS]
+    for record in life.records(life.topics.decision):
+        decision = decode(record.value, Decision)
+        if decision.features not in (wanted := [categories_of(decision.query, keys) for keys in lists]):
+            yield f"categories: {decision.query_id} has {decision.features}, not one of {wanted}"
+    for record in life.broker.records(life.log):
+        row = None if record.value is None else decode_row(record.key or b"", record.value)
+        if isinstance(row, Row) and row.features != (said := decode(bytes(row.decision), Decision).features):
+            yield f"categories: the row of {row.query_id} has {row.features}, its Decision {said}"
 
 
 def _chosen(life: Life) -> Iterator[str]:

@@ -8,7 +8,6 @@ import random
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from contextvars import Context
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -37,6 +36,7 @@ from streams.runtime.queues import WINDOW
 from streams.runtime.runtime import Runtime, ServiceSpec
 from streams.services import SERVICES
 from streams.services.decider import DeciderService, policy_of
+from streams.settings import Settings
 from streams.simulate.faults import (
     SEGMENT_S,
     TIMES,
@@ -100,8 +100,9 @@ class Life:
             world.settings,
             {name: _ending(SERVICES[name]) for name in SIMULATED},
             seed=seed,
-            make=partial(Worker, faults=self.faults),
+            make=self._made,
         )
+        self._deciders = 0
         self.topics, self.broker = self.cluster.topics, self.cluster.broker
         self.log = self.topics.changelog("decider", "pending")
         self.failures: list[str] = []
@@ -120,6 +121,14 @@ class Life:
         self.waiting: set[str] = set()
         self.window_full = False
         self._window = WINDOW * world.settings.kafka.concurrency
+
+    def _made(self, settings: Settings, *rest: Any, **more: Any) -> Worker:
+        """Return a worker; each decider names the next list of the keys of metadata."""
+        spec: ServiceSpec = rest[1]
+        if spec.name == "decider" and (lists := self.world.lists):
+            settings = settings.replace(context_keys=lists[self._deciders % len(lists)])
+            self._deciders += 1
+        return Worker(settings, *rest, **more, faults=self.faults)
 
     async def live(self) -> None:
         """Start everything, run traffic and faults, restart everything, and wait until everything has ended."""

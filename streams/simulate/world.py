@@ -109,6 +109,7 @@ class World:
         bad: What is wrong with the model `large`, if choices are judged.
         open_rewards: Maximum rewards that may wait for feedback; None for no effective limit.
         unscored: Models that no verifier scores.
+        lists: The keys of metadata that one decider after another names, with their values.
     """
 
     settings: Settings
@@ -127,6 +128,7 @@ class World:
     bad: Bad | None = None
     open_rewards: int | None = None
     unscored: frozenset[str] = frozenset()
+    lists: tuple[dict[str, list[str]], ...] = ()
 
     def right(self, query: Query, extracted: str | None) -> bool | None:
         """Return whether an answer is right; None if the query has no reference."""
@@ -198,6 +200,7 @@ def drawn(seed: int, folder: Path) -> World:
         recording=Recording(_paths(rng, questions, trait)),
         questions={each.text: each for each in questions},
         unscored=unscored,
+        lists=_lists(random.Random(f"categories {seed}")),
     )
     made.settings = made.settings.replace(attempts=again.choice((1, 2, 2, 2, 2, 2)))
     if again.random() < 0.2:
@@ -328,6 +331,27 @@ def _prior(folder: Path, http: bool) -> Path:
     path = folder / "prior.bin"
     path.write_bytes(teach(policy, history))
     return path
+
+
+_ROUTES: Final = ("chat", "code", "search", "voice")
+
+
+def _lists(rng: random.Random) -> tuple[dict[str, list[str]], ...]:
+    """Draw the keys of metadata that successive deciders name; none in half of the worlds."""
+    if rng.random() < 0.5:
+        return ()
+    lists: list[dict[str, list[str]]] = [
+        {"route": rng.sample(_ROUTES, rng.randint(1, 4)), **({"task": ["sum"]} if rng.random() < 0.5 else {})}
+        for _ in range(rng.randint(1, 3))
+    ]
+    return (*lists, {}) if rng.random() < 0.3 else tuple(lists)
+
+
+def _metadata(query_id: str) -> dict[str, Any]:
+    """Draw the metadata of a query: listed values, others, and what is not a text."""
+    rng = random.Random(f"metadata {query_id}")
+    kept = {"route": rng.choice((*_ROUTES, "other", 7)), "task": rng.choice(("sum", None)), "user": query_id}
+    return {key: value for key, value in kept.items() if rng.random() < 0.8}
 
 
 def _questions(rng: random.Random, count: int, trait: Trait) -> list[KnownQuestion]:
@@ -468,6 +492,8 @@ class _Traffic:
             "text": question.text,
             "tenant": rng.choice(("a", "b")),
         }
+        if self.world.lists:
+            fields["metadata"] = _metadata(fields["query_id"])
         if rng.random() < self.referenced or self.world.trait == "never right":
             fields["reference"] = question.reference
         if wishes := self._wishes():

@@ -532,6 +532,7 @@ SAMPLES: tuple[Record, ...] = (
         attempt=2,
         excluded=("hosted", "hosted-2"),
         earlier=(EARLIER,),
+        features=("request.turns=2-4", "route=code"),
     ),
     Reward(
         reward_id="q-2/final",

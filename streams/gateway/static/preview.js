@@ -58,6 +58,7 @@ export function explain(found) {
   if (found.reason === 'policy' && choice.propensity !== null && choice.propensity < 0.995) said.push(` With a chance of ${percent(1 - choice.propensity)} another one runs, to explore or as the control group.`);
   if (found.shortfall !== null && found.objective.mean_cost) said.push(` The target of ${cost(found.objective.mean_cost)} ${inUnit()} a query cannot be met: recent queries cost ${cost(found.shortfall)} at least.`);
   else if (found.shortfall !== null) said.push(` The target of ${percent(found.objective.accuracy)} of the accuracy within reach cannot be met: ${percent(found.shortfall)} can be had on recent queries.`);
+  if (found.features.length) said.push(` Besides its text, the request shows ${found.features.join(', ')}.`);
   if (!found.served) said.push(' No executor serves it now, so the question would wait.');
   for (const [model, drift] of Object.entries(found.drifted)) said.push(el('span', { class: 'drift' }, noticed(model, drift)));
   return said;

@@ -37,7 +37,7 @@ def plain_features(rank: int, models: int = 4) -> ContextualFeatures:
 
 def regression(on: ContextualFeatures) -> Regression:
     made = Regression(on, 0, np.array([0.5, 0.5]), 0.2)
-    made.grow()
+    made.arrange()
     return made
 
 
