@@ -21,7 +21,7 @@ from experiments.behaviour import POLICIES, behaviour
 from experiments.changes import changes as follow_changes
 from experiments.contenders import combined, estimated
 from experiments.foreign import load_foreign, rows_of
-from experiments.frontier import AFTER_HISTORY, PLAYERS, Terms
+from experiments.frontier import AFTER_HISTORY, ENOUGH, PLAYERS, PRICES, Terms
 from experiments.frontier import frontier as judge
 from experiments.journal import Journal, lines_of, record_live_run
 from experiments.loop import SEEDS, spaces
@@ -197,7 +197,11 @@ def paper(
     help="Number of random orders of the questions.",
 )
 @click.option(
-    "--prices", type=click.IntRange(min=2), help="Number of prices, placed by history; default: the eighteen."
+    "--prices",
+    type=click.IntRange(2, 18),
+    default=18,
+    show_default=True,
+    help="Number of prices; fewer than the criteria's eighteen are placed by history.",
 )
 @click.option(
     "--history",
@@ -248,7 +252,7 @@ def frontier(
     mapping: Path | None,
     catalogue: Path,
     orders: int,
-    prices: int | None,
+    prices: int,
     history: int | None,
     live: int | None,
     half: int | None,
@@ -272,7 +276,7 @@ def frontier(
     terms = Terms(
         history=history,
         live=live,
-        prices=prices,
+        prices=None if prices == len(PRICES) else prices,
         half=half,
         batch=batch,
         ceilings=not no_ceiling,
@@ -290,7 +294,7 @@ def frontier(
         "live": live,
         "half": half,
         "orders": orders,
-        "prices": prices,
+        "prices": None if prices == len(PRICES) else prices,
         "batch": batch,
         **({"context": context} if context is not None else {}),
         **({"usual": sorted(path.stem for path in usual)} if usual else {}),
@@ -309,6 +313,17 @@ def frontier(
         raise OutcomeError(f"{source}: too few questions to keep a third of them for history; give more")
     for name, row in tables["frontier"].items():
         click.echo(f"{name}: {_said(row)}")
+    if few := tables.get("of_few_prices"):
+        click.echo(
+            f"warning: {prices} prices are few (below {ENOUGH}); one fewer would raise the mean by", err=True
+        )
+        for name, rise in few.items():
+            told = (
+                "no ratio, or a target depends on one price"
+                if rise is None
+                else f"{100 * rise:.1f} % at most"
+            )
+            click.echo(f"  {name}: {told}", err=True)
     for name, row in tables.get("against_text_alone", {}).items():
         mean, low, high = (row["cost_ratio"] or {}).values() or (math.inf,) * 3
         told = f"{mean:.3f} [{low:.3f}, {high:.3f}]; worse p = {row['p_worse']:.3f}, better p = {row['p_better']:.3f}"

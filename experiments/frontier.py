@@ -32,7 +32,7 @@ from experiments.contenders import (
 )
 from experiments.journal import ROOT, Game, Journal, code_digest
 from experiments.loop import WARM_UP, FeedbackChannel, Stage, Trial, stream
-from experiments.outcomes import BanditWorld
+from experiments.outcomes import BanditWorld, OutcomeError
 from experiments.runs import Scope, outcomes_digest, tidy
 from experiments.yardstick import SHARES, Points, Yardstick, area, halves, hull, is_history, split
 
@@ -41,6 +41,7 @@ PRICES = (
     0.0,
     *(2.0**k for k in range(-8, 9)),
 )  # λ: accuracy, from 0 to 1, per cost of the best arm on history
+ENOUGH = 12  # prices; with fewer, a mix may have to make do without the point that it needs
 LEARNT = 2_000  # rounds on history, not counted
 FEWEST = 10  # questions on either side
 
@@ -117,7 +118,7 @@ class Terms:
     Attributes:
         history: Number of questions of history that a row learns from, redrawn in each order; None for all.
         live: Number of live questions asked, the first by a hash of their ids; None for all.
-        prices: Number of prices; None for the criteria's eighteen.
+        prices: Number of prices, placed by history; None for the criteria's eighteen, and eighteen means these, too.
         half: Split history in two, use one half as history and judge this half; None judges the live questions.
         batch: Number of queries decided together.
         ceilings: Whether to include the ceilings.
@@ -146,9 +147,16 @@ class Terms:
         return past, now
 
     def drawn(self, history: Sequence[int], seed: int) -> list[int]:
-        """Return the questions of history that a row learns from in an order."""
-        if self.history is None or self.history >= len(history):
+        """Return the questions of history that a row learns from in an order.
+
+        Raises:
+            OutcomeError: there are fewer.
+        """
+        if self.history is None:
             return list(history)
+        if self.history > len(history):
+            why = f"asks for more than the {len(history)} questions of history; give at most as many, or leave it out"
+            raise OutcomeError(f"--history {self.history}: {why}")
         chosen = np.random.default_rng([seed, 9]).choice(history, self.history, replace=False)
         return sorted(int(each) for each in chosen)
 
@@ -229,6 +237,8 @@ def frontier(
         "aiq": {name: row["aiq"] for name, row in rows.items()},
         "frontier_of": about,
     }
+    if len(table.prices) < ENOUGH:
+        tables["of_few_prices"] = {name: yardstick.over_prices(points[name], rows[name]) for name in players}
     if STATIC in points:
         tables["against_ridge_from_history"] = {
             name: yardstick.against(points[name], points[STATIC]) for name in players if name != STATIC
@@ -351,7 +361,7 @@ class _Table:
         )
         self.prices = (
             [price / self._unit for price in PRICES]
-            if terms.prices is None
+            if terms.prices in (None, len(PRICES))
             else prices(Fitted.of(self._counted, history), best, terms.prices)
         )
 

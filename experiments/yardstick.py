@@ -250,14 +250,35 @@ class Yardstick:
             "p_better": float((1 + (drawn >= 0).sum()) / (1 + len(drawn))),
         }
 
+    def over_prices(self, points: Points, row: dict[str, Any]) -> float | None:
+        """Return by how much one price fewer raises the mean ratio at most, and put it into the row's interval.
+
+        With few prices, a mix of points lacks those between them, so the ratio depends on where the prices are. None if
+        there is no ratio; infinite if a target depends on a single price.
+        """
+        if (found := row["mean_cost_ratio"]) is None:
+            return None
+        first, count = Yardstick(self.arms, self.best, draws=0), len(points.cost)
+        fewer = [points.of([k for k in range(count) if k != left_out]) for left_out in range(count)]
+        most = max(
+            (float(_geometric(first.ratios(each)[:, :-1])[0]) for each in fewer if len(each.cost)),
+            default=np.inf,
+        )
+        rise = most / found["mean"] - 1.0
+        high = found.get("high")
+        found["high"] = None if high is None or not np.isfinite(rise) else high * (1.0 + rise)
+        return rise if np.isfinite(rise) else None
+
     def _spread(self, orders: Sequence[Points]) -> dict[str, Any] | None:
         if len(orders) < 2 or not self.shares:
             return None
         first = Yardstick(self.arms, self.best, draws=0)
         found = [float(_geometric(first.ratios(each)[:, :-1])[0]) for each in orders]
         reached = [each for each in found if np.isfinite(each)]
-        spread = {"low": min(reached), "high": max(reached)} if reached else {}
-        std = float(np.std(reached, ddof=1)) if len(reached) > 1 else None
+        # An order that misses a target costs without bound, so the others alone would look too good.
+        missed = len(reached) < len(found)
+        spread = {"low": min(reached), "high": None if missed else max(reached)} if reached else {}
+        std = None if missed else float(np.std(reached, ddof=1))
         return {"orders": len(found), "reached": len(reached), "std": std, **spread}
 
 

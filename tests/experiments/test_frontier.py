@@ -12,7 +12,7 @@ from experiments.contenders import ALL
 from experiments.frontier import PLAYERS, PRICES, Terms, frontier
 from experiments.journal import LIVE_RUNS, Journal
 from experiments.loop import Stage, make_trial, play, stream
-from experiments.outcomes import Arm, BanditWorld, QuestionInfo
+from experiments.outcomes import Arm, BanditWorld, OutcomeError, QuestionInfo
 from experiments.pacer import PHASES, pacer
 from experiments.runs import Scope
 from tests.support.lab import lab, made_world, outcome_table
@@ -49,6 +49,28 @@ def test_who_reads_the_question_pays_less_for_the_same(world: BanditWorld) -> No
     assert ratio["default_with_prior"]["high"] < 1
     assert ratio["ceiling_knowing_level"]["mean"] <= ratio["ceiling"]["mean"]
     assert len(PRICES) >= 15
+
+
+def test_rows_that_see_categories_are_held_against_the_text(world: BanditWorld) -> None:
+    rows = {name: PLAYERS[name] for name in ("ridge_from_history", "default_with_prior")}
+    scope = Scope(more_seeds=(0,), whole=False)
+    for column in ("level", "random:3"):
+        tables = frontier(world, scope, rows, Terms(prices=6, ceilings=False, context=column)).tables
+        assert {f"{name}_with_context" for name in rows} <= tables["frontier"].keys()
+        against = tables["against_text_alone"]
+        assert set(against) == {f"{name}_with_context" for name in rows}
+        assert against["default_with_prior_with_context"]["p_worse"] > 0.05
+    with pytest.raises(OutcomeError, match="--context kind: is unknown"):
+        world.with_context("kind", [0])
+    with pytest.raises(OutcomeError, match="--context family: no question has one"):
+        world.with_context("family", [0])
+
+
+def test_more_history_than_there_is_is_refused(world: BanditWorld) -> None:
+    scope = Scope(more_seeds=(0,), whole=False)
+    rows = {"default_with_prior": PLAYERS["default_with_prior"]}
+    with pytest.raises(OutcomeError, match="--history 140: asks for more than the"):
+        frontier(world, scope, rows, Terms(history=140, prices=3, ceilings=False))
 
 
 def test_an_interrupted_run_goes_on_where_it_was(world: BanditWorld, tmp_path: Path) -> None:

@@ -149,6 +149,32 @@ def test_orders_that_differ_are_spread() -> None:
     assert (found["low"], found["high"]) == pytest.approx((0.5, 2.0))
 
 
+def test_an_order_that_reaches_nothing_counts_in_the_spread() -> None:
+    arms = arms_of(4)
+    orders = [arms, Points(arms.accuracy * 0.1, arms.cost)]
+    found = Yardstick(arms, best_of(arms), draws=0).judge(arms, orders)["over_orders"]
+    assert (found["reached"], found["low"], found["high"], found["std"]) == (
+        1,
+        pytest.approx(1.0),
+        None,
+        None,
+    )
+
+
+def test_the_spread_of_few_prices_is_part_of_the_interval() -> None:
+    arms = arms_of(4)
+    judge = Yardstick(arms, best_of(arms))
+    row = judge.judge(arms)
+    before = row["mean_cost_ratio"]["high"]
+    rise = judge.over_prices(arms, row)
+    assert rise is None
+    assert row["mean_cost_ratio"]["high"] is None, "without its best arm it misses a target"
+    twice = Points(np.repeat(arms.accuracy, 2, axis=0), np.repeat(arms.cost, 2, axis=0))
+    row = judge.judge(twice)
+    assert judge.over_prices(twice, row) == pytest.approx(0.0)
+    assert row["mean_cost_ratio"]["high"] == pytest.approx(before)
+
+
 def _corners(points: Points) -> list[int]:
     means = points.accuracy.mean(axis=1), points.cost.mean(axis=1)
     corners = set(hull(*means)[1].tolist())
