@@ -232,7 +232,10 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
     begins = np.flatnonzero(np.diff(asked, prepend=-1))
     dim, terms = features.dim, targets.shape[1]
     sums = [(np.zeros((dim, dim)), np.zeros((dim, terms)), np.zeros(terms)) for _ in range(3)]
-    counts = [len(order), 0, len(begins)]
+    counts = [len(order), int(np.count_nonzero(np.diff(group, prepend=-1))), len(begins)]
+    # A level without deviations from the next is left out, and so are its sums: with different questions, as in
+    # traffic, only the last is left.
+    held = (counts[0] > counts[1], counts[0] > counts[2], True)
     root = np.sqrt(history.weights)
     for first in range(0, len(begins), CHUNK):
         ends = begins[first + CHUNK] if first + CHUNK < len(begins) else len(order)
@@ -242,8 +245,8 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
         y = targets[rows] * root[rows, None]
         of_models = np.flatnonzero(np.diff(group[span], prepend=-1))
         of_questions = np.flatnonzero(np.diff(asked[span], prepend=-1))
-        counts[1] += len(of_models)
-        levels = ((x, y), _means(x, y, of_models), _means(x, y, of_questions))
+        starts = (np.arange(len(rows)), of_models, of_questions)
+        levels = [_means(x, y, at) if own else (x[:0], y[:0]) for at, own in zip(starts, held, strict=True)]
         for (gram, moment, square), (left, right) in zip(sums, levels, strict=True):
             gram += left.T @ left
             moment += left.T @ right
