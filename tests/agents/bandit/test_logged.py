@@ -78,6 +78,20 @@ def test_a_deployment_starts_from_a_log() -> None:
     assert prior_of_log(log(), policy(), ENCODER, CATALOGUE)[0] == prior
 
 
+def test_columns_of_a_log_are_learned_as_categories() -> None:
+    fields = {"text": "1 + 1?", "action": "small/1/1/1", "correct": 1, "cost": 1e9, "propensity": 1}
+    row = logged_outcome({**fields, "route": "code", "user": ""}, "row 1", ["route", "user"])
+    assert row.features == ("route=code",)
+    with pytest.raises(LogError, match="row 1: has no column 'task'"):
+        logged_outcome(fields, "row 1", ["task"])
+    rows = [replace(each, features=(f"route={at % 2}",)) for at, each in enumerate(log())]
+    prior, questions = prior_of_log(rows, policy(), ENCODER, CATALOGUE)
+    fresh = policy()
+    fresh.load(prior)
+    assert questions == 80
+    assert fresh.features.outcomes == {"route=0": 40, "route=1": 40}
+
+
 def test_prior_in_usd_follows_the_prices_in_force(tmp_path: Path) -> None:
     """Tokens are learned, so that the first decision after a new price already counts with it."""
     path = tmp_path / "usd.yaml"
