@@ -91,7 +91,7 @@ async def test_refit_results_are_read_from_the_log(
 ) -> None:
     cluster, state = await lived(in_memory(policy="contextual", warm_up=0, snapshot_every=1_000), queries)
     assert manifests(snapshots(cluster)) == {}
-    for name in ("estimated", "fit_directions", "set_anchors"):
+    for name in ("estimated_with_last", "fit_directions", "set_anchors"):
         monkeypatch.delattr(contextual, name)
     async with successor(cluster) as fresh:
         assert decider_of(fresh).policy.state() == state
