@@ -1,7 +1,6 @@
 """The commands of `python -m experiments` that evaluate policies on outcomes, and the shared options."""
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -325,9 +324,11 @@ def frontier(
             )
             click.echo(f"  {name}: {told}", err=True)
     for name, row in tables.get("against_text_alone", {}).items():
-        mean, low, high = (row["cost_ratio"] or {}).values() or (math.inf,) * 3
-        told = f"{mean:.3f} [{low:.3f}, {high:.3f}]; worse p = {row['p_worse']:.3f}, better p = {row['p_better']:.3f}"
-        click.echo(f"{name} against the text alone: {told}")
+        told = (
+            "misses a target that it reaches" if row["cost_ratio"] is None else _interval(row["cost_ratio"])
+        )
+        chances = f"worse p = {row['p_worse']:.3f}, better p = {row['p_better']:.3f}"
+        click.echo(f"{name} against the text alone: {told}; {chances}")
     if paretobandit is None:
         click.echo("paretobandit: not run; give --paretobandit an interpreter that has its package")
     terms.journal.conclude(
@@ -357,12 +358,17 @@ def _said(row: dict[str, Any]) -> str:
     if found is None:
         missed = ", ".join(f"{100 * float(q):g} %" for q in row["unreached"])
         return f"no ratio, out of reach: {missed or 'no target stands'}"
-    ends = ["∞" if found[end] is None else f"{found[end]:.3f}" for end in ("low", "high")]
     at = ", ".join(
         f"{100 * float(q):g} %: {'–' if each['cost_ratio'] is None else format(each['cost_ratio']['mean'], '.3f')}"
         for q, each in row["at"].items()
     )
-    return f"{found['mean']:.3f} [{', '.join(ends)}]; at {at}"
+    return f"{_interval(found)}; at {at}"
+
+
+def _interval(found: dict[str, Any]) -> str:
+    """Return a ratio with its interval."""
+    mean, low, high = ("∞" if found[end] is None else f"{found[end]:.3f}" for end in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
 
 
 @click.command()
@@ -413,10 +419,7 @@ def compare(journals: tuple[Path, ...], row: str) -> None:
         asked += "" if half is None else f", half {half} of history"
         paid_of = "misses a target that ridge_from_history reaches"
         if ends := each["cost_ratio"]:
-            mean, low, high = (
-                "∞" if ends[end] is None else f"{ends[end]:.3f}" for end in ("mean", "low", "high")
-            )
-            paid_of = f"{mean} [{low}, {high}] of ridge_from_history"
+            paid_of = f"{_interval(ends)} of ridge_from_history"
         paid = verdict["ratios"][row]
         click.echo(
             f"{table}, {asked}: {paid_of}, "

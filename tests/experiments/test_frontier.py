@@ -164,7 +164,9 @@ def test_the_command_says_what_each_pays(tmp_path: Path) -> None:
     assert set(found) == {"fixed_mix_from_history", "random", "default_with_prior", "ceiling"}
     looked = LIVE_RUNS.read_bytes() if LIVE_RUNS.exists() else b""
     journal = tmp_path / "journal.jsonl"
-    lab(*given, "--half", "0", "--prices", "3", "--history", "10", "--no-ceiling", "--journal", journal)
+    few = ("--prices", "3", "--history", "10", "--context", "random:2", "--no-ceiling")
+    told = lab(*given, "--half", "0", *few, "--journal", journal)
+    assert "default_with_prior_with_context against the text alone: " in told
     assert journal.is_file()
     assert (LIVE_RUNS.read_bytes() if LIVE_RUNS.exists() else b"") == looked
     wrong = lab(*given, "--policy", "best", status=2)
