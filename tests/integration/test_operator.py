@@ -195,7 +195,7 @@ def test_outcomes_are_recorded_in_parts_and_make_a_prior(live: Any) -> None:
     )
     assert "is not in the catalogue" in live.run(*record, "--action", "gpt/1/1/1", code=2).stderr
     (live.folder / "ungraded.jsonl").write_text('{"text": "Who?"}\n')
-    refused = live.run("record", "ungraded.jsonl", "--out", "x", code=1).stderr
+    refused = live.run("record", "ungraded.jsonl", "--out", "x.jsonl", code=1).stderr
     assert "'ungraded-1' has no reference" in refused
 
 
