@@ -79,7 +79,8 @@ FIXES = {
         contextual,  # where it is called from
         "fit_directions",
         {
-            "    if len(queries) < FEW:\n        return np.array([features.transform.of(query) for query in queries])\n": "",
+            "    if len(queries) < FEW:\n"
+            "        return np.array([features.transform.of(query) for query in queries])\n": "",
             "np.maximum(spread, SMALL)": "spread.copy()",
             "max(float(np.sqrt(np.mean(spread[:embedded] ** 2))), SMALL)": "np.sqrt(np.mean(spread[:embedded] ** 2))",
         },
