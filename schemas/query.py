@@ -3,7 +3,8 @@
 import math
 import sys
 from array import array
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 import orjson
@@ -73,6 +74,8 @@ MAX_ACCEPTED = 256
 Reference: TypeAlias = str | int | float | dict[str, Any] | list[Any]
 """What an answer is graded against; in a list, any element is a right answer."""
 
+
+_REQUIREMENTS: Final[tuple[Requirement, ...]] = get_args(Requirement)
 
 NO_TEXT = "(no text)"
 """The question of a conversation that consists of images alone, as it is embedded."""
@@ -336,17 +339,21 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         check_targets("Query", mean_cost=self.mean_cost, accuracy=self.accuracy)
 
     @property
+    def kept(self) -> Mapping[str, Any]:
+        """Return the data that a gateway keeps in its metadata; empty for other producers."""
+        kept = self.metadata.get(GATEWAY)
+        return kept if isinstance(kept, dict) else {}
+
+    @property
     def api_key(self) -> str:
         """Return the digest of the API key with which it came through a gateway; "" for none."""
-        kept = self.metadata.get(GATEWAY)
-        key = kept.get("key") if isinstance(kept, dict) else None
+        key = self.kept.get("key")
         return key if isinstance(key, str) else ""
 
     @property
     def account(self) -> str:
         """Return the account that its usage counts against: its tenant, or else its API key; "" for neither."""
-        kept = self.metadata.get(GATEWAY)
-        return account_of(self.tenant, kept.get("key") if isinstance(kept, dict) else None)
+        return account_of(self.tenant, self.kept.get("key"))
 
     @property
     def question(self) -> str:
@@ -368,7 +375,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         needs |= {"images"} if any(turn.images for turn in turns) else set()
         if self.n > 1 or self.pin_action is not None:
             needs.discard("greedy")
-        return tuple(each for each in get_args(Requirement) if each in needs)
+        return tuple(each for each in _REQUIREMENTS if each in needs)
 
     @property
     def chat(self) -> tuple[Message, ...]:

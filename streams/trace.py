@@ -10,19 +10,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from schemas.answer import Answer
+from schemas.answer import FAILURES, UNCOUNTED, Answer
 from schemas.attempt import AttemptFailed
 from schemas.decision import Decision
-from schemas.query import GATEWAY, Query
+from schemas.query import Query
 from schemas.reward import Reward
 from schemas.spent import Spent
 
-Value: TypeAlias = str | int | float | bool | tuple[str, ...]
+Value: TypeAlias = str | int | float
 
 TRACEPARENT: Final = "traceparent"
 """Key in a Query's metadata, or in the gateway's own data there, of the W3C trace context that it belongs to."""
-
-ANSWERED: Final = frozenset({"ok", "unfinished", "budget"})
 
 # No `gen_ai` name is stable yet: each is written here alone.
 OPERATION: Final = "gen_ai.operation.name"
@@ -84,13 +82,10 @@ class QueryTrace:
     @property
     def context(self) -> tuple[str, str, str]:
         """Return the trace id, the id of the remote parent ("" for none) and the flags, in hex."""
-        metadata = {} if self.query is None else self.query.metadata
-        kept = metadata.get(GATEWAY)
-        given = (kept.get(TRACEPARENT) if isinstance(kept, dict) else None) or metadata.get(TRACEPARENT)
-        found = _TRACEPARENT.fullmatch(given) if isinstance(given, str) else None
-        if found is None or not int(found[1], 16) or not int(found[2], 16):
-            return hashlib.sha256(f"trace {self.query_id}".encode()).hexdigest()[:32], "", "01"
-        return found[1], found[2], found[3]
+        given = None
+        if self.query is not None:
+            given = self.query.kept.get(TRACEPARENT) or self.query.metadata.get(TRACEPARENT)
+        return parsed(given) or (hashlib.sha256(f"trace {self.query_id}".encode()).hexdigest()[:32], "", "01")
 
     def span_id(self, key: str) -> str:
         """Return the id of a span, in hex."""
@@ -119,7 +114,7 @@ class QueryTrace:
                 "uniscale.attempts": answer.attempt,
                 **(self._contents(answer) if contents else {}),
             },
-            "" if answer.status in ANSWERED else answer.status,
+            _error(answer, answer.status),
         )
         if self.context_ms:
             first = self.decisions.get(1)
@@ -164,7 +159,13 @@ class QueryTrace:
             ended_ms, ended = failed[0], failed[1].answer
         key = f"attempt {attempt}"
         yield SpanData(
-            key, f"chat {decision.action.model}", "query", decided_ms, ended_ms, *_search(decision, ended)
+            key,
+            f"chat {decision.action.model}",
+            "query",
+            decided_ms,
+            ended_ms,
+            _search(decision, ended),
+            _error(ended, ended.cause or ended.status),
         )
         taken = decision.spent
         steps = sorted((s for s in self.steps if s.attempt == attempt), key=lambda s: s.number)
@@ -184,10 +185,22 @@ class QueryTrace:
         return {INPUT_MESSAGES: asked, OUTPUT_MESSAGES: answer.text}
 
 
-def _search(decision: Decision, ended: Answer) -> tuple[dict[str, Value | None], str]:
-    """Return the attributes of an attempt, and its error."""
-    billed = ended.billed
-    told: dict[str, Value | None] = {
+def parsed(traceparent: object) -> tuple[str, str, str] | None:
+    """Return trace id, parent id and flags of a `traceparent`, in hex; None for anything else."""
+    found = _TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
+    if found is None or not int(found[1], 16) or not int(found[2], 16):
+        return None
+    return found[1], found[2], found[3]
+
+
+def _error(answer: Answer, why: str) -> str:
+    return why if answer.status in FAILURES | UNCOUNTED else ""
+
+
+def _search(decision: Decision, ended: Answer) -> dict[str, Value | None]:
+    """Return the attributes of an attempt."""
+    billed, error = ended.billed, _error(ended, ended.cause or ended.status)
+    return {
         OPERATION: "chat",
         REQUESTED: decision.action.model,
         SERVED: None if ended.engine is None else ended.engine.model or None,
@@ -198,12 +211,9 @@ def _search(decision: Decision, ended: Answer) -> tuple[dict[str, Value | None],
         "uniscale.steps": ended.steps,
         "uniscale.score": ended.score,
         "uniscale.queue_s": ended.spent.queue_s,
+        ERROR: error or None,
+        "uniscale.error": ended.error if error else None,
     }
-    if ended.status in ANSWERED:
-        return told, ""
-    return {**told, ERROR: ended.cause or ended.status, "uniscale.error": ended.error}, (
-        ended.cause or ended.status
-    )
 
 
 def step_of(plain: Mapping[str, Any], at_ms: int) -> Step:

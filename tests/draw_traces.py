@@ -19,10 +19,10 @@ import pytest
 from agents.catalogue.models import Sampling
 from agents.serving.engine import Drafted, Prefix
 from streams.local.broker import free_port
-from tests.streams.gateway.test_traces import Failing, attributes
+from tests.streams.gateway.test_traces import Failing, ask_all, attributes
 from tests.support.collector import Collector
-from tests.support.gateway_deployment import ASK, DEPLOYED, GatewayDeployment
-from tests.support.recorded import question, recorded_in_memory, recorded_paths
+from tests.support.gateway_deployment import DEPLOYED, GatewayDeployment
+from tests.support.recorded import recorded_in_memory, recorded_paths
 from tests.support.recorded_engines import run_on
 
 COLOURS = {
@@ -56,12 +56,7 @@ def main(folder: Path) -> None:
         settings = recorded_in_memory(Path(state), recorded_paths(12, samples=3, steps=(1, 3)))
         ports = {"gateway_port": free_port(), "decider_port": free_port()}
         site = GatewayDeployment(settings.replace(attempts=2, warm_up=50, **ports), (*DEPLOYED, "tracer"))
-        with site.http() as client:
-            for number in range(12):
-                text, answer = question(number)
-                asked = {"model": "auto", "messages": [{"role": "user", "content": text}]}
-                client.post(ASK, json={**asked, "uniscale": {"reference": answer}})
-        site.until(lambda: len(collector.named("grading")) == 12)
+        ask_all(site, collector)
         traces = {
             root.trace_id: [s for s in collector.spans if s.trace_id == root.trace_id]
             for root in collector.named("query")

@@ -127,7 +127,6 @@ def estimated(evidence: Sequence[Evidence], blocks: Sequence[str], term: int) ->
     names = list(dict.fromkeys(blocks))
     place = {name: i for i, name in enumerate(names)}
     of = np.array([place[name] for name in blocks])
-    columns = np.bincount(of)
     usual = np.array([usual_variance(name, term) for name in names])
     tau = usual
     noises = [each.noise for each in evidence]
@@ -141,11 +140,23 @@ def estimated(evidence: Sequence[Evidence], blocks: Sequence[str], term: int) ->
             b += each.moment[:, 0] / noise
         inverse = inverted(a)
         theta = inverse @ b
-        settled = np.maximum(columns - np.bincount(of, np.diag(inverse)) / tau, 0.0)  # effective coefficients
-        tau = (np.bincount(of, theta**2) + BELIEF * usual) / (settled + BELIEF)
-        tau = np.maximum(tau, FLAT)
+        tau = _maximised(tau, of, theta, inverse, usual)
         noises = [each.noise_given(theta, inverse) for each in evidence]
     return dict(zip(names, tau.tolist(), strict=True)), noises
+
+
+def _maximised(tau: Vector, of: np.ndarray, theta: Vector, inverse: Matrix, usual: Vector) -> Vector:
+    """Return the variances of the next iteration of the fixed point.
+
+    Args:
+        tau: The current ones, one for each block.
+        of: The block of each column, by index.
+        theta: Posterior mean of the coefficients under them.
+        inverse: Posterior covariance of the coefficients under them.
+        usual: The defaults.
+    """
+    effective = np.maximum(np.bincount(of) - np.bincount(of, np.diag(inverse)) / tau, 0.0)
+    return np.maximum((np.bincount(of, theta**2) + BELIEF * usual) / (effective + BELIEF), FLAT)
 
 
 def estimated_with_last(
@@ -193,7 +204,6 @@ def estimated_last(
     """
     names = list(dict.fromkeys(blocks[first:]))
     of = np.array([names.index(name) for name in blocks[first:]])
-    columns = np.bincount(of)
     usual = np.array([usual_variance(name, term) for name in names])
     others = a[:first, :first] + np.diag([1.0 / known[block] for block in blocks[:first]])
     cross = a[first:, :first]
@@ -206,9 +216,7 @@ def estimated_last(
     for _ in range(ROUNDS):
         inverse = inverted(gram + np.diag(1.0 / tau[of]))
         theta = inverse @ moment
-        settled = np.maximum(columns - np.bincount(of, np.diag(inverse)) / tau, 0.0)
-        tau = (np.bincount(of, theta**2) + BELIEF * usual) / (settled + BELIEF)
-        tau = np.maximum(tau, FLAT)
+        tau = _maximised(tau, of, theta, inverse, usual)
     return dict(zip(names, tau.tolist(), strict=True))
 
 

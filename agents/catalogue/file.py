@@ -233,7 +233,7 @@ def decode_objective(name: str, asked: Any) -> ObjectiveEntry:
         (f"{name}.weights", weights or {}, Weights.__struct_fields__),
     ):
         for field in _mapping(given, where):
-            if field not in fields:  # records ignore fields of later releases, files must not have any
+            if field not in fields:  # unlike a record, a file has no fields of a later release
                 raise CatalogueError(f"{where}.{field}: is unknown; {closest(field, fields)}")
     return _convert({"name": name, "op": "set", **asked}, ObjectiveEntry, name)
 

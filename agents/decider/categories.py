@@ -62,13 +62,14 @@ NO_KEYS: Final = ContextKeys({})
 
 def categories_of(query: Query, keys: ContextKeys) -> tuple[str, ...]:
     """Return the categories that a query shows: its own, then those of its metadata. The usual case shows none."""
+    needs = query.required
     turns = 1 if query.messages is None else sum(message.role == "user" for message in query.messages)
     tools = 0 if query.options is None else len(query.options.tools)
     own = (
         ("tools", _range(tools, ((1, 1), (2, 4), (5, None)))),
-        ("format", "yes" if "json" in query.required else ""),
+        ("format", "yes" if "json" in needs else ""),
         ("turns", _range(turns, ((2, 4), (5, None)))),
-        ("images", "yes" if "images" in query.required else ""),
+        ("images", "yes" if "images" in needs else ""),
     )
     return tuple(f"{OWN}{name}={shown}" for name, shown in own if shown) + keys.of_metadata(query.metadata)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import click
 from rich.console import Console
@@ -70,19 +71,18 @@ def calibrate(settings: Settings, name: str, usd_per_hour: float, at_once: int, 
 
 async def _calibrated(
     model: Model, options: HostingOptions, usd_per_hour: float, at_once: int, seconds: float
-) -> tuple[Prices, list[Processed]]:
+) -> tuple[Prices, Sequence[Processed]]:
     loaded = await connected(model, options)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task(f"{at_once} requests at once", total=seconds)
-            found, halves = await calibrated(
+            return await calibrated(
                 loaded.engine, model.sampling, usd_per_hour, at_once=at_once, seconds=seconds, clock=time.monotonic,
                 ended=lambda now: bar.update(task, completed=now),
             )  # fmt: skip
     finally:
         await loaded.engine.close()
-    return found, list(halves)
 
 
 COMMANDS = [calibrate]

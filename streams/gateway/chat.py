@@ -11,6 +11,7 @@ from streams.gateway.endpoint import Call
 from streams.gateway.errors import ApiError
 from streams.gateway.request import ChatRequest, parse
 from streams.gateway.turn import Turn, answered
+from streams.gateway.upstream_message import raw_calls, raw_logprobs, refusal
 
 
 async def chat(call: Call) -> Response:
@@ -30,7 +31,7 @@ def _parsed(call: Call, body: bytes) -> ChatRequest:
 
 def _deltas(answer: Answer) -> list[dict[str, Any]]:
     """Return the tool calls of an answer as deltas of a stream, each call in one."""
-    return [{**call, "index": at} for at, call in enumerate(responses.calls_of(answer))]
+    return [{**call, "index": at} for at, call in enumerate(raw_calls(answer))]
 
 
 class _ChatTurn(Turn):
@@ -49,9 +50,9 @@ class _ChatTurn(Turn):
 
     def end(self, answer: Answer) -> list[bytes]:
         parts = [self._chunk({"tool_calls": [call]}) for call in _deltas(answer)]
-        if answer.upstream is not None and (refusal := answer.upstream.message.get("refusal")):
-            parts.append(self._chunk({"refusal": refusal}))
-        if (logprobs := responses.logprobs_of(answer)) is not None:
+        if (refused := refusal(answer)) is not None:
+            parts.append(self._chunk({"refusal": refused}))
+        if (logprobs := raw_logprobs(answer)) is not None:
             parts.append(self._chunk({}, logprobs=logprobs))
         parts.append(self._chunk({}, responses.finish_reason(answer), uniscale=self.details(answer)))
         if self._with_usage:

@@ -377,8 +377,7 @@ def to_query(
 
 def kept_of(query: Query) -> dict[str, str]:
     """Return the gateway's own data in a query: the digests of API key and body; empty for other producers."""
-    kept = query.metadata.get(GATEWAY)
-    return {name: str(each) for name, each in kept.items()} if isinstance(kept, dict) else {}
+    return {name: str(each) for name, each in query.kept.items()}
 
 
 def digest(body: bytes, protocol: str = "") -> str:
@@ -464,7 +463,7 @@ def _text(param: str, of: dict[str, Any], name: str) -> str:
     return value
 
 
-# Values of the options that ask for nothing.
+# Values of the options that have no effect.
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),

@@ -8,13 +8,13 @@ from msgspec import structs
 
 from agents.catalogue.cost_model import CostModel, UnpricedAnswer, cost_of, cost_of_cut
 from schemas.answer import Answer
-from schemas.chat import UpstreamChoice
 from schemas.decision import Decision
 from schemas.forest import Draft
 from schemas.objective import ObjectiveInForce
 from schemas.reward import Cost, Reward
 from schemas.spent import Spent
 from streams.gateway.errors import why
+from streams.gateway.upstream_message import message_of, raw_logprobs
 from streams.timeline import Timeline
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -51,7 +51,6 @@ def completion(
         ignored: Names of the request's unsupported fields.
     """
     texts = [one.text for one in answer.answers] or [answer.text or ""]
-    choice = answer.upstream or UpstreamChoice(message={})
     return {
         "id": answer.query_id,
         "object": "chat.completion",
@@ -64,10 +63,10 @@ def completion(
                 "message": {
                     "role": "assistant",
                     "refusal": None,
-                    **choice.message,
+                    **message_of(answer),
                     "content": content_of(answer, text),
                 },
-                "logprobs": logprobs_of(answer),
+                "logprobs": raw_logprobs(answer),
                 "finish_reason": finish_reason(answer),
             }
             for at, text in enumerate(texts)
@@ -81,18 +80,6 @@ def content_of(answer: Answer, text: str) -> str | None:
     """Return the content of a message with a text: null if an upstream returned none, as beside tool calls."""
     upstream = answer.upstream
     return None if not text and upstream is not None and upstream.message.get("content") is None else text
-
-
-def logprobs_of(answer: Answer) -> Any:
-    """Return the log probabilities of an answer's tokens, as an upstream returned them; None for none."""
-    upstream = answer.upstream
-    return orjson.loads(upstream.logprobs) if upstream is not None and upstream.logprobs else None
-
-
-def calls_of(answer: Answer) -> list[dict[str, Any]]:
-    """Return the tool calls of an answer, as an upstream returned them."""
-    upstream = answer.upstream
-    return [] if upstream is None else list(upstream.message.get("tool_calls") or ())
 
 
 def chunk(
@@ -139,8 +126,10 @@ def priced_usage(answer: Answer, decision: Decision | None, cost_model: CostMode
 
 def usd(answer: Answer, decision: Decision | None, cost_model: CostModel) -> float | None:
     """Return what all attempts at a query cost in US dollars; None if nothing ran, or costs are in another unit."""
+    if answer.limits is None or answer.limits.prices is None:
+        return None  # eFLOPs: do not compute what is not returned
     cost = price(answer, cost_model)
-    return total(cost, decision) if cost is not None and cost.unit == "usd" else None
+    return None if cost is None else total(cost, decision)
 
 
 def usage(answer: Answer) -> dict[str, Any]:

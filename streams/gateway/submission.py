@@ -21,7 +21,7 @@ from streams.gateway.index import Index
 from streams.gateway.request import BASELINE_OF, STRICT, ChatRequest, asked, to_query
 from streams.gateway.searches import Admitted, Searches, other_body
 from streams.runtime.runtime import Runtime
-from streams.trace import TRACEPARENT
+from streams.trace import TRACEPARENT, parsed
 
 # Ids of queries sent by a gateway.
 
@@ -56,9 +56,6 @@ TOKEN_BYTES: Final = 8
 """Average bytes per token of a long question: four to five for prose in most tokenizers, three for Python code."""
 
 _PREVIEW_S: Final = 10.0
-
-_TRACEPARENT: Final = 55
-"""Characters of a `traceparent` of the version in use."""
 
 
 class QuerySubmitter:
@@ -132,7 +129,7 @@ class QuerySubmitter:
         elif is_retry and (lost := await self._searches.rejoined(body, digest, now_ms)) is not None:
             return Admitted(lost, (time_of(lost) or now_ms) // 1000, timeout_s, digest, body)
         kept = {"key": who.key, "digest": digest, **request.translated.kept}
-        if traceparent is not None and len(traceparent) == _TRACEPARENT:
+        if traceparent is not None and parsed(traceparent):
             kept[TRACEPARENT] = traceparent
         query = self._query(request, who, query_id, kept)
         if not self._gate.teaches(who, query):

@@ -6,7 +6,6 @@ started in between, has no trace.
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -25,13 +24,11 @@ from schemas.attempt import AttemptFailed
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from schemas.record import decode, load
+from schemas.record import decode, load, quick_id
 from schemas.reward import Reward
 from streams.log.base import ConsumerRecord
 from streams.runtime.runtime import Runtime
 from streams.trace import QueryTrace, SpanData, step_of
-
-log = logging.getLogger("streams.tracer")
 
 MOST: Final = 20_000
 """Queries kept until their Reward; the oldest go first."""
@@ -85,26 +82,21 @@ class TracerService:
             if len(self._open) > MOST:
                 self._open.popitem(last=False)
 
-    def _of(self, query_id: str) -> QueryTrace | None:
-        return self._open.get(query_id)
-
     def _on_context(self, record: ConsumerRecord) -> None:
-        # Its record is keyed by shard, and carries the whole embedding: only its query's id is of use.
-        with contextlib.suppress(UniscaleError, KeyError, TypeError):
-            found = self._of(load(record.value)["query"]["query_id"])
-            if found is not None:
-                found.context_ms = found.context_ms or record.timestamp_ms
+        # It is keyed by shard.
+        if (found := self._open.get(quick_id(record.value) or "")) is not None:
+            found.context_ms = found.context_ms or record.timestamp_ms
 
     def _on_decision(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             made = decode(record.value, Decision)
-            if (found := self._of(made.query_id)) is not None:
+            if (found := self._open.get(made.query_id)) is not None:
                 found.decisions.setdefault(made.attempt, (record.timestamp_ms, made))
 
     def _on_step(self, record: ConsumerRecord) -> None:
         key = (record.key or b"").decode(errors="replace")
         with contextlib.suppress(UniscaleError, KeyError, TypeError, ValueError):
-            if (found := self._of(key)) is not None:
+            if (found := self._open.get(key)) is not None:
                 step = step_of(load(record.value), record.timestamp_ms)
                 if all((s.attempt, s.number) != (step.attempt, step.number) for s in found.steps):
                     found.steps.append(step)
@@ -112,13 +104,13 @@ class TracerService:
     def _on_failure(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             failed = decode(record.value, AttemptFailed)
-            if (found := self._of(failed.query_id)) is not None:
+            if (found := self._open.get(failed.query_id)) is not None:
                 found.failures.setdefault(failed.attempt, (record.timestamp_ms, failed))
 
     def _on_answer(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             answer = decode(record.value, Answer)
-            found = self._of(answer.query_id)
+            found = self._open.get(answer.query_id)
             if found is not None and found.answer is None:
                 found.answer = record.timestamp_ms, answer
                 self._due[answer.query_id] = self.runtime.monotonic() + LINGER_S
@@ -126,7 +118,7 @@ class TracerService:
     def _on_reward(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             reward = decode(record.value, Reward)
-            found = self._of(reward.query_id)
+            found = self._open.get(reward.query_id)
             if not reward.closes or found is None or found.reward is not None:
                 return
             found.reward = record.timestamp_ms, reward
@@ -141,10 +133,11 @@ class TracerService:
                 self._answered(self._due.popitem(last=False)[0])
 
     def _answered(self, query_id: str) -> None:
-        if (found := self._of(query_id)) is None:
+        if (found := self._open.get(query_id)) is None:
             return
         self._spans.add(found, found.spans(contents=self._spans.contents))
-        found.steps.clear()
+        for exported in (found.decisions, found.steps, found.failures):
+            exported.clear()  # a Reward may take days
         if found.reward is not None or found.answer is None or found.answer[1].status == "rejected":
             self._finish(found)
 

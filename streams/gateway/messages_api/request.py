@@ -25,7 +25,7 @@ _NAMES: Final = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 
-# Fields without effect: the value that asks for nothing, beside null.
+# Fields that are ignored, with the value that has no effect, beside null.
 _IGNORED: Final[dict[str, Any]] = {
     "top_k": None,
     "cache_control": None,

@@ -52,7 +52,7 @@ NEUTRAL: tuple[Any, ...] = (
     "text",
     "message",
 )
-"""Values that ask for nothing, where the API has them as defaults."""
+"""Values without effect, where the API has them as defaults."""
 
 
 def params_of(protocol: str) -> Any:

@@ -80,6 +80,16 @@ class Failing(RecordedEngine):
         return await super().generate(step_id, prefixes, n, seeds, sampling)
 
 
+def ask_all(site: GatewayDeployment, collector: Collector) -> None:
+    """Ask every recorded question, and wait for all traces."""
+    with site.http() as client:
+        for number in range(12):
+            text, answer = question(number)
+            asked = {"model": "auto", "messages": [{"role": "user", "content": text}]}
+            client.post(ASK, json={**asked, "uniscale": {"reference": answer}})
+    site.until(lambda: len(collector.named("grading")) == 12)
+
+
 def test_each_attempt_is_a_span_with_its_error(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     run_on(monkeypatch, Failing)
     collector = Collector()
@@ -87,12 +97,7 @@ def test_each_attempt_is_a_span_with_its_error(deploy: Deploy, monkeypatch: pyte
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     site = deploy((*DEPLOYED, "tracer"), attempts=2, warm_up=50)
-    with site.http() as client:
-        for number in range(12):
-            text, answer = question(number)
-            asked = {"model": "auto", "messages": [{"role": "user", "content": text}]}
-            client.post(ASK, json={**asked, "uniscale": {"reference": answer}})
-    site.until(lambda: len(collector.named("grading")) == 12)
+    ask_all(site, collector)
     twice = [each for each in collector.named("query") if attributes(each)["uniscale.attempts"] == 2]
     assert twice
     for root in twice:
