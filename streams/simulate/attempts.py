@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -43,17 +42,7 @@ class Attempts:
     def __init__(self, life: Life) -> None:
         self.life = life
         topics = life.topics
-        decided = [
-            (each.timestamp_ms, decode(each.value, Decision)) for each in life.records(topics.decision)
-        ]
-        self.decisions = [made for _, made in decided]
-        began_ms = life.broker.now_ms() - int(1000 * asyncio.get_running_loop().time())
-        deaths_ms = {each: began_ms + int(1000 * at) for each, at in life.faults.first_death_s.items()}
-        self.after_death = {
-            (made.query_id, made.attempt)
-            for at_ms, made in decided
-            if at_ms > deaths_ms.get(made.query_id, at_ms)
-        }
+        self.decisions = [decode(each.value, Decision) for each in life.records(topics.decision)]
         self.by_seq = {(each.query_id, each.seq): each for each in self.decisions}
         failures = life.records(topics.attempt_failed)
         self.failures = {each.offset: decode(each.value, AttemptFailed) for each in failures}
@@ -61,9 +50,12 @@ class Attempts:
         letters = (decode(each.value, DeadLetter).origin for each in life.records(topics.dead_letter))
         given_up = {(each.partition, each.offset) for each in letters if each.topic == topics.answer}
         self.answers: dict[str, tuple[int, Answer]] = {}
+        self.given_up: set[str] = set()
         for each in sorted(life.records(topics.answer), key=lambda each: each.offset):
-            if (each.partition, each.offset) not in given_up:
-                answer = decode(each.value, Answer)
+            answer = decode(each.value, Answer)
+            if (each.partition, each.offset) in given_up:
+                self.given_up.add(answer.query_id)
+            else:
                 self.answers.setdefault(answer.query_id, (each.timestamp_ms, answer))
 
     def wrong(self) -> Iterator[str]:
@@ -88,7 +80,6 @@ class Attempts:
             for what, is_wrong in (
                 (f"of {most}", made.attempt > most),
                 ("of a pinned query", made.query.pinned is not None),
-                ("of a question that has ended a process", (made.query_id, made.attempt) in self.after_death),
                 (
                     "lacks an earlier one",
                     [each.attempt for each in made.earlier] != list(range(1, made.attempt)),
@@ -181,5 +172,5 @@ class Attempts:
             expired = (
                 answer is not None and answer.status == "expired" and last[failed.query_id] == failed.attempt
             )
-            if expired and answered_ms - self.failed_ms[offset] > FOLLOWED_MS:
+            if expired and failed.query_id not in self.given_up and answered_ms - self.failed_ms[offset] > FOLLOWED_MS:
                 yield f"nothing followed the failed attempt {failed.attempt}, and it expired: {failed.query_id}"

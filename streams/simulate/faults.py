@@ -273,7 +273,6 @@ class Faults:
         raised: How often each record, by its coordinates, was in flight when an error was raised.
         witnessed: How often it was in flight when its worker died.
         deadly: How many processes each record of a deadly query has ended, by query and service.
-        first_death_s: When each deadly query ended a process for the first time, on the clock.
         over: Whether all faults are over.
         suspend: Suspends a worker for a number of seconds.
     """
@@ -289,7 +288,6 @@ class Faults:
         self.raised: Counter[str] = Counter()
         self.witnessed: Counter[str] = Counter()
         self.deadly: dict[str, Counter[str]] = defaultdict(Counter)
-        self.first_death_s: dict[str, float] = {}
         self._met: set[tuple[str, str]] = set()
         self._acted: set[str] = set()
         self._hit: set[Fault] = set()
@@ -382,7 +380,6 @@ class Faults:
         for query_id, owner in world.deadly.items():
             if owner == service and question == world.queries[query_id][1].text:
                 self.deadly[query_id].update(record.identity for record in handling.get())
-                self.first_death_s.setdefault(query_id, self.clock())
                 raise marked(EngineDiedError(f"{service}: device-side assert triggered"))
 
     def skew_ms(self, worker: Worker) -> int:
