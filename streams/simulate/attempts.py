@@ -172,5 +172,9 @@ class Attempts:
             expired = (
                 answer is not None and answer.status == "expired" and last[failed.query_id] == failed.attempt
             )
-            if expired and failed.query_id not in self.given_up and answered_ms - self.failed_ms[offset] > FOLLOWED_MS:
+            if (
+                expired
+                and failed.query_id not in self.given_up
+                and answered_ms - self.failed_ms[offset] > FOLLOWED_MS
+            ):
                 yield f"nothing followed the failed attempt {failed.attempt}, and it expired: {failed.query_id}"
