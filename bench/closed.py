@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from agents.catalogue.action_space import uis_space
+from agents.catalogue.control_state import ControlState
 from agents.catalogue.file import load_catalogue
-from agents.catalogue.steering import Steering
 from agents.decider.decider import Decided, Decider, DecisionEnvironment
 from agents.decider.snapshot import EndedIds
 from agents.embedding import Encoder, encoder_id
@@ -184,7 +184,7 @@ async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> 
     recovered: Callable[[], Awaitable[None]] = _recovered
     learner_log = LearnerLog(writer, recovered)  # type: ignore[arg-type]
     catalogue = load_catalogue(Path(settings.catalogue))
-    environment = DecisionEnvironment(Steering.of(catalogue), uis_space(catalogue))
+    environment = DecisionEnvironment(ControlState.of(catalogue), uis_space(catalogue))
     await learner_log.write(decider.offer(action_vectors(catalogue, encoder)))
     rng = np.random.default_rng(settings.policy.seed)
     for start in range(queries - lived, queries, _BATCH):

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from agents.catalogue.action_space import uis_space
+from agents.catalogue.control_state import ControlState
 from agents.catalogue.cost_model import CostModel, cost_of
 from agents.catalogue.file import load_catalogue
-from agents.catalogue.steering import Steering
 from agents.decider.decider import Decider, DecisionEnvironment
 from agents.embedding import ArrivedQuery, embed, encoder_id
 from agents.encoders import encoder_of
@@ -62,7 +62,7 @@ class SyntheticHistory:
         self.decider = Decider(
             policy_of(settings, self.encoder), seed=settings.policy.seed, encoder=encoder_id(self.encoder)
         )
-        self.environment = DecisionEnvironment(Steering.of(self.catalogue), uis_space(self.catalogue))
+        self.environment = DecisionEnvironment(ControlState.of(self.catalogue), uis_space(self.catalogue))
         self.timeouts = Timeouts(timeout_ms=int(settings.queries.timeout_s * 1000), feedback_ms=_WAIT_MS)
         self.rng = np.random.default_rng(settings.policy.seed)
         self._ends: dict[str, int] = {}

@@ -18,8 +18,8 @@ import msgspec
 import psutil
 
 from agents.catalogue.action_space import uis_space
+from agents.catalogue.control_state import ControlState
 from agents.catalogue.file import load_catalogue
-from agents.catalogue.steering import Steering
 from agents.decider.decider import Decider, DecisionEnvironment
 from agents.decider.open_rows import ROWS_KEY
 from agents.decider.rows import Row, decode_row, encode_row
@@ -101,7 +101,7 @@ async def _measure(settings: Settings, rows: int) -> dict[str, Any]:
     encoder = encoder_of(settings.encoder)
     decider = Decider(policy_of(settings, encoder), seed=settings.policy.seed, encoder=encoder_id(encoder))
     catalogue = load_catalogue(Path(settings.catalogue))
-    environment = DecisionEnvironment(Steering.of(catalogue), uis_space(catalogue))
+    environment = DecisionEnvironment(ControlState.of(catalogue), uis_space(catalogue))
     await learner_log.write(decider.offer(action_vectors(catalogue, encoder)))
     text = "How many of them are there together? " * 4
     vector = encoder.encode([text])[0].astype("<f4").tobytes()

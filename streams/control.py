@@ -1,7 +1,8 @@
 """Control state of every process: catalogue, objectives, cost bounds and heartbeats.
 
 `control` and `heartbeat` are read to the end before a process starts, and followed from there.
-`agents.catalogue.steering` interprets control records; an invalid record changes nothing and is logged with its offset.
+`agents.catalogue.control_state` interprets control records; an invalid record changes nothing and is logged with its
+offset.
 """
 
 import logging
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agents.catalogue.action_space import ActionSpace, parse_pairs, uis_space
+from agents.catalogue.control_state import ControlState
 from agents.catalogue.cost_model import CostModel
 from agents.catalogue.file import beside_catalogue, load_catalogue
 from agents.catalogue.models import (
@@ -21,7 +23,6 @@ from agents.catalogue.models import (
     VerifierModel,
 )
 from agents.catalogue.objectives import CAREFUL, DEFAULT_MODE, Objectives
-from agents.catalogue.steering import Steering
 from agents.grading.grade import is_program
 from schemas.control import CatalogueEntry, Heartbeat, PriceFactorEntry, decode_control
 from schemas.errors import UniscaleError
@@ -143,7 +144,9 @@ class Control:
                 f"{named_by}: parallelism is {', '.join(asked)}, but all models of the catalogue are chat endpoints, "
                 "which have no steps: leave it out, and give endpoint.n for several answers"
             )
-        self.steering = Steering.of(self.base, settings.queries.own_objectives(), default_objective(settings))
+        self.state = ControlState.of(
+            self.base, settings.queries.own_objectives(), default_objective(settings)
+        )
         # Offset of the last record that changed the catalogue, as recorded in Decisions.
         self.catalogue_version = -1
         # Every model ever seen: searches of a removed one still end, and their costs must be computed.
@@ -162,7 +165,7 @@ class Control:
     @property
     def catalogue(self) -> Catalogue:
         """The current catalogue."""
-        return self.steering.catalogue
+        return self.state.catalogue
 
     def space(self, catalogue: Catalogue) -> ActionSpace:
         """Return the offered actions of a catalogue."""
@@ -176,7 +179,7 @@ class Control:
     @property
     def objectives(self) -> Objectives:
         """The current objectives."""
-        return self.steering.objectives
+        return self.state.objectives
 
     def grader(self, query: Query, model: str) -> Grader | None:
         """Return the grader of a model's answer to a query: the query's own, the model's, or the catalogue's.
@@ -243,9 +246,9 @@ class Control:
             return
         try:
             entry = decode_control(record.value)
-            after = self.steering.after(entry, record.offset)
+            after = self.state.after(entry, record.offset)
             check_graders(after.catalogue)
-            self.steering = after
+            self.state = after
         except UniscaleError as error:
             log.error("%s has no effect: %s", record.coordinates, error)
             return

@@ -26,8 +26,8 @@ from agents.bandit.learner import choose
 from agents.bandit.policy import ActionVector, Choice, Context, Objective, Policy, Target
 from agents.bandit.prior import begin, outcomes_of, require_cost_basis
 from agents.catalogue.action_space import ActionSpace
+from agents.catalogue.control_state import ControlState
 from agents.catalogue.models import ActionError
-from agents.catalogue.steering import Steering
 from agents.decider import snapshot
 from agents.decider.attempts import Before, Failure, Followed, affects, failed, superseded
 from agents.decider.categories import NO_KEYS, ContextKeys, categories_of
@@ -139,7 +139,7 @@ class DecisionEnvironment:
     """Everything a decision depends on besides the query and the policy.
 
     Attributes:
-        steering: Current catalogue and objectives.
+        control: Current catalogue and objectives.
         space: The available actions of that catalogue.
         living: Models with a recent executor heartbeat; None assumes that all are running.
         waiting: Models of that catalogue that are not available yet because no server has embedded their actions.
@@ -147,7 +147,7 @@ class DecisionEnvironment:
         context_keys: The keys of metadata from which the policy learns.
     """
 
-    steering: Steering
+    control: ControlState
     space: ActionSpace
     living: frozenset[str] | None = None
     waiting: frozenset[str] = frozenset()
@@ -170,7 +170,7 @@ class DecisionEnvironment:
             )
         unable = frozenset(self.unable_models(query))
         if unable and unable >= (asked or set(self.space.models)):
-            lacking = self.steering.catalogue.lacking(query.required, asked or None) or query.required[0]
+            lacking = self.control.catalogue.lacking(query.required, asked or None) or query.required[0]
             raise ActionError(f"{FIELDS[lacking][0]} {nobody_has(lacking)}")
         if unable:
             allowed = tuple(model for model in allowed or self.space.models if model not in unable)
@@ -199,7 +199,7 @@ class DecisionEnvironment:
         """Return the models that do not have what a query requires."""
         if not (needs := query.required):
             return ()
-        catalogue = self.steering.catalogue
+        catalogue = self.control.catalogue
         return tuple(name for name in self.space.models if not catalogue.model(name).honours(needs))
 
     def masked_models(self) -> tuple[str, ...]:
@@ -210,7 +210,7 @@ class DecisionEnvironment:
         """Return the models whose context may be too short for a question and its answer; none if all are."""
         if query.pinned is not None:
             return frozenset()
-        size, catalogue = len(query.question.encode()), self.steering.catalogue
+        size, catalogue = len(query.question.encode()), self.control.catalogue
         short = frozenset(
             name
             for name in self.space.models
@@ -344,7 +344,7 @@ def in_force(
         ObjectiveError: It names an objective that does not exist.
         UnservedObjective: It has a target, and the policy does not support targets.
     """
-    objective = environment.steering.objectives.of(record.query)
+    objective = environment.control.objectives.of(record.query)
     check_budget(record.query, objective.cost_range.unit)
     target = Target.of(objective, record.query.account)
     if target is None:
@@ -434,7 +434,7 @@ def decision_of(
     """
     attempt = 1 if before is None else before.decision.attempt + 1
     action = Action.parse(choice.action_id)
-    catalogue = environment.steering.catalogue
+    catalogue = environment.control.catalogue
     pinned = record.query.pinned is not None
     by_policy = not pinned and choice.reason not in ("warm-up", "control", "baseline")
     rate = price_factors.get(action.model, 1.0)
@@ -888,7 +888,7 @@ class Decider:
             return None
         try:
             usable = {environment.space[at].model for at in environment.choices(context.query)}
-            excluded = before.left_out(environment.steering.catalogue, usable)
+            excluded = before.left_out(environment.control.catalogue, usable)
             asked = [(context, row.context_origin)]
             [(made, next_)] = self._decisions(asked, replace(environment, excluded=excluded), timer, before)
         except UniscaleError:  # no other model can take it now

@@ -130,7 +130,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
         for at, action in enumerate(of.action_ids)
     ]
     action, target = found[chosen].action, Target.of(objective, record.query.account)
-    living, catalogue = environment.living, environment.steering.catalogue
+    living, catalogue = environment.living, environment.control.catalogue
     drawn = of.reason if of.reason in ("warm-up", "baseline") else "policy"
     return Preview(
         action=action,

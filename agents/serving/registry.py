@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from agents.catalogue.models import Model, Sampling, VerifierModel
-from agents.serving.chat import ChatEngine
+from agents.serving.chat_engine import ChatEngine
 from agents.serving.engine import Continuer, Drafted, Engine, Prefix, check_seeds, finish_of
 from agents.serving.errors import EndpointSuspendedError, EngineDiedError, EngineStartError, ServingError
 from agents.serving.http import Breaker, HttpEngine, JsonServer, Keys, ServerSettings

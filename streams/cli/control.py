@@ -10,10 +10,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from agents.catalogue.control_state import ControlState
 from agents.catalogue.file import entry_of, read_yaml, states_cost_range, with_list_price
 from agents.catalogue.models import CatalogueError
 from agents.catalogue.objectives import Accuracy, Goal, MeanCost
-from agents.catalogue.steering import Steering
 from schemas.control import (
     CatalogueEntry,
     ControlRecord,
@@ -48,7 +48,7 @@ def _echo_note(text: str) -> None:
     click.echo(f"note: {text}", err=True)
 
 
-def steering(settings: Settings, note: Callable[[str], None] = _echo_note) -> Steering:
+def control_state(settings: Settings, note: Callable[[str], None] = _echo_note) -> ControlState:
     """Return the current control state: catalogue file, configured objectives and control records on the broker.
 
     Args:
@@ -56,7 +56,7 @@ def steering(settings: Settings, note: Callable[[str], None] = _echo_note) -> St
         note: Called with what is to be said of each record that has no effect.
     """
     base = catalogue_of(settings)
-    found = Steering.of(base, settings.queries.own_objectives(), default_objective(settings))
+    found = ControlState.of(base, settings.queries.own_objectives(), default_objective(settings))
     for offset, entry in _entries(settings):
         try:
             found = found.after(entry, offset)
@@ -91,14 +91,14 @@ def catalogue() -> None:
 @click.pass_obj
 def show_entry(settings: Settings, name: str) -> None:
     """Print the current entry of model NAME, as a file for `catalogue add`."""
-    click.echo(entry_of(steering(settings).catalogue.model(name)), nl=False)
+    click.echo(entry_of(control_state(settings).catalogue.model(name)), nl=False)
 
 
 @catalogue.command("list")
 @click.pass_obj
 def list_models(settings: Settings) -> None:
     """Print the current models, with their groups and sizes."""
-    found = steering(settings)
+    found = control_state(settings)
     table = Table(
         "model",
         "group",
@@ -136,7 +136,7 @@ def add_entry(settings: Settings, file: Path) -> None:
         )
     # Whatever release reads it later, the record says the price of today.
     record = CatalogueEntry(name=entry["name"], op="add", model=with_list_price(entry))
-    before = steering(settings)
+    before = control_state(settings)
     try:
         after = before.after(record, before.offset + 1)  # fail here rather than in every process
         check_graders(after.catalogue)
@@ -166,7 +166,7 @@ def add_entry(settings: Settings, file: Path) -> None:
 @click.pass_obj
 def remove(settings: Settings, name: str) -> None:
     """Remove a model, so that it is no longer chosen. Searches in flight finish, and their rewards are learned."""
-    before = steering(settings)
+    before = control_state(settings)
     before.catalogue.model(name)
     record = CatalogueEntry(name=name, op="remove")
     before.after(record, before.offset + 1)
@@ -202,7 +202,7 @@ def price(
             "give FACTOR where costs are in eFLOPs, --input and --output where they are in USD"
         )
     record = PriceFactorEntry(name=name, factor=factor, prices=prices)
-    before = steering(settings)
+    before = control_state(settings)
     # Fail here rather than in every process.
     before.catalogue.with_rate(name, record.rate, before.offset + 1)
     click.echo(f"{name} charges {rate_in_words(record.rate)}, control offset {_send(settings, record)}")
@@ -251,7 +251,7 @@ def set_objective(
 @click.pass_obj
 def remove_objective(settings: Settings, name: str) -> None:
     """Remove objective NAME; from then on, queries that name it are rejected."""
-    before = steering(settings)
+    before = control_state(settings)
     if name not in before.objectives.named:
         raise CatalogueError(f"objective {name!r} does not exist; `objective list` shows the objectives")
     record = ObjectiveEntry(name=name, op="remove")
@@ -288,7 +288,7 @@ def freeze_cost_range(settings: Settings) -> None:
 @click.pass_obj
 def objectives(settings: Settings) -> None:
     """Print the current objectives."""
-    found = steering(settings).objectives
+    found = control_state(settings).objectives
     unit = UNITS[found.cost_range.unit]
     table = Table("objective", "asks for", "since offset")
     for name, goal in found.named.items():

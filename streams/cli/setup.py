@@ -20,7 +20,7 @@ from agents.serving.errors import EndpointRefusedError, ServingError
 from agents.serving.http import JsonServer, Keys, ServerSettings
 from agents.serving.listing import Listed, listed, proxied
 from schemas.errors import InvalidField, UniscaleError
-from streams.cli.control import steering
+from streams.cli.control import control_state
 from streams.settings import Settings
 from streams.setup.starter import FILL_IN, Kind, Source, starter, unfilled
 
@@ -211,7 +211,7 @@ def check(context: click.Context, file: Path | None) -> None:
         each.about == "broker" or (each.about, each.state) == ("topics", "note") for each in findings
     )
     if not absent:
-        steering(settings, lambda said: findings.append(Finding("control", "note", said)))
+        control_state(settings, lambda said: findings.append(Finding("control", "note", said)))
     table = Table("looked at", "", "found", "what to do", title=settings.catalogue)
     for each in findings:
         table.add_row(each.about, each.state, each.what, each.fix)

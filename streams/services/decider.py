@@ -721,10 +721,10 @@ class DeciderService(Ordered):
         Args:
             space: The offered actions.
         """
-        steering = self.runtime.control.steering
-        waiting = frozenset(steering.catalogue.model_names).difference(space.models)
+        state = self.runtime.control.state
+        waiting = frozenset(state.catalogue.model_names).difference(space.models)
         keys = self.runtime.settings.policy.keys()
-        others = DecisionEnvironment(steering, space, waiting=waiting, context_keys=keys)
+        others = DecisionEnvironment(state, space, waiting=waiting, context_keys=keys)
         return replace(others, living=self.runtime.control.serving()), others
 
     def _decide(self, batch: Sequence[tuple[QueryContext, ConsumerRecord]]) -> BatchEffects:

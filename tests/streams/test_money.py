@@ -301,7 +301,7 @@ def test_one_deployment_counts_in_one_unit(tmp_path: Path, two: tuple[Upstream, 
         (PriceFactorEntry(name="small", factor=2.0), "costs are in usd: give --input and --output"),
     ):
         with pytest.raises(CatalogueError, match=why):
-            control.steering.after(entry, 3)
+            control.state.after(entry, 3)
 
 
 def test_without_prices_a_cost_range_is_derived_in_eflops(
@@ -314,7 +314,7 @@ def test_without_prices_a_cost_range_is_derived_in_eflops(
     assert 1e8 < catalogue.cost_range.low < catalogue.cost_range.high < 1e13
     entry = PriceFactorEntry(name="small", prices=Prices(**CHEAP))
     with pytest.raises(CatalogueError, match="field price: is in usd, but costs are in eflops"):
-        Control(settings).steering.after(entry, 3)
+        Control(settings).state.after(entry, 3)
 
 
 def test_the_gateway_speaks_of_usd_where_costs_are(in_usd: Deploy, two: tuple[Upstream, Upstream]) -> None:

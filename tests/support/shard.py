@@ -12,8 +12,8 @@ from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.linucb import LinUCB
 from agents.bandit.policy import ActionVector, Context, Policy
 from agents.catalogue.action_space import PAIRS, ActionSpace, uis_space
+from agents.catalogue.control_state import ControlState
 from agents.catalogue.file import load_catalogue
-from agents.catalogue.steering import Steering
 from agents.decider import snapshot
 from agents.decider.decider import Decided, Decider, DecisionEnvironment, Learned
 from agents.decider.rows import Row, decode_row
@@ -70,7 +70,7 @@ class Shard:
         self.catalogue = load_catalogue(CATALOGUES / "qwen3.yaml")
         self.space = uis_space(self.catalogue, pairs).restrict(set(self.catalogue.model_names[:models]))
         self.table = Log()
-        self.environment = DecisionEnvironment(Steering.of(self.catalogue), self.space)
+        self.environment = DecisionEnvironment(ControlState.of(self.catalogue), self.space)
         self.vectors: dict[str, ActionVector] = {}
         self.price_factors: dict[str, float] = {}
         self.asked = self.rewarded = 0
@@ -105,7 +105,7 @@ class Shard:
 
     def use(self, space: ActionSpace) -> None:
         self.space = space
-        self.environment = DecisionEnvironment(self.environment.steering, space, self.environment.living)
+        self.environment = DecisionEnvironment(self.environment.control, space, self.environment.living)
         self.offer()
 
     def row(self, query_id: str) -> bytes | None:

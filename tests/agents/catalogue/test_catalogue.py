@@ -10,9 +10,9 @@ import yaml
 from msgspec.structs import replace
 
 from agents.catalogue.action_space import uis_space
+from agents.catalogue.control_state import ControlState
 from agents.catalogue.file import beside_catalogue, decode_model, decode_objective, entry_of, load_catalogue
 from agents.catalogue.models import Catalogue, CatalogueError
-from agents.catalogue.steering import Steering
 from schemas.control import CatalogueEntry, ObjectiveEntry
 
 Load = Callable[[dict[str, Any]], Catalogue]
@@ -307,7 +307,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 def test_configured_objectives_hold_until_control_replaces_them(qwen3: Catalogue) -> None:
     asked = {"thrifty": {"accuracy": 0.9}, "careful": {"mean_cost": 1e12}}
-    start = Steering.of(qwen3, {name: decode_objective(name, goal) for name, goal in asked.items()})
+    start = ControlState.of(qwen3, {name: decode_objective(name, goal) for name, goal in asked.items()})
     assert start.objectives.in_force("thrifty").accuracy == 0.9
     assert start.objectives.in_force("careful").mean_cost == 1e12
     after = start.after(ObjectiveEntry(name="thrifty", op="set", accuracy=0.8), 0)
@@ -323,7 +323,7 @@ def test_the_entry_shown_of_a_model_can_be_added_again(file: str) -> None:
         entry = yaml.safe_load(entry_of(model))
         assert decode_model(entry, "shown") == model
         record = CatalogueEntry(name=model.name, op="add", model=entry)
-        after = Steering.of(found, {}, "careful").after(record, 5).catalogue
+        after = ControlState.of(found, {}, "careful").after(record, 5).catalogue
         assert after.model(model.name) == model
 
 
@@ -383,7 +383,7 @@ def test_the_verifier_of_an_entry_is_one_that_there_is(load: Load, content: dict
     added = {**content["models"][0], "name": "new", "verifier": "nobody"}
     record = CatalogueEntry(name="new", op="add", model=added)
     with pytest.raises(CatalogueError, match="model 'new': verifier is 'nobody'"):
-        Steering.of(load(content)).after(record, 1)
+        ControlState.of(load(content)).after(record, 1)
     content["verifiers"][0]["name"] = "none"
     with pytest.raises(
         CatalogueError, match="verifiers holds 'none', which says that nothing scores: rename"

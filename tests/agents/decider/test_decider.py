@@ -22,9 +22,9 @@ from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWind
 from agents.bandit.pacing import Pacer
 from agents.bandit.policy import Context, Objective, Prediction, Target
 from agents.catalogue.action_space import ActionSpace
+from agents.catalogue.control_state import ControlState
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import ActionError, Catalogue, Model, Sampling
-from agents.catalogue.steering import Steering
 from agents.decider.decider import Decided
 from agents.decider.rewards import RewardRules
 from agents.decider.rows import Row, decode_row, without_question
@@ -181,7 +181,7 @@ def test_model_with_too_short_a_context_is_left_out() -> None:
         for model in shard.catalogue.models
     ]
     catalogue = msgspec.structs.replace(shard.catalogue, models=tuple(models))
-    shard.environment = replace(shard.environment, steering=Steering.of(catalogue))
+    shard.environment = replace(shard.environment, control=ControlState.of(catalogue))
 
     def left_out(size: int, **query: Any) -> tuple[tuple[str, ...], int]:
         """Return the models left out, and how many actions are left."""
@@ -214,7 +214,7 @@ def test_a_query_is_decided_among_models_with_what_it_requires() -> None:
 
     models = tuple(map(able, shard.catalogue.models))
     catalogue = msgspec.structs.replace(shard.catalogue, models=models)
-    shard.environment = replace(shard.environment, steering=Steering.of(catalogue))
+    shard.environment = replace(shard.environment, control=ControlState.of(catalogue))
 
     def made(**query: Any) -> Decision:
         [decided] = shard.ask(shard.context(**query))

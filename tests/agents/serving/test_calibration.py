@@ -9,7 +9,7 @@ import pytest
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Sampling
 from agents.serving.calibration import CalibrationFailed, Processed, calibrated, prices
-from agents.serving.chat import ChatEngine
+from agents.serving.chat_engine import ChatEngine
 from agents.serving.errors import EngineFaultError
 from agents.serving.http import JsonServer, ServerSettings
 from agents.serving.retries import Retries

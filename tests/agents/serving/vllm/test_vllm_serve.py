@@ -9,7 +9,7 @@ import pytest
 
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Sampling
-from agents.serving.chat import ChatEngine
+from agents.serving.chat_engine import ChatEngine
 from agents.serving.engine import Prefix
 from agents.serving.http import HttpEngine, JsonServer, ServerSettings
 from agents.serving.probing import ProbeRules, first_token

@@ -8,7 +8,7 @@ import pytest
 
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Sampling
-from agents.serving.chat import ChatEngine
+from agents.serving.chat_engine import ChatEngine
 from agents.serving.engine import Drafted, Prefix
 from agents.serving.errors import (
     ContentFilteredError,

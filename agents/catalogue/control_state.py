@@ -24,7 +24,7 @@ from schemas.control import (
 
 
 @dataclass(frozen=True)
-class Steering:
+class ControlState:
     """The current catalogue and objectives.
 
     Attributes:
@@ -41,7 +41,7 @@ class Steering:
         catalogue: Catalogue,
         own: Mapping[str, ObjectiveEntry] | None = None,
         default: str = DEFAULT_MODE,
-    ) -> "Steering":
+    ) -> "ControlState":
         """Return the initial state: a catalogue, the paper's four modes, `careful`, and a deployment's own objectives.
 
         Args:
@@ -56,7 +56,7 @@ class Steering:
         goals = {name: goal for name, entry in (own or {}).items() if (goal := goal_of(entry)) is not None}
         return cls(catalogue, replace(objectives, named={**objectives.named, **goals}, default=default))
 
-    def after(self, record: ControlRecord, offset: int) -> "Steering":
+    def after(self, record: ControlRecord, offset: int) -> "ControlState":
         """Return the state after one more record; a record that was already folded changes nothing.
 
         Args:
