@@ -9,7 +9,7 @@ from agents.serving.engine import Prefix
 from agents.serving.errors import ContentFilteredError, RequestRefusedError
 from schemas.chat import MAX_MESSAGE, ChatOptions
 from schemas.query import Message, ToolCall
-from tests.agents.serving.test_chat import ASKED, ask, upstream  # noqa: F401  # a fixture
+from tests.agents.serving.test_chat_engine import ASKED, ask, upstream  # noqa: F401  # a fixture
 from tests.support.upstream import Upstream
 
 TOOL = {"type": "function", "function": {"name": "add"}}
