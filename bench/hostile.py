@@ -47,7 +47,7 @@ from schemas.control import KeyEntry, Scope
 from schemas.query import Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Reward
-from streams.cli.control import make_key
+from streams.cli.keys import make_key
 from streams.gateway.errors import ApiError
 from streams.gateway.request import digest, parse
 from streams.gateway.service import GatewayService

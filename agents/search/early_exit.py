@@ -28,13 +28,23 @@ def h_max(limits: Limits, best_depth: int | None) -> int:
     return min(limits.depth_limit, math.ceil(Fraction(str(limits.eta)) * best_depth))
 
 
-def potential(depth: int, path_score: float, limit: int) -> float:
-    """Return the best mean a path can still reach: (j·V + (H_max − j)·v_sup) / H_max (§3.3).
+def exits(depth: int, path_score: float, limit: int, bar: float | None) -> float | None:
+    """Return the bound of a path that exits early; None if it continues.
 
-    >>> potential(2, 0.5, 4)
-    0.75
+    The bound is the best mean that it can still reach, (j·V + (H_max − j)·v_sup) / H_max (§3.3). A path exits if that
+    lies below the score to beat.
+
+    Args:
+        depth: j, the steps of the path.
+        path_score: V(p), the mean score of its steps.
+        limit: H_max.
+        bar: The score to beat; None while there is none.
+
+    >>> exits(2, 0.5, 4, 0.8), exits(2, 0.5, 4, 0.7)
+    (0.75, None)
     """
-    return (depth * path_score + (limit - depth) * BEST_STEP) / limit
+    bound = (depth * path_score + (limit - depth) * BEST_STEP) / limit
+    return bound if bar is not None and bound < bar else None
 
 
 def last_answer(scores: Sequence[float], answers: int) -> float | None:

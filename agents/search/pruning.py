@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.grading.grade import extract_boxed
-from agents.search.early_exit import h_max, last_answer, potential
+from agents.search.early_exit import exits, h_max, last_answer
 from schemas.forest import Fate, Forest, completes
 
 # The order: finished paths enter P_done and set V_max, D_best, H_max; unfinished ones at the limit are cut; the
@@ -49,7 +49,7 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
             continue
         if j >= limit:
             fates[at] = "cut"
-        elif limits.early_exit and bar is not None and (bound := potential(j, values[at], limit)) < bar:
+        elif limits.early_exit and (bound := exits(j, values[at], limit, bar)) is not None:
             fates[at], bounds[at] = "early_exit", bound
         else:
             trees.setdefault(forest.drafts[at].tree, []).append(at)

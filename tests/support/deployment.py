@@ -20,7 +20,7 @@ from schemas.record import Record, decode, encode
 from schemas.reward import Reward
 from streams.audit.reading import BrokerLog
 from streams.audit.run import Report, audit
-from streams.cli.control import make_key
+from streams.cli.keys import make_key
 from streams.client.client import Client
 from streams.local.deployment import Supervisor, service_commands
 from streams.log import kafka_admin, kafka_clients

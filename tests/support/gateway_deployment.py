@@ -12,7 +12,7 @@ import httpx
 from schemas.control import KeyEntry
 from schemas.record import Record, decode, encode
 from schemas.reward import Reward
-from streams.cli.control import make_key
+from streams.cli.keys import make_key
 from streams.runtime.memory_cluster import Cluster
 from streams.services import SERVICES
 from streams.settings import Settings

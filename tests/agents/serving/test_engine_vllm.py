@@ -8,7 +8,7 @@ from agents.catalogue.models import Sampling
 from agents.serving.engine import Continuer, Prefix
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import ChatPrompts, RecentTokens
-from agents.serving.registry import VllmEngine
+from agents.serving.vllm_engine import VllmEngine
 from schemas.query import Message
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

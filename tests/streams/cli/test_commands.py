@@ -26,7 +26,7 @@ from schemas.errors import InvalidField
 from schemas.grader import Grader
 from schemas.objective import Weights
 from schemas.query import Origin, Query
-from streams.cli import control, learner, main, operating, queries
+from streams.cli import catalogue, control, keys, learner, main, objectives, operating, queries
 from streams.cli.queries import show
 from streams.client.recorded import Recorded
 from streams.client.replay import Replay, SendSchedule
@@ -282,8 +282,8 @@ class ControlTopic:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[ControlRecord] = []
-        monkeypatch.setattr(control, "_entries", lambda settings: enumerate(self.sent))
-        monkeypatch.setattr(control, "_send", self.send)
+        monkeypatch.setattr(control, "entries", lambda settings: enumerate(self.sent))
+        monkeypatch.setattr(control, "send", self.send)
 
     def send(self, settings: Settings, entry: ControlRecord) -> int:
         self.sent.append(entry)
@@ -295,7 +295,7 @@ def test_objectives_are_those_of_the_deployments_own_processes(monkeypatch: pyte
     settings = Settings().replace(objectives={"exact": {"accuracy": 0.95}})
 
     def said(*words: str) -> str:
-        done = CliRunner().invoke(control.objective, list(words), obj=settings)
+        done = CliRunner().invoke(objectives.objective, list(words), obj=settings)
         assert done.exit_code == 0, done.output
         return done.output
 
@@ -305,7 +305,7 @@ def test_objectives_are_those_of_the_deployments_own_processes(monkeypatch: pyte
     said("remove", "cost-sensitive")
     assert "no effect" not in said("list")
     before = list(topic.sent)
-    refused = CliRunner().invoke(control.objective, ["remove", "careful"], obj=settings)
+    refused = CliRunner().invoke(objectives.objective, ["remove", "careful"], obj=settings)
     assert isinstance(refused.exception, ObjectiveError)
     assert "'careful' is the default" in str(refused.exception)
     assert topic.sent == before
@@ -315,7 +315,7 @@ def test_an_entry_is_read_as_strictly_as_a_catalogue(monkeypatch: pytest.MonkeyP
     ControlTopic(monkeypatch)
     (tmp_path / "model.yaml").write_text("name: new\ngroup: one\ngroup: two\n")
     words = ["add", str(tmp_path / "model.yaml")]
-    done = CliRunner().invoke(control.catalogue, words, obj=Settings())
+    done = CliRunner().invoke(catalogue.catalogue, words, obj=Settings())
     assert isinstance(done.exception, CatalogueError)
     assert "'group' is there twice" in str(done.exception)
 
@@ -323,7 +323,7 @@ def test_an_entry_is_read_as_strictly_as_a_catalogue(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("tenant", ["", "x" * 300])
 def test_key_with_an_invalid_tenant_is_not_added(monkeypatch: pytest.MonkeyPatch, tenant: str) -> None:
     topic = ControlTopic(monkeypatch)
-    done = CliRunner().invoke(control.keys, ["add", "k", "--tenant", tenant], obj=Settings())
+    done = CliRunner().invoke(keys.keys, ["add", "k", "--tenant", tenant], obj=Settings())
     assert isinstance(done.exception, InvalidField)
     assert "tenant: has" in str(done.exception)
     assert topic.sent == []
@@ -333,7 +333,7 @@ def test_bytecode_that_a_full_disk_cut_off_is_named(monkeypatch: pytest.MonkeyPa
     def cut_off(settings: Settings) -> None:
         marshal.loads(marshal.dumps("whole")[:-1])
 
-    monkeypatch.setattr(control, "_entries", cut_off)
+    monkeypatch.setattr(control, "entries", cut_off)
     done = CliRunner().invoke(main, ["keys", "list"])
     assert "Aborted" not in done.output
     assert "delete the __pycache__ folder" in str(done.exception)
@@ -343,7 +343,7 @@ def test_commands_on_keys_say_where_none_of_them_teaches(monkeypatch: pytest.Mon
     ControlTopic(monkeypatch)
 
     def warned(*words: str) -> bool:
-        done = CliRunner().invoke(control.keys, list(words), obj=Settings())
+        done = CliRunner().invoke(keys.keys, list(words), obj=Settings())
         assert done.exit_code == 0, done.output
         return "none of the keys has the scope `teach`" in done.stderr
 
