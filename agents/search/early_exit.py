@@ -28,11 +28,17 @@ def h_max(limits: Limits, best_depth: int | None) -> int:
     return min(limits.depth_limit, math.ceil(Fraction(str(limits.eta)) * best_depth))
 
 
-def exits(depth: int, path_score: float, limit: int, bar: float | None) -> float | None:
-    """Return the bound of a path that exits early; None if it continues.
+def potential(depth: int, path_score: float, limit: int) -> float:
+    """Return the best mean a path can still reach: (j·V + (H_max − j)·v_sup) / H_max (§3.3).
 
-    The bound is the best mean that it can still reach, (j·V + (H_max − j)·v_sup) / H_max (§3.3). A path exits if that
-    lies below the score to beat.
+    >>> potential(2, 0.5, 4)
+    0.75
+    """
+    return (depth * path_score + (limit - depth) * BEST_STEP) / limit
+
+
+def exits(depth: int, path_score: float, limit: int, bar: float | None) -> float | None:
+    """Return what a path that exits early could still have reached; None if the path continues.
 
     Args:
         depth: j, the steps of the path.
@@ -43,7 +49,7 @@ def exits(depth: int, path_score: float, limit: int, bar: float | None) -> float
     >>> exits(2, 0.5, 4, 0.8), exits(2, 0.5, 4, 0.7)
     (0.75, None)
     """
-    bound = (depth * path_score + (limit - depth) * BEST_STEP) / limit
+    bound = potential(depth, path_score, limit)
     return bound if bar is not None and bound < bar else None
 
 
