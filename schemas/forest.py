@@ -63,6 +63,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
             configuration (`ChatOptions.distorts`).
         verified: Whether a verifier scores the drafts. If not, there is no score and no early exit, and of several
             completed paths the most frequent answer is chosen.
+        streamed: Whether the text is sent to gateways while it is generated: the client streams, and there is one path.
     """
 
     depth_limit: Annotated[int, Meta(ge=1)]
@@ -89,6 +90,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prices: Prices | None = None
     distorted: bool = False
     verified: bool = True
+    streamed: bool = False
 
 
 class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -273,3 +275,15 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
         return None
     end, start = min(found)
     return start, end
+
+
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """Return the part of a growing text that is final: without a stop text, or what may be the beginning of one.
+
+    >>> before_stop("one, two; three", ["two;"]), before_stop("one, tw", ["two;"])
+    ('one, ', 'one, ')
+    """
+    if (found := first_stop(text, stops)) is not None:
+        return text[: found[0]]
+    held = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+    return text[: len(text) - held]

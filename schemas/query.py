@@ -196,6 +196,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
             default.
         feedback_wait_s: Seconds after the Answer to wait for feedback; None means the default.
         n: How many completed paths are wanted as answers; configurations with QP·CP below it are not chosen.
+        stream: Whether a client reads the answer while it is generated (`schemas.chunk`).
         options: What a chat endpoint is asked for besides a text, and the client's sampling; None: neither.
         learn: Whether the learner may learn from it: False for a measurement alongside the traffic, for example a
             baseline pinned to one action, and for queries of a key without the scope `teach`.
@@ -221,6 +222,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     timeout_s: float | None = None
     feedback_wait_s: float | None = None
     n: int = 1
+    stream: bool = False
     options: ChatOptions | None = None
     learn: bool = True
     tenant: str | None = None

@@ -150,7 +150,7 @@ class KafkaSettings(Section, frozen=True):
     query_partitions: int = 2
     # Partitions of `action-decision`, `answer`, `feedback`, `due` and the aggregator's table.
     join_partitions: int = 2
-    # Partitions of `search-step` and of each group's `action-decision`, `verification` and `cancel`.
+    # Partitions of `search-step`, `answer-chunk` and of each group's `action-decision`, `verification` and `cancel`.
     group_partitions: int = 2
     # Records of different queries that a worker handles concurrently.
     concurrency: int = 256

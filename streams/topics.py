@@ -73,6 +73,7 @@ class Topics:
         self.decision = prefix + "action-decision"
         self.attempt_failed = prefix + "attempt-failed"
         self.search_step = prefix + "search-step"
+        self.answer_chunk = prefix + "answer-chunk"
         self.answer = prefix + "answer"
         self.feedback = prefix + "feedback"
         self.due = prefix + "due"
@@ -133,6 +134,7 @@ class Topics:
             topic(self.decision, "Decision", "query_id", join, 30 * DAY_MS),
             topic(self.search_step, "SearchStep", "query_id", group_n, DAY_MS),
             topic(self.attempt_failed, "AttemptFailed", "policy shard", "", 30 * DAY_MS),
+            topic(self.answer_chunk, "AnswerChunk", "query_id", group_n, HOUR_MS),
             topic(self.answer, "Answer", "query_id", join, 30 * DAY_MS),
             topic(self.feedback, "Feedback", "query_id", join, 30 * DAY_MS),
             topic(self.due, "Due", "query_id", join, DAY_MS),

@@ -20,7 +20,7 @@ _OF_EACH_REQUEST = {
     "max_completion_tokens": "give endpoint.max_output_tokens, and endpoint.max_tokens_field",
     "stop": "it is the query's",
     "seed": "give endpoint.seed",
-    "stream": "an answer is taken as a whole",
+    "stream": "a client's request decides",
 }
 """Fields of a request that `extra_body` cannot hold, and what to do instead."""
 
@@ -43,6 +43,8 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         n: How many answers a query may have it give: the configurations on offer are (model, n, 1, 1).
         native_n: Whether the server gives n answers to one request; if not, it is sent n requests.
         seed: Whether requests have a seed. Not every server takes one.
+        stream: Whether an answer is streamed to a client that asks for it; false for servers that refuse
+            `stream_options`, or do not count the tokens of a stream.
         sampling: Whether a client's temperature, top_p, penalties and logit_bias are sent. Reasoning models of some
             providers refuse them.
         max_tokens_field: What the server calls the bound on an answer's tokens.
@@ -61,6 +63,7 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     n: tuple[Annotated[int, Meta(ge=1, le=MAX_ANSWERS)], ...] = (1,)
     native_n: bool = False
     seed: bool = False
+    stream: bool = True
     sampling: bool = True
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     extra_body: dict[str, Any] = {}

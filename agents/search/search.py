@@ -11,7 +11,7 @@ from agents.catalogue.models import Sampling
 from agents.grading.grade import extract_boxed
 from agents.search.forest import Ask, ask, outcome, plant, spent, stop, tell_drafts, tell_scores
 from agents.search.unscored import tell_unscored
-from agents.serving.engine import Drafted, Engine, Prefix
+from agents.serving.engine import Drafted, Engine, Prefix, StreamingEngine
 from agents.serving.errors import DeadlinePassedError, ServingError
 from agents.serving.retries import within
 from schemas.action import Action
@@ -84,6 +84,7 @@ def limits_of(
         prices=decision.prices,
         distorted=options.distorts,
         verified=verified,
+        streamed=query.stream and decision.action.samples == 1,
         early_exit=rules.early_exit and verified,
     )
 
@@ -465,39 +466,30 @@ def after_control(made: Job | Answer, control_s: float) -> Job | Answer:
     return replace(made, spent=spent) if isinstance(made, Job) else msgspec.structs.replace(made, spent=spent)
 
 
-async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> SearchStep | Answer:
+OnText = Callable[[str], None]
+"""Gets pieces of a draft's text as they arrive (`StreamingEngine.stream`)."""
+
+
+async def draft(
+    job: Job, *, engine: Engine, clock_ms: Callable[[], int], on_text: OnText | None = None
+) -> SearchStep | Answer:
     """Draft a step with an engine and return it for scoring, or the Answer if the search runs out of time first.
 
     Args:
         job: A job from `begin` or `resume`.
         engine: The engine of the job's model.
         clock_ms: Returns the time since the epoch.
+        on_text: Gets the text of a search with one path while it is generated, if the engine can stream.
 
     Raises:
         ServingError: the engine failed.
     """
-    limits, request = job.forest.limits, job.ask
-    began_ms = clock_ms()
+    request, began_ms = job.ask, clock_ms()
     name = f"{job.query_id}/{request.step}"
     try:
         drafts = await within(
             time_left_s(job, began_ms),
-            engine.generate(
-                name,
-                [
-                    Prefix(
-                        messages=job.messages,
-                        steps=job.forest.steps(e.parent),
-                        max_tokens=e.max_tokens,
-                        options=job.options,
-                        whole=job.whole,
-                    )
-                    for e in request.expansions
-                ],
-                request.n,
-                [seed for expansion in request.expansions for seed in expansion.seeds],
-                sampling_of(limits, request.max_tokens),
-            ),
+            _generate(job, engine, name, on_text),
             name,
         )
     except DeadlinePassedError:
@@ -518,6 +510,25 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
         attempt=job.attempt,
         upstream=drafts[0].upstream if drafts else None,
     )
+
+
+async def _generate(job: Job, engine: Engine, name: str, on_text: OnText | None) -> Sequence[Drafted]:
+    request = job.ask
+    sampling = sampling_of(job.forest.limits, request.max_tokens)
+    prefixes = [
+        Prefix(
+            messages=job.messages,
+            steps=job.forest.steps(each.parent),
+            max_tokens=each.max_tokens,
+            options=job.options,
+            whole=job.whole,
+        )
+        for each in request.expansions
+    ]
+    seeds = [seed for expansion in request.expansions for seed in expansion.seeds]
+    if on_text is not None and len(seeds) == 1 and isinstance(engine, StreamingEngine):
+        return [await engine.stream(name, prefixes[0], seeds[0], sampling, on_text)]
+    return await engine.generate(name, prefixes, request.n, seeds, sampling)
 
 
 def _billed(before: Billed | None, drafts: Sequence[Drafted]) -> Billed | None:

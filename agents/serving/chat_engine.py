@@ -1,7 +1,7 @@
 """The engine of any OpenAI-compatible `/v1/chat/completions`: whole answers, priced by the tokens the server counts."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -10,9 +10,10 @@ from msgspec import Struct
 
 from agents.catalogue.endpoints import Endpoint
 from agents.catalogue.models import Sampling
+from agents.serving.chat_stream import ChatStream
 from agents.serving.engine import Drafted, Prefix, check_seeds
 from agents.serving.errors import ContentFilteredError, EngineReplyError, RequestRefusedError, ServingError
-from agents.serving.http import JsonServer, all_of
+from agents.serving.http import JsonServer, T, all_of
 from schemas.chat import ChatOptions, UpstreamChoice
 from schemas.errors import InvalidField
 from schemas.forest import Count, Finish
@@ -63,22 +64,32 @@ class ChatEngine:
         if self._endpoint.native_n and all(each == asked[0] for each in asked):
             requests = [(asked[0], len(asked), seeds[0])]
         bills: list[Billed] = []
-        try:
-            made: list[list[Drafted]] = await all_of(
-                self._completions(*request, sampling, bills) for request in requests
-            )
-        except ServingError as error:
-            if bills:
-                error.billed = functools.reduce(Billed.plus, bills)
-            raise
+        made: list[list[Drafted]] = await _with_bills(
+            all_of(self._completions(*request, sampling, bills) for request in requests), bills
+        )
         return [answer for answers in made for answer in answers]
+
+    async def stream(
+        self, step_id: str, prefix: Prefix, seed: int, sampling: Sampling, on_text: Callable[[str], None]
+    ) -> Drafted:
+        """Return one answer; see `StreamingEngine.stream`. A server whose streams have no usage is not streamed."""
+        bills: list[Billed] = []
+        streams = on_text if self._endpoint.stream else None
+        [made] = await _with_bills(self._completions(prefix, 1, seed, sampling, bills, streams), bills)
+        return made
 
     async def close(self) -> None:
         """Close the connections."""
         await self._server.close()
 
     async def _completions(
-        self, prefix: Prefix, n: int, seed: int, sampling: Sampling, bills: list[Billed]
+        self,
+        prefix: Prefix,
+        n: int,
+        seed: int,
+        sampling: Sampling,
+        bills: list[Billed],
+        on_text: Callable[[str], None] | None = None,
     ) -> list[Drafted]:
         endpoint = self._endpoint
         body: dict[str, Any] = {
@@ -92,8 +103,13 @@ class ChatEngine:
             body["seed"] = seed
         if n > 1:
             body["n"] = n
+        if on_text is not None:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
         return await self._server.post(
-            PATH, body, lambda reply: _drafts(reply, self.model, n, prefix.whole, bills)
+            PATH,
+            body,
+            lambda reply: _drafts(reply, self.model, n, prefix.whole, bills),
+            None if on_text is None else lambda: ChatStream(f"{PATH}: {self.model}", on_text),
         )
 
     def _asked(self, options: ChatOptions | None) -> dict[str, Any]:
@@ -116,6 +132,16 @@ class ChatEngine:
         if prefix.max_tokens is not None:
             bounds.append(prefix.max_tokens)
         return max(1, min(bounds))
+
+
+async def _with_bills(made: Awaitable[T], bills: list[Billed]) -> T:
+    """Let an error say what was billed for replies that are lost with it."""
+    try:
+        return await made
+    except ServingError as error:
+        if bills:
+            error.billed = functools.reduce(Billed.plus, bills)
+        raise
 
 
 def _said(message: Message) -> dict[str, Any]:
@@ -231,7 +257,7 @@ def _drafts(reply: dict[str, Any], model: str, n: int, whole: bool, bills: list[
     if read.usage is None or not read.usage.prompt_tokens:
         raise EngineReplyError(
             f"{PATH}: {model}: the reply does not say how many tokens it took (usage), and its cost follows from that; "
-            "have the server count them"
+            "have the server count them or, if it does so only without a stream, set endpoint.stream to false"
         )
     # For several choices the server reports only the sum.
     each, more = divmod(read.usage.completion_tokens, n)

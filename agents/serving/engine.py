@@ -1,7 +1,7 @@
 """The engine protocol, prefixes in and drafts of one step out, and how a prefix becomes token ids."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -100,6 +100,29 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Free the engine's resources."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Engine, Protocol):
+    """An engine that passes on the text of a draft while it is generated."""
+
+    async def stream(
+        self, step_id: str, prefix: Prefix, seed: int, sampling: Sampling, on_text: Callable[[str], None]
+    ) -> Drafted:
+        """Return one draft, as `generate` would.
+
+        Args:
+            step_id: As in `generate`; likewise the others.
+            prefix: What to continue.
+            seed: Seed of the draft.
+            sampling: Its sampling.
+            on_text: Called with each piece of its text as it arrives. The pieces need not be the whole text, but no
+                request is sent again once there was one.
+
+        Raises:
+            ServingError: as `generate`.
+        """
         ...
 
 

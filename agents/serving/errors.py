@@ -16,6 +16,7 @@
         └── EngineFaultError         another attempt may succeed
             ├── EngineUnreachableError   no connection
             ├── EngineBusyError          the server asked to wait (429, 503)
+            ├── StreamBrokenError        a reply broke off after its text had begun: not sent again
             ├── EngineTimeoutError       no reply in time: it may have done the work, so nothing is sent again
             └── EngineReplyError         an invalid reply: not sent again either
 
@@ -118,6 +119,15 @@ class EngineFaultError(ServingError):
 
 class EngineUnreachableError(EngineFaultError):
     """No connection to the server. Check its address and that it is up."""
+
+
+class StreamBrokenError(EngineFaultError):
+    """A reply broke off after its text had begun. Check the server and what is between.
+
+    A client may have read the text, and another reply may have another, so the request is not sent again.
+    """
+
+    retryable = False
 
 
 class EngineTimeoutError(EngineFaultError):

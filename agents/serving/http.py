@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import httpx
 import msgspec
@@ -31,6 +31,7 @@ from agents.serving.errors import (
     HostClosedError,
     RequestRefusedError,
     ServingError,
+    StreamBrokenError,
 )
 from agents.serving.prompts import ChatPrompts
 from agents.serving.retries import Retries, asks_for_long, retrying
@@ -196,6 +197,7 @@ class Breaker:
 SHOWN_CHARACTERS = 300  # of a server's error message, quoted in ours
 MOST_REPLY_BYTES = 32 << 20  # decompressed; many times the scores of a verifier's whole batch
 PATIENT = 0.2  # share of `silent_s` that a cancelled request must have waited to count as a failure
+_EVENTS = "text/event-stream"
 PROBE_S = 5.0  # a server that is back answers at once
 _REQUEST_AT_FAULT = (
     httpx.codes.BAD_REQUEST,
@@ -232,6 +234,23 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __repr__(self) -> str:
         return f"ServerSettings(url={self.url!r})"
+
+
+class StreamedReply(Protocol):
+    """A reply that is read while it arrives, as server-sent events.
+
+    Attributes:
+        began: Whether something of it was passed on: then the request is not sent again.
+    """
+
+    began: bool
+
+    def take(self, part: bytes) -> None:
+        """Read the next bytes. Raises EngineReplyError."""
+
+    def whole(self) -> dict[str, Any]:
+        """Return the reply as JSON. Raises EngineFaultError if it is not complete."""
+        ...
 
 
 class JsonServer:
@@ -280,7 +299,13 @@ class JsonServer:
             trust_env=False,
         )
 
-    async def post(self, path: str, body: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
+    async def post(
+        self,
+        path: str,
+        body: dict[str, Any],
+        read: Callable[[dict[str, Any]], T],
+        streamed: Callable[[], StreamedReply] | None = None,
+    ) -> T:
         """Send a request and return the server's JSON reply as parsed by `read`.
 
         Args:
@@ -288,6 +313,7 @@ class JsonServer:
             body: What is sent, as JSON.
             read: Parses the reply; raises EngineReplyError if it is invalid. Only a reply that it accepts counts as a
                 success of the endpoint.
+            streamed: Makes the reader of a reply that `body` asks to be streamed. Plain JSON is accepted too.
 
         Raises:
             RequestRefusedError: the server refuses this request (400, 413, 422).
@@ -300,7 +326,7 @@ class JsonServer:
         self._idle.clear()
         try:
             return await retrying(
-                lambda: self._attempt(path, content, read),
+                lambda: self._attempt(path, content, read, streamed() if streamed is not None else None),
                 self.settings.retries,
                 sleep=self._sleep,
             )
@@ -378,7 +404,13 @@ class JsonServer:
     def _where(self, path: str) -> str:
         return f"{self._base}{path}"
 
-    async def _attempt(self, path: str, content: bytes, read: Callable[[dict[str, Any]], T]) -> T:
+    async def _attempt(
+        self,
+        path: str,
+        content: bytes,
+        read: Callable[[dict[str, Any]], T],
+        streamed: StreamedReply | None,
+    ) -> T:
         where = self._where(path)
         async with self._places:
             if self.breaker.state == "open":
@@ -388,7 +420,7 @@ class JsonServer:
             self._silence.asked(began := time.monotonic())
             answered = True
             try:
-                found = read(await self._once(where, "POST", path, content))
+                found = read(await self._once(where, "POST", path, content, streamed))
             except asyncio.CancelledError:
                 answered, now = False, time.monotonic()
                 # A short wait says nothing: a client may have given its search half a second.
@@ -403,15 +435,24 @@ class JsonServer:
                     self.breaker.rest(error.asked_s, str(error))
                 elif not _has_too_much_to_do(error):
                     self.breaker.failed(str(error))
+                if error.retryable and streamed is not None and streamed.began:
+                    raise StreamBrokenError(str(error)) from error
                 raise
             finally:
                 self._silence.ended(time.monotonic(), answered=answered)
             self.breaker.succeeded()
             return found
 
-    async def _once(self, where: str, method: str, path: str, content: bytes | None) -> dict[str, Any]:
+    async def _once(
+        self,
+        where: str,
+        method: str,
+        path: str,
+        content: bytes | None,
+        streamed: StreamedReply | None = None,
+    ) -> dict[str, Any]:
         try:
-            status, headers, data = await self._whole(where, method, path, content)
+            status, headers, data = await self._whole(where, method, path, content, streamed)
         except httpx.ConnectTimeout as error:
             raise EngineUnreachableError(
                 f"{where}: no connection in {self.settings.connect_timeout_s:g} s"
@@ -434,6 +475,8 @@ class JsonServer:
             ) from error
         if status != httpx.codes.OK:
             raise _refusal(where, status, headers, data)
+        if streamed is not None and headers.get("content-type", "").startswith(_EVENTS):
+            return streamed.whole()
         try:
             decoded = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -443,14 +486,21 @@ class JsonServer:
         return decoded
 
     async def _whole(
-        self, where: str, method: str, path: str, content: bytes | None
+        self,
+        where: str,
+        method: str,
+        path: str,
+        content: bytes | None,
+        streamed: StreamedReply | None,
     ) -> tuple[int, httpx.Headers, bytes]:
-        """Return status, headers and content of a reply."""
+        """Return status, headers and content of a reply; one that is streamed is read as it arrives."""
         headers = {"Content-Type": "application/json"}
         async with self._client.stream(method, path, content=content, headers=headers) as reply:
             parts, size = [], 0
             async for part in reply.aiter_bytes():
                 parts.append(part)
+                if streamed is not None:
+                    streamed.take(part)
                 size += len(part)
                 if size > MOST_REPLY_BYTES:
                     raise EngineReplyError(f"{where}: the reply has more than {MOST_REPLY_BYTES} bytes")

@@ -129,6 +129,7 @@ SHOWN: Final[dict[Kind, tuple[str, ...]]] = {
     "feedback": ("correct", "graded_by", "source"),
     "reward": ("kind", "status", "action", "correct", "score", "price.cost", "reward", "graded_by"),
     "dead-letter": ("service", "error", "field", "reason"),
+    "answer-chunk": ("attempt", "offset", "text"),
     "due": ("kind",),
     "cancel": ("by", "reason"),
     "control": (
@@ -202,7 +203,7 @@ def follow(
     """Print the records of topics, one per line, as they are appended.
 
     TOPIC is any of query, context, action-decision (or decision), search-step (or step), verification, answer,
-    feedback, reward, dead-letter, due, cancel, control, heartbeat. docs/records describes their fields. Reading does
+    feedback, reward, dead-letter, answer-chunk, due, cancel, control, heartbeat. docs/records describes their fields. Reading does
     not affect the services. Records of one query and topic are in order. Ctrl-C ends it.
     """
     kinds = list(dict.fromkeys(_TOPICS[name] for name in topics))

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from schemas.answer import Answer
 from schemas.attempt import AttemptFailed
+from schemas.chunk import AnswerChunk
 from schemas.control import Cancel, ControlRecord, Heartbeat, decode_control
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -38,7 +39,7 @@ OfQueries = Literal[
     "reward",
     "dead-letter",
 ]
-Kind = OfQueries | Literal["due", "cancel", "control", "heartbeat"]
+Kind = OfQueries | Literal["answer-chunk", "due", "cancel", "control", "heartbeat"]
 """The kinds of records."""
 
 KINDS: tuple[OfQueries, ...] = get_args(OfQueries)
@@ -55,6 +56,7 @@ RECORDS: dict[Kind, Any] = {
     "feedback": Feedback,
     "reward": Reward,
     "dead-letter": DeadLetter,
+    "answer-chunk": AnswerChunk,
     "due": Due,
     "cancel": Cancel,
     "control": ControlRecord,

@@ -10,13 +10,14 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from schemas.answer import Answer
+from schemas.chunk import AnswerChunk
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.reward import Reward
 from schemas.search import SearchStep
 from streams.gateway.auth import Gone
 
-QueryRecord: TypeAlias = Decision | SearchStep | Answer | Reward | DeadLetter
+QueryRecord: TypeAlias = Decision | SearchStep | AnswerChunk | Answer | Reward | DeadLetter
 
 Queue: TypeAlias = "asyncio.Queue[QueryRecord]"
 

@@ -368,6 +368,7 @@ def to_query(
             stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
             seed=request.seed,
             n=1 if request.n is None else request.n,
+            stream=bool(request.stream),
             options=request.options,
             tenant=tenant,
         )

@@ -2,9 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from schemas.answer import Answer
+from schemas.chunk import AnswerChunk
 from schemas.control import KeyEntry, decode_control
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -81,8 +83,9 @@ class GatewayService:
         for topic, kind, take in followed:
             begin = spent if topic == topics.reward else self.recent
             await self.runtime.log.tail([topic], _decoded(kind, take), begin=begin)
-        # Only new steps can still be streamed.
-        await self.runtime.log.tail([topics.search_step], self._on_step, begin="end")
+        # Only what is new can still be streamed.
+        await self.runtime.log.tail([topics.search_step], partial(self._on_text, SearchStep), begin="end")
+        await self.runtime.log.tail([topics.answer_chunk], partial(self._on_text, AnswerChunk), begin="end")
 
     def _on_control(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):  # `control` itself reports unreadable records
@@ -117,11 +120,11 @@ class GatewayService:
         if letter.query_id is not None and letter.query_origin is not None:
             self.searches.requests.seen(letter.query_id, letter)
 
-    def _on_step(self, record: ConsumerRecord) -> None:
+    def _on_text(self, kind: type[SearchStep | AnswerChunk], record: ConsumerRecord) -> None:
         key = record.key.decode(errors="replace") if record.key else ""
         if key in self.searches.requests:
             with contextlib.suppress(UniscaleError):
-                self.searches.requests.seen(key, decode(record.value, SearchStep))
+                self.searches.requests.seen(key, decode(record.value, kind))
 
 
 def _decoded(

@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from agents.catalogue.cost_model import CostModel
 from schemas.answer import Answer
+from schemas.chunk import AnswerChunk
 from schemas.decision import Decision
 from schemas.errors import RecordError
-from schemas.forest import Forest, first_stop
+from schemas.forest import Forest, before_stop
 from schemas.search import SearchStep
 from streams.gateway import responses
 from streams.gateway.endpoint import Call, EventStream, body_of
@@ -51,15 +52,7 @@ def settled_text(forest: Forest) -> str:
             same += 1
         shared = shared[:same]
     text = "".join(forest.drafts[at].text for at in shared)
-    stops = forest.limits.stop
-    if (found := first_stop(text, stops)) is not None:
-        return text[: found[0]]
-    held = max((len(s) for stop in stops for s in _beginnings(stop) if text.endswith(s)), default=0)
-    return text[: len(text) - held]
-
-
-def _beginnings(stop: str) -> list[str]:
-    return [stop[:length] for length in range(1, len(stop))]
+    return before_stop(text, forest.limits.stop)
 
 
 # The turn: one request whose query has been sent, and the response to it, whole or as a stream.
@@ -125,6 +118,7 @@ class Turn(ABC):
 
     Attributes:
         decision: The Decision, once it is known.
+        final: The part of the answer's text that is known to be final.
     """
 
     def __init__(self, call: Call, asked: ChatRequest, admitted: Admitted, began_s: float) -> None:
@@ -133,6 +127,7 @@ class Turn(ABC):
         self.admitted = admitted
         self.gateway = call.gateway
         self.decision: Decision | None = None
+        self.final = ""
         self._began_s = began_s
         self._streaming = False
 
@@ -247,6 +242,8 @@ class Turn(ABC):
             if isinstance(what, Decision):
                 self.decision = what
                 return None
+            if isinstance(what, AnswerChunk):  # topics are followed independently
+                self._more(what)
             if isinstance(what, Answer):
                 if (error := of_answer(what)) is not None:
                     error.headers |= self._headers()
@@ -257,12 +254,12 @@ class Turn(ABC):
     async def _chunks(
         self, first: Answer | None, events: AsyncIterator[QueryRecord | None]
     ) -> AsyncIterator[bytes]:
-        shown, quiet = "", 0
+        quiet = 0
         try:
-            for part in self.begin():
+            for part in (*self.begin(), *(self.text(self.final) if self.final else ())):
                 yield part
             if first is not None:
-                for part in self._end(first, shown):
+                for part in self._end(first):
                     yield part
                 return
             async for what in events:
@@ -273,15 +270,13 @@ class Turn(ABC):
                     parts = self.beat()
                 elif isinstance(what, Decision):  # another attempt
                     self.decision = what
-                elif isinstance(what, SearchStep):
-                    text = settled_text(what.forest)
-                    if text.startswith(shown) and len(text) > len(shown):
-                        parts = self.text(text[len(shown) :])
-                        shown = text
-                    if self.asked.extension.progress:
+                elif isinstance(what, SearchStep | AnswerChunk):
+                    more = self._more(what)
+                    parts = self.text(more) if more else []
+                    if isinstance(what, SearchStep) and self.asked.extension.progress:
                         parts = [*parts, *self.progress(what)]
                 elif isinstance(what, Answer):
-                    parts = self._end(what, shown)
+                    parts = self._end(what)
                 for part in parts:
                     yield part
         except ClientGone:
@@ -290,10 +285,21 @@ class Turn(ABC):
             for part in self.failed(error.renamed(self.asked.translated.names)):
                 yield part
 
-    def _end(self, answer: Answer, shown: str) -> list[bytes]:
+    def _more(self, what: SearchStep | AnswerChunk) -> str:
+        """Return what a record adds to the final text, which it becomes part of."""
+        more = ""
+        if isinstance(what, SearchStep):
+            text = settled_text(what.forest)
+            more = text[len(self.final) :] if text.startswith(self.final) else ""
+        elif self.decision is None or what.attempt >= self.decision.attempt:
+            more = what.continues(self.final)
+        self.final += more
+        return more
+
+    def _end(self, answer: Answer) -> list[bytes]:
         if (error := of_answer(answer)) is not None:
             return self.failed(error.renamed(self.asked.translated.names))
-        text = answer.text or ""
+        text, shown = answer.text or "", self.final
         if not text.startswith(shown):
             # Streamed text cannot be retracted: better an error than a text that no path produced.
             return self.failed(

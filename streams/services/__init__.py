@@ -9,7 +9,7 @@
                              │    │                                         ▼
                              │    └──▶ answer (expired), due              answer
     control and heartbeat are followed by every process that needs them; every service may write `answer`
-    (rejected, failed) and `dead-letter`.
+    (rejected, failed) and `dead-letter`. Text goes from executors to gateways on answer-chunk while it is generated.
 
 A record is acknowledged when its handler returns, and a handler returns when all effects of the record have been
 delivered. Handlers are idempotent, so redelivery changes nothing.
@@ -105,7 +105,7 @@ EXECUTOR = ServiceSpec(
         "action-decision.<group>": Input(Decision, "begin"),
         "verification.<group>": Input(Verification, "search"),
     },
-    outputs=("search-step", "answer", "attempt-failed", "heartbeat", "dead-letter"),
+    outputs=("search-step", "answer-chunk", "answer", "attempt-failed", "heartbeat", "dead-letter"),
     follows=("cancel.<group>", "attempt-failed"),
     build=_build_executor,
     grouped=True,
@@ -172,7 +172,16 @@ GATEWAY = ServiceSpec(
     name="gateway",
     inputs={},
     outputs=("query", "answer", "feedback", "control", "cancel.<group>"),
-    follows=("query", "action-decision", "answer", "reward", "feedback", "dead-letter", "search-step"),
+    follows=(
+        "query",
+        "action-decision",
+        "answer",
+        "reward",
+        "feedback",
+        "dead-letter",
+        "search-step",
+        "answer-chunk",
+    ),
     build=_build_gateway,
     optional=True,
 )

@@ -16,6 +16,7 @@ from agents.catalogue.models import Model
 from agents.search.progress import Progress
 from agents.search.search import (
     Job,
+    OnText,
     SearchRules,
     after_control,
     begin,
@@ -47,6 +48,7 @@ from streams.log.base import ConsumerRecord, Outgoing, Unavailable
 from streams.runtime.effects import Effects, Keyed
 from streams.runtime.errors import Death
 from streams.runtime.runtime import Runtime
+from streams.services.answer_chunks import AnswerChunks
 from streams.services.hosting import engines_of, unless_vllm_hangs, watch_vllm
 from streams.topics import SHARD
 
@@ -120,11 +122,12 @@ class ExecutorService(Keyed[None]):
         began_s = self.runtime.monotonic()
         next_ = self._begin(message, at) if isinstance(message, Decision) else self._resume(message)
         next_ = after_control(next_, self.runtime.monotonic() - began_s)
-        done = await self._advance(next_, at)
+        chunks = AnswerChunks(self.runtime)
+        done = await self._advance(next_, at, chunks)
         while isinstance(done, SearchStep) and not done.forest.limits.verified:
             self._count(done)
             next_ = self._resume_unscored(done)
-            done = await self._advance(next_, at)
+            done = await self._advance(next_, at, chunks)
         if isinstance(done, Answer) and used_up(done, self.rules):
             done = blamed(done, "timeout")
         if isinstance(done, SearchStep):
@@ -139,17 +142,22 @@ class ExecutorService(Keyed[None]):
             # Another process may have continued the search: if one of its steps is in flight, it ends the search with
             # the best path. If not, the aggregator ends it when the query expires.
             return Effects()
-        return Effects(send=[self._end(done)], then=partial(self._ended, done))
+        return Effects(send=[self._end(done, chunks)], then=partial(self._ended, done))
 
-    async def _advance(self, next_: Job | Answer, at: ConsumerRecord) -> SearchStep | Answer:
-        done = await self._go(next_) if isinstance(next_, Job) else next_
+    async def _advance(
+        self, next_: Job | Answer, at: ConsumerRecord, chunks: AnswerChunks
+    ) -> SearchStep | Answer:
+        done = await self._go(next_, chunks) if isinstance(next_, Job) else next_
         if isinstance(done, SearchStep) and at.identity in self.runtime.interrupted:
             self._count_repeated(done)
         return done
 
-    def _end(self, answer: Answer) -> Outgoing:
-        """Return the record that ends an attempt: its Answer, or the AttemptFailed on which the decider retries."""
-        if self.retries and answer.status == "failed" and answer.text is None:
+    def _end(self, answer: Answer, chunks: AnswerChunks) -> Outgoing:
+        """Return the record that ends an attempt: its Answer, or the AttemptFailed on which the decider retries.
+
+        Once a client may have read some of its text, no other attempt can answer.
+        """
+        if self.retries and answer.status == "failed" and answer.text is None and not chunks.began:
             failed = encode(AttemptFailed(answer=answer))
             return Outgoing(self.runtime.topics.attempt_failed, SHARD, failed)
         return Outgoing.of(self.runtime.topics.answer, answer)
@@ -223,10 +231,10 @@ class ExecutorService(Keyed[None]):
             return
         self.progress.done(attempt_id(failed.query_id, failed.attempt), _ENDED)
 
-    async def _go(self, job: Job) -> SearchStep | Answer:
+    async def _go(self, job: Job, chunks: AnswerChunks) -> SearchStep | Answer:
         self.busy.add(job.query_id)
         try:
-            return await self._draft(job)
+            return await self._draft(job, chunks.of(job))
         except DeadlinePassedError:  # the model was not loaded in time
             return overdue(job)
         except ServingError as error:
@@ -236,6 +244,7 @@ class ExecutorService(Keyed[None]):
             made = failed(job, error)
             return blamed(made, error.cause, await self._probed(job, error)) if error.cause else made
         finally:
+            chunks.stop()
             self.busy.discard(job.query_id)
 
     async def _probed(self, job: Job, error: ServingError) -> Probe | None:
@@ -264,7 +273,7 @@ class ExecutorService(Keyed[None]):
         counter.labels(model, "input").inc(forest.prompt_tokens if billed is None else billed.input)
         counter.labels(model, "output").inc(output)
 
-    async def _draft(self, job: Job) -> SearchStep | Answer:
+    async def _draft(self, job: Job, on_text: OnText | None) -> SearchStep | Answer:
         model = self.runtime.control.models.get(job.action.model)
         if model is None:
             raise UnknownEngineError(
@@ -272,7 +281,7 @@ class ExecutorService(Keyed[None]):
             )
         what = f"{job.query_id}/{job.step}"
         engine = await within(time_left_s(job, self.runtime.clock.now_ms()), self.engines.get(model), what)
-        return await draft(job, engine=engine, clock_ms=self.runtime.clock.now_ms)
+        return await draft(job, engine=engine, clock_ms=self.runtime.clock.now_ms, on_text=on_text)
 
     def _models(self) -> list[Model]:
         return [m for m in self.runtime.control.catalogue.models if m.group == self.runtime.group]

@@ -6,6 +6,7 @@ from schemas.action import Action
 from schemas.answer import Answer, Completion, CutStep, Probe
 from schemas.attempt import AttemptFailed
 from schemas.chat import ChatOptions, UpstreamChoice
+from schemas.chunk import AnswerChunk, digest
 from schemas.control import (
     Cancel,
     CatalogueEntry,
@@ -596,5 +597,18 @@ SAMPLES: tuple[Record, ...] = (
             finish_reason="tool_calls",
             logprobs='{"content":[]}',
         ),
+    ),
+    Query(query_id="q-13", text="3 + 4 = ?", stream=True),
+    AnswerChunk(query_id="q-13", attempt=2, offset=6, before=digest("3 + 4 "), text="= \\boxed{7}"),
+    Answer(
+        query_id="q-13",
+        status="failed",
+        by="executor",
+        action=Action(model="hosted", qp=1, cp=1, bs=1),
+        group="mini",
+        seq=27,
+        limits=Limits(depth_limit=1, step_tokens=4096, verified=False, streamed=True),
+        error="StreamBrokenError: /v1/chat/completions: hosted: the stream ended before its answer did",
+        fault="infrastructure",
     ),
 )
