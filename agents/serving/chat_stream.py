@@ -74,7 +74,9 @@ class ChatStream:
             said = str(self._error)[:SHOWN_CHARACTERS]
             raise EngineFaultError(f"{self._path}: the server ended its stream with an error: {said}")
         if self._finish is None:
-            raise StreamBrokenError(f"{self._path}: the stream ended before its answer did; is the server up?")
+            raise StreamBrokenError(
+                f"{self._path}: the stream ended before its answer did; is the server up?"
+            )
         joined = {name: "".join(pieces) for name, pieces in self._pieces.items()}
         message = {"content": None, **self._message, **joined}
         if self._calls:

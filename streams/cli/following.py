@@ -203,8 +203,8 @@ def follow(
     """Print the records of topics, one per line, as they are appended.
 
     TOPIC is any of query, context, action-decision (or decision), search-step (or step), verification, answer,
-    feedback, reward, dead-letter, answer-chunk, due, cancel, control, heartbeat. docs/records describes their fields. Reading does
-    not affect the services. Records of one query and topic are in order. Ctrl-C ends it.
+    answer-chunk, feedback, reward, dead-letter, due, cancel, control, heartbeat. docs/records describes their fields.
+    Reading does not affect the services. Records of one query and topic are in order. Ctrl-C ends it.
     """
     kinds = list(dict.fromkeys(_TOPICS[name] for name in topics))
     wanted = [Condition.parse(said, kinds) for said in conditions]

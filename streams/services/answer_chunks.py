@@ -61,9 +61,7 @@ class AnswerChunks:
         while (chunk := self._next(job)) is not None:
             self.began = True
             try:
-                await runtime.send(
-                    Outgoing(runtime.topics.answer_chunk, key_of(job.query_id), encode(chunk))
-                )
+                await runtime.send(Outgoing(runtime.topics.answer_chunk, key_of(job.query_id), encode(chunk)))
                 self._sent += len(chunk.text)
             except (Unavailable, UniscaleError) as error:  # the next chunk begins at the same place
                 log.debug("%s: no chunk: %s", job.query_id, error)

@@ -1,5 +1,6 @@
 """A scripted upstream: a server of chat completions that says what it is told to, counts tokens and logs requests."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event, Lock
@@ -20,7 +21,9 @@ class Upstream:
             `hang-up`.
         key: The API key that it asks for; empty for none.
         models: The models that it has.
-        lacks: Fields of a request that it refuses, or ignores, as `logprobs`.
+        lacks: Fields of a request that it refuses, or ignores, as `logprobs`; `usage` in streams.
+        paced: Called before each chunk of a stream with the request and the number of the chunk, from 0.
+        breaks: The number of the chunk at which the next stream breaks off; None for never.
         listing: What it says of each of them in its list, by name.
         info: What it says of them as LiteLLM's proxy does, at `/model/info`; None if it is no such proxy.
         log: What it replied to with a completion: the request, with the usage that it was billed.
@@ -33,6 +36,8 @@ class Upstream:
     key: str = ""
     models: tuple[str, ...] = ("hosted",)
     lacks: tuple[str, ...] = ()
+    paced: Callable[[Body, int], object] = lambda body, chunk: None
+    breaks: int | None = None
     listing: dict[str, Body] = field(default_factory=dict)
     info: list[Body] | None = None
     log: list[tuple[Body, dict[str, int]]] = field(default_factory=list)
@@ -73,7 +78,24 @@ class Upstream:
                     return self.reply({"error": {"message": f"no model {body['model']}"}}, 404)
                 if refused := [name for name in outer.lacks if name in body and name != "logprobs"]:
                     return self.reply({"error": {"message": f"no {refused[0]}"}}, 400)
+                if body.get("stream"):
+                    return self.stream(body)
                 return self.reply(outer.completion(body))
+
+            def stream(self, body: Body) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                broken, outer.breaks = outer.breaks, None
+                for number, event in enumerate([*outer.chunks(body), "[DONE]"]):
+                    outer.paced(body, number)
+                    if number == broken:
+                        self.close_connection = True
+                        return
+                    raw = f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode()
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(raw), raw))
+                self.wfile.write(b"0\r\n\r\n")
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.url = self.server.url
@@ -104,6 +126,27 @@ class Upstream:
         with self.lock:
             self.log.append((body, usage))
         return {"id": "c", "object": "chat.completion", "choices": choices, "usage": usage}
+
+    def chunks(self, body: Body) -> list[Body]:
+        """Return the chunks of a completion: a word each, a call in two, the reason it ended, and the usage."""
+        made = self.completion(body)
+        [choice] = made["choices"]
+        message, logprobs = choice["message"], (choice.get("logprobs") or {}).get("content", [])
+        deltas: list[Body] = [{"role": "assistant", "content": ""}]
+        words = (message.get("content") or "").split(" ")
+        deltas += [{"content": f" {word}" if at else word} for at, word in enumerate(words) if word or at]
+        for at, call in enumerate(message.get("tool_calls") or ()):
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            first = {**call, "index": at, "function": {"name": name, "arguments": arguments[:3]}}
+            deltas.append({"tool_calls": [first]})
+            deltas.append({"tool_calls": [{"index": at, "function": {"arguments": arguments[3:]}}]})
+        found = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+        for each, logprob in zip(found[1:], logprobs, strict=False):
+            each["choices"][0]["logprobs"] = {"content": [logprob]}
+        found.append({"choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]})
+        if (body.get("stream_options") or {}).get("include_usage") and "usage" not in self.lacks:
+            found.append({"choices": [], "usage": made["usage"]})
+        return found
 
     def close(self) -> None:
         """End it."""
