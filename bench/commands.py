@@ -135,6 +135,31 @@ def measure_gateway(
     click.echo(f"wrote {out}")
 
 
+# `first-token`: the time to the first token of a stream.
+
+
+@main.command("first-token")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, help="Turns of each side.")
+@click.option("--streams", type=click.IntRange(min=1), multiple=True, default=(1, 32), help="Open streams.")
+@click.option("--each", type=click.IntRange(min=1), default=5, help="Streams in a row in each of them.")
+@click.option(
+    "--server", default="", help="Base of a server of chat completions, without /v1. [one of our own]"
+)
+@click.option("--model", default="paced", help="Its model.")
+@_started_broker
+@click.pass_obj
+def measure_first_token(settings: Settings, /, kind: Any, **options: Any) -> None:
+    """Measure the time to the first token from a server, and through the whole product before it.
+
+    Prints one JSON object: p50 and p95 of both by open streams, and how much later the gateway's median is.
+    """
+    from bench.first_token import FirstTokenPlan, measure
+
+    with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
+        found = measure(settings, kind, FirstTokenPlan(**options), Path(folder))
+    click.echo(orjson.dumps({"cpus": os.cpu_count(), "open_streams": found}))
+
+
 # `closed`, `kills`: recovery of the learner after many queries, and of any service.
 
 _BROKER: Final = click.option(

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from agents.catalogue.models import Sampling
-from agents.serving.engine import Engine, Prefix
+from agents.serving.engine import Engine, Prefix, StreamingEngine
 from agents.serving.errors import EngineBusyError, ServingError
 from schemas.answer import Probe
 from schemas.chat import Capability, ChatOptions
@@ -127,6 +127,21 @@ async def tried(engine: Engine, sampling: Sampling, rules: ProbeRules, capabilit
         return str(error)
     missing = capability == "logprobs" and (draft.upstream is None or not draft.upstream.logprobs)
     return "the reply has no logprobs" if missing else ""
+
+
+async def streamed(engine: StreamingEngine, sampling: Sampling, rules: ProbeRules) -> str:
+    """Ask a server for a stream, and return what is wrong with it; empty if nothing is."""
+    prefix = Prefix(messages=(Message(role="user", content=rules.question),), max_tokens=1)
+    try:
+        async with asyncio.timeout(rules.timeout_s):
+            await engine.stream("stream", prefix, 0, sampling, lambda text: None)
+    except TimeoutError:
+        return f"no end of the stream in {rules.timeout_s:g} s"
+    except EngineBusyError as error:
+        return "" if error.overloaded else str(error)
+    except ServingError as error:
+        return str(error)
+    return ""
 
 
 class Prober:

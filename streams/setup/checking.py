@@ -16,11 +16,11 @@ from agents.catalogue.models import Catalogue, Model, VerifierModel
 from agents.decider.decider import Decider
 from agents.embedding import EncoderError, encoder_id
 from agents.encoders import encoder_of
-from agents.serving.engine import Engine
+from agents.serving.engine import Engine, StreamingEngine
 from agents.serving.errors import ServingError
 from agents.serving.http import JsonServer
 from agents.serving.listing import Listed, listed, prices_of
-from agents.serving.probing import first_token, tried
+from agents.serving.probing import first_token, streamed, tried
 from agents.serving.registry import HostingOptions, connected, served_name
 from agents.serving.retries import Retries
 from agents.serving.vllm_settings import checkpoint_path
@@ -60,7 +60,7 @@ def findings_of(settings: Settings) -> list[Finding]:
     """Look at everything that a deployment with these settings depends on.
 
     Every server is asked for one token with the parameters of its entry, and for each capability that the entry
-    declares, which may cost as much.
+    declares, and for a stream, each of which may cost as much.
 
     Raises:
         UniscaleError: the file cannot be used; it names the field and the fix.
@@ -175,6 +175,12 @@ async def _capabilities(about: str, model: Model, engine: Engine, options: Hosti
         if why := await tried(engine, model.sampling, options.probes, capability):
             fix = f"remove {capability} from capabilities, or have the server support it"
             found.append(Finding(about, "fails", f"declares {capability}: {why}", fix))
+    if (
+        isinstance(engine, StreamingEngine)
+        and model.endpoint.stream
+        and (why := await streamed(engine, model.sampling, options.probes))
+    ):
+        found.append(Finding(about, "fails", f"does not stream: {why}", "set endpoint.stream to false"))
     return found
 
 

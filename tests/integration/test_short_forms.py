@@ -41,6 +41,7 @@ COVERED = {
     "python -m experiments frontier": "test_frontier",
     "python -m bench audit": "test_bench_audit",
     "python -m bench closed": "test_bench_closed",
+    "python -m bench first-token": "test_bench_first_token",
     "python -m bench gateway": "test_bench_gateway_one_by_one",
     "python -m bench hostile": "test_bench_hostile",
     "python -m bench kills": "test_bench_kills",
@@ -225,3 +226,12 @@ def test_bench_gateway_one_by_one() -> None:
     found = json.loads(printed("bench", "gateway", "--one-by-one", "2", *EMBEDDED))
     assert found["queries"] == 2
     assert 0 < found["first"]["models_s"] < found["first"]["client_s"]
+
+
+@pytest.mark.thorough
+def test_bench_first_token() -> None:
+    found = figures("bench", "first-token", "--rounds", "1", "--streams", "2", "--each", "1", *EMBEDDED)
+    two = found["open_streams"]["2"]
+    # That every stream had text, `measure` checks; how soon it came is the machine's affair.
+    assert two["server"]["p50_ms"] >= 200
+    assert two["gateway"]["p50_ms"] > 200

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from agents.catalogue.endpoints import Endpoint
-from agents.serving.chat import ChatEngine
+from agents.serving.chat_engine import ChatEngine
 from agents.serving.chat_stream import ChatStream
 from agents.serving.engine import Drafted, StreamingEngine
 from agents.serving.errors import (
@@ -24,7 +24,7 @@ from agents.serving.http import JsonServer, ServerSettings
 from agents.serving.retries import Retries
 from schemas.chat import ChatOptions
 from schemas.prices import Billed
-from tests.agents.serving.test_chat import ASKED, SAMPLING
+from tests.agents.serving.test_chat_engine import ASKED, SAMPLING
 from tests.support.upstream import Body, Upstream
 
 

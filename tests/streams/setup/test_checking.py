@@ -49,10 +49,13 @@ def test_good_file_passes_with_its_notes(run: Run, upstream: Start) -> None:
         "broker note no broker answers at bootstrap=127.0.0.1:1",
     ):  # fmt: skip
         assert words in _plain(said), _plain(said)
-    asked = sorted((each["model"], each["max_tokens"], each.get("temperature")) for each in server.requests)
-    assert asked == [("hosted", 1, 0.5), ("other", 1, None)], (
-        "one token each, with the entry's own parameters"
+    asked = sorted(
+        (each["model"], each["max_tokens"], each.get("temperature"), each.get("stream", False))
+        for each in server.requests
     )
+    assert asked == [
+        ("hosted", 1, 0.5, False), ("hosted", 1, 0.5, True), ("other", 1, None, False), ("other", 1, None, True)
+    ], "one token each, and one of a stream, with the entry's own parameters"  # fmt: skip
 
 
 def test_lines_left_open_by_init(run: Run, upstream: Start) -> None:
@@ -107,8 +110,8 @@ def test_each_declared_capability_is_tried(run: Run, upstream: Start) -> None:
     server = upstream()
     configured(entry(server.url, capabilities=["tools", "json", "images", "logprobs"]))
     assert "0 would fail" in run("check").output
-    first, *tried = server.requests
-    assert first["max_tokens"] == 1
+    first, *tried, streamed = server.requests
+    assert (first["max_tokens"], streamed["stream"]) == (1, True)
     assert [{"tools", "response_format", "logprobs"} & set(body) for body in tried] == [
         {"tools"}, {"response_format"}, set(), {"logprobs"}
     ]  # fmt: skip
@@ -124,6 +127,17 @@ def test_a_capability_that_the_server_lacks(run: Run, upstream: Start) -> None:
     assert "HTTP 400" in said
     assert "declares logprobs: the reply has no logprobs" in said
     assert "remove tools from capabilities, or have the server support it" in said
+
+
+@pytest.mark.parametrize("lacks", ["usage", "stream_options"])
+def test_a_server_that_does_not_stream(lacks: str, run: Run, upstream: Start) -> None:
+    server = upstream(lacks=(lacks,))
+    configured(entry(server.url))
+    said = _plain(run("check", code=1).output)
+    assert "does not stream: " in said
+    assert "set endpoint.stream to false" in said
+    configured(entry(server.url, **{".stream": False}))
+    assert "0 would fail" in run("check").output
 
 
 Change = Callable[[str], None]
