@@ -135,10 +135,10 @@ def measure_gateway(
     click.echo(f"wrote {out}")
 
 
-# `first-token`: the time to the first token of a stream.
+# `ttft`: the time to the first token of a stream.
 
 
-@main.command("first-token")
+@main.command("ttft")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, help="Turns of each side.")
 @click.option("--streams", type=click.IntRange(min=1), multiple=True, default=(1, 32), help="Open streams.")
 @click.option("--each", type=click.IntRange(min=1), default=5, help="Streams in a row in each of them.")
@@ -148,12 +148,12 @@ def measure_gateway(
 @click.option("--model", default="paced", help="Its model.")
 @_started_broker
 @click.pass_obj
-def measure_first_token(settings: Settings, /, kind: Any, **options: Any) -> None:
+def measure_ttft(settings: Settings, /, kind: Any, **options: Any) -> None:
     """Measure the time to the first token from a server, and through the whole product before it.
 
     Prints one JSON object: p50 and p95 of both by open streams, and how much later the gateway's median is.
     """
-    from bench.first_token import FirstTokenPlan, measure
+    from bench.ttft import FirstTokenPlan, measure
 
     with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
         found = measure(settings, kind, FirstTokenPlan(**options), Path(folder))

@@ -41,13 +41,13 @@ COVERED = {
     "python -m experiments frontier": "test_frontier",
     "python -m bench audit": "test_bench_audit",
     "python -m bench closed": "test_bench_closed",
-    "python -m bench first-token": "test_bench_first_token",
     "python -m bench gateway": "test_bench_gateway_one_by_one",
     "python -m bench hostile": "test_bench_hostile",
     "python -m bench kills": "test_bench_kills",
     "python -m bench latency": "test_bench_latency",
     "python -m bench memory": "test_bench_memory",
     "python -m bench soak": "test_bench_soak",
+    "python -m bench ttft": "test_bench_ttft",
     "python -m streams.demo.paired": "test_demo_command.py",
 }
 """Where each command runs: here or in another file. `tests/test_docs.py` compares them with what the documents name."""
@@ -229,8 +229,8 @@ def test_bench_gateway_one_by_one() -> None:
 
 
 @pytest.mark.thorough
-def test_bench_first_token() -> None:
-    found = figures("bench", "first-token", "--rounds", "1", "--streams", "2", "--each", "1", *EMBEDDED)
+def test_bench_ttft() -> None:
+    found = figures("bench", "ttft", "--rounds", "1", "--streams", "2", "--each", "1", *EMBEDDED)
     two = found["open_streams"]["2"]
     # That every stream had text, `measure` checks; how soon it came is the machine's affair.
     assert two["server"]["p50_ms"] >= 200

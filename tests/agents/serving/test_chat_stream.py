@@ -96,7 +96,7 @@ def test_a_streamed_reply_is_the_one_without_a_stream(upstream: Upstream, says: 
         assert json.loads(streamed.upstream.logprobs) == json.loads(whole.upstream.logprobs)
 
 
-def test_a_stream_that_breaks_off_after_its_first_word_is_not_repeated(upstream: Upstream) -> None:
+def test_a_stream_that_breaks_off_after_a_word_is_not_repeated(upstream: Upstream) -> None:
     upstream.breaks, pieces = 2, list[str]()
     with pytest.raises(StreamBrokenError) as broken:
         stream(upstream, pieces)

@@ -1,6 +1,6 @@
 """Time to the first token of a stream: from a server of chat completions itself, and through the gateway before it.
 
-The whole product runs as `up` starts it. By default the server is one of our own (`python -m bench.first_token PORT`),
+The whole product runs as `up` starts it. By default the server is one of our own (`python -m bench.ttft PORT`),
 which begins after 0.2 s and writes a token every 20 ms, so that only what is between it and the client is measured.
 Sides alternate; each stream is read to its end.
 """
@@ -81,7 +81,7 @@ def measure(
             "endpoint": {"kind": "chat", "url": server, "model": plan.model, "max_output_tokens": 512},
             "price": {"input": 1.0, "output": 1.0},
         }
-        catalogue = {"name": "first token", "verifier": "none", "verifiers": [], "models": [entry]}
+        catalogue = {"name": "ttft", "verifier": "none", "verifiers": [], "models": [entry]}
         (folder / "catalogue.yaml").write_text(yaml.safe_dump(catalogue))
         own = {"catalogue": str(folder / "catalogue.yaml"), "state_dir": str(folder / "state")}
         settings = settings.replace(**own, prior="none", gateway_port=free_port())
@@ -143,7 +143,7 @@ async def _first_token(client: httpx.AsyncClient, model: str, what: str) -> floa
 def _paced() -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen([sys.executable, "-m", "bench.first_token", str(port)])
+    process = subprocess.Popen([sys.executable, "-m", "bench.ttft", str(port)])
     try:
         for _ in range(200):
             with contextlib.suppress(httpx.HTTPError):
