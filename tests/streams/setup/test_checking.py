@@ -136,7 +136,8 @@ def test_a_server_that_does_not_stream(lacks: str, run: Run, upstream: Start) ->
     said = _plain(run("check", code=1).output)
     assert "does not stream: " in said
     assert "set endpoint.stream to false" in said
-    configured(entry(server.url, **{".stream": False}))
+    whole: dict[str, Any] = {".stream": False}
+    configured(entry(server.url, **whole))
     assert "0 would fail" in run("check").output
 
 
