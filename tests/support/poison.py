@@ -22,6 +22,7 @@ from agents.decider.rows import own_row
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.attempt import AttemptFailed
+from schemas.chunk import AnswerChunk
 from schemas.control import Cancel, KeyEntry, ObjectiveEntry
 from schemas.errors import UniscaleError
 from schemas.objective import Weights
@@ -156,6 +157,7 @@ def of_nobody(t: Topics) -> list[tuple[str, str, Record]]:
     return [
         (t.feedback, NOBODY, Feedback(query_id=NOBODY, correct=True, metadata={"a": 1})),
         (t.attempt_failed, "0", AttemptFailed(answer=_FAILED)),
+        (t.answer_chunk, NOBODY, AnswerChunk(query_id=NOBODY, text="So")),
         (t.due, NOBODY, Due(query_id=NOBODY, kind="timeout", deadline_ms=0)),
         (t.cancel_for("mini"), NOBODY, Cancel(query_id=NOBODY, by="gateway", reason="hung up")),
         (t.control, "o", ObjectiveEntry(name=NOBODY, op="set", weights=Weights(correct=1.0))),
