@@ -248,6 +248,27 @@ def _measured(
     click.echo(orjson.dumps(found).decode())
 
 
+# `refit`: the contextual policy's refits.
+
+
+@main.command("refit")
+@click.option("--models", type=click.IntRange(min=1), default=10, help="Hosted models.")
+@click.option("--values", type=click.IntRange(min=0), default=25, help="Categories; each request has one.")
+@click.option(
+    "--repeated",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Every how many questions one is asked again. [never]",
+)
+@click.option("--outcomes", type=click.IntRange(min=10), default=2560, help="Learned in all.")
+@click.option("--runs", type=click.IntRange(min=1), default=3, help="Figures are the least of so many.")
+def measure_refit(**sizes: int) -> None:
+    """Measure the processor time of each refit of a policy without a prior; print JSON."""
+    from bench.refit import measure
+
+    click.echo(orjson.dumps(measure(**sizes), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
+
+
 # `latency`: the time of live queries by component.
 
 

@@ -34,7 +34,7 @@ from agents.bandit.policy import (
     check_outcome,
     generator,
 )
-from agents.bandit.posterior import Ridge
+from agents.bandit.posterior import Ridge, marginal
 from agents.bandit.registry import Inputs, Options, register_policy
 from agents.bandit.variances import (
     Variances,
@@ -205,14 +205,13 @@ class Regression:
         Args:
             known: An earlier result for the same rows; None to estimate it.
         """
-        plain, all_blocks = self._features.plain_dim, self._features.column_blocks
-        blocks = all_blocks[plain:]
+        plain, blocks = self._features.plain_dim, self._features.column_blocks[self._features.plain_dim :]
         before = np.array([self.noise / self.variances[block] for block in blocks])
         if known is None:
-            a = (self.ridge.a + np.tril(self.ridge.a, -1).T) / self.noise
-            a[np.diag_indices(len(a))] -= [1.0 / self.variances[block] for block in all_blocks]
-            b = self.ridge.b[:, 0] / self.noise
-            known = estimated_last(a, b, self.variances, all_blocks, plain, self._term)
+            a, b = self.ridge.a / self.noise, self.ridge.b[:, 0] / self.noise
+            gram, moment = marginal(a, b, plain)
+            gram[np.diag_indices(len(gram))] -= before / self.noise
+            known = estimated_last(gram, moment, blocks, self._term, self.variances)
         self.variances |= {block: known[block] for block in known if block in self.variances}
         after = np.array([self.noise / self.variances[block] for block in blocks])
         self.ridge.repenalise(plain, after - before)
@@ -816,11 +815,13 @@ class Contextual(Learner):
         """Count an outcome and keep it for the refits; refit where one is due."""
         self.features.count(o.categories)
         results = self.refits.results
+        of_categories = self.features.categories and self.refits.of_categories(1)
+        self._updates += 1
+        self.refits.learned = self._updates
         if (history := self.refits.take(o, query, at, took)) is not None:
             rows = len(history.question)
             results[rows] = self.relearn(history, known=results.get(rows, b""))
-        self._updates += 1
-        if self.refits.of_categories(self._updates) and self.features.categories:
+        elif of_categories:
             results[self._updates] = self._estimate_categories(results.get(self._updates, b""))
 
     def _estimate_categories(self, known: bytes) -> bytes:
@@ -915,6 +916,7 @@ class Contextual(Learner):
         self.pacer.factors = self.estimates.price_factors
         self.pacer.restore(meta, arrays)
         self.refits.restore(meta, arrays)
+        self.refits.learned = self._updates
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal when a state is loaded; α and the meaning of accuracy may change."""

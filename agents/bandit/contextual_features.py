@@ -135,6 +135,23 @@ class ContextualFeatures(FeatureMap):
         return plain + [f"{kind} × category" for kind in crossed for _ in self.categories]
 
     @property
+    def leaves(self) -> np.ndarray:
+        """Return the columns of every model, shape (M, r), or of every shape if these have more.
+
+        An action has one model and one shape: no x has values in two of these rows.
+        """
+        of: dict[str, list[list[int]]] = {"model": [], "shape": []}
+        count, crossed = len(self.categories), {at: place for place, at in enumerate(self.crossed)}
+        for at, name in enumerate(self.names):
+            if (kind := _kind(name)) in of:
+                own = [*range(at * self.rank, (at + 1) * self.rank)]
+                if at in crossed:
+                    first = self.plain_dim + crossed[at] * count
+                    own += range(first, first + count)
+                of[kind].append(own)
+        return np.array(max(of.values(), key=lambda rows: sum(map(len, rows))), np.intp)
+
+    @property
     def columns(self) -> list[tuple[str, int | str]]:
         """Return the identity of each column, shape (D,): a feature, and a coordinate of z or a category."""
         crossed = ((self.names[at], category) for at in self.crossed for category in self.categories)

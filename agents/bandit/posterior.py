@@ -466,3 +466,23 @@ def inverted(a: Matrix) -> Matrix:
     half += 0.0  # turns -0.0 into 0.0, so that equal states have equal bytes
     np.copyto(half.T, half, where=np.tri(len(half), k=-1, dtype=bool))
     return np.asarray(half.T)  # row-major, as every other matrix
+
+
+def marginal(a: Matrix, b: Vector, first: int) -> tuple[Matrix, Vector]:
+    """Return A and b of the coefficients from one on, with the others integrated out.
+
+    Args:
+        a: Positive definite; only its lower triangle is valid, shape (D, D).
+        b: Shape (D,).
+        first: The first coefficient that is kept.
+
+    Raises:
+        LinAlgError: A is not positive definite.
+    """
+    low, info = lapack.dpotrf(a[:first, :first], lower=1, clean=0)
+    if info:
+        raise np.linalg.LinAlgError(f"A is not positive definite at pivot {info}; fold the log again")
+    both = np.vstack([a[first:, :first], b[:first]]).T
+    along, _ = lapack.dtrtrs(low, both, lower=1)
+    gram = a[first:, first:] - along[:, :-1].T @ along[:, :-1]
+    return gram, b[first:] - along[:, :-1].T @ along[:, -1]

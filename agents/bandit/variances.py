@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
+from scipy.linalg import lapack
 
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.history import History
@@ -30,8 +31,8 @@ BELIEF_NOISE: Final = 20.0
 ROUNDS: Final = 20
 """Iterations of the fixed point for a history; each inverts A once."""
 
-AGAIN: Final = 2
-"""Iterations between the variances of the last blocks and the noise."""
+ROUNDS_OF_LAST: Final = 10
+"""Iterations for the variances of the last blocks, given the others."""
 
 FLAT: Final = 1e-7
 """Smallest variance of a block, and smallest noise."""
@@ -90,6 +91,8 @@ class Evidence:
         square: Σ y² of the first target, whose variances are estimated.
         count: Rows.
         noise: The current estimate of its variance.
+        leaves: Columns of the features of which each row has one, such as the models', shape (M, r): no row has
+            values in two of these M groups. Empty if a row may.
     """
 
     gram: Matrix
@@ -97,65 +100,145 @@ class Evidence:
     square: float
     count: float
     noise: float
+    leaves: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.intp))
 
     def of(self, columns: int) -> Evidence:
         """Return the same of the first columns of x alone."""
         if columns == len(self.gram):
             return self
         gram = np.ascontiguousarray(self.gram[:columns, :columns])
-        return replace(self, gram=gram, moment=self.moment[:columns])
+        leaves = self.leaves[:, (self.leaves < columns).all(axis=0)]
+        return replace(self, gram=gram, moment=self.moment[:columns], leaves=leaves)
 
     def noise_given(self, theta: Vector, inverse: Matrix) -> float:
         """Return the variance of its noise, given the posterior mean and covariance of the coefficients."""
         rest = self.square - 2.0 * float(theta @ self.moment[:, 0]) + float(theta @ self.gram @ theta)
-        rest += float(np.sum(inverse * self.gram))
+        return self._noise(rest + float(np.sum(inverse * self.gram)))
+
+    def noise_alone(self, theta: Vector, variances: Vector, noise: float, penalties: Vector) -> float:
+        """Return the same where this is all the evidence, given the posterior variances of the coefficients alone.
+
+        Args:
+            theta: Posterior means of the coefficients.
+            variances: Their posterior variances.
+            noise: The variance of the noise under which these are.
+            penalties: The precisions of the prior under which they are.
+        """
+        # Aθ = b and A - Λ = G/σ² give θᵀGθ and the trace of A⁻¹G without the inverse.
+        rest = self.square - float(theta @ self.moment[:, 0]) - noise * float(penalties @ theta**2)
+        return self._noise(rest + noise * (len(theta) - float(penalties @ variances)))
+
+    def _noise(self, rest: float) -> float:
         return max((rest + BELIEF_NOISE * self.noise) / (self.count + BELIEF_NOISE), FLAT)
+
+
+class Posterior:
+    """The posterior of the coefficients, given evidence, for any noises and prior variances.
+
+    In a block arrowhead matrix the leaves meet only the rest of the columns, not each other. Its inverse costs little
+    more than that of the rest.
+
+    Args:
+        evidence: The sums of each kind of evidence.
+    """
+
+    def __init__(self, evidence: Sequence[Evidence]) -> None:
+        self._evidence = evidence
+        # Reused in every iteration: allocating memory takes longer than the division.
+        self._scaled = np.empty_like(evidence[0].gram)
+        (first, *others), self._leaves = evidence, evidence[0].leaves
+        self._arrowhead = not others and self._leaves.size > 0
+        if self._arrowhead:
+            rest = self._rest = np.setdiff1d(np.arange(len(first.gram)), self._leaves)
+            self._own = first.gram[self._leaves[:, :, None], self._leaves[:, None, :]]  # (M, r, r)
+            self._cross = first.gram[self._leaves[:, :, None], rest]  # (M, r, s)
+            self._among = first.gram[np.ix_(rest, rest)]
+
+    def given(self, noises: Sequence[float], penalties: Vector) -> tuple[Vector, Vector, list[float]]:
+        """Return the means and variances of the coefficients, and the next estimate of each noise.
+
+        Args:
+            noises: The variance of the noise of each kind of evidence.
+            penalties: The precisions of the prior, shape (D,).
+        """
+        if self._arrowhead:
+            (only,), (noise,) = self._evidence, noises
+            theta, variances = self._of_arrowhead(noise, penalties, only.moment[:, 0] / noise)
+            return theta, variances, [only.noise_alone(theta, variances, noise, penalties)]
+        a, b = np.diag(penalties), np.zeros(len(penalties))
+        for each, noise in zip(self._evidence, noises, strict=True):
+            a += np.divide(each.gram, noise, out=self._scaled)
+            b += each.moment[:, 0] / noise
+        inverse = inverted(a)
+        theta = inverse @ b
+        return theta, np.diag(inverse), [each.noise_given(theta, inverse) for each in self._evidence]
+
+    def _of_arrowhead(self, noise: float, penalties: Vector, b: Vector) -> tuple[Vector, Vector]:
+        leaves, rest, (count, size) = self._leaves, self._rest, self._leaves.shape
+        own, diagonal = self._own / noise, np.arange(size)
+        own[:, diagonal, diagonal] += penalties[leaves]
+        # As Cholesky eliminates them: with products of an inverse, more digits are lost than there are where the noise
+        # is small.
+        right = np.empty((count, size, len(rest) + 1 + size))
+        np.divide(self._cross, noise, out=right[:, :, : len(rest)])
+        right[:, :, len(rest)], right[:, :, len(rest) + 1 :] = b[leaves], np.eye(size)
+        solved = np.empty_like(right)
+        for place, low in enumerate(np.linalg.cholesky(own)):
+            solved[place] = lapack.dtrtrs(low, right[place], lower=1)[0]
+        along, first, half = np.split(solved, [len(rest), len(rest) + 1], axis=2)
+        cross = along.reshape(-1, len(rest))
+        among = inverted(self._among / noise - cross.T @ cross + np.diag(penalties[rest]))
+        theta, variances = np.empty_like(b), np.empty_like(b)
+        theta[rest] = among @ (b[rest] - cross.T @ first.ravel())
+        back = half.transpose(0, 2, 1)
+        theta[leaves] = (back @ (first - along @ theta[rest][:, None]))[:, :, 0]
+        along = (back @ along).reshape(count * size, -1)
+        variances[rest] = np.diag(among)
+        variances[leaves] = np.sum((along @ among) * along, axis=1).reshape(leaves.shape)
+        variances[leaves] += np.sum(half**2, axis=1)
+        return theta, variances
 
 
 Variances: TypeAlias = tuple[dict[str, float], list[float]]
 """The variance of every block of a regression, and the noise of every kind of evidence."""
 
 
-def estimated(evidence: Sequence[Evidence], blocks: Sequence[str], term: int) -> Variances:
+def estimated(
+    evidence: Sequence[Evidence], blocks: Sequence[str], term: int, known: Variances | None = None
+) -> Variances:
     """Estimate the variance of every block, and the noise of every kind of evidence.
 
     Args:
         evidence: The sums of each kind of evidence.
         blocks: The block of each column.
         term: Which defaults apply: those of accuracy (0) or of cost (1).
+        known: Variances that are kept, and the noises under them, at which to start.
     """
     names = list(dict.fromkeys(blocks))
     place = {name: i for i, name in enumerate(names)}
     of = np.array([place[name] for name in blocks])
     usual = np.array([usual_variance(name, term) for name in names])
-    tau = usual
-    noises = [each.noise for each in evidence]
-    # Reused in every iteration: allocating memory takes longer than the division.
-    scaled = np.empty_like(evidence[0].gram)
-    for _ in range(ROUNDS):
-        a = np.diag(1.0 / tau[of])
-        b = np.zeros(len(of))
-        for each, noise in zip(evidence, noises, strict=True):
-            a += np.divide(each.gram, noise, out=scaled)
-            b += each.moment[:, 0] / noise
-        inverse = inverted(a)
-        theta = inverse @ b
-        tau = _maximised(tau, of, theta, inverse, usual)
-        noises = [each.noise_given(theta, inverse) for each in evidence]
+    kept, noises = known or ({}, [each.noise for each in evidence])
+    free = np.array([name not in kept for name in names])
+    tau = np.array([kept.get(name, each) for name, each in zip(names, usual.tolist(), strict=True)])
+    posterior = Posterior(evidence)
+    for _ in range(ROUNDS_OF_LAST if known else ROUNDS):
+        theta, variances, noises = posterior.given(noises, (1.0 / tau)[of])
+        tau = np.where(free, _maximised(tau, of, theta, variances, usual), tau)
     return dict(zip(names, tau.tolist(), strict=True)), noises
 
 
-def _maximised(tau: Vector, of: np.ndarray, theta: Vector, inverse: Matrix, usual: Vector) -> Vector:
+def _maximised(tau: Vector, of: np.ndarray, theta: Vector, variances: Vector, usual: Vector) -> Vector:
     """Return the variances of the next iteration of the fixed point.
 
     Args:
         tau: The current ones, one for each block.
         of: The block of each column, by index.
-        theta: Posterior mean of the coefficients under them.
-        inverse: Posterior covariance of the coefficients under them.
+        theta: Posterior means of the coefficients under them.
+        variances: Posterior variances of the coefficients under them.
         usual: The defaults.
     """
-    effective = np.maximum(np.bincount(of) - np.bincount(of, np.diag(inverse)) / tau, 0.0)
+    effective = np.maximum(np.bincount(of) - np.bincount(of, variances) / tau, 0.0)
     return np.maximum((np.bincount(of, theta**2) + BELIEF * usual) / (effective + BELIEF), FLAT)
 
 
@@ -164,59 +247,38 @@ def estimated_with_last(
 ) -> Variances:
     """Estimate the variances of all blocks, those of the last ones given the others, and the noises.
 
+    What the others explain is theirs. So columns that can only repeat it, such as those of categories that the text
+    shows, or that mean nothing, get next to no variance.
+
     Args:
         evidence: The sums of each kind of evidence.
         blocks: The block of each column.
         first: The first column of the last blocks.
         term: As for `estimated`.
     """
-    found, noises = estimated([each.of(first) for each in evidence], blocks[:first], term)
-    if first == len(blocks):
-        return found, noises
-    for _ in range(AGAIN):
-        a = sum((each.gram / noise for each, noise in zip(evidence, noises, strict=True)), start=np.zeros(1))
-        b = sum(
-            (each.moment[:, 0] / noise for each, noise in zip(evidence, noises, strict=True)),
-            start=np.zeros(1),
-        )
-        found = found | estimated_last(a, b, found, blocks, first, term)
-        inverse = inverted(a + np.diag([1.0 / found[block] for block in blocks]))
-        # What the last blocks explain is not noise.
-        noises = [each.noise_given(inverse @ b, inverse) for each in evidence]
-    return found, noises
+    found = estimated([each.of(first) for each in evidence], blocks[:first], term)
+    return found if first == len(blocks) else estimated(evidence, blocks, term, found)
 
 
 def estimated_last(
-    a: Matrix, b: Vector, known: Mapping[str, float], blocks: Sequence[str], first: int, term: int
+    gram: Matrix, moment: Vector, blocks: Sequence[str], term: int, known: Mapping[str, float]
 ) -> dict[str, float]:
     """Estimate the variances of the last blocks, given those of the others and the noise.
 
-    The other coefficients are integrated out: what they explain is theirs. So columns that can only repeat it, such as
-    those of categories that the text shows, or that mean nothing, get next to no variance.
-
     Args:
-        a: Σ x xᵀ/σ², shape (D, D).
-        b: Σ x·y/σ², shape (D,).
-        known: The variance of each of the other blocks.
-        blocks: The block of each column.
-        first: The first column of the last blocks.
+        gram: A without these blocks' own penalties, in which only their columns are left (`marginal`).
+        moment: b of the same columns.
+        blocks: The block of each of these columns.
         term: As for `estimated`.
+        known: Variances at which to start; a block without one starts at its default.
     """
-    names = list(dict.fromkeys(blocks[first:]))
-    of = np.array([names.index(name) for name in blocks[first:]])
+    names = list(dict.fromkeys(blocks))
+    of = np.array([names.index(name) for name in blocks])
     usual = np.array([usual_variance(name, term) for name in names])
-    others = a[:first, :first] + np.diag([1.0 / known[block] for block in blocks[:first]])
-    cross = a[first:, :first]
-    explained = cross @ inverted(others)
-    gram, moment = a[first:, first:] - explained @ cross.T, b[first:] - explained @ b[:first]
-    # Where the others explain all, rounding may leave less than nothing.
-    sizes, axes = np.linalg.eigh((gram + gram.T) / 2.0)
-    gram = (axes * np.maximum(sizes, 0.0)) @ axes.T
-    tau = usual
-    for _ in range(ROUNDS):
-        inverse = inverted(gram + np.diag(1.0 / tau[of]))
-        theta = inverse @ moment
-        tau = _maximised(tau, of, theta, inverse, usual)
+    tau = np.array([known.get(name, each) for name, each in zip(names, usual.tolist(), strict=True)])
+    for _ in range(ROUNDS_OF_LAST):
+        inverse = inverted(gram + np.diag((1.0 / tau)[of]))
+        tau = _maximised(tau, of, inverse @ moment, np.diag(inverse), usual)
     return dict(zip(names, tau.tolist(), strict=True))
 
 
@@ -238,12 +300,13 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
     order = np.lexsort((model, history.question))
     asked, group = history.question[order], (history.question * len(models) + model)[order]
     begins = np.flatnonzero(np.diff(asked, prepend=-1))
+    if len(begins) == len(order):
+        return [_evidence_of_separate(features, history, z, targets)]
     dim, terms = features.dim, targets.shape[1]
     sums = [(np.zeros((dim, dim)), np.zeros((dim, terms)), np.zeros(terms)) for _ in range(3)]
     counts = [len(order), int(np.count_nonzero(np.diff(group, prepend=-1))), len(begins)]
-    # A level without deviations from the next is left out, and so are its sums: with different questions, as in
-    # traffic, only the last is left.
-    held = (counts[0] > counts[1], counts[0] > counts[2], True)
+    # A level without deviations from the next is left out, and so are its sums.
+    held = (counts[0] > counts[1], True, True)
     root = np.sqrt(history.weights)
     for first in range(0, len(begins), CHUNK):
         ends = begins[first + CHUNK] if first + CHUNK < len(begins) else len(order)
@@ -270,6 +333,42 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
             noise = max(float(square[0]) / count, FLAT)
             found.append(Evidence(gram, moment, float(square[0]), count, noise))
     return found
+
+
+def _evidence_of_separate(
+    features: ContextualFeatures, history: History, z: Matrix, targets: Matrix
+) -> Evidence:
+    """Return the sums over rows of which each has a question of its own, as in most traffic.
+
+    Rows of one action share g: Σ x xᵀ = Σ_a g gᵀ ⊗ Σ z zᵀ.
+    """
+    root = np.sqrt(history.weights)[:, None]
+    z, targets = z[history.question] * root, targets * root
+    actions, rank, count = np.unique(history.action), features.rank, z.shape[1]
+    sums, moments = np.empty((len(actions), count, count)), np.empty((len(actions), count, targets.shape[1]))
+    for place, action in enumerate(actions):
+        own = z[history.action == action]
+        sums[place], moments[place] = own.T @ own, own.T @ targets[history.action == action]
+    # The plain features meet z, those without the shapes the categories.
+    sides = features.sides[actions]
+    parts = [(sides, slice(0, rank))]
+    if count > rank:
+        parts.append((sides[:, features.crossed], slice(rank, count)))
+    gram = np.block([[_crossed(sums[:, at, to], g, h) for h, to in parts] for g, at in parts])
+    one = np.ones((len(actions), 1))
+    terms = targets.shape[1]
+    moment = np.vstack([_crossed(moments[:, at], g, one).reshape(-1, terms) for g, at in parts])
+    square = float(np.sum(targets[:, 0] ** 2))
+    noise = max(square / len(targets), FLAT)
+    return Evidence(gram, moment, square, len(targets), noise, features.leaves)
+
+
+def _crossed(sums: Matrix, left: Matrix, right: Matrix) -> Matrix:
+    """Return Σ_a left_a right_aᵀ ⊗ sums_a, shape (J·p, H·q), from shapes (A, p, q), (A, J) and (A, H)."""
+    (n, p, q), j, h = sums.shape, left.shape[1], right.shape[1]
+    pairs = (left[:, :, None] * right[:, None, :]).reshape(n, j * h)
+    found = (pairs.T @ sums.reshape(n, p * q)).reshape(j, h, p, q)
+    return found.transpose(0, 2, 1, 3).reshape(j * p, h * q)
 
 
 def _means(x: Matrix, y: Matrix, starts: np.ndarray) -> tuple[Matrix, Matrix]:

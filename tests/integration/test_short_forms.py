@@ -46,6 +46,7 @@ COVERED = {
     "python -m bench kills": "test_bench_kills",
     "python -m bench latency": "test_bench_latency",
     "python -m bench memory": "test_bench_memory",
+    "python -m bench refit": "test_bench_refit",
     "python -m bench soak": "test_bench_soak",
     "python -m bench ttft": "test_bench_ttft",
     "python -m streams.demo.paired": "test_demo_command.py",
@@ -94,6 +95,14 @@ def test_bench_learner(tmp_path: Path) -> None:
     assert found["decisions_per_s_batch64"] > 0
     assert found["recover_50_s"] > 0
     assert found["recovery"]["duplicates_refused"] == 50
+
+
+def test_bench_refit() -> None:
+    words = ("--models", "3", "--values", "2", "--repeated", "5", "--outcomes", "20", "--runs", "1")
+    found = json.loads(printed("bench", "refit", *words))
+    assert found["categories"] == 2
+    assert found["columns"] > 100
+    assert list(found["seconds"]) == ["10", "20"]
 
 
 @pytest.mark.thorough

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -56,9 +59,12 @@ def test_each_of_two_applications_gets_its_own_model() -> None:
     assert shares[False] < 0.65, "what is not shown cannot be learned"
 
 
-def lived(rounds: int = 60, categories: int = 3, seed: int = 0) -> Contextual:
+def lived(
+    rounds: int = 60, categories: int = 3, known: Mapping[int, bytes] | None = None, **settings: Any
+) -> Contextual:
     """Return a policy that has learned of requests with two categories each, of two keys."""
-    policy, rng = contextual(), np.random.default_rng(seed)
+    policy, rng = contextual(**settings), np.random.default_rng(0)
+    policy.refits.results.update(known or {})
     policy.offer(actions())
     for at in range(rounds):
         query = single(rng.normal(size=DIM) * 0.3)
@@ -216,11 +222,19 @@ def test_a_prior_without_categories_fits_and_learns_them() -> None:
     policy.offer(two_models())
     usual = {}
     world = Applications(0)
+    announced = []
     for at in range(40):
+        if policy.refits.due(1):
+            announced.append(at + 1)
         world.ask(policy, at, named=True)
         if at == 5:
             usual = dict(policy.estimates.right.variances)
     assert sorted(policy.refits.results) == [10, 20, 40], "estimated at the usual numbers, and logged"
+    assert announced == [10, 20, 40], "so that the decider runs them in a thread"
+    loaded = contextual()
+    loaded.load(policy.state())
+    assert not loaded.refits.due(39)
+    assert loaded.refits.due(40)
     after = policy.estimates.right.variances
     assert {block for block in usual if usual[block] != after[block]} <= {
         "one × category",
@@ -237,3 +251,11 @@ def test_a_prior_without_categories_fits_and_learns_them() -> None:
         world.ask(other, at, named=True)
     assert other.state() == policy.state()
     assert other.refits.results == policy.refits.results
+
+
+def test_the_last_refit_is_not_followed_by_another_estimate() -> None:
+    policy = lived(20, refits=(20,))
+    (result,) = policy.refits.results.values()
+    other = lived(20, refits=(20,), known={20: result})
+    assert other.refits.results == {20: result}
+    assert other.state() == policy.state()
