@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import tomllib
 import urllib.request
 from collections import Counter
@@ -29,7 +30,7 @@ OPERATORS = {"kafka.strimzi.io/v1", "monitoring.coreos.com/v1"}
 ENGINES = {"executor", "verifier"}
 
 
-@pytest.fixture(params=["mini", "gpu"])
+@pytest.fixture(params=["mini", pytest.param("gpu", marks=pytest.mark.seconds)])
 def overlay(request: pytest.FixtureRequest) -> tuple[Resource, ...]:
     return rendered(FOLDER / "overlays" / request.param)
 
@@ -78,6 +79,7 @@ def example(name: str) -> tuple[Resource, ...]:
     return tuple(yaml.safe_load_all((EXAMPLES / name).read_text()))
 
 
+@pytest.mark.seconds
 def test_every_resource_is_valid(overlay: tuple[Resource, ...]) -> None:
     patches = {"engine-keys.yaml"}
     examples = [
@@ -270,6 +272,7 @@ def test_secrets_are_named_never_written(overlay: tuple[Resource, ...]) -> None:
             assert container_of(workload)["name"] == "vllm" or service_of(workload) in ENGINES, name
 
 
+@pytest.mark.seconds
 def test_every_model_has_the_server_its_catalogue_names(tmp_path: Path) -> None:
     resources = rendered(FOLDER / "overlays" / "gpu")
     settings = settings_in(of_kind(resources, "Deployment")["decider"], resources, tmp_path)
@@ -328,6 +331,7 @@ def test_the_example_of_kafka_is_what_services_connect_to(tmp_path: Path) -> Non
         assert each["kind"] == "Kafka" or each["metadata"]["labels"]["strimzi.io/cluster"] == cluster
 
 
+@pytest.mark.seconds
 def test_other_examples_name_what_is_there() -> None:
     resources = rendered(FOLDER / "overlays" / "gpu")
     [scaler] = example("autoscaling.yaml")
@@ -355,6 +359,16 @@ def test_other_examples_name_what_is_there() -> None:
         assert source in known
 
 
+def test_the_page_makes_a_rule_of_the_alerts() -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    [command] = re.findall(r"^(\{ printf .+?; \}) \| kubectl", page, re.MULTILINE | re.DOTALL)
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    rule = yaml.safe_load(done.stdout)
+    assert rule["kind"] == "PrometheusRule"
+    assert rule["spec"] == yaml.safe_load((ROOT / "infra/prometheus/alerts.yml").read_text())
+
+
+@pytest.mark.seconds
 def test_a_patch_of_an_overlay_adds_keys_and_a_name(tmp_path: Path) -> None:
     """As the comments of both examples have it."""
     comment = re.findall(r"^#   (.*)$", (EXAMPLES / "ingress.yaml").read_text(), re.MULTILINE)
