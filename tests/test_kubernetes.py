@@ -277,7 +277,8 @@ def test_every_model_has_the_server_its_catalogue_names(tmp_path: Path) -> None:
     resources = rendered(FOLDER / "overlays" / "gpu")
     settings = settings_in(of_kind(resources, "Deployment")["decider"], resources, tmp_path)
     catalogue = load_catalogue(ROOT / settings.catalogue)
-    known = {each.endpoint.url: each for each in (*catalogue.models, catalogue.verifier_named())}
+    served: list[Any] = [*catalogue.models, catalogue.verifier_named()]
+    known = {each.endpoint.url: each for each in served}
     servers = {}
     for name, service in of_kind(resources, "Service").items():
         if name.startswith("vllm"):

@@ -1,4 +1,4 @@
-"""Every command and probe of infra/kubernetes, as processes with the rights of a pod that can write to volumes alone."""
+"""Every command and probe of infra/kubernetes, as a process with the rights of a pod: it writes to its volumes alone."""
 
 import os
 import signal
