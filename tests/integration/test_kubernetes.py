@@ -1,4 +1,4 @@
-"""Every command and probe of infra/kubernetes, as a process with the rights of a pod: it writes to its volumes alone."""
+"""Every command and probe of infra/kubernetes, as a process with the rights of a pod: it writes to its volumes only."""
 
 import os
 import signal
