@@ -2,3 +2,5 @@
 
 Read `services/__init__.py` first: it says which service reads and writes which topic.
 """
+
+__version__ = "0.1.0"

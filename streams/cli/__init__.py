@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from schemas.errors import UniscaleError
+from streams import __version__
 from streams.settings import Settings, origins, variable
 
 _MODULES: Final = {
@@ -132,6 +133,7 @@ def flags_of_settings(command: F) -> F:
 
 
 @click.group(cls=_Commands, context_settings=CONTEXT)
+@click.version_option(__version__, message="uniscale-streams %(version)s")
 @flags_of_settings
 @click.pass_context
 def main(ctx: click.Context, /, **flags: Any) -> None:
