@@ -86,13 +86,7 @@ def pods(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> Itera
     running: dict[str, Pod] = {}
     try:
         for name, deployment in deployments.items():
-            urls = {
-                "UNISCALE_DECIDER_URL": f"http://{addresses['decider']}:9101,http://{addresses['decider-standby']}:9101"
-            }
-            more = urls if name == "gateway" else {}
-            running[name] = Pod(
-                deployment, resources, make(folder / name), addresses[name], **changes, **more
-            )
+            running[name] = Pod(deployment, resources, make(folder / name), addresses[name], **changes)
         began = time.monotonic()
         for name, pod in running.items():
             while not pod.passes("startupProbe"):
