@@ -349,9 +349,11 @@ def _refused(life: Life) -> Iterator[str]:
 
 
 def _away(query: Query, faults: Faults) -> bool:
-    """Return whether a query allows only the model that was unavailable for a while."""
+    """Return whether a query allows only the model that was unavailable, or suspended by its failures, for a while."""
     asked = (query.pinned.model,) if query.pinned else query.allowed_models
-    return asked == ("large",) and bool(faults.hits["model away", "executor"])
+    return asked == ("large",) and any(
+        faults.hits[kind, "executor"] for kind in ("model away", "attempt fails")
+    )
 
 
 def _explained(letter: DeadLetter, faults: Faults) -> bool:
