@@ -29,8 +29,8 @@ from agents.catalogue.action_space import ActionSpace
 from agents.catalogue.control_state import ControlState
 from agents.catalogue.models import ActionError
 from agents.decider import snapshot
-from agents.decider.attempts import Before, Failure, Followed, affects, failed, superseded
 from agents.decider.categories import NO_KEYS, ContextKeys, categories_of
+from agents.decider.failed_attempts import Before, Failure, Followed, affects, failed, superseded
 from agents.decider.fold import offer, tell
 from agents.decider.recovery import Records, Recovered, restore
 from agents.decider.rewards import Move, RewardRules, Verdict, applied

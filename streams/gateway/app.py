@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from schemas.errors import UniscaleError
 from streams.gateway.auth import Gate, check_host, is_local
-from streams.gateway.chat_completions import chat
+from streams.gateway.chat_api.endpoint import chat
 from streams.gateway.endpoint import Call, RouteGuard, cross_origin, reply
 from streams.gateway.errors import ApiError, refusal
 from streams.gateway.http_metrics import HttpMetrics

@@ -28,16 +28,17 @@ from schemas.record import encode
 from schemas.search import SearchStep
 from schemas.spent import Spent
 from streams.control import Control
-from streams.gateway import responses, statistics
+from streams.gateway import answer_details, sse, statistics
+from streams.gateway.answer_details import picked
 from streams.gateway.auth import Gate, Tenants, check_host
 from streams.gateway.endpoint import Call, EventStream, Listing, body_of, int_param, object_of, reply
 from streams.gateway.errors import ApiError, ClientGone, invalid, no_model, not_found, of_json, refusal
 from streams.gateway.index import MARGIN_S, IndexedQuery, Listed
 from streams.gateway.open_requests import Queue
 from streams.gateway.request import listing, parse
-from streams.gateway.responses import named_event, picked
 from streams.gateway.searches import Admitted
 from streams.gateway.service import GatewayService
+from streams.gateway.sse import named_event
 from streams.log.base import NotAllowed, Outgoing, Unavailable
 from streams.runtime.runtime import Runtime, ServiceSpec
 
@@ -63,7 +64,7 @@ def preview(found: Preview) -> dict[str, Any]:
         "object": "decision.preview",
         "model": found.action.partition("/")[0],
         **picked(found, "action", "group", "reason", "shortfall", "seq", "catalogue_version", "served"),
-        "objective": responses.objective(found.objective),
+        "objective": answer_details.objective(found.objective),
         "policy": picked(found.policy, "name", "version"),
         "candidates": len(configurations),
         "masked_models": list(found.masked_models),
@@ -326,7 +327,7 @@ async def set_objective(call: Call) -> Response:
 
 
 def _objective(objectives: Objectives, name: str) -> dict[str, Any]:
-    return {"object": "objective", **responses.objective(objectives.in_force(name))}
+    return {"object": "objective", **answer_details.objective(objectives.in_force(name))}
 
 
 # The page at `/`: static files under a strict content policy, and a session that keeps the API key out of scripts.
@@ -501,7 +502,7 @@ async def _events(call: Call, admitted: Admitted, queue: Queue) -> AsyncIterator
                     yield named_event("decision", _query(call, admitted.query_id)["decision"])
                 case SearchStep(forest=forest):
                     yield named_event(
-                        "step", {"step": forest.step, "search": responses.drafts(forest.drafts, ())}
+                        "step", {"step": forest.step, "search": answer_details.drafts(forest.drafts, ())}
                     )
                 case Answer():
                     answer = what
@@ -509,19 +510,19 @@ async def _events(call: Call, admitted: Admitted, queue: Queue) -> AsyncIterator
                 case None:
                     quiet += 1
                     if quiet % _BEAT_LOOKS == 0:
-                        yield responses.BEAT
+                        yield sse.BEAT
         if answer is None:
             return
         async for reward in call.gateway.searches.rewards(answer, queue, call.is_gone):
             if reward is not None:
-                yield named_event("reward", responses.reward(reward))
+                yield named_event("reward", answer_details.reward(reward))
             elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
-                yield responses.BEAT  # the feedback may come hours later
+                yield sse.BEAT  # the feedback may come hours later
 
 
 def _query(call: Call, query_id: str) -> dict[str, Any]:
     gateway = call.gateway
-    return responses.query_object(gateway.index.timeline(query_id), gateway.runtime.control.cost_model)
+    return answer_details.query_object(gateway.index.timeline(query_id), gateway.runtime.control.cost_model)
 
 
 def _visible(call: Call) -> IndexedQuery:
@@ -544,7 +545,7 @@ def _timings(each: Listed) -> dict[str, float] | None:
     if each.spent is None or each.answered_ms is None:
         return None
     total_s = (each.answered_ms - each.created_ms) / 1000
-    return responses.timings(json.decode(each.spent, type=Spent), total_s)
+    return answer_details.timings(json.decode(each.spent, type=Spent), total_s)
 
 
 def routes(services: Sequence[ServiceSpec]) -> Listing:

@@ -15,7 +15,7 @@ from schemas.query import Query
 from schemas.record import Record, decode
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
-from streams.gateway import responses
+from streams.gateway import answer_details
 from streams.gateway.access import QueryAccess
 from streams.gateway.auth import SPENT_MS, Gate
 from streams.gateway.index import Index, Marks
@@ -105,8 +105,8 @@ class GatewayService:
         self.searches.ended(answer.query_id)
         if self.index.answer(answer, raw.value or b"", raw.timestamp_ms):  # the first one counts
             cost_model, decision = self.runtime.control.cost_model, self.index.decision_of(answer.query_id)
-            total = responses.total(responses.price(answer, cost_model), decision)
-            self.index.priced(answer.query_id, total, responses.cut(answer, cost_model))
+            total = answer_details.total(answer_details.price(answer, cost_model), decision)
+            self.index.priced(answer.query_id, total, answer_details.cut(answer, cost_model))
             self.searches.requests.seen(answer.query_id, answer)
 
     def _on_reward(self, reward: Reward, raw: ConsumerRecord) -> None:

@@ -16,7 +16,7 @@ from schemas.decision import Decision
 from schemas.errors import RecordError
 from schemas.forest import Forest, before_stop
 from schemas.search import SearchStep
-from streams.gateway import responses
+from streams.gateway import answer_details
 from streams.gateway.endpoint import Call, EventStream, body_of
 from streams.gateway.errors import ApiError, ClientGone, of_answer, of_record
 from streams.gateway.open_requests import QueryRecord, Queue
@@ -176,7 +176,7 @@ class Turn(ABC):
 
     def details(self, answer: Answer) -> dict[str, Any]:
         """Return the object `uniscale` of the response."""
-        found = responses.details(answer, self.decision, self.cost_model, self.took_s)
+        found = answer_details.details(answer, self.decision, self.cost_model, self.took_s)
         return {**found, "ignored": list(self.asked.ignored)}
 
     async def _is_gone(self) -> bool:
@@ -207,7 +207,7 @@ class Turn(ABC):
             error.headers |= self._headers()
             raise error
         headers = self._headers()
-        if (cost := responses.usd(answer, self.decision, self.cost_model)) is not None:
+        if (cost := answer_details.usd(answer, self.decision, self.cost_model)) is not None:
             headers["x-litellm-response-cost"] = repr(cost)  # which dashboards read
         return Response(orjson.dumps(self.body(answer)), media_type="application/json", headers=headers)
 
@@ -318,7 +318,7 @@ class Turn(ABC):
         debug = call.request.headers.get("x-uniscale-debug", "").lower() in ("1", "true")
         return {
             **({"x-uniscale-ignored": ignored} if ignored else {}),
-            **responses.headers(self.decision, self.admitted.query_id, call.id, debug=debug),
+            **answer_details.headers(self.decision, self.admitted.query_id, call.id, debug=debug),
             **self.gateway.submission.limits(call.who),
         }
 

@@ -24,8 +24,8 @@ from agents.catalogue.cost_model import cost_of
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import beside_catalogue
 from agents.catalogue.models import ActionError, Catalogue
-from agents.decider.attempts import Failure, Followed
 from agents.decider.decider import Decided, Decider, DecisionEnvironment, Learned
+from agents.decider.failed_attempts import Failure, Followed
 from agents.decider.rows import Row, decode_row
 from agents.decider.snapshot import EndedIds
 from agents.embedding import BadEmbedding, Encoder, EncoderError, EncoderRefused, embed_actions, encoder_id

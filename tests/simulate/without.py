@@ -18,7 +18,7 @@ import pytest
 from agents.bandit import contextual
 from agents.bandit.pacing import Pacer
 from agents.decider import decider
-from agents.decider.attempts import Before
+from agents.decider.failed_attempts import Before
 from agents.decider.shares import TeachingShares
 from agents.encoders import HttpEncoder
 from agents.grading.pool import GradingPool

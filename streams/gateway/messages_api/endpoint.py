@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from schemas.answer import Answer
 from schemas.query import Query
-from streams.gateway import responses
+from streams.gateway import answer_details
 from streams.gateway.endpoint import Call, body_of, reply
 from streams.gateway.errors import ApiError, messages_error
 from streams.gateway.messages_api.request import parse
@@ -117,7 +117,7 @@ class _MessagesTurn(Turn):
         return [*ended, event("message_delta", **said), event("message_stop")]
 
     def _used(self, answer: Answer) -> dict[str, Any]:
-        return responses.priced_usage(answer, self.decision, self.cost_model)
+        return answer_details.priced_usage(answer, self.decision, self.cost_model)
 
     def failed(self, error: ApiError) -> list[bytes]:
         return [event("error", **messages_error(error, self.call.id))]

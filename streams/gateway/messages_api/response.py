@@ -8,7 +8,7 @@ import orjson
 from schemas.answer import Answer
 from schemas.forest import first_stop
 from schemas.query import ToolCall
-from streams.gateway import responses
+from streams.gateway import sse
 from streams.gateway.upstream_message import calls, refusal
 
 
@@ -98,7 +98,7 @@ def usage(chat: Mapping[str, Any]) -> dict[str, Any]:
 
 def event(kind: str, **fields: Any) -> bytes:
     """Return one event of a stream."""
-    return responses.named_event(kind, {"type": kind, **fields})
+    return sse.named_event(kind, {"type": kind, **fields})
 
 
 def ping() -> bytes:

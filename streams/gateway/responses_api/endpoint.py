@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from schemas.answer import Answer
 from schemas.query import Message
-from streams.gateway import responses
+from streams.gateway import answer_details, sse
 from streams.gateway.endpoint import Call, reply
 from streams.gateway.errors import ApiError, invalid, not_found, of_answer, unsupported
 from streams.gateway.request import ChatRequest, kept_of
@@ -87,8 +87,8 @@ async def retrieve(call: Call) -> Response:
     more: dict[str, Any] = {}
     if answer is not None:
         cost_model = gateway.runtime.control.cost_model
-        more["used"] = responses.priced_usage(answer, decision, cost_model)
-        more["uniscale"] = responses.details(answer, decision, cost_model, timeline.total_s)
+        more["used"] = answer_details.priced_usage(answer, decision, cost_model)
+        more["uniscale"] = answer_details.details(answer, decision, cost_model, timeline.total_s)
     query = None if decision is None else decision.query
     model = "" if decision is None else decision.action.model
     return reply(response(query_id, known.created_ms // 1000, model, query, answer, **more))
@@ -98,7 +98,7 @@ class _ResponsesTurn(Turn):
     """Responses, and streams of their events."""
 
     def body(self, answer: Answer) -> dict[str, Any]:
-        used = responses.priced_usage(answer, self.decision, self.cost_model)
+        used = answer_details.priced_usage(answer, self.decision, self.cost_model)
         return self._object(answer, used=used, uniscale=self.details(answer))
 
     def begin(self) -> list[bytes]:
@@ -121,7 +121,7 @@ class _ResponsesTurn(Turn):
         return [self._sent.event("response.failed", response=body)]
 
     def beat(self) -> list[bytes]:
-        return [responses.BEAT]
+        return [sse.BEAT]
 
     def _object(self, answer: Answer | None, **more: Any) -> dict[str, Any]:
         query = None if self.decision is None else self.decision.query

@@ -8,7 +8,7 @@ from msgspec import Struct
 from schemas.answer import Answer
 from schemas.chat import ChatOptions
 from schemas.query import GATEWAY, Query, ToolCall
-from streams.gateway import responses
+from streams.gateway import answer_details, sse
 from streams.gateway.errors import ApiError, of_answer
 from streams.gateway.request import kept_of
 from streams.gateway.upstream_message import calls, logprobs, refusal
@@ -69,7 +69,7 @@ def status(answer: Answer | None, failure: ApiError | None) -> str:
 
 
 def _complete(answer: Answer | None) -> bool:
-    return answer is not None and responses.finish_reason(answer) != "length"
+    return answer is not None and answer_details.finish_reason(answer) != "length"
 
 
 def error(failure: ApiError) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class Events(Struct):
         """Return one event."""
         numbered = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return responses.named_event(kind, numbered)
+        return sse.named_event(kind, numbered)
 
     def delta(self, text: str) -> list[bytes]:
         """Return the events for more of the text; the first begins its output item."""

@@ -20,7 +20,7 @@ from schemas.query import Origin, Query
 from schemas.record import encode
 from schemas.reward import Feedback
 from schemas.spent import Spent
-from streams.gateway import responses, routes
+from streams.gateway import answer_details, routes
 from streams.gateway.auth import Credential
 from streams.gateway.index import Index, Marks
 
@@ -100,7 +100,7 @@ def test_the_list_says_where_the_time_of_an_answer_went() -> None:
     index.answer(answer, encode(answer), 3000)
     timings = routes._listed(index.latest(1)[0], "eflops")["timings"]
     assert timings == {**structs.asdict(spent), "rest_s": 0.25, "total_s": 2.0}
-    assert timings == responses.timings(spent, index.timeline("q").total_s)
+    assert timings == answer_details.timings(spent, index.timeline("q").total_s)
 
 
 def test_answer_before_its_query_belongs_to_nobody() -> None:
@@ -219,8 +219,8 @@ def test_an_answer_whose_trace_no_search_can_have_has_no_price() -> None:
         query_id="q", status="cancelled", by="x", action=Action(model="m", qp=1, cp=1, bs=1), trace=trace
     )
     assert foreign.prompt_tokens == 0
-    assert responses.price(foreign, cost_model) is None
-    assert responses.price(msgspec.structs.replace(foreign, prompt_tokens=5), cost_model) is not None
+    assert answer_details.price(foreign, cost_model) is None
+    assert answer_details.price(msgspec.structs.replace(foreign, prompt_tokens=5), cost_model) is not None
 
 
 def test_the_index_is_bounded_in_bytes_and_open_queries_stay() -> None:

@@ -13,9 +13,9 @@ from schemas.answer import Answer
 from schemas.errors import RecordError
 from schemas.grader import Grader
 from schemas.query import Query, ToolCall
+from streams.gateway.answer_details import details
 from streams.gateway.errors import ApiError, of_answer
 from streams.gateway.request import ChatRequest, ModelChoice, asked, parse, to_query
-from streams.gateway.responses import details
 
 HELLO = {"model": "auto", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
 

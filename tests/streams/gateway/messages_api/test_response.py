@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from streams.gateway import responses
+from streams.gateway import answer_details
 from streams.gateway.messages_api.response import call_block, call_events, content, stop, usage
 from streams.gateway.upstream_message import calls
 from tests.support.upstream_answers import CALLS, returned
@@ -42,7 +42,7 @@ def test_a_refusal_is_a_text_and_the_reason() -> None:
 
 
 def test_cached_tokens_are_not_counted_twice() -> None:
-    assert usage(responses.usage(returned("5"))) == {
+    assert usage(answer_details.usage(returned("5"))) == {
         "input_tokens": 37,
         "cache_read_input_tokens": 20,
         "cache_creation_input_tokens": 0,

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from schemas.answer import Answer
 from schemas.chat import ChatOptions
 from schemas.query import Query
-from streams.gateway.responses import usage
+from streams.gateway.answer_details import usage
 from streams.gateway.responses_api.response import Events, response
 from streams.gateway.upstream_message import turn
 from tests.support.upstream_answers import CALLS, returned

@@ -6,7 +6,8 @@ from starlette.responses import Response
 
 from schemas.answer import Answer
 from schemas.search import SearchStep
-from streams.gateway import responses
+from streams.gateway import answer_details, sse
+from streams.gateway.chat_api import response
 from streams.gateway.endpoint import Call
 from streams.gateway.errors import ApiError
 from streams.gateway.request import ChatRequest, parse
@@ -38,7 +39,7 @@ class _ChatTurn(Turn):
     """Completions, and streams of `chat.completion.chunk`."""
 
     def body(self, answer: Answer) -> dict[str, Any]:
-        return responses.completion(
+        return response.completion(
             answer, self.decision, self.cost_model, self.admitted.created, self.took_s, self.asked.ignored
         )
 
@@ -54,14 +55,14 @@ class _ChatTurn(Turn):
             parts.append(self._chunk({"refusal": refused}))
         if (logprobs := raw_logprobs(answer)) is not None:
             parts.append(self._chunk({}, logprobs=logprobs))
-        parts.append(self._chunk({}, responses.finish_reason(answer), uniscale=self.details(answer)))
+        parts.append(self._chunk({}, answer_details.finish_reason(answer), uniscale=self.details(answer)))
         if self._with_usage:
-            usage = responses.priced_usage(answer, self.decision, self.cost_model)
+            usage = answer_details.priced_usage(answer, self.decision, self.cost_model)
             parts.append(self._chunk({}, choices=[], usage=usage))
-        return [*parts, responses.DONE]
+        return [*parts, sse.DONE]
 
     def failed(self, error: ApiError) -> list[bytes]:
-        return [responses.event({"error": error.fields()})]
+        return [sse.event({"error": error.fields()})]
 
     def beat(self) -> list[bytes]:
         return [self._chunk({})]
@@ -85,11 +86,11 @@ class _ChatTurn(Turn):
     def _chunk(self, delta: dict[str, object], finish: str | None = None, **more: object) -> bytes:
         if self._with_usage:
             more.setdefault("usage", None)
-        return responses.chunk(
+        return response.chunk(
             self.admitted.query_id,
             self.admitted.created,
             self.model,
-            responses.fingerprint(self.decision),
+            answer_details.fingerprint(self.decision),
             delta=delta,
             finish=finish,
             **more,

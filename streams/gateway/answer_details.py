@@ -1,9 +1,8 @@
-"""Responses in OpenAI's format: completions and their chunks, with details of the search."""
+"""What every protocol says of an answer beside its text: usage, cost, decision, search, times, headers."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-import orjson
 from msgspec import structs
 
 from agents.catalogue.cost_model import CostModel, UnpricedAnswer, cost_of, cost_of_cut
@@ -14,13 +13,7 @@ from schemas.objective import ObjectiveInForce
 from schemas.reward import Cost, Reward
 from schemas.spent import Spent
 from streams.gateway.errors import why
-from streams.gateway.upstream_message import message_of, raw_logprobs
 from streams.timeline import Timeline
-
-DONE: Final = b"data: [DONE]\n\n"
-
-BEAT: Final = b":\n\n"
-"""A comment, which readers of server-sent events ignore."""
 
 
 def picked(record: object, *names: str) -> dict[str, Any]:
@@ -30,90 +23,6 @@ def picked(record: object, *names: str) -> dict[str, Any]:
     {'real': 1.0, 'imag': 2.0}
     """
     return {name: getattr(record, name) for name in names}
-
-
-def completion(
-    answer: Answer,
-    decision: Decision | None,
-    cost_model: CostModel,
-    created: int,
-    total_s: float,
-    ignored: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Return a chat completion. The Answer must have a text; see `of_answer`.
-
-    Args:
-        answer: The Answer.
-        decision: Its Decision, if known.
-        cost_model: Cost model of the current catalogue.
-        created: Seconds since the epoch.
-        total_s: Seconds from the request's arrival to now.
-        ignored: Names of the request's unsupported fields.
-    """
-    texts = [one.text for one in answer.answers] or [answer.text or ""]
-    return {
-        "id": answer.query_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model_of(answer),
-        "system_fingerprint": fingerprint(decision),
-        "choices": [
-            {
-                "index": at,
-                "message": {
-                    "role": "assistant",
-                    "refusal": None,
-                    **message_of(answer),
-                    "content": content_of(answer, text),
-                },
-                "logprobs": raw_logprobs(answer),
-                "finish_reason": finish_reason(answer),
-            }
-            for at, text in enumerate(texts)
-        ],
-        "usage": priced_usage(answer, decision, cost_model),
-        "uniscale": {**details(answer, decision, cost_model, total_s), "ignored": list(ignored)},
-    }
-
-
-def content_of(answer: Answer, text: str) -> str | None:
-    """Return the content of a message with a text: null if an upstream returned none, as beside tool calls."""
-    upstream = answer.upstream
-    return None if not text and upstream is not None and upstream.message.get("content") is None else text
-
-
-def chunk(
-    query_id: str,
-    created: int,
-    model: str,
-    fingerprint: str | None,
-    *,
-    delta: dict[str, Any] | None = None,
-    finish: str | None = None,
-    logprobs: Any = None,
-    **more: Any,
-) -> bytes:
-    """Return one `chat.completion.chunk` as a server-sent event. An empty delta is the heartbeat of a stream."""
-    body = {
-        "id": query_id,
-        "object": "chat.completion.chunk",
-        "created": created,
-        "model": model,
-        "system_fingerprint": fingerprint,
-        "choices": [{"index": 0, "delta": delta or {}, "logprobs": logprobs, "finish_reason": finish}],
-        **more,
-    }
-    return event(body)
-
-
-def event(body: dict[str, Any]) -> bytes:
-    """Return a server-sent event without id, name or retry: some clients fail on these."""
-    return b"data: " + orjson.dumps(body) + b"\n\n"
-
-
-def named_event(name: str, body: Any) -> bytes:
-    """Return a server-sent event with a name."""
-    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
 
 
 def priced_usage(answer: Answer, decision: Decision | None, cost_model: CostModel) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureMap, FeatureSettings
 from agents.bandit.linucb import LinUCB, SlidingWindow, Thompson
 from agents.bandit.policy import Policy
-from agents.decider.attempts import Failure
 from agents.decider.decider import Decided
+from agents.decider.failed_attempts import Failure
 from agents.decider.rows import decode_row
 from agents.decider.verify import mismatches
 from schemas.answer import Answer
