@@ -67,9 +67,22 @@ class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # prec_p, bytes a parameter; 0.5 for weights of 4 bits
     weight_bytes: Positive | Annotated[float, Meta(gt=0)] = 2
     kv_bytes: Positive = 2  # prec_kv, bytes a cached number
+    # Of a mixture of experts, the parameters that one token uses: it costs what a dense model of this size costs
+    active_parameters: Positive | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def used_parameters(self) -> int:
+        """Return P as costs count it: the parameters that one token uses."""
+        active = self.active_parameters
+        return self.parameters if isinstance(active, msgspec.UnsetType) else active
 
     def __post_init__(self) -> None:
-        """Reject head counts that are invalid for grouped-query attention."""
+        """Reject more active parameters than there are, and head counts invalid for grouped-query attention."""
+        if self.used_parameters > self.parameters:
+            raise ValueError(
+                f"active_parameters ({self.used_parameters}) is more than parameters ({self.parameters}), "
+                "which counts all of them"
+            )
         if self.query_heads % self.kv_heads:
             raise ValueError(
                 f"query_heads ({self.query_heads}) must be a multiple of kv_heads ({self.kv_heads})"

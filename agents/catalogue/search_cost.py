@@ -120,7 +120,7 @@ def prefill(prompt_tokens: int, model: Architecture) -> PhaseCost:
     """Return the cost of reading the prompt once, shared by all branches (Prop. D.13)."""
     L = prompt_tokens
     return PhaseCost(
-        flops=L * 2 * model.parameters + 4 * _triangle(L) * _query_width(model),
+        flops=L * 2 * model.used_parameters + 4 * _triangle(L) * _query_width(model),
         bytes=_weights(model) + L * _kv_bytes(model),
     )
 
@@ -139,7 +139,7 @@ def decode_step(branches: Sequence[tuple[int, int]], model: Architecture) -> Pha
     contexts = sum(new * start + _triangle(new) for start, new in branches)
     positions = max((new for _, new in branches), default=0)  # N_j
     return PhaseCost(
-        flops=2 * model.parameters * new_tokens + 4 * contexts * _query_width(model),
+        flops=2 * model.used_parameters * new_tokens + 4 * contexts * _query_width(model),
         bytes=positions * _weights(model) + contexts * _kv_bytes(model),
     )
 
@@ -155,7 +155,7 @@ def verify_step(final_tokens: Sequence[int], model: Architecture) -> PhaseCost:
         return PhaseCost()
     read = sum(final_tokens)
     return PhaseCost(
-        flops=2 * model.parameters * read + 4 * sum(map(_triangle, final_tokens)) * _query_width(model),
+        flops=2 * model.used_parameters * read + 4 * sum(map(_triangle, final_tokens)) * _query_width(model),
         bytes=_weights(model) + read * _kv_bytes(model),
     )
 
@@ -190,7 +190,7 @@ def _query_width(model: Architecture) -> int:
 
 
 def _weights(model: Architecture) -> float:
-    return model.parameters * model.weight_bytes  # f_p_mem
+    return model.used_parameters * model.weight_bytes  # f_p_mem
 
 
 def _kv_bytes(model: Architecture) -> float:

@@ -18,7 +18,10 @@ _WIDTH: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Numbers(NamedTuple):
-    """An architecture, in the symbols of Table 11: P, N_layer, N_q, N_kv, d_head, prec_p, prec_kv."""
+    """An architecture, in the symbols of Table 11: P, N_layer, N_q, N_kv, d_head, prec_p, prec_kv.
+
+    P counts the parameters that one token uses: of a mixture of experts, the active ones.
+    """
 
     P: int
     layers: int
@@ -210,7 +213,7 @@ def numbers(entry: Mapping[str, Any]) -> Numbers:
     a = entry["architecture"]
     width = _WIDTH.get((entry.get("engine") or {}).get("dtype", "bfloat16"), 2)
     return Numbers(
-        a["parameters"],
+        a.get("active_parameters", a["parameters"]),
         a["layers"],
         a["query_heads"],
         a["kv_heads"],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,6 +126,18 @@ def test_closed_form_equals_the_sum_over_single_tokens(
     flops, moved = expected["verification"]
     assert got.verifier_eflops == pytest.approx(float(flops + moved * Fraction(INTENSITY)), rel=1e-12)
     assert got.log_cost == pytest.approx(math.log(float(total)), rel=1e-12)
+
+
+def test_a_mixture_of_experts_costs_as_its_active_parameters() -> None:
+    rows = [Row(-1, 5, 0.5), Row(0, 7, 0.5)]
+    dense, mixture = architecture(), architecture(parameters=8000, active_parameters=1000)
+    assert search_cost(9, rows, mixture, mixture) == search_cost(9, rows, dense, dense)
+    assert search_cost(9, rows, mixture, dense) != search_cost(9, rows, architecture(parameters=8000), dense)
+    assert "active_parameters" not in msgspec.to_builtins(dense), (
+        "records and priors of others stay what they are"
+    )
+    with pytest.raises(ValueError, match=r"active_parameters \(2000\) is more than parameters \(1000\)"):
+        architecture(active_parameters=2000)
 
 
 def test_weights_load_once_per_position_and_verified_step() -> None:

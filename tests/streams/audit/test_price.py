@@ -13,7 +13,7 @@ from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Draft
 from schemas.search import Served
-from streams.audit.price import Numbers, PriceList, price
+from streams.audit.price import Numbers, PriceList, numbers, price
 from tests.support.recorded import CATALOGUE
 
 
@@ -112,6 +112,12 @@ def test_both_readings_of_a_shipped_catalogue_price_alike(name: str) -> None:
         (worked,) = second.prices(plain)
         for field, number in worked._asdict().items():
             assert number == pytest.approx(getattr(stated, field), rel=1e-12), (model.name, field)
+
+
+def test_a_mixture_of_experts_is_read_with_its_active_parameters() -> None:
+    shape = {"parameters": 8000, "layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 8}
+    entry = {"architecture": {**shape, "active_parameters": 1000}}
+    assert numbers(entry) == Numbers(1000, 2, 4, 2, 8)
 
 
 def test_replaced_model_keeps_its_former_numbers() -> None:
