@@ -97,7 +97,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             value = getattr(self, field)
             self._require(value is None or value >= least, field, f"must be at least {least}")
         for field, most in self.MOST.items():
-            self._require(getattr(self, field) <= most, field, f"must be at most {most:.0f}")
+            value = getattr(self, field)
+            self._require(value is None or value <= most, field, f"must be at most {most:.0f}")
         for field in self.ABOVE_0:
             self._require(getattr(self, field) > 0, field, "must be above 0 seconds")
 
@@ -209,6 +210,10 @@ class SecuritySettings(Section, frozen=True, rename={"protocol": "security_proto
                 self._require(bool(self.sasl_username), "sasl_username", needs)
 
 
+MIXED_WAIT_S: Final = 3600.0
+"""Default of `feedback_wait_s` where some models have a verifier and others none."""
+
+
 class QuerySettings(Section, frozen=True):
     """Defaults of queries, and how many are in flight."""
 
@@ -226,7 +231,8 @@ class QuerySettings(Section, frozen=True):
     # Most attempts at a query: if its model fails before any text was sent, another model is chosen. 1: one attempt.
     attempts: int = 2
     # How long a reward waits for feedback after the answer, if the query has no reference and sets no wait itself.
-    feedback_wait_s: float = 0.0
+    # Unset: an hour where some models have a verifier and others none, because no score replaces a grade there; else 0.
+    feedback_wait_s: float | None = None
     # Most rewards that may wait for feedback. Beyond it, the oldest reward of the account with the most open ones is
     # closed ungraded. Each partition of the join gets an equal share.
     max_open_rewards: int = 100_000
@@ -243,6 +249,12 @@ class QuerySettings(Section, frozen=True):
         """Refuse invalid values."""
         super().__post_init__()
         self.own_objectives()
+
+    def feedback_waits_s(self, *, mixed: bool) -> float:
+        """Return `feedback_wait_s`, or its default, where some models have a verifier and others none, or elsewhere."""
+        if self.feedback_wait_s is None:
+            return MIXED_WAIT_S if mixed else 0.0
+        return self.feedback_wait_s
 
     def own_objectives(self) -> dict[str, ObjectiveEntry]:
         """Return the deployment's own objectives by name.

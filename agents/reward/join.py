@@ -173,7 +173,8 @@ def _on_decision(
         return Transition(row, counts=("duplicate_decision",))
     query = record.query
     timeout_ms = timeouts.timeout_ms if query.timeout_s is None else int(query.timeout_s * 1000)
-    feedback_ms = timeouts.feedback_ms if query.feedback_wait_s is None else int(query.feedback_wait_s * 1000)
+    usual_ms = timeouts.mixed_feedback_ms if record.verified == "some" else timeouts.feedback_ms
+    feedback_ms = usual_ms if query.feedback_wait_s is None else int(query.feedback_wait_s * 1000)
     decision = DecisionInfo(
         seq=record.seq,
         action=record.action,

@@ -30,6 +30,8 @@ class Timeouts:
 
     timeout_ms: int = 600_000
     feedback_ms: int = 0
+    # Where a verifier scores some models and not others.
+    mixed_feedback_ms: int = 0
     # Rows without a Decision are kept for as long as the topics retain records, so that a redelivery is recognised.
     keep_ms: int = 7 * 24 * 3_600_000
     # Maximum bytes of a row, without its key and the overhead of a batch.

@@ -203,7 +203,8 @@ def _known(
         "rewards_done": facts.rewards_done,
         "failures_done": facts.failures_done,
         "timeout_ms": int(settings.queries.timeout_s * 1000),
-        "wait_ms": int(settings.queries.feedback_wait_s * 1000),
+        "wait_ms": int(settings.queries.feedback_waits_s(mixed=False) * 1000),
+        "mixed_wait_ms": int(settings.queries.feedback_waits_s(mixed=True) * 1000),
     }
     for kind in ("context", "decision", "answer", "reward", "feedback", "failure"):
         oldest = (ms for (topic, _), ms in oldest_ms.items() if topic == names[kind])

@@ -117,7 +117,9 @@ WITH Fact AS (
         CASE WHEN t.query IS NOT NULL THEN q.ts WHEN t.decision IS NOT NULL THEN d.appended_ms ELSE t.since_ms END
             AS asked_ms,
         coalesce(iif(t.decision IS NULL, q.timeout_ms, d.timeout_ms), :timeout_ms) AS timeout_ms,
-        coalesce(iif(t.decision IS NULL, q.wait_ms, d.wait_ms), :wait_ms) AS wait_ms,
+        coalesce(
+            iif(t.decision IS NULL, q.wait_ms, d.wait_ms), iif(d.verified = 'some', :mixed_wait_ms, :wait_ms)
+        ) AS wait_ms,
         iif(t.learner IS NOT NULL, l.learned >= 0,
             c.learn AND (c.failed OR c.score IS NOT NULL AND c.log_cost IS NOT NULL AND NOT c.cost_only)) AS learned,
         coalesce(c.failed, 0) AS failed,

@@ -114,7 +114,8 @@ class AggregatorService(Keyed[JoinRow]):
         self.rows: Rows[JoinRow] = Rows(self.table, decode_row, encode_row)
         self.timeouts = Timeouts(
             timeout_ms=int(settings.queries.timeout_s * 1000),
-            feedback_ms=int(settings.queries.feedback_wait_s * 1000),
+            feedback_ms=int(settings.queries.feedback_waits_s(mixed=False) * 1000),
+            mixed_feedback_ms=int(settings.queries.feedback_waits_s(mixed=True) * 1000),
             row_bytes=settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE),
         )
         self.closed = RecentIds(_CLOSED)

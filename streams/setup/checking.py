@@ -226,7 +226,7 @@ def _grades(control: Control, settings: Settings) -> list[Finding]:
     baseline = baseline_of(settings, control.base, control.space(control.base))
     fix = "send references or feedback: docs/own-models.md, Grades"
     late = []
-    if not settings.queries.feedback_wait_s:
+    if not settings.queries.feedback_waits_s(mixed=control.base.verified == "some"):
         what = "feedback_wait_s is 0: an answer without a reference is closed at once, and feedback on it is too late"
         late.append(
             Finding("feedback", "note", what, "set feedback_wait_s, such as 3600, or send references only")

@@ -173,7 +173,13 @@ def test_verifier_scores_stay_out_of_correctness(start: Deploy, upstream: Upstre
     from agents.decider.rows import Row, decode_row
 
     other = Upstream(says=lambda body: "\\boxed{0}")
-    deployment = start(chat("first", upstream), chat("second", other), recorded=("small", "large"), warm_up=8)
+    deployment = start(
+        chat("first", upstream),
+        chat("second", other),
+        recorded=("small", "large"),
+        warm_up=8,
+        feedback_wait_s=0.0,
+    )
     # Each model has one query with a reference and one without; the others leave the choice to the policy.
     names = ("small", "large", "first", "second")
     limits: list[dict[str, Any]] = [{"models": [names[at // 2]]} if at < 8 else {} for at in range(24)]

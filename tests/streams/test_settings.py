@@ -174,6 +174,12 @@ def test_an_empty_variable_leaves_a_setting_to_its_default() -> None:
     assert Settings.from_env({"UNISCALE_WARM_UP": ""}).policy.warm_up is None
 
 
+def test_a_mixed_fleet_waits_an_hour_for_feedback_unless_told() -> None:
+    unset, own = Settings().queries, Settings.from_env({"UNISCALE_FEEDBACK_WAIT_S": "0"}).queries
+    assert (unset.feedback_waits_s(mixed=True), unset.feedback_waits_s(mixed=False)) == (3600.0, 0.0)
+    assert (own.feedback_waits_s(mixed=True), own.feedback_waits_s(mixed=False)) == (0.0, 0.0)
+
+
 NAMES = [
     "bootstrap", "catalogue", "commit_interval_s", "concurrency", "cut_completes",
     "device", "early_exit", "encoder", "encoder_dimension",

@@ -18,7 +18,7 @@ from agents.reward.outcome import gradable, value
 from agents.reward.transition import Arrival, Orphan, Timeouts, Transition
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.decision import Decision
+from schemas.decision import Decision, Verified
 from schemas.errors import UnreadableRecord
 from schemas.failure import EarlierAttempt
 from schemas.forest import Draft
@@ -233,6 +233,23 @@ def test_a_row_knows_whose_reward_waits() -> None:
 def test_a_query_that_waits_for_no_feedback_closes_at_once() -> None:
     join = Join().answered(feedback_wait_s=0)
     assert join.kinds() == ["default"]
+
+
+@pytest.mark.parametrize(("verified", "own", "wait_ms"), [
+    ("some", None, 9_000), ("all", None, 0), ("none", None, 0), ("some", 4.0, 4_000), ("some", 0.0, 0),
+])  # fmt: skip
+def test_mixed_fleets_wait_for_feedback_by_default(
+    verified: Verified, own: float | None, wait_ms: int
+) -> None:
+    join = Join(timeouts=Timeouts(feedback_ms=0, mixed_feedback_ms=9_000))
+    made = decision() if own is None else decision(feedback_wait_s=own)
+    join.take(replace(made, verified=verified), 1_900)
+    join.take(answer(), 3_000)
+    if not wait_ms:
+        assert join.kinds() == ["default"]
+        return
+    assert join.row is not None
+    assert dues(join.row) == (("feedback", 3_000 + wait_ms),)
 
 
 def test_the_query_s_own_waits_count_from_append_times() -> None:
