@@ -22,7 +22,7 @@ ARGS ?=
 # to start are spent on compiling what it imports, and a deployment is eight processes.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help env demo test-fast test test-kafka test-long lint size sbom test-page test-node bench-learner bench-stream bench-gateway bench-latency clean
+.PHONY: help env demo test-fast test test-kafka test-long lint size sbom test-page test-node docs bench-learner bench-stream bench-gateway bench-latency clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,6 +76,17 @@ test-page: $(STAMP) ## Drive the page in Chromium; installs requirements/page.tx
 test-node: $(STAMP) ## Ask the gateway with OpenAI's client for Node; installs it first
 	@cd tests/streams/gateway/node && npm ci --no-audit --no-fund --loglevel=error
 	$(BIN)/python -m pytest tests/streams/gateway/test_node.py $(ARGS)
+
+docs: out/docs/env/.installed ## Build the documentation as a site, links and anchors checked; writes out/docs/site/
+	@rm -rf out/docs/pages && mkdir out/docs/pages
+	@git ls-files --cached --others --exclude-standard '*.md' docs | xargs cp --parents -t out/docs/pages
+	@NO_MKDOCS_2_WARNING=1 out/docs/env/bin/mkdocs build && echo out/docs/site/index.html
+
+# An environment of its own, so that .venv stays as small as it is.
+out/docs/env/.installed: requirements/docs.txt
+	@mkdir -p out/docs && rm -rf out/docs/env && $(PYTHON) -m venv out/docs/env
+	@out/docs/env/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --require-hashes --only-binary=:all: -r $<
+	@touch $@
 
 bench-learner: $(VENV)/.peers ## Measure the learner; writes out/bench/learner.json
 	@$(BIN)/python -m bench learner $(ARGS)
