@@ -81,7 +81,9 @@ def test_every_file_named_exists(document: Path) -> None:
 
 def test_the_site_has_every_page_once() -> None:
     """`make docs` says as much, but needs MkDocs."""
-    listed = re.findall(r"[\w./-]+\.md$", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2], re.MULTILINE)
+    listed = re.findall(
+        r"[\w./-]+\.md$", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2], re.MULTILINE
+    )
     assert len(listed) == len(set(listed))
     assert [name for name in listed if not (ROOT / name).exists()] == []
     assert {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")} - set(listed) == set()

@@ -134,7 +134,15 @@ def test_ci_script_runs_the_new_users_commands_then_kafka(
 ) -> None:
     done = ci(tmp_path, ending(test=test, test_kafka=test_kafka), kafka="/opt/kafka")
     called = [line.split() for line in done.stdout.splitlines() if line.startswith("make ")]
-    assert [words[1] for words in called] == ["env", "demo", "test-fast", "test", "test-kafka", "docs", "size"]
+    assert [words[1] for words in called] == [
+        "env",
+        "demo",
+        "test-fast",
+        "test",
+        "test-kafka",
+        "docs",
+        "size",
+    ]
     here, *new, again, _, last_of_all = (Path(words[3].rstrip(",")) for words in called)
     assert here == again == last_of_all == ROOT
     assert len(set(new)) == 1
@@ -143,7 +151,9 @@ def test_ci_script_runs_the_new_users_commands_then_kafka(
     assert [words[5] for words in called[1:4]] == ["KAFKA_HOME="] * 3
     assert {words[5] for words in called[4:]} == {"KAFKA_HOME=/opt/kafka"}
     assert done.stdout.splitlines()[-3:] == [test, test_kafka, last]
-    minutes = "env 0:.., clone 0:.., demo .*, test-fast .*, test .*, test-kafka .*, docs .*, size .*; in all 0"
+    minutes = (
+        "env 0:.., clone 0:.., demo .*, test-fast .*, test .*, test-kafka .*, docs .*, size .*; in all 0"
+    )
     assert re.search(f"^minutes: {minutes}$", done.stdout, re.M)
     assert done.returncode == status
 
