@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -21,6 +22,7 @@ POD = """
 mount --bind "$1" "$1" && mount -o remount,bind,ro / && shift &&
 exec setpriv --no-new-privs --bounding-set=-all --inh-caps=-all --ambient-caps=-all "$@"
 """
+SCOPES = [word for scope in ("ask", "feedback", "read", "teach") for word in ("--scope", scope)]
 pytestmark = [pytest.mark.broker, pytest.mark.thorough, pytest.mark.torch]
 
 
@@ -63,8 +65,15 @@ class Pod:
             return False
 
 
+class Pods(NamedTuple):
+    """Running pods by the names of their Deployments, and the first API key."""
+
+    by_name: dict[str, Pod]
+    key: str
+
+
 @pytest.fixture(scope="module")
-def pods(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pod]]:
+def pods(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
     """All pods of the overlay `mini`, ready."""
     allowed = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
     if allowed.returncode != 0:
@@ -83,6 +92,11 @@ def pods(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("pods")
     job = Pod(of_kind(resources, "Job")["topics"], resources, make(folder / "topics"), "127.0.0.9", **changes)
     assert job.process.wait(120) == 0, job.log.read_text()
+    command = [sys.executable, "-m", "streams", "keys", "add", "first", "--tenant", "default", *SCOPES]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **changes}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
     running: dict[str, Pod] = {}
     try:
         for name, deployment in deployments.items():
@@ -93,7 +107,7 @@ def pods(broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 assert pod.process.poll() is None, f"{name}: {pod.log.read_text()[-3000:]}"
                 assert time.monotonic() - began < pod.startup_s, f"{name}: {pod.log.read_text()[-3000:]}"
                 time.sleep(0.5)
-        yield running
+        yield Pods(running, done.stdout.strip())
     finally:
         for pod in running.values():
             pod.process.kill()
@@ -105,30 +119,30 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def test_every_probe_passes(pods: dict[str, Pod]) -> None:
-    assert len(pods) == 7
-    for name, pod in pods.items():
+def test_every_probe_passes(pods: Pods) -> None:
+    assert len(pods.by_name) == 7
+    for name, pod in pods.by_name.items():
         assert pod.passes("livenessProbe"), name
         assert pod.passes("readinessProbe"), name
 
 
-def test_nothing_is_written_outside_volumes(pods: dict[str, Pod]) -> None:
+def test_nothing_is_written_outside_volumes(pods: Pods) -> None:
     """The mount is read-only for a process of ours, and none has complained."""
-    pid = pods["decider"].process.pid
+    pid = pods.by_name["decider"].process.pid
     [root] = [
         line for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines() if line.split()[4] == "/"
     ]
     assert root.split()[5].split(",")[0] == "ro"
     status = Path(f"/proc/{pid}/status").read_text()
     assert "CapEff:\t0000000000000000" in status
-    for name, pod in pods.items():
+    for name, pod in pods.by_name.items():
         assert "Read-only file system" not in pod.log.read_text(), name
 
 
-def test_a_question_is_answered_and_previewed(pods: dict[str, Pod]) -> None:
+def test_a_question_is_answered_and_previewed(pods: Pods) -> None:
     url = f"http://{pods['gateway'].ip}:8080/v1"
     asked = {"model": "auto", "messages": [{"role": "user", "content": "How much is 9 times 7?"}]}
-    headers = {"host": "gateway"}
+    headers = {"host": "gateway", "authorization": f"Bearer {pods.key}"}
     decided = httpx.post(f"{url}/decide", json=asked, headers=headers, timeout=60)
     assert decided.status_code == 200, decided.text
     answered = httpx.post(f"{url}/chat/completions", json=asked, headers=headers, timeout=120)
@@ -136,8 +150,8 @@ def test_a_question_is_answered_and_previewed(pods: dict[str, Pod]) -> None:
     assert answered.json()["choices"][0]["message"]["content"]
 
 
-def test_sigterm_ends_every_pod_in_its_grace_period(pods: dict[str, Pod]) -> None:
-    for pod in pods.values():
+def test_sigterm_ends_every_pod_in_its_grace_period(pods: Pods) -> None:
+    for pod in pods.by_name.values():
         pod.process.send_signal(signal.SIGTERM)
-    for name, pod in pods.items():
+    for name, pod in pods.by_name.items():
         assert pod.process.wait(30) == 0, f"{name}: {pod.log.read_text()[-2000:]}"
