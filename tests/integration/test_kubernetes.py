@@ -140,7 +140,7 @@ def test_nothing_is_written_outside_volumes(pods: Pods) -> None:
 
 
 def test_a_question_is_answered_and_previewed(pods: Pods) -> None:
-    url = f"http://{pods['gateway'].ip}:8080/v1"
+    url = f"http://{pods.by_name['gateway'].ip}:8080/v1"
     asked = {"model": "auto", "messages": [{"role": "user", "content": "How much is 9 times 7?"}]}
     headers = {"host": "gateway", "authorization": f"Bearer {pods.key}"}
     decided = httpx.post(f"{url}/decide", json=asked, headers=headers, timeout=60)
