@@ -35,6 +35,7 @@ for command in (
     commands.frontier,
     commands.picture,
     commands.usual,
+    commands.category_variances,
     commands.compare,
     commands.changes,
     commands.prior,

@@ -17,6 +17,7 @@ from agents.catalogue.file import load_catalogue
 from agents.minilm import MiniLM
 from experiments import early_exit, off_policy, page
 from experiments.behaviour import POLICIES, behaviour
+from experiments.category_variances import chosen, tried
 from experiments.changes import changes as follow_changes
 from experiments.contenders import combined, estimated
 from experiments.foreign import load_foreign, rows_of
@@ -391,6 +392,47 @@ def usual(source: Path, mapping: Path | None, catalogue: Path, cache: Path, out:
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(orjson.dumps(found) + b"\n")
+
+
+@click.command("category-variances")
+@with_outcomes(TRAFFIC)
+@with_mapping
+@with_catalogue
+@with_cache
+@click.option("--orders", type=click.IntRange(1, len(MORE_SEEDS)), default=5, show_default=True)
+@click.option("--prices", type=click.IntRange(2, 18), default=6, show_default=True)
+@with_batch
+@click.option(
+    "--out", type=PATH, required=True, help="File of a line per run; what is in it is not run again."
+)
+def category_variances(
+    source: Path,
+    mapping: Path | None,
+    catalogue: Path,
+    cache: Path,
+    orders: int,
+    prices: int,
+    batch: int,
+    out: Path,
+) -> None:
+    """Try factors for the usual variances of categories on both halves of a table's history; print the best so far.
+
+    The choice is over all tables in OUT, by the rule in CRITERIA.md.
+    """
+    table, world = joint_world(source, mapping, catalogue, cache)
+    rows = list(lines_of(out)) if out.exists() else []
+    terms, scope = Terms(prices=prices, batch=batch, ceilings=False), Scope(more_seeds=MORE_SEEDS[:orders])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with threadpool_limits(1), out.open("ab") as file:
+        for row in tried(world, table, scope, terms, rows):
+            rows.append(row)
+            file.write(orjson.dumps(row) + b"\n")
+            file.flush()
+            click.echo(orjson.dumps(row).decode(), err=True)
+    factor, means = chosen(rows)
+    for each, of in means.items():
+        click.echo(f"{each:g} times the usual variances: " + ", ".join(f"{n} {r:.4f}" for n, r in of.items()))
+    click.echo(f"chosen: {factor:g}")
 
 
 @click.command()
