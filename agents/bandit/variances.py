@@ -54,11 +54,12 @@ USUAL: Final[Mapping[str, tuple[float, float]]] = {
     "shape × counts": (0.0001, 0.005),
     "shape × directions": (0.00001, 0.0001),
     "shape × kernel": (0.00001, 0.0001),
-    "one × category": (0.01, 0.05),
-    "coordinate × category": (0.001, 0.01),
-    "model × category": (0.02, 0.02),
+    "one × category": (0.01 / 16, 0.05 / 16),
+    "coordinate × category": (0.001 / 16, 0.01 / 16),
+    "model × category": (0.02 / 16, 0.02 / 16),
 }
-"""Default variances of accuracy, and of cost in units of the anchors: the generic prior."""
+"""Default variances of accuracy, and of cost in units of the anchors: the generic prior. For categories, a factor
+was chosen on halves of history (`experiments/CRITERIA.md`)."""
 
 
 MEANS: Final[Mapping[str, tuple[float, float]]] = {"size": (0.12, 0.0)}
