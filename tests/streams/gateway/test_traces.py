@@ -70,12 +70,12 @@ def test_a_query_is_one_trace_across_all_services(traced: GatewayDeployment, col
 
 
 class Failing(RecordedEngine):
-    """Fails a client's search at its second step."""
+    """Fails a client's search at its first or second step."""
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
     ) -> list[Drafted]:
-        if self.model == "large" and step_id.endswith("/2"):
+        if self.model == "large" and step_id.endswith(("/1", "/2")):
             raise EngineFaultError(f"{self.model}: HTTP 500")
         return await super().generate(step_id, prefixes, n, seeds, sampling)
 
