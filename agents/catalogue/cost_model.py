@@ -97,7 +97,8 @@ def cost_of(answer: Answer, cost_model: CostModel, generator: Architecture | Non
         return None
     if answer.limits is not None and (prices := answer.limits.prices) is not None:
         billed = answer.billed or Billed(input=answer.prompt_tokens, output=answer.generated_tokens)
-        return Cost(cost=prices.usd(billed), unit="usd", billed=billed, prices=prices)
+        usd = prices.usd(billed)  # 0 in a foreign Answer alone: there is no prompt without a token
+        return Cost(cost=usd, unit="usd", billed=billed, prices=prices) if usd else None
     if not answer.trace:
         return None
     model = generator or cost_model.generators.get(answer.action.model)

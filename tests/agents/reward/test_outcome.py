@@ -18,6 +18,7 @@ from schemas.action import Action
 from schemas.answer import Answer, CutStep
 from schemas.forest import Draft, Forest, Limits
 from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.prices import Billed, Prices
 from schemas.search import Served
 
 GENERATOR = Architecture(parameters=1000, layers=2, query_heads=4, kv_heads=2, head_dim=8)
@@ -128,6 +129,11 @@ def test_what_was_never_run_has_no_price() -> None:
     assert cost_of(silent, COST_MODEL) is None
     scored = value(None, silent, cost_model=COST_MODEL, ask=unasked)
     assert (scored.score, scored.price, scored.correct, scored.missing) == (None, None, None, "")
+
+
+def test_an_answer_that_billed_no_token_has_no_price() -> None:
+    limits = Limits(depth_limit=4, step_tokens=9, prices=Prices(input=1.0, output=2.0))
+    assert cost_of(answer(limits=limits, billed=Billed()), COST_MODEL) is None
 
 
 def test_an_unknown_model_is_named() -> None:
