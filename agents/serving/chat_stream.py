@@ -1,19 +1,19 @@
-"""A chat completion as it is streamed: chunks in, the text as it arrives and finally the reply as a whole out."""
+"""A chat completion as it is streamed; see `EventStream`."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from agents.serving.errors import EngineFaultError, EngineReplyError, StreamBrokenError
-from agents.serving.http import SHOWN_CHARACTERS
+from agents.serving.event_stream import Chunk, EventStream
 
 _IN_PIECES = ("content", "refusal", "reasoning", "reasoning_content")
 """Fields of a message whose pieces follow one another; of the others, the last counts."""
 
 
-class ChunkChoice(Struct):
+class ChatDelta(Struct):
     """What a chunk adds to a choice."""
 
     delta: dict[str, Any] | None = None
@@ -21,62 +21,30 @@ class ChunkChoice(Struct):
     logprobs: dict[str, list[Any] | None] | None = None
 
 
-class Chunk(Struct):
+class ChatChunk(Chunk):
     """The fields of a chunk that are read; servers send many more."""
 
-    choices: list[ChunkChoice] = []
+    choices: tuple[ChatDelta, ...] = ()
     usage: dict[str, Any] | None = None
-    error: Any = None
 
 
-class ChatStream:
-    """The chunks of one choice, put together into the reply that the server would have sent without `stream`.
+class ChatStream(EventStream):
+    """The chunks of one choice, calls of tools and log probabilities among them."""
 
-    Args:
-        path: Named in errors.
-        on_text: Called with each piece of the text as it arrives.
-
-    Attributes:
-        began: Whether any text has arrived: then the request is not sent again, because its text may differ.
-    """
+    chunk = ChatChunk
 
     def __init__(self, path: str, on_text: Callable[[str], None]) -> None:
-        self.began = False
-        self._path, self._on_text = path, on_text
-        self._rest = b""
+        super().__init__(path, on_text)
         self._pieces: dict[str, list[str]] = {}
         self._message: dict[str, Any] = {"role": "assistant"}
         self._calls: list[dict[str, Any]] = []
         self._logprobs: dict[str, list[Any]] = {}
         self._finish: str | None = None
         self._usage: Any = None
-        self._error: Any = None
 
-    def take(self, part: bytes) -> None:
-        """Read the next bytes of a reply of server-sent events.
-
-        Raises:
-            EngineReplyError: an event is no chunk of a chat completion.
-        """
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                self._event(data)
-
-    def whole(self) -> dict[str, Any]:
-        """Return the reply.
-
-        Raises:
-            StreamBrokenError: it ended before its answer did.
-            EngineFaultError: the server reported an error after it had begun.
-        """
-        if self._error is not None:
-            said = str(self._error)[:SHOWN_CHARACTERS]
-            raise EngineFaultError(f"{self._path}: the server ended its stream with an error: {said}")
+    def _reply(self) -> dict[str, Any] | None:
         if self._finish is None:
-            raise StreamBrokenError(
-                f"{self._path}: the stream ended before its answer did; is the server up?"
-            )
+            return None
         joined = {name: "".join(pieces) for name, pieces in self._pieces.items()}
         message = {"content": None, **self._message, **joined}
         if self._calls:
@@ -84,19 +52,12 @@ class ChatStream:
         choice = {"message": message, "finish_reason": self._finish, "logprobs": self._logprobs or None}
         return {"choices": [choice], "usage": self._usage}
 
-    def _event(self, data: bytes) -> None:
-        try:
-            chunk = msgspec.json.decode(data, type=Chunk)
-            text = "".join([self._add(choice) for choice in chunk.choices[:1]])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError, TypeError) as error:
-            raise EngineReplyError(f"{self._path}: an event of the stream is no chunk: {error}") from error
+    def _add(self, chunk: ChatChunk) -> str:
+        text = "".join([self._delta(choice) for choice in chunk.choices[:1]])
         self._usage = chunk.usage or self._usage
-        self._error = chunk.error or self._error
-        if text:
-            self.began = True
-            self._on_text(text)
+        return text
 
-    def _add(self, choice: ChunkChoice) -> str:
+    def _delta(self, choice: ChatDelta) -> str:
         """Add a choice's part of a chunk, and return the text in it."""
         self._finish = choice.finish_reason or self._finish
         for name, values in (choice.logprobs or {}).items():

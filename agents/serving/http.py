@@ -5,12 +5,13 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import httpx
 import msgspec
 
 from agents.catalogue.models import Sampling
+from agents.serving.completion_stream import CompletionStream
 from agents.serving.engine import (
     Continuation,
     Continuer,
@@ -33,6 +34,7 @@ from agents.serving.errors import (
     ServingError,
     StreamBrokenError,
 )
+from agents.serving.event_stream import EventStream
 from agents.serving.prompts import ChatPrompts
 from agents.serving.retries import Retries, asks_for_long, retrying
 from schemas.errors import UniscaleError
@@ -236,23 +238,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return f"ServerSettings(url={self.url!r})"
 
 
-class StreamedReply(Protocol):
-    """A reply that is read while it arrives, as server-sent events.
-
-    Attributes:
-        began: Whether something of it was passed on: then the request is not sent again.
-    """
-
-    began: bool
-
-    def take(self, part: bytes) -> None:
-        """Read the next bytes. Raises EngineReplyError."""
-
-    def whole(self) -> dict[str, Any]:
-        """Return the reply as JSON. Raises EngineFaultError if it is not complete."""
-        ...
-
-
 class JsonServer:
     """A server that takes and returns JSON.
 
@@ -304,7 +289,7 @@ class JsonServer:
         path: str,
         body: dict[str, Any],
         read: Callable[[dict[str, Any]], T],
-        streamed: Callable[[], StreamedReply] | None = None,
+        streamed: Callable[[], EventStream] | None = None,
     ) -> T:
         """Send a request and return the server's JSON reply as parsed by `read`.
 
@@ -409,7 +394,7 @@ class JsonServer:
         path: str,
         content: bytes,
         read: Callable[[dict[str, Any]], T],
-        streamed: StreamedReply | None,
+        streamed: EventStream | None,
     ) -> T:
         where = self._where(path)
         async with self._places:
@@ -449,7 +434,7 @@ class JsonServer:
         method: str,
         path: str,
         content: bytes | None,
-        streamed: StreamedReply | None = None,
+        streamed: EventStream | None = None,
     ) -> dict[str, Any]:
         try:
             status, headers, data = await self._whole(where, method, path, content, streamed)
@@ -491,7 +476,7 @@ class JsonServer:
         method: str,
         path: str,
         content: bytes | None,
-        streamed: StreamedReply | None,
+        streamed: EventStream | None,
     ) -> tuple[int, httpx.Headers, bytes]:
         """Return status, headers and content of a reply; one that is streamed is read as it arrives."""
         headers = {"Content-Type": "application/json"}
@@ -636,7 +621,19 @@ class HttpEngine:
         """Close the connections."""
         await self._server.close()
 
-    async def _draft(self, plan: Continuation, seed: int, sampling: Sampling) -> Drafted:
+    async def stream(
+        self, step_id: str, prefix: Prefix, seed: int, sampling: Sampling, on_text: Callable[[str], None]
+    ) -> Drafted:
+        """Return one draft; see `StreamingEngine.stream`."""
+        return await self._draft(self._continuer.plan(prefix, sampling), seed, sampling, on_text)
+
+    async def _draft(
+        self,
+        plan: Continuation,
+        seed: int,
+        sampling: Sampling,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Drafted:
         if not plan.max_tokens:
             return self._continuer.full(plan)
         body: dict[str, Any] = {
@@ -653,8 +650,13 @@ class HttpEngine:
             "skip_special_tokens": True,
             "return_token_ids": True,
         }
+        if on_text is not None:
+            body["stream"] = True
         choice = await self._server.post(
-            "/v1/completions", body, lambda reply: _choice(reply, self.model, plan.max_tokens)
+            "/v1/completions",
+            body,
+            lambda reply: _choice(reply, self.model, plan.max_tokens),
+            None if on_text is None else lambda: CompletionStream(f"/v1/completions: {self.model}", on_text),
         )
         finish = finish_of(choice.finish_reason, choice.stop_reason, sampling.delimiter)
         return self._continuer.draft(plan, text=choice.text, finish=finish, token_ids=choice.token_ids or ())

@@ -176,8 +176,9 @@ async def _capabilities(about: str, model: Model, engine: Engine, options: Hosti
             fix = f"remove {capability} from capabilities, or have the server support it"
             found.append(Finding(about, "fails", f"declares {capability}: {why}", fix))
     if (
-        isinstance(engine, StreamingEngine)
+        model.endpoint.kind == "chat"
         and model.endpoint.stream
+        and isinstance(engine, StreamingEngine)
         and (why := await streamed(engine, model.sampling, options.probes))
     ):
         found.append(Finding(about, "fails", f"does not stream: {why}", "set endpoint.stream to false"))

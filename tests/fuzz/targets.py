@@ -11,6 +11,7 @@ import msgspec
 
 from agents.reward.join_row import JoinRow, encode_row
 from schemas.answer import Answer
+from schemas.chunk import AnswerChunk
 from schemas.control import Cancel, ControlRecord, Heartbeat
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -40,6 +41,7 @@ TOPICS: dict[str, tuple[type[Any], ...]] = {
     "action-decision.mini": (Decision,),
     "search-step": (SearchStep,),
     "verification.mini": (Verification,),
+    "answer-chunk": (AnswerChunk,),
     "answer": (Answer,),
     "feedback": (Feedback,),
     "due": (Due,),

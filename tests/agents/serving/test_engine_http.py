@@ -1,6 +1,7 @@
 """The HTTP engine against a real server in a thread that speaks the protocol, and misbehaves when told to."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from agents.catalogue.models import Sampling
-from agents.serving.engine import Prefix
+from agents.serving.engine import Drafted, Prefix, StreamingEngine
 from agents.serving.errors import (
     DeadlinePassedError,
     EndpointRefusedError,
@@ -22,6 +23,7 @@ from agents.serving.errors import (
     PromptTooLongError,
     RequestRefusedError,
     ServingError,
+    StreamBrokenError,
 )
 from agents.serving.http import (
     FAILURES,
@@ -82,6 +84,8 @@ class CompletionServer:
                 status, content, headers = 200, outer.completion(body), {}
                 if isinstance(spoil, tuple):
                     status, content, headers = spoil
+                elif body.get("stream"):
+                    content, headers = outer.events(content), {"Content-Type": "text/event-stream"}
                 self.reply(content, status, headers)
 
         self.stalled = threading.Event()
@@ -103,6 +107,20 @@ class CompletionServer:
             )
         told = {"token_ids": list(self.prompts.encode(text))} if body.get("return_token_ids") else {}
         return {"id": "x", "choices": [{"index": 0, "text": text, **reasons, **told}], "usage": {}}
+
+    def events(self, completion: dict[str, Any]) -> bytes:
+        """Return a completion as vLLM streams it: a piece of its text and of its tokens at a time."""
+        [choice] = completion["choices"]
+        text, ids = choice["text"], choice.get("token_ids")
+        deltas: list[dict[str, Any]] = [{"text": text[at : at + 3]} for at in range(0, len(text), 3)]
+        for at, delta in enumerate(deltas):
+            of_last = at == len(deltas) - 1
+            delta |= {"token_ids": ids[at:] if of_last else ids[at : at + 1]} if ids is not None else {}
+            delta |= {
+                name: choice.get(name) if of_last else None for name in ("finish_reason", "stop_reason")
+            }
+        lines = [json.dumps({"choices": [delta]}) for delta in deltas]
+        return "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]).encode()
 
     def close(self) -> None:
         self.stalled.set()
@@ -161,6 +179,40 @@ def test_prompt_is_sent_as_tokens_of_the_models_template(server, prompts) -> Non
     assert (request["model"], request["seed"], request["max_tokens"], request["top_k"]) == ("m", 3, 32, 20)
     assert (request["stop"], request["include_stop_str_in_output"]) == (["\n\n"], True)
     assert server.headers[0]["Authorization"] == "Bearer secret-key"
+
+
+def stream(server: CompletionServer, prompts: ChatPrompts, seed: int, pieces: list[str]) -> Drafted:
+    """Ask for one draft, as the executor does for a client that streams."""
+
+    async def run() -> Drafted:
+        connection = JsonServer(ServerSettings(url=server.url))
+        engine = HttpEngine(connection, "micro-a", prompts, context_tokens=256)
+        assert isinstance(engine, StreamingEngine)
+        try:
+            return await engine.stream("q/1", ROOT, seed, SAMPLING, pieces.append)
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5], ids=["separator", "eos", "length"])
+def test_a_streamed_draft_is_the_one_without_a_stream(server, prompts, seed: int) -> None:
+    [whole], _, _ = ask(server, prompts, seeds=(seed,))
+    pieces: list[str] = []
+    assert stream(server, prompts, seed, pieces) == whole
+    assert len(pieces) > 2
+    assert "".join(pieces) == whole.text
+    assert [request.get("stream", False) for request in server.requests] == [False, True]
+
+
+def test_a_stream_of_tokens_that_breaks_off_is_not_repeated(server, prompts) -> None:
+    events = server.events(server.completion({"seed": 3, "stop": ["\n\n"], "return_token_ids": True}))
+    server.spoilt = [(200, events.split(b"\n\n")[0] + b"\n\n", {"Content-Type": "text/event-stream"})]
+    pieces: list[str] = []
+    with pytest.raises(StreamBrokenError):
+        stream(server, prompts, 3, pieces)
+    assert (len(server.requests), len(pieces)) == (1, 1)
 
 
 def test_many_drafts_are_in_flight_at_once(server, prompts) -> None:

@@ -1,0 +1,53 @@
+"""A completion of vLLM's `/v1/completions` as it is streamed; see `EventStream`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from agents.serving.event_stream import Chunk, EventStream
+
+
+class CompletionDelta(Struct):
+    """What a chunk adds to a choice."""
+
+    text: str = ""
+    token_ids: list[Any] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class CompletionChunk(Chunk):
+    """The fields of a chunk that are read; servers send many more."""
+
+    choices: tuple[CompletionDelta, ...] = ()
+
+
+class CompletionStream(EventStream):
+    """The chunks of one choice. A server that is not vLLM gives no token ids, nor has the reply then any."""
+
+    chunk = CompletionChunk
+
+    def __init__(self, path: str, on_text: Callable[[str], None]) -> None:
+        super().__init__(path, on_text)
+        self._texts: list[str] = []
+        self._token_ids: list[Any] | None = None
+        self._end: CompletionDelta | None = None
+
+    def _add(self, chunk: CompletionChunk) -> str:
+        for choice in chunk.choices[:1]:
+            self._texts.append(choice.text)
+            if choice.token_ids is not None:
+                self._token_ids = [*(self._token_ids or ()), *choice.token_ids]
+            if choice.finish_reason is not None:
+                self._end = choice
+            return choice.text
+        return ""
+
+    def _reply(self) -> dict[str, Any] | None:
+        if self._end is None:
+            return None
+        ended = {"finish_reason": self._end.finish_reason, "stop_reason": self._end.stop_reason}
+        return {"choices": [{"text": "".join(self._texts), "token_ids": self._token_ids, **ended}]}

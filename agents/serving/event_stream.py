@@ -1,0 +1,87 @@
+"""A completion that a server streams: server-sent events in, the text as it arrives and finally the whole reply out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import Struct
+
+from agents.serving.errors import EngineFaultError, EngineReplyError, StreamBrokenError
+
+_SHOWN = 300
+"""Characters of a server's error message, quoted in ours."""
+
+
+class Chunk(Struct):
+    """What is read of any chunk."""
+
+    error: Any = None
+
+
+class EventStream(ABC):
+    """The chunks of one completion, put together into the reply that the server would have sent without `stream`.
+
+    Args:
+        path: Named in errors.
+        on_text: Called with each piece of the text as it arrives.
+
+    Attributes:
+        began: Whether any text has arrived: then the request is not sent again, because its text may differ.
+    """
+
+    chunk: ClassVar[type[Chunk]]
+
+    def __init__(self, path: str, on_text: Callable[[str], None]) -> None:
+        self.began = False
+        self._path, self._on_text = path, on_text
+        self._rest = b""
+        self._error: Any = None
+
+    def take(self, part: bytes) -> None:
+        """Read the next bytes of a reply of server-sent events.
+
+        Raises:
+            EngineReplyError: an event is no chunk of a completion.
+        """
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                self._event(data)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the reply.
+
+        Raises:
+            StreamBrokenError: it ended before its completion did.
+            EngineFaultError: the server reported an error after it had begun.
+        """
+        if self._error is not None:
+            said = str(self._error)[:_SHOWN]
+            raise EngineFaultError(f"{self._path}: the server ended its stream with an error: {said}")
+        if (reply := self._reply()) is None:
+            raise StreamBrokenError(
+                f"{self._path}: the stream ended before its answer did; is the server up?"
+            )
+        return reply
+
+    def _event(self, data: bytes) -> None:
+        try:
+            chunk = msgspec.json.decode(data, type=self.chunk)
+            text = self._add(chunk)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError, TypeError) as error:
+            raise EngineReplyError(f"{self._path}: an event of the stream is no chunk: {error}") from error
+        self._error = chunk.error or self._error
+        if text:
+            self.began = True
+            self._on_text(text)
+
+    @abstractmethod
+    def _add(self, chunk: Any) -> str:
+        """Add a chunk, and return the text in it."""
+
+    @abstractmethod
+    def _reply(self) -> dict[str, Any] | None:
+        """Return the whole reply; None if no chunk said that it ended."""
