@@ -20,7 +20,7 @@ MAX_SEED = 2**63 - 1
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 
-Reason = Literal["policy", "warm-up", "floor", "pinned", "control", "baseline"]
+Reason = Literal["policy", "warm-up", "floor", "pinned", "control", "baseline", "session"]
 
 Cohort = Literal["policy", "control"]
 """Whether the policy chose, or the query belongs to the control group, which always takes one action."""
@@ -90,8 +90,10 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         required: What the query needs of a configuration (`Query.required`).
         unable_models: Models left out because they do not have what is required.
         reason: What chose the action: the policy, the warm-up, the exploration floor, the client's pin, the
-            control group, or the baseline, while nobody has said of any answer whether it is right.
+            control group, the baseline, while nobody has said of any answer whether it is right, or the last turn of
+            its session, whose configuration it keeps.
         cohort: `control` for a query of the control group. (`group` is the executor group.)
+        session: The session it is a turn of, a digest scoped by account; empty if of none.
         randomised: Whether its cohort was drawn at random. Pinned and warm-up queries, for example, are not, and do not
             belong in a comparison of the cohorts.
         propensity: Probability of this action given state and context, over policy and control group; None when
@@ -132,6 +134,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     unable_models: tuple[str, ...] = ()
     reason: Reason = "policy"
     cohort: Cohort = "policy"
+    session: str = ""
     randomised: bool = False
     propensity: Probability | None = None
     propensity_draws: Count = 0

@@ -197,6 +197,8 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         feedback_wait_s: Seconds after the Answer to wait for feedback; None means the default.
         n: How many completed paths are wanted as answers; configurations with QP·CP below it are not chosen.
         stream: Whether a client reads the answer while it is generated (`schemas.chunk`).
+        session: The conversation it is a turn of, by any name of 1 to 200 characters that its account gives it. Later
+            turns keep the configuration of the last (`UNISCALE_SESSION_S`). None: of none.
         options: What a chat endpoint is asked for besides a text, and the client's sampling; None: neither.
         learn: Whether the learner may learn from it: False for a measurement alongside the traffic, for example a
             baseline pinned to one action, and for queries of a key without the scope `teach`.
@@ -223,6 +225,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     feedback_wait_s: float | None = None
     n: int = 1
     stream: bool = False
+    session: str | None = None
     options: ChatOptions | None = None
     learn: bool = True
     tenant: str | None = None
@@ -237,7 +240,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
             why = f"is {self.n}; give a whole number from 1 to {MAX_ANSWERS}"
             raise InvalidField("Query", "n", why)
         self._check_bounds()
-        for name in ("objective", "tenant"):
+        for name in ("objective", "tenant", "session"):
             if (value := getattr(self, name)) is not None:
                 check_name("Query", name, value)
         if self.reference is not None:

@@ -219,7 +219,7 @@ class QuerySettings(Section, frozen=True):
 
     LEAST: ClassVar = {
         **dict.fromkeys(("max_in_flight", "max_open_rewards", "max_open_rewards_per_account", "attempts"), 1),
-        "feedback_wait_s": 0,
+        **dict.fromkeys(("feedback_wait_s", "session_s"), 0),
     }
     MOST: ClassVar = {"timeout_s": MAX_TIMEOUT_S, "feedback_wait_s": MAX_WAIT_S, "attempts": 10}
     ABOVE_0: ClassVar = ("timeout_s",)
@@ -230,6 +230,8 @@ class QuerySettings(Section, frozen=True):
     timeout_s: float = 600.0
     # Most attempts at a query: if its model fails before any text was sent, another model is chosen. 1: one attempt.
     attempts: int = 2
+    # How long a conversation keeps its configuration after a turn. 0: each turn is decided alone.
+    session_s: float = 300.0
     # How long a reward waits for feedback after the answer, if the query has no reference and sets no wait itself.
     # Unset: an hour where some models have a verifier and others none, because no score replaces a grade there; else 0.
     feedback_wait_s: float | None = None

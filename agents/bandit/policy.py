@@ -24,7 +24,7 @@ Matrix = npt.NDArray[np.float64]
 TERMS: Final = ("correct", "score", "log_cost", "one")
 """Columns of B: the reward of Eq. 4 is linear in them for every choice of weights and cost bounds."""
 
-Reason = Literal["policy", "warm-up", "floor", "control", "baseline"]
+Reason = Literal["policy", "warm-up", "floor", "control", "baseline", "session"]
 Cohort = Literal["policy", "control"]
 OutcomeKind = Literal["reward", "correction", "cost", "failure"]
 

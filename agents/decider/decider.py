@@ -47,6 +47,7 @@ from agents.decider.rows import (
     with_question,
     without_question,
 )
+from agents.decider.sessions import Sessions, session_of, undrawn
 from agents.decider.shares import TeachingShares
 from agents.decider.snapshot import EndedIds
 from schemas.action import Action
@@ -145,6 +146,7 @@ class DecisionEnvironment:
         waiting: Models of that catalogue that are not available yet because no server has embedded their actions.
         excluded: Models left out because an earlier attempt at the query failed there.
         context_keys: The keys of metadata from which the policy learns.
+        session_s: Seconds for which a session keeps its configuration after a turn; 0 for never.
     """
 
     control: ControlState
@@ -153,6 +155,7 @@ class DecisionEnvironment:
     waiting: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
     context_keys: ContextKeys = NO_KEYS
+    session_s: float = 0.0
 
     def choices(self, query: Query) -> tuple[int, ...]:
         """Return the indices of the actions that a query may choose from.
@@ -184,6 +187,15 @@ class DecisionEnvironment:
             answers=query.n,
             one_sample=not ONE_SAMPLE.isdisjoint(self.required(query)),
         )
+
+    def kept(self, record: QueryContext, sessions: Sessions) -> str:
+        """Return the configuration that a query keeps from its session's last turn; "" if it is decided freely."""
+        last = sessions.last(session_of(record.query))
+        if last is None or record.query.pinned is not None:
+            return ""
+        if record.appended_ms - last.at_ms > 1000 * self.session_s:
+            return ""
+        return last.action if last.action in {self.space[i].id for i in self.choices(record.query)} else ""
 
     def required(self, query: Query) -> tuple[Requirement, ...]:
         """Return what a query needs of its configuration, without greedy sampling if none on offer draws one sample."""
@@ -250,6 +262,7 @@ def decisions(
     timer: Timer,
     before: Before | None = None,
     baseline: str = "",
+    sessions: Sessions,
 ) -> list[tuple[Decided, Row]]:
     """Return a Decision for each Context, all made from one state of the policy, with their rows.
 
@@ -266,6 +279,7 @@ def decisions(
         timer: Measures how long they take, which each Decision records.
         before: What further attempts at their queries take over; None for first ones.
         baseline: The action to take while the policy knows of no answer whether it is right; empty for none.
+        sessions: The last turns of sessions.
 
     Raises:
         UniscaleError: One of them must be rejected, whatever the others are.
@@ -281,11 +295,13 @@ def decisions(
         else before.decision.objective
         for record, _ in asked
     ]
+    earlier = [environment.kept(record, sessions) if before is None else "" for record, _ in asked]
     contexts = [
-        context_of(record, environment, encoder, policy.traits.surface, attempt, baseline)
-        for record, _ in asked
+        context_of(record, environment, encoder, policy.traits.surface, attempt, baseline, action)
+        for (record, _), action in zip(asked, earlier, strict=True)
     ]
-    choices = choose(policy, contexts, [Objective.of(o) for o in objectives], seed)
+    chosen = choose(policy, contexts, [Objective.of(o) for o in objectives], seed)
+    choices = [undrawn(each) if action else each for each, action in zip(chosen, earlier, strict=True)]
     decide_s = timer() - began_s
     made = []
     for i, ((record, origin), objective, choice) in enumerate(zip(asked, objectives, choices, strict=True)):
@@ -318,8 +334,9 @@ def decisions(
             batch=seq,
             attempt=attempt,
             tenant=record.query.account,
-            paced=decision.cohort == "policy" and record.query.pinned is None,
+            paced=decision.cohort == "policy" and decision.reason not in ("pinned", "session"),
             features=decision.features,
+            session=decision.session,
         )
         stored = (row.key, encode_row(row, limit))
         made.append((Decided(record.query_id, value, decision.group, stored), row))
@@ -373,6 +390,7 @@ def context_of(
     surface: bool = False,
     attempt: int = 1,
     baseline: str = "",
+    kept: str = "",
 ) -> Context:
     """Return a Context as input of the policy.
 
@@ -383,6 +401,7 @@ def context_of(
         surface: Whether surface counts of the question follow the embedding.
         attempt: Which attempt at the query is to be decided.
         baseline: As of `decisions`.
+        kept: The configuration that it keeps from its session; empty if it is decided freely.
 
     Raises:
         InvalidObservation: The embedding comes from another encoder.
@@ -395,6 +414,8 @@ def context_of(
     allowed = None
     if len(indices) < len(environment.space):
         allowed = frozenset(environment.space[i].id for i in indices)
+    if kept:
+        allowed = frozenset({kept})
     vector = np.frombuffer(record.embedding, dtype="<f4").astype(np.float64)
     if surface:
         vector = np.concatenate([vector, counts(record.query.question)])
@@ -436,7 +457,7 @@ def decision_of(
     action = Action.parse(choice.action_id)
     catalogue = environment.control.catalogue
     pinned = record.query.pinned is not None
-    by_policy = not pinned and choice.reason not in ("warm-up", "control", "baseline")
+    by_policy = not pinned and choice.reason not in ("warm-up", "control", "baseline", "session")
     rate = price_factors.get(action.model, 1.0)
     predicted = None
     if choice.predicted is not None:
@@ -467,6 +488,7 @@ def decision_of(
         unable_models=environment.unable_models(record.query),
         reason="pinned" if pinned else choice.reason,
         cohort=choice.cohort if before is None else before.decision.cohort,
+        session=session_of(record.query),
         randomised=choice.randomised,
         propensity=choice.propensity,
         propensity_draws=choice.propensity_draws,
@@ -536,6 +558,7 @@ class Decider:
         baseline: The action to take while the policy knows of no answer whether it is right; empty for none.
         prior: SHA-256 of the prior that the log started from; empty for none.
         shares: The tenants of the latest outcomes.
+        sessions: The last turns of sessions.
         ended: Ids of ended queries, to recognise duplicates whose row has left the log.
         verdicts: Number of rewards by verdict; for metrics.
     """
@@ -558,6 +581,7 @@ class Decider:
     baseline: str = ""
     prior: str = ""
     shares: TeachingShares = field(default_factory=TeachingShares)
+    sessions: Sessions = field(default_factory=Sessions)
     ended: EndedIds = field(default_factory=EndedIds)
 
     def offer(
@@ -724,6 +748,7 @@ class Decider:
         self.actions, self.offered = restored.actions, restored.offered.actions
         self.price_factors, self.baseline = restored.offered.price_factors, restored.offered.baseline
         self.prior, self.shares, self.ended = restored.prior, restored.shares, restored.ended
+        self.sessions = restored.sessions
         return restored.found
 
     def begin(
@@ -779,6 +804,7 @@ class Decider:
             chunk_bytes=chunk_bytes,
             prior=prior,
             taught=self.shares.window(),
+            sessions=self.sessions.turns(),
             carried=carried,
             present=present,
         )
@@ -805,6 +831,8 @@ class Decider:
             self.seq += len(made)
             self.clock += len(made)
             self.context_offset = max([self.context_offset, *(origin.offset for _, origin in part)])
+            for _, row in made:
+                self.sessions.add(row.turn)
             results += [decided for decided, _ in made]
         return results
 
@@ -894,6 +922,7 @@ class Decider:
         except UniscaleError:  # no other model can take it now
             return None
         tell(self.policy, "decided", [next_])
+        self.sessions.add(next_.turn)
         self.seq += 1
         self.clock += 1
         return made
@@ -919,6 +948,7 @@ class Decider:
             timer=timer,
             before=before,
             baseline=self.baseline,
+            sessions=self.sessions,
         )
 
     def _row(self, name: str, rows: Rows) -> Row | None:

@@ -76,7 +76,7 @@ class Preview(Struct, frozen=True, kw_only=True):
 
     action: str
     group: str
-    reason: Literal["policy", "warm-up", "pinned", "baseline"]
+    reason: Literal["policy", "warm-up", "pinned", "baseline", "session"]
     seq: int
     objective: ObjectiveInForce
     policy: PolicyState
@@ -113,7 +113,8 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     shadow_price = policy.pacer.shadow_price if policy.pacer else None
     objective = in_force(record, environment, policy.name, shadow_price)
     surface, baseline = policy.traits.surface, decider.baseline
-    context = context_of(record, environment, decider.encoder, surface, baseline=baseline)
+    keeps = environment.kept(record, decider.sessions)
+    context = context_of(record, environment, decider.encoder, surface, baseline=baseline, kept=keeps)
     (of,) = predictions(policy, [context], [Objective.of(objective)], decider.seed)
     terms = of.terms and of.terms()
     # A draw by the floor or the control group is not the policy's choice.
@@ -135,7 +136,7 @@ def preview(decider: Decider, record: QueryContext, environment: DecisionEnviron
     return Preview(
         action=action,
         group=catalogue.model(action.partition("/")[0]).group,
-        reason="pinned" if record.query.pinned is not None else drawn,
+        reason="pinned" if record.query.pinned is not None else "session" if keeps else drawn,
         seq=decider.seq,
         objective=objective,
         policy=PolicyState(name=policy.name, version=policy.version),

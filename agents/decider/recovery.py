@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from agents.bandit.errors import FIX_LOG, FIX_PRIOR, CorruptState, DeciderError
 from agents.bandit.policy import Policy
@@ -12,6 +13,7 @@ from agents.decider import snapshot
 from agents.decider.fold import Folded, fold, introduce, on_offer, refits_of, taught, untold
 from agents.decider.open_rows import HeldRows, OpenRows
 from agents.decider.rows import ActionRow, AnyRow, OfferRow, Row, decode_row, own_row
+from agents.decider.sessions import Sessions
 from agents.decider.shares import TeachingShares
 from agents.decider.snapshot import BEGINNING, EndedIds, is_record, prior_of, versions
 from schemas.decision import Decision
@@ -61,6 +63,7 @@ class Restored:
     offered: OfferRow
     prior: str
     shares: TeachingShares
+    sessions: Sessions
     ended: EndedIds
     found: Recovered
 
@@ -113,12 +116,13 @@ def restore(
     if whole and found is None and BEGINNING in versions(known):
         prior = refused[-1]
         raise CorruptState(prior.what, prior.found, prior.wanted, _fix(rows, policy, FIX_PRIOR))
-    clock, shares = 0, TeachingShares()
+    clock, shares, sessions = 0, TeachingShares(), Sessions()
     contexts, rewards = [row.context_origin.offset for row in rows], [row.reward_offset for row in rows]
     failures = [row.failure_offset for row in rows]
     if found is not None:
         ended, clock = found.ended, found.manifest.clock
         shares = TeachingShares.of(found.manifest.taught)
+        sessions = Sessions(found.manifest.sessions)
         contexts.append(found.manifest.context_offset)
         rewards.append(found.manifest.reward_offset)
         failures.append(found.manifest.failure_offset)
@@ -138,6 +142,8 @@ def restore(
             "the rows of the log", f"{error}", "rows of this learner", _fix(rows, policy, FIX_LOG)
         ) from error
     shares.extend(taught(rows, after))
+    for row in sorted((row for row in rows if row.seq > after and row.session), key=attrgetter("seq")):
+        sessions.add(row.turn)
     context_offset, reward_offset = max(contexts, default=-1), max(rewards, default=-1)
     failure_offset = max(failures, default=-1)
     return Restored(
@@ -150,6 +156,7 @@ def restore(
         offered=on_offer(offers),
         prior=prior_of(known),
         shares=shares,
+        sessions=sessions,
         ended=ended,
         found=Recovered(
             replace(folded, outstanding=folded.outstanding + len(held.pending)),

@@ -40,6 +40,7 @@ from agents.bandit.policy import (
     Target,
     Vector,
 )
+from agents.decider.sessions import Turn
 from schemas.decision import Decision, Predicted, Verified
 from schemas.errors import RecordTooLarge
 from schemas.failure import attempt_id
@@ -199,6 +200,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         price_factor: Price of an eFLOP at the time: `log_cost` is ln(eFLOPs) plus its logarithm.
         tokens: Where costs are in USD, the tokens that were billed: generated, and of prompts.
         features: The request's categories, as in its Decision.
+        session: The session it is a turn of, likewise.
     """
 
     query_id: str
@@ -231,6 +233,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     price_factor: float = 1.0
     tokens: tuple[int, int] | None = None
     features: tuple[str, ...] = ()
+    session: str = ""
 
     @property
     def key(self) -> bytes:
@@ -255,6 +258,12 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     def vector(self) -> Vector:
         """Return s_q as float64, shape (d_q,)."""
         return np.frombuffer(self.embedding, dtype="<f4").astype(np.float64)
+
+    @property
+    def turn(self) -> Turn:
+        """Return it as a turn of its session, which it may not have."""
+        asked_ms = _TOLD.decode(self.decision).appended_ms if self.session else 0
+        return Turn(self.session, self.action, asked_ms)
 
     def pending(self, *, abandoned: bool = False) -> Pending:
         """Return the decision as input of the policy, made or abandoned."""
@@ -313,6 +322,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 class _Told(Struct):
     predicted: Predicted | None = None
     verified: Verified = "all"
+    appended_ms: int = 0
 
 
 _TOLD: Final = msgspec.json.Decoder(_Told)
@@ -334,6 +344,7 @@ def without_question(decision: Decision) -> bytes:
         metadata={},
         stop=(),
         options=None,
+        session=None,
     )
     return encode(msgspec.structs.replace(decision, query=query))
 

@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_info
 from agents.bandit.errors import CorruptState
 from agents.decider.open_rows import ROWS_KEY, HeldRows, OpenRows, RowsPart
 from agents.decider.rows import ENDED, ActionRow, AnyRow, OfferRow, RefitRow, Row, decode_row
+from agents.decider.sessions import Turn
 from agents.decider.shares import Window
 from schemas.query import Origin
 
@@ -64,6 +65,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
         waiting: The chunks of open decisions.
         ended: The arrays of ids, oldest first.
         taught: The tenants of the latest outcomes.
+        sessions: The last turns of sessions, oldest first.
         kernel: The kernels that computed the state; empty if unknown.
     """
 
@@ -81,6 +83,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     waiting: tuple[RowsPart, ...] = ()
     ended: tuple[IdsPart, ...] = ()
     taught: Window = Window()
+    sessions: tuple[Turn, ...] = ()
     kernel: str = ""
 
 
@@ -529,6 +532,7 @@ def write(
     chunk_bytes: int = CHUNK_BYTES,
     prior: str = "",
     taught: Window | None = None,
+    sessions: tuple[Turn, ...] = (),
     carried: Carried | None = None,
     present: Collection[bytes] = (),
 ) -> Iterator[tuple[bytes, bytes]]:
@@ -544,6 +548,7 @@ def write(
         chunk_bytes: Size of a chunk.
         prior: SHA-256 of the prior, for version -1.
         taught: The tenants of the latest outcomes.
+        sessions: The last turns of sessions.
         carried: Its content besides the state; None for a snapshot that needs the whole log.
         present: Keys that exist already; an array of ids and a chunk of open rows are written only once.
     """
@@ -574,6 +579,7 @@ def write(
         waiting=carried.open_rows.parts(),
         ended=tuple(part for part, _ in arrays),
         taught=taught or Window(),
+        sessions=sessions,
         kernel=kernel(),
     )
     body = msgspec.json.encode(manifest)

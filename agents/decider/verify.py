@@ -21,6 +21,7 @@ from agents.decider import snapshot
 from agents.decider.decider import seed_of
 from agents.decider.fold import LogEvent, events, introduce, offer, refits_of, resume_offer, tell, untold
 from agents.decider.rows import ActionRow, AnyRow, EventKind, OfferRow, Row, decode_row
+from agents.decider.sessions import Sessions, undrawn
 from agents.decider.snapshot import is_prior, is_record
 from schemas.action import Action
 from schemas.chat import ONE_SAMPLE
@@ -98,7 +99,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
     actions = {row.action: row for row in log if isinstance(row, ActionRow)}
     introduce(policy, actions.values())
     policy.refits.results.update(refits_of(log, after))
-    offered = resume_offer(policy, log, after, actions)
+    offered, sessions = resume_offer(policy, log, after, actions), Sessions()
     for told, group in groupby(events(log, after), key=_together):
         rows_of_kind = [event.row for event in group]
         kind = told[0]
@@ -110,6 +111,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
         if kind == "decided":
             # Decided together, so from one state, including λ.
             yield from _compared(policy, decided, offered, seed)
+            yield from _kept(decided, sessions)
         tell(policy, kind, decided)
 
 
@@ -138,6 +140,23 @@ def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int)
             yield Mismatch(row.query_id, row.seq, field, logged, found)
 
 
+def _kept(rows: Sequence[Row], sessions: Sessions) -> Iterator[Mismatch]:
+    """Yield the turns that do not keep what their session's last turn ran, from the state before the first of them.
+
+    The log may no longer have that turn. How long a session keeps its configuration is a setting of the time.
+    """
+    for row in rows:
+        last = sessions.last(row.session)
+        if last is not None and _keeps(row) and last.action != row.action:
+            yield Mismatch(row.query_id, row.seq, "action of the session", row.action, last.action)
+    for row in rows:
+        sessions.add(row.turn)
+
+
+def _keeps(row: Row) -> bool:
+    return bool(row.session) and decode(bytes(row.decision), Decision).reason == "session"
+
+
 def _context(row: Row, decision: Decision, offered: OfferRow) -> Context:
     space = ActionSpace(tuple(Action.parse(action_id) for action_id in offered.actions))
     query, allowed = decision.query, decision.query.allowed_models
@@ -151,6 +170,8 @@ def _context(row: Row, decision: Decision, offered: OfferRow) -> Context:
         one_sample=not ONE_SAMPLE.isdisjoint(decision.required),
     )
     allowed_ids = frozenset(space[i].id for i in left)
+    if decision.reason == "session":
+        allowed_ids &= {decision.action.id}
     drawn = decision.attempt == 1
     return Context(
         row.name,
@@ -185,6 +206,8 @@ def _differences(policy: Policy, row: Row, decision: Decision, of: Prediction) -
     if row.action != decision.action.id:
         yield "action of the row", row.action, decision.action.id
     chosen = choice(replace(of, chosen=at), policy.version)
+    if decision.reason == "session":
+        chosen = undrawn(chosen)
     yield from _provenance(policy, row, decision, chosen)
     yield from _numbers(decision, chosen, sure=at == of.chosen and _clear(of))
     yield from _runners_up(decision, chosen, of)
@@ -218,7 +241,8 @@ def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Diff
         sure: Whether rounding cannot have made another action the best. If it can, the probabilities of the best
             actions and the prediction of the choice may be those of another tie.
     """
-    by_policy = decision.query.pinned is None and chosen.reason not in ("warm-up", "control", "baseline")
+    drawn = ("warm-up", "control", "baseline", "session")
+    by_policy = decision.query.pinned is None and chosen.reason not in drawn
     numbers: list[tuple[str, float | None, float | None]] = [
         (field, getattr(decision, field), getattr(chosen, field) if by_policy else None)
         for field in ("mean", "width", "score")

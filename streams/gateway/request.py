@@ -4,7 +4,7 @@ The other protocols translate their requests into this one (`responses_api`, `me
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
@@ -18,6 +18,7 @@ from schemas.errors import InvalidField, RecordError
 from schemas.grader import NamedGrader
 from schemas.objective import Weights
 from schemas.query import GATEWAY, MAX_BUDGET_TOKENS, Budget, Message, Query, Reference, ToolCall
+from schemas.record import MAX_NAME
 from streams.gateway.errors import ApiError, invalid, no_model, of_json, of_record, own_name, unsupported
 
 # Model names of the gateway, including virtual ones, and what they mean for the decider.
@@ -137,9 +138,10 @@ _IGNORED: Final = {field.name: field for field in msgspec.structs.fields(_Ignore
 
 
 class Extension(Struct, frozen=True, forbid_unknown_fields=True):
-    """The object `uniscale` of a request. Its fields are those of a Query, plus `progress`.
+    """The object `uniscale` of a request. Its fields are those of a Query, plus `sticky` and `progress`.
 
     Attributes:
+        sticky: Whether a conversation keeps its configuration.
         progress: Whether a stream also reports the progress of the search, in `uniscale.progress` of its chunks.
     """
 
@@ -155,6 +157,7 @@ class Extension(Struct, frozen=True, forbid_unknown_fields=True):
     allowed_models: tuple[str, ...] | None = None
     learn: bool = True
     metadata: dict[str, Any] = {}
+    sticky: bool = True
     progress: bool = False
 
 
@@ -188,6 +191,7 @@ class ChatRequest(Struct, frozen=True):
 
     Attributes:
         models: The models that may answer, as `uniscale.allowed_models`; not a field of OpenAI's API, but of others'.
+        session_id: The client's name for the conversation; not a field of OpenAI's API, but of others'.
         reasoning_effort: Only models of this effort may answer; None if no model of the catalogue has one.
         options: What it asks of the model besides a text; the API has these fields in the request itself.
         ignored: Names of its unsupported fields, in the order of the request. This one and the next are no fields of
@@ -198,6 +202,7 @@ class ChatRequest(Struct, frozen=True):
     model: str
     messages: list[dict[str, Any]]
     models: tuple[str, ...] | None = None
+    session_id: str | None = None
     reasoning_effort: str | None = None
     options: ChatOptions | None = None
     stream: bool | None = None
@@ -354,15 +359,17 @@ def to_query(
         why = f"the model name already asks for {asked.model!r}; give one of the two"
         raise invalid("models" if request.models is not None else "uniscale.allowed_models", why)
     own = msgspec.structs.asdict(extension)
-    del own["progress"]
+    del own["progress"], own["sticky"]
     own["metadata"] = {**_metadata(request), GATEWAY: kept}
     own["objective"] = asked.objective or extension.objective
     own["allowed_models"] = (asked.model,) if asked.model else allowed
+    messages = _messages(request)
     try:
         return Query(
             **own,
             query_id=query_id,
-            messages=_messages(request),
+            messages=messages,
+            session=_session(request.session_id, messages) if extension.sticky else None,
             pin_action=asked.pin,
             max_tokens=_max_tokens(request),
             stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
@@ -374,6 +381,23 @@ def to_query(
         )
     except RecordError as error:
         raise of_record(error) from None
+
+
+def _session(session_id: str | None, messages: Sequence[Message]) -> str | None:
+    """Return the session of a conversation: as its client calls it, or else by how it began.
+
+    What comes before an assistant's first message does not tell conversations apart: all of an application's may begin
+    with one system message.
+    """
+    if session_id is not None:
+        if not 1 <= len(session_id) <= MAX_NAME:
+            why = f"session_id has {len(session_id)} characters; give 1 to {MAX_NAME}"
+            raise invalid("session_id", why, "invalid_value")
+        return session_id
+    began = next((at for at, message in enumerate(messages, 1) if message.role == "assistant"), 0)
+    if not began:
+        return None
+    return f"began {hashlib.sha256(msgspec.json.encode(messages[:began])).hexdigest()}"
 
 
 def kept_of(query: Query) -> dict[str, str]:

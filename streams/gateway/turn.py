@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -79,6 +80,8 @@ async def answered(call: Call, parse: Parse, turn: "type[Turn]") -> Response:
     body = await body_of(call.request)
     call.who.require("ask")
     asked = parse(call, body)
+    if asked.session_id is None:
+        asked = msgspec.structs.replace(asked, session_id=call.request.headers.get("x-session-id"))
     with ExitStack() as held, _named(asked):
         asked = call.gateway.submission.honoured(asked, call.who)
         held.enter_context(await call.gateway.gate.completion(call.who, call.is_gone))

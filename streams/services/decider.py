@@ -723,8 +723,14 @@ class DeciderService(Ordered):
         """
         state = self.runtime.control.state
         waiting = frozenset(state.catalogue.model_names).difference(space.models)
-        keys = self.runtime.settings.policy.keys()
-        others = DecisionEnvironment(state, space, waiting=waiting, context_keys=keys)
+        settings = self.runtime.settings
+        others = DecisionEnvironment(
+            state,
+            space,
+            waiting=waiting,
+            context_keys=settings.policy.keys(),
+            session_s=settings.queries.session_s,
+        )
         return replace(others, living=self.runtime.control.serving()), others
 
     def _decide(self, batch: Sequence[tuple[QueryContext, ConsumerRecord]]) -> BatchEffects:

@@ -173,7 +173,7 @@ class Previews:
             self._vectors[text] = context.embedding
             if len(self._vectors) > _KEPT:
                 self._vectors.popitem(last=False)
-        return context
+        return msgspec.structs.replace(context, appended_ms=self.service.runtime.clock.now_ms())
 
     # The endpoint: read-only, over HTTP.
     #

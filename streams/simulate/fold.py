@@ -69,6 +69,7 @@ def differences(one: Decider, two: Decider) -> Iterator[str]:
     yield from _values("the decider's actions", dict(one.actions), dict(two.actions))
     if one.shares.window() != two.shares.window():
         yield "the tenants of the latest outcomes differ"
+    yield from _values("the sessions", one.sessions.turns(), two.sessions.turns())
     yield from _states("the policy", one.policy.state(), two.policy.state())
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from agents.decider.categories import NO_KEYS, ContextKeys, categories_of
@@ -92,6 +94,7 @@ def judged(life: Life) -> Iterator[str]:
     yield from _outlived(life)
     yield from _chosen(life)
     yield from _shown(life)
+    yield from _kept(life)
     for row in cluster.broker.records(life.log):
         of_query = not (row.key or b"").startswith(REFIT_KEY)
         if row.value is not None and len(row.value) > ROW_BYTES and of_query:
@@ -217,6 +220,7 @@ MET: Final = (
     "mixed verifiers",
     "categories",
     "categories left out",
+    "session kept",
 )
 """States and limits that histories may reach, as named by `met`."""
 
@@ -246,6 +250,7 @@ def met(life: Life) -> Iterator[str]:
         ("answered again", any(each.attempt > 1 and each.status == "ok" for each in answers)),
         ("categories", any(each.features for each in decisions)),
         ("categories left out", any(decider.policy.left_out() for decider in _learners(life))),
+        ("session kept", any(each.reason == "session" for each in decisions)),
         ("mixed verifiers", any(each.verified == "some" for each in decisions)),
         ("snapshot in chunks", any(key.startswith(SNAPSHOT_KEY) and key.endswith(b"/1") for key in keys)),
     ):
@@ -270,6 +275,30 @@ def _shown(life: Life) -> Iterator[str]:
         row = None if record.value is None else decode_row(record.key or b"", record.value)
         if isinstance(row, Row) and row.features != (said := decode(bytes(row.decision), Decision).features):
             yield f"categories: the row of {row.query_id} has {row.features}, its Decision {said}"
+
+
+def _kept(life: Life) -> Iterator[str]:
+    """Yield turns that keep what is not their session's last configuration, or that were drawn, paced or compared."""
+    if any(life.faults.met("reset", query_id) for query_id in life.seen["decision"]):
+        return  # sequence numbers begin anew
+    found = {}
+    for record in life.broker.records(life.log):
+        row = None if record.value is None else decode_row(record.key or b"", record.value)
+        if isinstance(row, Row):
+            found[row.name] = row
+    last: dict[str, tuple[str, int]] = {}
+    for _, batch in groupby(sorted(found.values(), key=attrgetter("seq")), key=attrgetter("batch")):
+        turns = [(row, decode(bytes(row.decision), Decision)) for row in batch]
+        for row, made in turns:
+            if made.reason != "session":
+                continue
+            action, at_ms = last.get(made.session, ("", 0))
+            late = made.appended_ms - at_ms > 1000 * life.world.settings.queries.session_s
+            if row.action != action or late:
+                yield f"session: {row.query_id} keeps {row.action}, its session ran {action} at {at_ms}"
+            if row.paced or made.randomised or made.propensity is not None:
+                yield f"session: {row.query_id} was drawn or paced"
+        last |= {made.session: (row.action, made.appended_ms) for row, made in turns if made.session}
 
 
 def _chosen(life: Life) -> Iterator[str]:

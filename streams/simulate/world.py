@@ -110,6 +110,7 @@ class World:
         open_rewards: Maximum rewards that may wait for feedback; None for no effective limit.
         unscored: Models that no verifier scores.
         lists: The keys of metadata that one decider after another names, with their values.
+        talks: Whether queries are turns of conversations.
     """
 
     settings: Settings
@@ -129,6 +130,7 @@ class World:
     open_rewards: int | None = None
     unscored: frozenset[str] = frozenset()
     lists: tuple[dict[str, list[str]], ...] = ()
+    talks: bool = False
 
     def right(self, query: Query, extracted: str | None) -> bool | None:
         """Return whether an answer is right; None if the query has no reference."""
@@ -201,6 +203,7 @@ def drawn(seed: int, folder: Path) -> World:
         questions={each.text: each for each in questions},
         unscored=unscored,
         lists=_lists(random.Random(f"categories {seed}")),
+        talks=random.Random(f"sessions {seed}").random() < 0.2,
     )
     made.settings = made.settings.replace(attempts=again.choice((1, 2, 2, 2, 2, 2)))
     if again.random() < 0.2:
@@ -494,6 +497,8 @@ class _Traffic:
         }
         if self.world.lists:
             fields["metadata"] = _metadata(fields["query_id"])
+        if self.world.talks:
+            fields["session"] = random.Random(f"session {self.made}").choice((None, "s0", "s1"))
         if rng.random() < self.referenced or self.world.trait == "never right":
             fields["reference"] = question.reference
         if wishes := self._wishes():

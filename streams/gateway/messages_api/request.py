@@ -12,7 +12,7 @@ from streams.gateway.request import ChatRequest, Translated, json_object, read, 
 from streams.gateway.translation import Translation, own_fields
 
 # Fields with the same name and meaning in a chat completion request.
-_SAME: Final = ("model", "models", "stream", "temperature", "top_p", "uniscale")
+_SAME: Final = ("model", "models", "session_id", "stream", "temperature", "top_p", "uniscale")
 
 # Other fields of a chat completion request, and what they are called here.
 _NAMES: Final = {

@@ -15,9 +15,9 @@ Earlier: TypeAlias = Callable[[str], Sequence[Message]]
 
 # Fields with the same name and meaning in a chat completion request.
 _SAME: Final = (
-    "model", "models", "metadata", "user", "stream", "temperature", "top_p", "parallel_tool_calls", "service_tier",
-    "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "moderation",
-    "uniscale",
+    "model", "models", "session_id", "metadata", "user", "stream", "temperature", "top_p", "parallel_tool_calls",
+    "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "moderation", "uniscale",
 )  # fmt: skip
 
 # Other fields of a chat completion request, and what they are called here.

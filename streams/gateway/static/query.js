@@ -40,7 +40,7 @@ export function why(decision) {
   counted(decision.objective.unit);
   const out = decision.candidates > 1 ? ` out of ${decision.candidates} configurations` : '';
   const seconds = [`${decision.action} was chosen${out}`];
-  const reasons = { policy: 'by the policy', 'warm-up': 'at random, because the policy is still warming up', floor: 'at random, by the exploration floor', pinned: 'because the request asked for it', control: 'because the query is in the control group', baseline: 'as the baseline, because nobody has said of any answer yet whether it is right' };
+  const reasons = { policy: 'by the policy', 'warm-up': 'at random, because the policy is still warming up', floor: 'at random, by the exploration floor', pinned: 'because the request asked for it', control: 'because the query is in the control group', baseline: 'as the baseline, because nobody has said of any answer yet whether it is right', session: 'because its conversation keeps it' };
   seconds.push(reasons[decision.reason] ?? decision.reason);
   if (decision.mean !== null && decision.width !== null) seconds.push(`with an expected reward of ${decision.mean.toFixed(3)} ± ${decision.width.toFixed(3)}`);
   return `${seconds.join(' ')}, for ${purpose(decision.objective)}.${second(decision)}`;

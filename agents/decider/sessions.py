@@ -1,0 +1,80 @@
+"""Conversations that stick to a configuration: what each session ran last.
+
+A switch in the middle of a conversation breaks a loop of tool calls, and costs the prompt cache of the model before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from agents.bandit.policy import Choice
+from schemas.query import Query
+
+MOST: Final = 10_000
+"""Maximum number of remembered sessions: a snapshot of the learner has all of them, in about 60 bytes each."""
+
+
+class Turn(NamedTuple):
+    """The last turn of a session.
+
+    Attributes:
+        session: The session (`session_of`).
+        action: Id of the configuration that it ran.
+        at_ms: When its Query was appended, ms since the epoch.
+    """
+
+    session: str
+    action: str
+    at_ms: int
+
+
+class Sessions:
+    """The last turns of the latest sessions. They depend only on the order of the log, so a recovery has the same."""
+
+    def __init__(self, turns: Iterable[Turn] = (), most: int = MOST) -> None:
+        self._most = most
+        self._turns: OrderedDict[str, Turn] = OrderedDict()
+        for turn in turns:
+            self.add(turn)
+
+    def add(self, turn: Turn) -> None:
+        """Remember a turn; without a session, it is of none.
+
+        >>> sessions = Sessions([Turn("a", "m/1/1/1", 5), Turn("b", "m/1/1/1", 6)], most=2)
+        >>> sessions.add(Turn("a", "n/1/1/1", 7))
+        >>> sessions.add(Turn("c", "m/1/1/1", 8))
+        >>> [turn.session for turn in sessions.turns()]
+        ['a', 'c']
+        """
+        if not turn.session:
+            return
+        self._turns[turn.session] = turn
+        self._turns.move_to_end(turn.session)
+        if len(self._turns) > self._most:
+            self._turns.popitem(last=False)
+
+    def last(self, session: str) -> Turn | None:
+        """Return the last turn of a session; None if it is not remembered."""
+        return self._turns.get(session)
+
+    def turns(self) -> tuple[Turn, ...]:
+        """Return the last turn of each session, in the order in which they were made."""
+        return tuple(self._turns.values())
+
+
+def session_of(query: Query) -> str:
+    """Return a query's session, a digest scoped by its account; "" if it is in none."""
+    if query.session is None:
+        return ""
+    return hashlib.blake2b(f"{query.account}\0{query.session}".encode(), digest_size=8).hexdigest()
+
+
+def undrawn(choice: Choice) -> Choice:
+    """Return the choice of a turn that keeps its session's configuration: nothing was drawn, or compared with it."""
+    return replace(
+        choice, reason="session", propensity=None, propensity_draws=0, propensity_error=0.0, randomised=False
+    )
