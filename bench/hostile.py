@@ -424,7 +424,7 @@ class _Trial:
                 body = plain
         if "feedback_wait_s" in body.get("uniscale", {}):
             who = self.gateway.gate.credential(self.keys[SIXTH])
-            await self.gateway.access.feedback(query_id, at % 4 == 1, "", who)
+            await self.gateway.access.feedback(query_id, at % 4 == 1, "", "person", who)
 
     async def _ask(self, tenant: str, at: int, body: Mapping[str, Any]) -> str:
         raw = orjson.dumps(body)

@@ -6,7 +6,7 @@ from typing import Final
 from schemas.errors import RecordError
 from schemas.query import Query
 from schemas.record import decode, encode
-from schemas.reward import Feedback
+from schemas.reward import Feedback, GradeSource
 from streams.gateway.auth import Credential, Gate
 from streams.gateway.errors import ApiError, not_found
 from streams.gateway.index import Index, IndexedQuery
@@ -89,7 +89,9 @@ class QueryAccess:
         except RecordError:
             return False
 
-    async def feedback(self, query_id: str, value: bool | float, comment: str, who: Credential) -> bool:
+    async def feedback(
+        self, query_id: str, value: bool | float, comment: str, graded_by: GradeSource, who: Credential
+    ) -> bool:
         """Send feedback and return whether this source is known to have sent some already.
 
         Only the aggregator, which has every open row, knows whether the query's reward is still open: the index keeps
@@ -105,6 +107,7 @@ class QueryAccess:
         record = Feedback(
             query_id=query_id,
             correct=value,
+            graded_by=graded_by,
             source=who.name,
             learn=who.teaches,
             metadata={"comment": comment} if comment else {},

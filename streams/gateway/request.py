@@ -76,20 +76,6 @@ def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: 
     return ModelChoice(pin=action.id)
 
 
-def listing(
-    models: Iterable[str], objectives: Iterable[str], actions: Iterable[str], created: int
-) -> list[dict[str, Any]]:
-    """Return the entries of `/v1/models`, all names that `asked` accepts: virtual ones, models, configurations."""
-    virtual = [AUTO, *(f"{AUTO}:{name}" for name in sorted(objectives))]
-    return [_entry(name, "virtual", created) for name in virtual] + [
-        _entry(name, "concrete", created) for name in (*models, *actions)
-    ]
-
-
-def _entry(name: str, routing: Literal["virtual", "concrete"], created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "uniscale", "routing": routing}
-
-
 # What a request asks of the model besides a text restricts the choice to configurations that can honour it
 # (`ChatRequest.options`). A field that none can is ignored and named in the response (`ChatRequest.ignored`), so that
 # ordinary clients work unchanged. It is refused by name if it requests another kind of answer (`audio`), or if the

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 from msgspec import json
@@ -25,6 +25,7 @@ from schemas.control import ObjectiveEntry
 from schemas.decision import Decision, Predicted
 from schemas.objective import CostUnit
 from schemas.record import encode
+from schemas.reward import GradeSource
 from schemas.search import SearchStep
 from schemas.spent import Spent
 from streams.control import Control
@@ -34,8 +35,9 @@ from streams.gateway.auth import Gate, Tenants, check_host
 from streams.gateway.endpoint import Call, EventStream, Listing, body_of, int_param, object_of, reply
 from streams.gateway.errors import ApiError, ClientGone, invalid, no_model, not_found, of_json, refusal
 from streams.gateway.index import MARGIN_S, IndexedQuery, Listed
+from streams.gateway.model_list import listing
 from streams.gateway.open_requests import Queue
-from streams.gateway.request import listing, parse
+from streams.gateway.request import parse
 from streams.gateway.searches import Admitted
 from streams.gateway.service import GatewayService
 from streams.gateway.sse import named_event
@@ -168,13 +170,9 @@ async def one_model(call: Call) -> Response:
 
 def _listing(call: Call) -> list[dict[str, Any]]:
     control, entry = call.gateway.runtime.control, call.who.entry
-    names = (
-        control.catalogue.model_names,
-        control.objectives.named,
-        call.gateway.submission.configurations(),
-    )
+    configurations = call.gateway.submission.configurations()
     allowed = None if entry is None else entry.allowed_models
-    found = listing(*names, call.gateway.started)
+    found = listing(control.catalogue, control.objectives.named, configurations, call.gateway.started)
     return [each for each in found if allowed is None or each["id"] in allowed]
 
 
@@ -455,10 +453,10 @@ _BEAT_LOOKS: Final = 30
 
 
 async def feedback(call: Call) -> Response:
-    """POST /v1/feedback: {id, value: true | false | 0..1, comment?}."""
+    """POST /v1/feedback: {id, value: true | false | 0..1, comment?, graded_by?}."""
     call.who.require("feedback")
     call.gateway.gate.feedback(call.who, call.gateway.runtime.clock.now_ms())
-    given = await object_of(call.request, "id", "value", "comment")
+    given = await object_of(call.request, "id", "value", "comment", "graded_by")
     query_id, value, comment = given.get("id"), given.get("value"), given.get("comment", "")
     if not isinstance(query_id, str):
         raise invalid("id", "id is missing; give the id of a completion")
@@ -466,8 +464,13 @@ async def feedback(call: Call) -> Response:
         raise invalid("value", "value must be true, false or a number from 0 to 1")
     if not isinstance(comment, str) or len(comment) > 4000:
         raise invalid("comment", "comment must be a text of at most 4000 characters")
+    graded_by = given.get("graded_by", "person")
+    if graded_by not in get_args(GradeSource):
+        raise invalid("graded_by", f"graded_by must be one of {', '.join(get_args(GradeSource))}")
+    if graded_by != "person":
+        call.who.require("teach")  # it grades answers at a rate at which no person does
     known, reward = call.gateway.index.find(query_id), call.gateway.index.reward_of(query_id)
-    duplicate = await call.gateway.access.feedback(query_id, value, comment, call.who)
+    duplicate = await call.gateway.access.feedback(query_id, value, comment, graded_by, call.who)
     # For a query no longer in the index, only the aggregator knows.
     late = None if known is None else reward is not None and reward.closes
     return reply({"id": query_id, "object": "feedback", "duplicate": duplicate, "late": late})

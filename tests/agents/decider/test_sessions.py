@@ -167,7 +167,7 @@ def test_redelivered_turn_gets_its_first_decision_again(shard: Shard) -> None:
     checked(shard)
 
 
-def test_a_snapshot_has_the_sessions_whose_rows_have_left_the_log(shard: Shard) -> None:
+def test_a_snapshot_has_sessions_whose_rows_are_gone(shard: Shard) -> None:
     first = turn(shard)
     shard.tell(shard.reward(_decided(shard, first)))
     for _ in range(3):
