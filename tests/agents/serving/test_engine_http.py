@@ -43,6 +43,9 @@ SAMPLING = Sampling(temperature=0.7, step_tokens=32, depth_limit=8, top_k=20)
 ROOT = Prefix(messages=(Message(role="user", content="How many is 12 + 7?"),))
 
 
+EVENTS = {"Content-Type": "text/event-stream"}
+
+
 class CompletionServer:
     """`/v1/completions` as vLLM answers it: the text is the seed's, and the next replies can be spoilt."""
 
@@ -81,12 +84,12 @@ class CompletionServer:
                     outer.stalled.wait(20)
                     self.close_connection = True
                     return
-                status, content, headers = 200, outer.completion(body), {}
                 if isinstance(spoil, tuple):
-                    status, content, headers = spoil
+                    self.reply(spoil[1], spoil[0], spoil[2])
                 elif body.get("stream"):
-                    content, headers = outer.events(content), {"Content-Type": "text/event-stream"}
-                self.reply(content, status, headers)
+                    self.reply(outer.events(outer.completion(body)), headers=EVENTS)
+                else:
+                    self.reply(outer.completion(body))
 
         self.stalled = threading.Event()
         self.server = Server(("127.0.0.1", 0), Handler)
@@ -208,7 +211,7 @@ def test_a_streamed_draft_is_the_one_without_a_stream(server, prompts, seed: int
 
 def test_a_stream_of_tokens_that_breaks_off_is_not_repeated(server, prompts) -> None:
     events = server.events(server.completion({"seed": 3, "stop": ["\n\n"], "return_token_ids": True}))
-    server.spoilt = [(200, events.split(b"\n\n")[0] + b"\n\n", {"Content-Type": "text/event-stream"})]
+    server.spoilt = [(200, events.split(b"\n\n")[0] + b"\n\n", EVENTS)]
     pieces: list[str] = []
     with pytest.raises(StreamBrokenError):
         stream(server, prompts, 3, pieces)

@@ -1,5 +1,6 @@
 """Conversations over HTTP: which requests are turns of one, as each protocol says it."""
 
+from functools import partial
 from typing import Any
 
 import httpx
@@ -85,13 +86,18 @@ def test_responses_and_messages_have_sessions_too(site: GatewayDeployment, clien
     assert (last.reason, last.action) == ("session", later.action)
 
 
+def known(client: httpx.Client) -> bool:
+    """Return whether the gateway knows a client's key."""
+    return client.get("/v1/models").status_code == 200
+
+
 def test_ids_of_two_tenants_are_two_sessions(deploy: Deploy) -> None:
     site = deploy(warm_up=1_000)
     keys = [site.key(name, scopes=("ask", "read")) for name in ("shop", "bank")]
     replies = []
     for key in keys:
         with site.http(key) as client:
-            site.until(lambda client=client: client.get("/v1/models").status_code == 200)
+            site.until(partial(known, client))
             replies.append(ask(client, session_id="one"))
     made = decisions(site, *replies)
     assert [each.reason for each in made] == ["warm-up", "warm-up"]
