@@ -40,7 +40,8 @@ class CompletionStream(EventStream):
         for choice in chunk.choices[:1]:
             self._texts.append(choice.text)
             if choice.token_ids is not None:
-                self._token_ids = [*(self._token_ids or ()), *choice.token_ids]
+                self._token_ids = self._token_ids or []
+                self._token_ids += choice.token_ids
             if choice.finish_reason is not None:
                 self._end = choice
             return choice.text
