@@ -144,6 +144,10 @@ DEVIATIONS: tuple[Deviation, ...] = (
     ),
     Deviation("*", "uniscale*", OURS),
     Deviation("models", "data[].routing", OURS),
+    *(
+        Deviation("models", f"data[].{field}*", "under OpenRouter's names, which other gateways' clients read")
+        for field in ("context_length", "pricing", "supported_parameters")
+    ),
     Deviation("*", "usage.prompt_tokens_details*", "vLLM fills it in with --enable-prompt-tokens-details only"),
     Deviation("*", "usage.completion_tokens_details*", "reasoning_tokens: what was generated but is not in the text"),
     Deviation("stream*", "choices[].delta.refusal", "OpenAI's first chunk has it, with null; vLLM leaves it out"),
