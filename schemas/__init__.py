@@ -1,24 +1,24 @@
-"""The record types: every record on the wire, typed, frozen, versioned and validated once at the edge.
+"""The record types. Every record on the wire is typed, frozen, versioned and validated once at the edge.
 
 The life of one query, as records:
 
-    Query          a client asks                                      query.py
+    Query          a client sends a question                          query.py
     Context        the embedder adds the unit vector                  query.py
     Decision       the decider chooses a = (M, QP, CP, BS)            decision.py
     SearchStep     the executor drafts one step                       search.py
     Verification   the verifier scores it; the two repeat             search.py
     AnswerChunk    the executor sends text as it is generated         chunk.py
-    Answer         the executor, or the aggregator on expiry          answer.py
+    Answer         the executor, or the aggregator on expiry, ends it answer.py
     Feedback       a client grades it, possibly hours later           reward.py
     Due            a deadline has passed                              reward.py
-    Reward         the aggregator closes it; the decider learns       reward.py
+    Reward         the aggregator sends it; the decider learns        reward.py
     Cancel         the client no longer waits                         control.py
 
-In addition, CatalogueEntry, PriceEntry, ObjectiveEntry, CostBoundsEntry and KeyEntry configure the processes, a
-Heartbeat reports that an executor is alive (all in control.py), and a DeadLetter keeps a record that could not be
-handled (dead_letter.py).
+In addition, CatalogueEntry, PriceFactorEntry, ObjectiveEntry, CostBoundsEntry and KeyEntry configure the processes, and
+a Heartbeat reports that an executor is alive (all in control.py). An AttemptFailed lets the decider try another model
+(attempt.py), and a DeadLetter keeps a record that could not be handled (dead_letter.py).
 
-Imports msgspec, orjson, zstandard and the standard library only.
+This package imports only msgspec, orjson, zstandard and the standard library.
 """
 
 from schemas.action import Action

@@ -6,17 +6,17 @@ from schemas.errors import InvalidField
 from schemas.record import check_name
 
 MAX_DRAFTS = 4096
-"""Drafts in one step of a search. Table 1 stops at 64."""
+"""Maximum number of drafts in one step of a search. Table 1 stops at 64."""
 
 
 class Action(Struct, frozen=True, kw_only=True, order=True):
-    """One joint configuration. `agents.catalogue` defines which ones exist.
+    """One joint configuration. `agents.catalogue` defines which configurations exist.
 
     Attributes:
         model: Name of the generator in the catalogue.
-        qp: Question parallelism: independent subtrees, at least 1.
-        cp: Candidate parallelism: drafts per subtree at the root, CP/BS per kept path afterwards.
-        bs: Beam size: paths kept per subtree, 1 to cp.
+        qp: Question parallelism: number of independent subtrees, at least 1.
+        cp: Candidate parallelism: number of drafts per subtree at the root; CP/BS per kept path afterwards.
+        bs: Beam size: number of paths kept per subtree, 1 to cp.
     """
 
     model: str
@@ -25,7 +25,7 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
     bs: int
 
     def __post_init__(self) -> None:
-        """Refuse an action without a model or with a count out of range."""
+        """Reject an action without a model or with a count out of range."""
         if not self.model:
             raise InvalidField("Action", "model", "is empty; name a model of the catalogue")
         check_name("Action", "model", self.model)
@@ -42,12 +42,12 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def samples(self) -> int:
-        """Return QP·CP, the number of paths that it begins."""
+        """Return QP·CP, the number of paths that the search starts with."""
         return self.qp * self.cp
 
     @property
     def id(self) -> str:
-        """Return `model/qp/cp/bs`, stable forever.
+        """Return `model/qp/cp/bs`, an id that never changes.
 
         >>> Action(model="qwen3-8b", qp=4, cp=16, bs=4).id
         'qwen3-8b/4/16/4'
@@ -60,13 +60,13 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        """Return the action of an id. The model's name may hold slashes.
+        """Return the action with this id. The model's name may contain slashes.
 
         >>> Action.parse("Qwen/Qwen3-8B/1/1/1").model
         'Qwen/Qwen3-8B'
 
         Raises:
-            InvalidField: when the text is not `model/qp/cp/bs`.
+            InvalidField: The text is not `model/qp/cp/bs`.
         """
         parts = text.rsplit("/", 3)
         if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts[1:]):

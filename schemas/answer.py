@@ -1,4 +1,4 @@
-"""Answer: how a query ended, with the trace of its search in numbers."""
+"""Answer: how a query ended, with a numeric trace of its search."""
 
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -15,25 +15,25 @@ from schemas.search import Served
 from schemas.spent import Spent
 
 Status = Literal["ok", "unfinished", "budget", "expired", "failed", "rejected", "cancelled"]
-"""ok: a completed path. unfinished: no path completed; the best cut-off one is returned and flagged. budget: tokens,
-eFLOPs or time ran out, best so far. expired: the deadline passed without an answer. failed: the engine failed.
-rejected: the query could not be read, or no action could be chosen for it. cancelled: the client went away; the cost is
-recorded, nothing is learned."""
+"""ok: a path was completed. unfinished: no path was completed; the best unfinished one is returned and flagged. budget:
+the budget or the time ran out; the best path so far is returned. expired: the deadline passed without an answer.
+failed: the engine failed. rejected: the query could not be read, or no action could be chosen for it. cancelled: the
+client went away; the cost is recorded, but nothing is learned."""
 
 FAILURES: Final[frozenset[Status]] = frozenset({"expired", "failed"})
-"""Comparisons of policies count these as wrong answers."""
+"""Statuses that comparisons of policies count as wrong answers."""
 
 UNCOUNTED: Final[frozenset[Status]] = frozenset({"cancelled", "rejected"})
-"""These say nothing about the choice of a configuration."""
+"""Statuses that do not count as results, because they do not depend on the choice of a configuration."""
 
 
 class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One completed path, as an answer.
 
     Attributes:
-        text: Its text.
+        text: Text of the path.
         score: Its mean score, V(p); None if it was not scored.
-        extracted: The answer in it, for instance the content of its last box.
+        extracted: The answer extracted from the text, for instance the content of its last box.
     """
 
     text: str
@@ -42,10 +42,10 @@ class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Probe(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a model answered the operator's probe (`UNISCALE_PROBE_QUESTION`), sent the way a search sends a query.
+    """The result of the operator's probe of a model (`UNISCALE_PROBE_QUESTION`), sent as a search sends a query.
 
     Attributes:
-        passed: Whether it produced a text.
+        passed: Whether the model produced a text.
         age_s: Seconds between the end of the probe and the use of its result.
     """
 
@@ -54,11 +54,11 @@ class Probe(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CutStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A step that the deadline cut while an engine was working on it: all that is known about its cost.
+    """A step that the deadline cut while an engine was working on it, with all that is known about its cost.
 
     Attributes:
-        parents: The draft that each of its drafts continues, -1 at the root.
-        tokens: Upper bound on the tokens of a draft.
+        parents: For each of its drafts, the index of the draft that it continues; -1 at the root.
+        tokens: Upper bound on the tokens of each draft.
         prompt_tokens: Upper bound on the tokens of the prompt.
     """
 
@@ -68,43 +68,43 @@ class CutStep(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
-    """How a query ended. Key: query_id. Its value is a zstd frame. Only the first in offset order counts.
+    """How a query ended. Key: query_id. Its value is a zstd frame. Only the first Answer in offset order counts.
 
     Attributes:
         query_id: The query's id.
-        status: How it ended.
-        by: The service that wrote it.
-        action: The action that ran; None when none was chosen.
-        attempt: Which attempt at the query it ends, 1 for the first.
-        group: The executor group that ran it; empty when none did.
-        seq: The Decision's sequence number; None without one.
-        text: The chosen path's text; None when there is none, and empty if the upstream's message has tool calls or a
-            refusal alone.
-        complete: Whether the chosen path is completed: an unfinished one is never presented as an answer.
-        extracted: The answer in it, for instance the content of its last box.
+        status: How the query ended.
+        by: The service that wrote the Answer.
+        action: The action that ran; None if none was chosen.
+        attempt: Number of the attempt at the query that this ends, 1 for the first.
+        group: The executor group that ran the search; empty if none did.
+        seq: The Decision's sequence number; None without a Decision.
+        text: The chosen path's text; None if there is none, and empty if the upstream's message has only tool calls or
+            a refusal.
+        complete: Whether the chosen path is completed. An unfinished path is never presented as an answer.
+        extracted: The answer extracted from the text, for instance the content of its last box.
         score: The chosen path's mean score, V(p); None without a text, or if no verifier is in use for its model. The
-            latter is not a fault and says nothing about the answer.
+            latter is not a fault and does not indicate whether the answer is right.
         answers: Up to `Query.n` completed paths, best first; empty if `n` is 1.
         path: Indices of the chosen path in the trace, root first.
-        trace: Every draft of the search, parents before children; only the chosen path may carry its texts.
-        limits: What bounded the search.
-        prompt_tokens: L_in, tokens of the rendered prompt; 0 when nothing ran.
-        depth: Steps of the chosen path.
-        steps: Steps the search took.
-        completed: Completed paths.
+        trace: Every draft of the search, parents before children. Only the chosen path's drafts may have texts.
+        limits: The limits of the search.
+        prompt_tokens: L_in, tokens of the rendered prompt; 0 if nothing ran.
+        depth: Number of steps of the chosen path.
+        steps: Number of steps that the search took.
+        completed: Number of completed paths.
         shortened: Number of scores given to paths that the verifier's policy had shortened.
-        spent: Where its time went; all 0 if it was rejected, or its record was sent to the dead-letter topic.
-        engine: What generated.
-        billed: The tokens that it was billed, as the upstream counted them; None where the engine counts them itself.
-        upstream: What the upstream returned, if the request was passed through whole; None otherwise.
-        verifier: What scored.
-        error: Why it failed, expired, was rejected or cancelled, and what to do.
-        cut: The step that its deadline cut; None if no engine was working on one.
-        fault: `infrastructure` when the search failed through no fault of the action: nothing is learned. `model` when
-            the model produced no text: it is learned as wrong, and its cost is charged but not learned.
+        spent: Where the query's time went; all 0 if it was rejected, or its record was sent to the dead-letter topic.
+        engine: The engine that generated the text.
+        billed: The billed tokens, as counted by the upstream; None if the engine counts them itself.
+        upstream: The upstream's reply, if the request was passed through whole; otherwise None.
+        verifier: The verifier that scored the drafts.
+        error: Why the query failed, expired, was rejected or was cancelled, and what to do.
+        cut: The step that the deadline cut; None if no engine was working on one.
+        fault: `infrastructure` if the search failed through no fault of the action; nothing is then learned. `model` if
+            the model produced no text; this is learned as a wrong answer, and the cost is charged but not learned.
         cause: Why a search ended without a text, if that may be its model's fault.
-        probe: How the model answered the operator's probe at that time, if that decides whose fault a refusal is; None
-            if it was not probed, or the minute's probes were used up.
+        probe: Result of the operator's probe of the model at that time, if it decides whose fault a refusal is; None if
+            the model was not probed, or the minute's probes were used up.
     """
 
     framed: ClassVar[bool] = True
@@ -141,7 +141,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     probe: Probe | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an answer that contradicts itself."""
+        """Reject an answer that contradicts itself."""
         check_id("Answer", self.query_id)
         if self.status in ("ok", "unfinished") and self.text is None:
             raise InvalidField(
@@ -171,7 +171,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     def bounded(self) -> bool:
         """Return whether the client's own limits cut the chosen path, or its sampling distorted it.
 
-        Its text then says nothing about the action.
+        If so, its text does not indicate the quality of the action.
         """
         if self.limits is not None and self.limits.distorted:
             return True
@@ -180,10 +180,10 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
 
     @property
     def generated_tokens(self) -> int:
-        """Return the tokens generated over all drafts."""
+        """Return the number of tokens generated over all drafts."""
         return sum(draft.tokens for draft in self.trace)
 
     @property
     def verifier_tokens(self) -> int:
-        """Return the tokens the verifier read over all drafts."""
+        """Return the number of tokens that the verifier read over all drafts."""
         return sum(draft.verifier_tokens for draft in self.trace)

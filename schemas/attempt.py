@@ -1,4 +1,4 @@
-"""AttemptFailed: a search that failed before any of its text was sent, so that another model may be tried."""
+"""AttemptFailed: a search that failed before any of its text was sent, so another model may be tried."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from schemas.record import Record
 class AttemptFailed(Record, frozen=True, kw_only=True, tag="attempt-failed.v1"):
     """An attempt that failed. Key: policy shard. Its value is a zstd frame. The first per (query_id, attempt) counts.
 
-    Only the decider handles it: it sends the Decision of the next attempt, or the Answer that this record carries.
+    Only the decider handles this record. It sends either the Decision of the next attempt or the Answer in this record.
 
     Attributes:
         answer: The Answer that ends the query if nothing else can be tried. It contains the action, time and fault.
@@ -21,7 +21,7 @@ class AttemptFailed(Record, frozen=True, kw_only=True, tag="attempt-failed.v1"):
     answer: Answer
 
     def __post_init__(self) -> None:
-        """Refuse an attempt that has not failed, or that has no Decision."""
+        """Reject an attempt that has not failed, or that has no Decision."""
         answer = self.answer
         if answer.status != "failed" or answer.text is not None:
             why = (
@@ -40,5 +40,5 @@ class AttemptFailed(Record, frozen=True, kw_only=True, tag="attempt-failed.v1"):
 
     @property
     def attempt(self) -> int:
-        """Return which attempt it was, 1 for the first."""
+        """Return the number of the attempt, 1 for the first."""
         return self.answer.attempt

@@ -1,4 +1,4 @@
-"""What a chat request asks for besides a text: tools, a format, sampling; and what an upstream returned."""
+"""A chat request's options besides its text (tools, format and sampling), and an upstream's reply."""
 
 from collections.abc import Collection
 from typing import Annotated, Any, Final, Literal, get_args
@@ -10,44 +10,45 @@ from schemas.errors import InvalidField
 from schemas.record import check_json
 
 Capability = Literal["tools", "json", "images", "logprobs"]
-"""What a chat endpoint may declare besides text: tool calls, a `response_format`, image parts, log probabilities."""
+"""Capabilities that a chat endpoint may declare: tool calls, a `response_format`, image parts, log probabilities."""
 
 Requirement = Literal["tools", "json", "images", "logprobs", "sampling", "penalties", "greedy"]
-"""What a request needs of a configuration. The first four are capabilities. sampling: a temperature or top_p of the
-client's. penalties: its penalties or logit_bias, which only whole answers honour. greedy: temperature 0, at which all
-samples are the same, so that one is drawn."""
+"""Requirements that a request places on a configuration. The first four are capabilities. sampling: the client sets
+temperature or top_p. penalties: the client sets penalties or logit_bias, which are applied only to whole answers.
+greedy: temperature 0, at which all samples are the same, so only one is drawn."""
 
 CAPABILITIES: Final[tuple[Capability, ...]] = get_args(Capability)
 
 WHOLE: Final[frozenset[Requirement]] = frozenset(CAPABILITIES)
-"""What one sample of a chat endpoint gives: request and reply are passed through whole, and nothing is scored."""
+"""Requirements met by one sample of a chat endpoint: request and reply are passed through whole, and nothing is
+scored."""
 
 ONE_SAMPLE: Final[frozenset[Requirement]] = WHOLE | {"greedy"}
-"""What a single sample is drawn for."""
+"""Requirements for which a single sample is drawn."""
 
 MAX_OPTIONS: Final = 256 * 1024
-"""Bytes of the options as JSON: the Decision repeats them."""
+"""Maximum size of the options as JSON, in bytes. They are repeated in the Decision."""
 
 DEEPEST: Final = 64
-"""Levels of lists and objects in what is passed through: a schema takes two for each level of what it describes."""
+"""Maximum nesting of fields that are passed through. A schema takes two levels for each level that it describes."""
 
 MAX_PASSED_VALUES: Final = 32 * 1024
-"""JSON values in the options, and in the parts of a message: a record has far more."""
+"""Maximum number of JSON values in the options, and in the parts of a message. A record may have far more."""
 
 MAX_TOOLS: Final = 128
-"""Tools of a request, as in OpenAI's API."""
+"""Maximum number of tools in a request, as in OpenAI's API."""
 
 MAX_BIASES: Final = 1024
-"""Tokens in `logit_bias`, as in OpenAI's API at least."""
+"""Maximum number of tokens in `logit_bias`, at least as many as in OpenAI's API."""
 
 TAUGHT_TEMPERATURE: Final = 1.2
-"""At a higher temperature of the client's, an answer says nothing about its configuration."""
+"""Highest client temperature at which the correctness and the score of an answer are still learned."""
 
 MAX_MESSAGE: Final = 1024 * 1024
-"""Bytes of an upstream's message as JSON."""
+"""Maximum size of an upstream's message as JSON, in bytes."""
 
 MAX_LOGPROBS: Final = 2 * 1024 * 1024
-"""Bytes of the log probabilities of a completion as JSON: a thousand tokens with 20 alternatives each."""
+"""Maximum size of a completion's log probabilities as JSON, in bytes: a thousand tokens with 20 alternatives each."""
 
 FIELDS: Final[dict[Requirement, tuple[str, ...]]] = {
     "tools": ("tools",),
@@ -58,26 +59,26 @@ FIELDS: Final[dict[Requirement, tuple[str, ...]]] = {
     "penalties": ("presence_penalty", "frequency_penalty", "logit_bias"),
     "greedy": ("temperature",),
 }
-"""The fields of a chat completion that have a requirement."""
+"""The fields of a chat completion request that imply each requirement."""
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fields of a chat completion that go to the model as the client sent them. Null: not asked for.
+    """The fields of a chat completion request that go to the model as the client sent them; null if not given.
 
     Attributes:
         tools: The tools that the model may call.
-        tool_choice: Whether and which tool it must call.
-        parallel_tool_calls: Whether it may call several at once.
-        response_format: The JSON, or the schema of it, that the answer must be.
-        logprobs: Whether the log probabilities of the answer's tokens are returned.
-        top_logprobs: How many alternatives of each token are.
-        temperature: Sampling temperature, in place of the catalogue's; likewise the others.
+        tool_choice: Whether the model must call a tool, and which one.
+        parallel_tool_calls: Whether the model may call several tools at once.
+        response_format: The format of the answer: JSON, or JSON that matches a schema.
+        logprobs: Whether to return the log probabilities of the answer's tokens.
+        top_logprobs: Number of alternatives to return for each token.
+        temperature: Sampling temperature. This and the next fields replace the catalogue's settings.
         top_p: Nucleus size of the sampling.
-        presence_penalty: Penalty of tokens that have occurred.
-        frequency_penalty: Penalty of tokens by how often they have occurred.
-        logit_bias: Added to the logits of tokens, by their ids.
+        presence_penalty: Penalty for tokens that have already occurred.
+        frequency_penalty: Penalty for tokens in proportion to the number of times they have occurred.
+        logit_bias: Numbers to add to the logits of tokens, by token id.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -93,7 +94,7 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] = {}
 
     def __post_init__(self) -> None:
-        """Refuse what no server takes, naming the field."""
+        """Reject options that no server accepts, naming the field."""
         if len(self.tools) > MAX_TOOLS:
             raise InvalidField("ChatOptions", "tools", f"holds {len(self.tools)}; give at most {MAX_TOOLS}")
         if self.tool_choice is not None and not self.tools:
@@ -107,11 +108,11 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Return the fields that were asked for, as a request to a chat endpoint has them."""
+        """Return the fields that were given, in the form of a request to a chat endpoint."""
         return dict(msgspec.to_builtins(self))
 
     def without(self, names: Collection[str]) -> tuple["ChatOptions", tuple[str, ...]]:
-        """Return the options without some fields, and the names of those that ask for more than the API's default."""
+        """Return the options without some fields, and the names of those whose values differ from the API's default."""
         usual = {"temperature": 1.0, "top_p": 1.0}
         dropped = tuple(
             name for name, each in self.fields.items() if name in names and each != usual.get(name)
@@ -126,12 +127,12 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def distorts(self) -> bool:
-        """Return whether the sampling shapes the text so much that it says nothing about the configuration."""
+        """Return whether the sampling changes the text so much that it does not reflect the configuration."""
         return self.penalised or (self.temperature or 0.0) > TAUGHT_TEMPERATURE
 
     @property
     def required(self) -> tuple[Requirement, ...]:
-        """Return what they need of a configuration. The API's defaults, temperature 1 and top_p 1, need nothing."""
+        """Return the requirements of the options. The API's defaults, temperature 1 and top_p 1, require nothing."""
         needs: dict[Requirement, bool] = {
             "tools": bool(self.tools),
             "json": self.response_format is not None,
@@ -144,7 +145,7 @@ class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def nobody_has(requirement: Requirement) -> str:
-    """Return what to do where no model that may answer has what a query requires."""
+    """Return the error message for a query with a requirement that no allowed model meets."""
     fix = f"give the entry of a chat endpoint `capabilities: [{requirement}]`, if its server supports that"
     if requirement not in WHOLE:
         fix = "leave it out"
@@ -152,18 +153,18 @@ def nobody_has(requirement: Requirement) -> str:
 
 
 def check_passed(kind: str, field: str, value: object, most_bytes: int) -> None:
-    """Refuse what is passed through if a record cannot carry it; see `check_json`."""
+    """Reject a value to be passed through if a record cannot carry it (`check_json`)."""
     check_json(kind, field, value, most_bytes, deepest=DEEPEST, most_values=MAX_PASSED_VALUES)
 
 
 class UpstreamChoice(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The choice of a chat completion as its upstream returned it, where a request is passed through whole.
+    """The choice of a chat completion as the upstream returned it, if the request was passed through whole.
 
     Attributes:
-        message: The assistant's message: content, `tool_calls`, `refusal` and whatever else it has.
-        finish_reason: Why it ended: `stop`, `length`, `tool_calls`.
-        logprobs: The log probabilities of its tokens as JSON text, because a record may not hold so many values;
-            empty: none.
+        message: The assistant's message, with content, `tool_calls`, `refusal` and any other fields.
+        finish_reason: Why the message ended: `stop`, `length` or `tool_calls`, for example.
+        logprobs: The log probabilities of the message's tokens, as JSON text because they would exceed a record's limit
+            on values. Empty if there are none.
     """
 
     message: dict[str, Any]
@@ -171,7 +172,7 @@ class UpstreamChoice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what is too large for a record."""
+        """Reject a message or log probabilities that are too large for a record."""
         check_passed("UpstreamChoice", "message", self.message, MAX_MESSAGE)
         if len(self.logprobs) > MAX_LOGPROBS:
             why = f"take {len(self.logprobs)} characters of {MAX_LOGPROBS}; ask for fewer top_logprobs or max_tokens"
@@ -179,5 +180,5 @@ class UpstreamChoice(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def says(self) -> bool:
-        """Return whether it says anything besides a text: a tool call, or a refusal."""
+        """Return whether the message contains a tool call or a refusal."""
         return any(self.message.get(name) for name in ("tool_calls", "refusal"))

@@ -1,4 +1,4 @@
-"""AnswerChunk: more of an answer's text while it is generated, for the gateway whose client streams it."""
+"""AnswerChunk: a piece of an answer's text, sent while it is generated to the gateway whose client streams it."""
 
 import zlib
 
@@ -7,16 +7,16 @@ from schemas.record import Record, check_id
 
 
 class AnswerChunk(Record, frozen=True, kw_only=True, tag="answer-chunk.v1"):
-    """More of the text of an answer. Key: query_id.
+    """A piece of the text of an answer. Key: query_id.
 
-    Chunks may be lost, repeated, late, or come from two runs of a search that was redelivered: the Answer has the whole
-    text, and only it counts. `before` lets a reader append only what continues the text that it has.
+    Chunks may be lost, repeated or late, or come from two runs of a redelivered search. The Answer has the whole text,
+    and it alone counts. With `before`, a reader can append only chunks that continue the text it already has.
 
     Attributes:
         query_id: The query's id.
-        attempt: Which attempt at the query, 1 for the first.
-        offset: Characters of the answer before this text.
-        before: CRC-32 of these characters in UTF-8 (`digest`).
+        attempt: Number of the attempt at the query, 1 for the first.
+        offset: Number of characters of the answer before this text.
+        before: CRC-32 of the characters before this text, in UTF-8 (`digest`).
         text: The text.
     """
 
@@ -27,11 +27,11 @@ class AnswerChunk(Record, frozen=True, kw_only=True, tag="answer-chunk.v1"):
     text: str
 
     def __post_init__(self) -> None:
-        """Refuse an id that cannot be a key."""
+        """Reject an id that cannot be a key."""
         check_id("AnswerChunk", self.query_id)
 
     def continues(self, text: str) -> str:
-        """Return what it adds to the text so far; empty if it adds nothing, or belongs to another text."""
+        """Return what this chunk adds to the text so far; empty if it adds nothing or continues a different text."""
         if self.offset > len(text) or digest(text[: self.offset]) != self.before:
             return ""
         known = text[self.offset :]

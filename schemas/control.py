@@ -1,4 +1,4 @@
-"""Records that configure every process (the last per name counts), cancel a query, or report a live executor."""
+"""Records that configure every process, cancel a query, or report that an executor is alive."""
 
 import math
 import re
@@ -13,14 +13,14 @@ from schemas.prices import Prices, Rate
 from schemas.record import Record, check_finite, check_id, check_json, decode, load
 from schemas.search import Served
 
-# Records that configure every process: catalogue, objectives, cost bounds, API keys. The last one per name counts.
+# Records that configure every process: catalogue, objectives, cost bounds and API keys. The last one per name counts.
 
 MAX_ENTRY = 64 * 1024
-"""Bytes of a catalogue entry's model as JSON."""
+"""Maximum size of a catalogue entry's model as JSON, in bytes."""
 
 Scope: TypeAlias = Literal["ask", "feedback", "read", "teach", "admin"]
-"""What an API key may do: send queries; send feedback; read its tenant's queries; have the learner learn from its
-queries and feedback; read every tenant's queries and set objectives."""
+"""Permissions of an API key, in order: send queries; send feedback; read its tenant's queries; have the learner learn
+from its queries and feedback; read every tenant's queries and set objectives."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -39,7 +39,7 @@ class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"
     model: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an addition without an entry, or whose entry has another name."""
+        """Reject an `add` without an entry, a `remove` with one, or an entry whose name differs from `name`."""
         _check_name("CatalogueEntry", self.name)
         if (self.op == "add") != (self.model is not None):
             raise InvalidField(
@@ -53,19 +53,19 @@ class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"
 
     @property
     def key(self) -> str:
-        """Return the key it is compacted by."""
+        """Return the record's key, by which the topic is compacted."""
         return f"model/{self.name}"
 
 
 class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
-    """The price of a catalogue's model from now on. Key: `price/<name>`.
+    """The price of a model in the catalogue from now on. Key: `price/<name>`.
 
-    A later CatalogueEntry for the model overrides it.
+    A later CatalogueEntry for the model overrides this price.
 
     Attributes:
         name: The model's name.
-        factor: Multiplies the eFLOPs of a query on this model; or
-        prices: what its tokens cost in USD. Exactly one, in the deployment's unit.
+        factor: Factor by which the eFLOPs of a query on this model are multiplied, if costs are in eFLOPs.
+        prices: Prices of the model's tokens, if costs are in USD. Exactly one of factor and prices is set.
     """
 
     name: str
@@ -73,7 +73,7 @@ class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
     prices: Prices | None = None
 
     def __post_init__(self) -> None:
-        """Refuse neither or both, and a factor that is not finite and above 0."""
+        """Reject an entry with neither or both, and a factor that is not finite and above 0."""
         _check_name("PriceFactorEntry", self.name)
         if (self.factor is None) == (self.prices is None):
             why = f"is {self.factor} with prices {self.prices}; give one of the two, in the deployment's unit"
@@ -90,7 +90,7 @@ class PriceFactorEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
 
     @property
     def key(self) -> str:
-        """Return the key it is compacted by."""
+        """Return the record's key, by which the topic is compacted."""
         return f"price/{self.name}"
 
 
@@ -100,9 +100,10 @@ class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"
     Attributes:
         name: The name that queries use.
         op: `set` or `remove`.
-        weights: w₁, w₂, w₃; or
-        mean_cost: mean cost per query, in the deployment's unit; or
-        accuracy: share of the accuracy within reach. Exactly one with `set`, none with `remove`.
+        weights: w₁, w₂ and w₃.
+        mean_cost: Target for the mean cost per query, in the deployment's unit.
+        accuracy: Target for accuracy, as a share of the accuracy within reach. Exactly one of weights, mean_cost and
+            accuracy is present with `set`, and none with `remove`.
     """
 
     name: str
@@ -112,7 +113,7 @@ class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"
     accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse `set` with other than one kind of objective, and `remove` with any."""
+        """Reject a `set` without exactly one kind of objective, and a `remove` with any."""
         _check_name("ObjectiveEntry", self.name)
         names = ("weights", "mean_cost", "accuracy")
         given = [name for name in names if getattr(self, name) is not None]
@@ -126,7 +127,7 @@ class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"
 
     @property
     def key(self) -> str:
-        """Return the key it is compacted by."""
+        """Return the record's key, by which the topic is compacted."""
         return f"objective/{self.name}"
 
 
@@ -137,7 +138,7 @@ class CostBoundsEntry(Record, frozen=True, kw_only=True, tag="cost-bounds-entry.
 
     @property
     def key(self) -> str:
-        """Return the key it is compacted by."""
+        """Return the record's key, by which the topic is compacted."""
         return "cost-bounds"
 
 
@@ -147,15 +148,15 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
     Attributes:
         name: The name that operators use.
         op: `add` or `revoke`.
-        sha256: SHA-256 of the key, in hex. Absent with `revoke`.
-        tenant: The tenant its queries belong to.
-        scopes: What it may do: ask, give feedback, read queries, teach the learner, administer.
-        allowed_models: Model names it may request, virtual ones included; None allows all.
-        allowed_objectives: Objectives it may request; None allows all.
-        per_minute: Maximum requests per minute.
-        in_flight: Maximum requests at the same time.
-        eflops_per_day: Maximum eFLOPs its answers may cost in 24 hours.
-        usd_per_day: Likewise in USD, where costs are.
+        sha256: SHA-256 of the API key, in hex. Absent with `revoke`.
+        tenant: The tenant to which the API key's queries belong.
+        scopes: Permissions: ask, give feedback, read queries, teach the learner, administer.
+        allowed_models: Model names that may be requested, including virtual ones; None allows all.
+        allowed_objectives: Objectives that may be requested; None allows all.
+        per_minute: Maximum number of requests per minute.
+        in_flight: Maximum number of requests at the same time.
+        eflops_per_day: Maximum cost of the answers within 24 hours, in eFLOPs.
+        usd_per_day: The same limit in USD, if costs are in USD.
     """
 
     name: str
@@ -171,7 +172,7 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
     usd_per_day: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an addition without a digest, a revocation with one, and limits that allow nothing."""
+        """Reject an addition without a digest, a revocation with one, and limits that allow nothing."""
         _check_name("KeyEntry", self.name)
         if (self.op == "add") != (self.sha256 is not None):
             raise InvalidField("KeyEntry", "sha256", f"does not fit op {self.op!r}; give it with add only")
@@ -188,12 +189,12 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
 
     @property
     def limits_spending(self) -> bool:
-        """Return whether it limits what its answers may cost."""
+        """Return whether there is a limit on the cost of the API key's answers."""
         return self.eflops_per_day is not None or self.usd_per_day is not None
 
     @property
     def key(self) -> str:
-        """Return the key it is compacted by."""
+        """Return the record's key, by which the topic is compacted."""
         return f"key/{self.name}"
 
 
@@ -209,7 +210,7 @@ def decode_control(value: bytes | None) -> ControlRecord:
     """Return the control record in a value.
 
     Raises:
-        RecordError: as `decode` does.
+        RecordError: The value cannot be read, or is not a control record (see `decode`).
     """
     schema = load(value, "control record", framed=False).get("schema")
     kind = _KINDS.get(schema) if isinstance(schema, str) else None
@@ -225,10 +226,10 @@ def _check_name(kind: str, name: str) -> None:
         raise InvalidField(kind, "name", f"is {name[:40]!r}; give 1 to 200 printable characters")
 
 
-# Cancel: the client no longer waits for the answer; the executor drops the search at its next step.
+# Cancel: the client no longer waits for the answer, so the executor drops the search at its next step.
 
 MAX_CANCEL_REASON = 500
-"""Characters of the reason: it is repeated in the Answer's error."""
+"""Maximum number of characters of the reason, which is repeated in the Answer's error."""
 
 
 class Cancel(Record, frozen=True, kw_only=True, tag="cancel.v1"):
@@ -238,8 +239,8 @@ class Cancel(Record, frozen=True, kw_only=True, tag="cancel.v1"):
 
     Attributes:
         query_id: The query's id.
-        by: Who cancels, for instance `gateway`.
-        reason: Why, for instance `client disconnected`.
+        by: Name of the service that cancels, for instance `gateway`.
+        reason: Reason for cancelling, for instance `client disconnected`.
     """
 
     query_id: str
@@ -247,7 +248,7 @@ class Cancel(Record, frozen=True, kw_only=True, tag="cancel.v1"):
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse an id that cannot be a key, a missing sender, and a reason that is too long."""
+        """Reject an id that cannot be a key, a missing sender, and a reason that is too long."""
         check_id("Cancel", self.query_id)
         if not 1 <= len(self.by) <= 200:
             raise InvalidField("Cancel", "by", "must have 1 to 200 characters; say who cancels")
@@ -256,17 +257,18 @@ class Cancel(Record, frozen=True, kw_only=True, tag="cancel.v1"):
             raise InvalidField("Cancel", "reason", why)
 
 
-# Heartbeat: an executor reports that it is alive; the decider masks the models of executors that stop doing so.
+# Heartbeat: an executor reports that it is alive. The decider masks the models of executors that stop reporting.
 
 
 class ModelHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of one model in an executor.
 
     Attributes:
-        model: Its name in the catalogue.
-        state: ready: it serves requests. loading: not yet. suspended: its endpoint failed several times in a row, or
-            the model failed the operator's probe; it gets no requests for a while. failed: it could not be loaded.
-        why: What is wrong; empty when nothing is.
+        model: The model's name in the catalogue.
+        state: ready: the model serves requests. loading: it does not serve requests yet. suspended: its endpoint failed
+            several times in a row, or the model failed the operator's probe, so it gets no requests for a while.
+            failed: it could not be loaded.
+        why: The problem; empty if there is none.
     """
 
     model: str
@@ -279,13 +281,13 @@ class Heartbeat(Record, frozen=True, kw_only=True, tag="heartbeat.v1"):
 
     Attributes:
         group: The executor group.
-        instance: The process in it.
+        instance: The executor process in the group.
         models: The models that are ready.
-        every_s: Seconds until the next one.
-        in_flight: Searches in flight.
-        stopping: Whether this is its last heartbeat: its models are masked at once.
-        engine: The engine that generates.
-        health: The state of each model of the group, including those it cannot serve.
+        every_s: Seconds until the next heartbeat.
+        in_flight: Number of searches in flight.
+        stopping: Whether this is the executor's last heartbeat, after which its models are masked at once.
+        engine: The engine that generates text.
+        health: The state of each model of the group, including those that the executor cannot serve.
     """
 
     group: Annotated[str, Meta(min_length=1)]

@@ -8,10 +8,10 @@ from schemas.query import Origin
 from schemas.record import Record, readable_id
 
 HEAD_BYTES = 4096
-"""Bytes of a failed value that are kept; the whole value is at its origin."""
+"""Maximum number of bytes of a failed value that are kept. The whole value is at its origin."""
 
 MAX_REASON = 2000
-"""Characters of an error message: a library's error can quote the whole record."""
+"""Maximum number of characters of an error message, because a library's error can quote the whole record."""
 
 
 class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
@@ -21,15 +21,15 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
         service: The service that failed.
         origin: The record's position; `dead-letters retry` reads it from there.
         error: Name of the error's type.
-        reason: What is wrong and what to do.
+        reason: The problem and how to fix it.
         field: The field at fault, if any.
-        query_id: Its query, if the id is readable.
-        head: The first bytes of the value, 4 KiB unless the deployment says otherwise; base64 on the wire.
-        size: Bytes of the whole value.
+        query_id: The record's query, if the id is readable.
+        head: The first bytes of the value, 4 KiB unless the deployment sets fewer; base64 on the wire.
+        size: Number of bytes of the whole value.
         sha256: Digest of the whole value, in hex.
-        attempts: How often it was tried.
-        query_origin: Position of the Query, if it was refused because an earlier query has its id. It gets no Answer:
-            the earlier query's counts.
+        attempts: Number of times that handling the record was tried.
+        query_origin: Position of the Query, if it was rejected because an earlier query has its id. Such a query gets
+            no Answer, because the earlier query's Answer counts.
     """
 
     service: str
@@ -57,17 +57,17 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
         keep_bytes: int = HEAD_BYTES,
         query_origin: Origin | None = None,
     ) -> "DeadLetter":
-        """Return the dead letter of a value. It accepts any value: a failure here would block the partition forever.
+        """Return the dead letter of a value. It accepts any value, because a failure would block the partition forever.
 
         Args:
             value: The whole failed value; any bytes.
-            error: Why it failed.
+            error: The error that handling the record raised.
             service: The service that could not handle it.
             origin: The record's position.
-            query_id: Its query if known; otherwise read from the value if possible.
-            attempts: How often it was tried.
-            keep_bytes: Maximum bytes of the value to keep.
-            query_origin: Position of the Query, if it was refused because its id is taken.
+            query_id: The record's query if known; otherwise it is read from the value if possible.
+            attempts: Number of times that handling the record was tried.
+            keep_bytes: Maximum number of bytes of the value to keep.
+            query_origin: Position of the Query, if it was rejected because its id is taken.
         """
         data = value or b""
         return cls(
@@ -91,5 +91,5 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
 
 
 def _sendable(text: str) -> str:
-    """Return text that UTF-8 can hold: a library's message may quote half a surrogate pair."""
+    """Return text that can be encoded as UTF-8, because a library's message may quote half a surrogate pair."""
     return text.encode(errors="replace").decode()

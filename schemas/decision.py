@@ -23,18 +23,18 @@ Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 Reason = Literal["policy", "warm-up", "floor", "pinned", "control", "baseline", "session"]
 
 Cohort = Literal["policy", "control"]
-"""Whether the policy chose, or the query belongs to the control group, which always takes one action."""
+"""policy: the policy chose the action. control: the query is in the control group, which always gets one action."""
 
 Verified = Literal["all", "some", "none"]
-"""Which models of the catalogue have a verifier, whatever their health. all: all of them, the same one. some: not all,
-or different ones. none: none."""
+"""Which models of the catalogue have a verifier, whatever their health. all: all models, and the same verifier. some:
+not all models, or different verifiers. none: no models."""
 
 
 class ScoredAction(Struct, frozen=True, kw_only=True):
-    """One action as it was scored.
+    """One action with the score that ranked it.
 
     Attributes:
-        action: Its id, `model/qp/cp/bs`.
+        action: The action's id, `model/qp/cp/bs`.
         mean: Predicted reward, θᵀx.
         width: α·√(xᵀA⁻¹x), or the policy's equivalent.
         score: Mean plus width, by which actions are ranked.
@@ -55,11 +55,11 @@ class Predicted(Struct, frozen=True, kw_only=True):
 
 
 class PolicyState(Struct, frozen=True, kw_only=True):
-    """The policy that chose, and its version.
+    """The policy that chose the action, and the version of its state.
 
     Attributes:
         name: Name of the policy.
-        version: Rewards and corrections applied so far when it chose.
+        version: Number of rewards and corrections applied before the choice.
     """
 
     name: str
@@ -70,47 +70,46 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     """The action chosen for one query, or for a further attempt at it. Key: query_id.
 
     Attributes:
-        query: The whole Query: the executor needs text and budget, the aggregator reference and deadlines.
+        query: The whole Query. The executor needs its text and budget, and the aggregator its reference and deadlines.
         origin: Position of the Query.
         action: The chosen action.
-        group: The executor group that serves its model.
+        group: The executor group that serves the action's model.
         seq: Sequence number in the single order of decisions and updates.
-        seed: Seed of this query; those of steps and paths derive from it.
+        seed: Seed of this query, from which the seeds of steps and paths are derived.
         objective: The weights and cost bounds in force.
-        policy: Its name and version.
+        policy: Name and version of the policy.
         catalogue_version: Offset in `control` of the last change to the catalogue; −1 for the file alone.
-        mean: Predicted reward of the action; None in warm-up, at the baseline or when pinned.
-        width: Its confidence width.
+        mean: Predicted reward of the action; None in warm-up, at the baseline or if pinned.
+        width: Confidence width of the action.
         score: Mean plus width, by which actions are ranked.
         predicted: The predicted terms, if the policy models them.
         runners_up: The next best actions, best first.
-        candidates: How many actions could be chosen, after masking.
+        candidates: Number of actions that could be chosen, after masking.
         masked_models: Models left out because no live executor serves them.
-        short_models: Models left out because their context may not hold the question and an answer.
-        required: What the query needs of a configuration (`Query.required`).
-        unable_models: Models left out because they do not have what is required.
+        short_models: Models left out because the question and an answer may not fit into their context.
+        required: The query's requirements (`Query.required`).
+        unable_models: Models left out because they do not meet the requirements.
         reason: What chose the action: the policy, the warm-up, the exploration floor, the client's pin, the
-            control group, the baseline, while nobody has said of any answer whether it is right, or the last turn of
-            its session, whose configuration it keeps.
+            control group, the baseline, which is used until the correctness of some answer is known, or the previous
+            turn of its session, whose configuration it keeps.
         cohort: `control` for a query of the control group. (`group` is the executor group.)
-        session: The session it is a turn of, a digest scoped by account; empty if of none.
-        randomised: Whether its cohort was drawn at random. Pinned and warm-up queries, for example, are not, and do not
-            belong in a comparison of the cohorts.
-        propensity: Probability of this action given state and context, over policy and control group; None when
-            unknown.
-        propensity_draws: Monte Carlo draws behind it; 0 when exact.
-        propensity_error: Standard error of that estimate; 0 when exact.
-        appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from here.
-        price_factor: Price factor of the action's model at this time; later changes do not affect this query.
-        prices: Likewise its prices if costs are in USD; None if they are in eFLOPs.
-        spent: Where its time has gone so far.
-        verified: Which models had a verifier when it was made. Unless `all`, no score replaces an unknown correctness.
-        attempt: Which attempt at the query it is, 1 for the first. A later one has the objective and the cohort of the
-            first and is never `randomised`; its propensity is given what was excluded.
-        excluded: Models left out because an earlier attempt failed on them, or on the server that they share with it.
-        earlier: The attempts before it, which failed.
-        features: What the request shows besides its text, as categories `key=value` from the lists that the operator
-            named, and the product's own.
+        session: Digest of the session that the query is a turn of, scoped by account; empty if there is none.
+        randomised: Whether the cohort was drawn at random. The cohort of a pinned or warm-up query, for example, is
+            not, so such a query does not belong in a comparison of the cohorts.
+        propensity: Probability of this action given state and context, over policy and control group; None if unknown.
+        propensity_draws: Number of Monte Carlo draws behind the propensity; 0 if exact.
+        propensity_error: Standard error of the propensity; 0 if exact.
+        appended_ms: Append time of the Query on the broker, ms since the epoch. Deadlines count from this time.
+        price_factor: Price factor of the action's model at this time. Later changes do not affect this query.
+        prices: Prices of the action's model at this time if costs are in USD; None if they are in eFLOPs.
+        spent: Where the query's time has gone so far.
+        verified: Which models had a verifier at this time. Unless `all`, no score replaces an unknown correctness.
+        attempt: Number of this attempt at the query, 1 for the first. A later attempt has the objective and the cohort
+            of the first and is never `randomised`; its propensity is conditional on what was excluded.
+        excluded: Models left out because an earlier attempt failed on them, or on a model that shares their server.
+        earlier: The earlier attempts, which failed.
+        features: The request's categories, each as `key=value`: those from the lists that the operator named, and the
+            product's own.
     """
 
     query: Query
@@ -150,10 +149,10 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a decision that no executor could run."""
+        """Reject a decision that no executor could run."""
         check_group("Decision", self.group)
         numbers = [each.attempt for each in self.earlier]
-        # Compare the lengths first: a record may claim any number of attempts.
+        # Compare the lengths first, because a record may claim any number of attempts.
         if len(numbers) != self.attempt - 1 or numbers != list(range(1, self.attempt)):
             why = f"is not attempts 1 to {self.attempt - 1}; give each that failed before attempt {self.attempt}"
             raise InvalidField("Decision", "earlier", why)

@@ -1,9 +1,9 @@
-"""The one error tree.
+"""The error tree.
 
     UniscaleError                   base class
     ├── RecordError                 a record that cannot be read or written, with its `field`
     │   ├── UnreadableRecord        not a zstd frame, not UTF-8, not JSON, or over a limit
-    │   ├── UnknownSchema           another record, or a version this release does not know
+    │   ├── UnknownSchema           a different record, or a version this release does not know
     │   ├── InvalidField            a field is missing, ill-typed or out of range
     │   └── RecordTooLarge          its encoded value exceeds the brokers' limit
     ├── ActionError, CatalogueError, ObjectiveError      agents/catalogue/models.py
@@ -14,8 +14,8 @@
     ├── BadReference, UnpricedAnswer, GradingPoolError   agents/grading, agents/reward
     └── SettingsError, BrokerError, BrokerUnreachable, TopicsWrong, UnknownTopic, RowTooLarge   streams
 
-Every message says what is wrong, where, and what to do about it. In a handler a UniscaleError means that the
-record is at fault, and makes a dead letter. Faults of the process or of a dependency have other classes:
+Every message says what is wrong, where, and what to do about it. In a handler, a UniscaleError means that the record is
+at fault, and the record becomes a dead letter. Faults of the process or of a dependency have different classes:
 `Unavailable` (`streams.log.base`) and `Crash` (`streams.runtime.errors`).
 """
 
@@ -24,11 +24,11 @@ from difflib import get_close_matches
 
 
 class UniscaleError(Exception):
-    """Base class of this product's errors. Catch this, never Exception, to make a dead letter or an error message.
+    """Base class of this product's errors. Catch it rather than Exception to write a dead letter or an error message.
 
     Attributes:
-        instead: Message for clients, if the error's own message names addresses or quotes a server. Empty if clients
-            may read the message itself.
+        instead: Message for clients if the error's own message contains addresses or quotes a server. Empty if clients
+            may see the error's own message.
     """
 
     instead: str = ""
@@ -45,7 +45,7 @@ class RecordError(UniscaleError, ValueError):
     Attributes:
         record: Name of the record's type, for instance `Query`.
         field: Path of the field at fault, for instance `weights.cost`; empty for the record as a whole.
-        why: What is wrong and what to do, without record and field.
+        why: The problem and how to fix it, without record and field.
     """
 
     def __init__(self, record: str, field: str, why: str) -> None:
@@ -60,11 +60,11 @@ class UnreadableRecord(RecordError):
 
 
 class UnknownSchema(RecordError):
-    """The `schema` field names another record or a version this release does not know."""
+    """The `schema` field names a different record, or a version that this release does not know."""
 
 
 class InvalidField(RecordError):
-    """A field is missing, ill-typed or out of range; the message names it and the fix."""
+    """A field is missing, ill-typed or out of range. The message names the field and the fix."""
 
 
 class RecordTooLarge(RecordError):
@@ -72,7 +72,7 @@ class RecordTooLarge(RecordError):
 
 
 def shown(value: object, most: int = 80) -> str:
-    """Return a value from outside for an error message: short, and safe for any nesting.
+    """Return an external value as it may appear in an error message: short, and safe however deeply it is nested.
 
     >>> shown("query.v9"), shown([[[]]])
     ("'query.v9'", 'a list')
@@ -85,7 +85,7 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the closest known name, or all of them.
+    """Return the end of a message about an unknown name: the closest known name, or all known names.
 
     >>> closest("sead", ["seed", "prefix"]), closest("speed_of_light", ["seed", "prefix"])
     ("did you mean 'seed'?", 'known: prefix, seed')

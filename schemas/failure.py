@@ -1,4 +1,4 @@
-"""Why a search produced no text, and the failed attempts at a query before the one that counts."""
+"""Why a search produced no text, and the failed attempts at a query before the current one."""
 
 from typing import Final, Literal
 
@@ -8,8 +8,8 @@ from schemas.action import Action
 from schemas.forest import Count
 
 Fault = Literal["", "infrastructure", "model"]
-"""infrastructure: an endpoint, an engine or a machine failed, which says nothing about the action. model: the action's
-model produced no text, which counts as a wrong answer; `cause` says why."""
+"""infrastructure: an endpoint, an engine or a machine failed, through no fault of the action. model: the action's model
+produced no text, which counts as a wrong answer; `cause` gives the reason."""
 
 Cause = Literal["", "timeout", "empty", "undecodable", "refused", "filtered"]
 """Why a search ended without a text. timeout: the model was still generating when the deployment's time limit for a
@@ -25,14 +25,14 @@ class EarlierAttempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An attempt at a query that failed before any of its text was sent.
 
     Attributes:
-        attempt: Its number, 1 for the first.
-        seq: Its Decision's sequence number.
+        attempt: Number of the attempt, 1 for the first.
+        seq: Sequence number of its Decision.
         action: The action that ran.
-        fault: Whose fault it was.
-        cause: Why it ended without a text, if that may be its model's fault.
-        error: Why it failed.
-        tokens: Tokens that it generated.
-        cost: What it cost, in the unit of its objective; 0 if nothing ran, or the cost is unknown.
+        fault: Whose fault the failure was.
+        cause: Why the attempt ended without a text, if that may be its model's fault.
+        error: The error message.
+        tokens: Number of tokens that it generated.
+        cost: Its cost, in the unit of its objective; 0 if nothing ran, or the cost is unknown.
     """
 
     attempt: Count
@@ -46,7 +46,7 @@ class EarlierAttempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def attempt_id(query_id: str, attempt: int) -> str:
-    """Return the identity of an attempt: the query's id for the first, and `id number` for others. Ids have no spaces.
+    """Return an attempt's id: the query's id for the first, and `id number` for later ones (ids contain no spaces).
 
     >>> attempt_id("q-1", 1), attempt_id("q-1", 2)
     ('q-1', 'q-1 2')

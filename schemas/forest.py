@@ -1,7 +1,7 @@
 """The search of one query as a value (§3.3): a tree of drafts, each with its own text and its parent.
 
-SearchStep and Verification carry the forest, so that no process keeps it; the trace of an Answer is the same tree with
-the texts of the chosen path only. `agents/search/forest.py` grows it.
+SearchStep and Verification carry the forest, so that no process has to keep it. The trace of an Answer is the same tree
+with the texts of the chosen path only. `agents/search/forest.py` grows the forest.
 """
 
 from collections.abc import Sequence
@@ -19,51 +19,52 @@ Unit = Annotated[float, Meta(ge=0, le=1)]
 PriceFactor = Annotated[float, Meta(gt=0)]
 
 Finish = Literal["separator", "eos", "length", "context", "stop", "max_tokens"]
-"""How a draft ended: at the delimiter, at the end of the sequence, cut by its token limit in the middle of a step (the
-path continues there), at the end of the model's context (the path cannot continue), or where the client's own limits
-end the path: at a stop text (the path is complete), or at `max_tokens` (it is not)."""
+"""How a draft ended, in order: at the delimiter; at the end of the sequence; at its token limit in the middle of a step
+(the path continues there); at the end of the model's context (the path cannot continue); at one of the client's stop
+texts (the path is complete); or at the client's `max_tokens` (the path is not complete)."""
 
 Fate = Literal["open", "kept", "beam", "early_exit", "finished", "cut", "stopped"]
-"""What became of a draft: not scored yet; kept for expansion; outside the top BS; its bound below V_max; the end of a
-completed path; unfinished at the depth limit, at H_max, in a full context or at the client's `max_tokens`; live when
-the budget or the deadline ran out."""
+"""State of a draft, in order: not scored yet; kept for expansion; outside the top BS; its bound is below V_max; the end
+of a completed path; unfinished at the depth limit, at H_max, in a full context or at the client's `max_tokens`; live
+when the budget or the deadline ran out."""
 
 Stop = Literal["tokens", "eflops", "deadline"]
 """Which budget ran out."""
 
 
 class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Settings of a search that the paper leaves open: fixed at its start, recorded with every result.
+    """Settings of a search that the paper leaves open. They are fixed at its start and recorded with every result.
 
     Attributes:
-        depth_limit: The first H_max, in steps.
-        step_tokens: Maximum tokens a draft may have.
+        depth_limit: The initial H_max, in steps.
+        step_tokens: Maximum number of tokens in a draft.
         temperature: Sampling temperature.
         top_p: Nucleus size of the sampling.
-        top_k: Most likely tokens kept by the sampling; 0 keeps all.
-        delimiter: Ends a step; kept in its text.
+        top_k: Number of most likely tokens kept by the sampling; 0 keeps all.
+        delimiter: Text that ends a step and is kept in it.
         thinking: Whether the chat template enables thinking mode.
         eta: H_max = ceil(eta · D_best) (§3.3).
         early_exit: Whether paths that cannot win, or that reach H_max, are stopped.
-        cut_completes: Whether a path at the depth limit counts as completed, the literal reading of §3.3; a path cut by
-            the client's `max_tokens` never does.
+        cut_completes: Whether a path at the depth limit counts as completed, which is the literal reading of §3.3. A
+            path cut by the client's `max_tokens` never does.
         box_completes: Whether a complete box ends a path before the end of the sequence.
-        budget_tokens: Maximum tokens generated over all drafts; never exceeded.
+        budget_tokens: Maximum number of tokens generated over all drafts; never exceeded.
         budget_eflops: Cost at which the search stops, checked between steps.
-        budget_usd: Maximum cost; `budget_tokens` is the number of tokens it buys after paying for the prompt.
+        budget_usd: Maximum cost. `budget_tokens` is the number of tokens that it buys after paying for the prompt.
         deadline_ms: When the search stops, even in the middle of a step, ms since the epoch.
-        expires_ms: When the query expires, ms since the epoch: no one reads an answer after that.
+        expires_ms: When the query expires, ms since the epoch. No one reads an answer after that.
         max_tokens: The client's limit on the tokens of each path (`Query.max_tokens`).
         stop: The client's stop texts, each of which ends a path.
-        seeded: Whether the client gave the seed: then the drafts' seeds do not derive from the query's id.
-        answers: How many completed paths are wanted: early exit keeps paths that could still be among them.
+        seeded: Whether the client gave the seed, so the drafts' seeds do not depend on the query's id.
+        answers: Number of completed paths wanted. Early exit keeps paths that could still be among them.
         price_factor: Price factor by which the eFLOPs of the search are multiplied (`Decision.price_factor`).
-        prices: Prices of its tokens in USD (`Decision.prices`); None if costs are in eFLOPs.
-        distorted: Whether the client's own sampling shapes the text so much that it says nothing about the
-            configuration (`ChatOptions.distorts`).
-        verified: Whether a verifier scores the drafts. If not, there is no score and no early exit, and of several
-            completed paths the most frequent answer is chosen.
-        streamed: Whether the text is sent to gateways while it is generated: the client streams, and there is one path.
+        prices: Prices of the search's tokens in USD (`Decision.prices`); None if costs are in eFLOPs.
+        distorted: Whether the client's own sampling changes the text so much that it does not reflect the configuration
+            (`ChatOptions.distorts`).
+        verified: Whether a verifier scores the drafts. If not, there is no score and no early exit, and among several
+            completed paths one with the most frequent answer is chosen.
+        streamed: Whether the text is sent to gateways while it is generated, because the client streams and there is
+            only one path.
     """
 
     depth_limit: Annotated[int, Meta(ge=1)]
@@ -97,19 +98,19 @@ class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step of one path: a state s_{i,j,k}.
 
     Attributes:
-        parent: Index of the draft it continues; -1 at the root.
+        parent: Index of the draft that this one continues; -1 at the root.
         depth: j, from 1.
-        tokens: Tokens generated in this step.
-        finish: How it ended.
-        tree: i, its subtree, from 0.
+        tokens: Number of tokens generated in this step.
+        finish: How the draft ended.
+        tree: i, the index of its subtree, from 0.
         slot: k, its index among its siblings, from 0.
-        text: Its text, up to and including the delimiter or the stop text that ended it; empty once no live or best
-            path needs it.
+        text: Text of the step, up to and including the delimiter or the stop text that ended it; empty once no live or
+            best path needs it.
         score: v(s), from the verifier.
-        verifier_tokens: Tokens the verifier read for it.
+        verifier_tokens: Number of tokens that the verifier read to score it.
         shortened: Whether the verifier's policy shortened its path.
-        fate: What became of it.
-        bound: The best score its path could still reach, if that fell below V_max.
+        fate: State of the draft.
+        bound: The best score that its path could still reach, if that fell below V_max.
     """
 
     parent: Annotated[int, Meta(ge=-1)]
@@ -131,14 +132,14 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         action: The configuration to run.
-        limits: What bounds it.
+        limits: The limits of the search.
         drafts: Every draft so far, kept or not.
         step: The last step whose drafts are known; 0 before the first.
-        scored: The last step whose scores are known: `step`, or one less while the verifier has it. Without a verifier,
-            the last step that search control has seen.
+        scored: The last step whose scores are known: `step`, or one less while the verifier is scoring. Without a
+            verifier, the last step that search control has seen.
         prompt_tokens: L_in, tokens of the rendered prompt; 0 before the first step.
-        best: Index of the best completed path's last draft (its path score is V_max, its depth D_best);
-            -1 for none.
+        best: Index of the best completed path's last draft (whose path score is V_max and whose depth is D_best);
+            -1 if there is none.
         stopped: Which budget ran out, if any.
     """
 
@@ -152,7 +153,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stopped: Stop | None = None
 
     def __post_init__(self) -> None:
-        """Refuse drafts that are not a tree, and partly scored steps: walks to the root and path scores need both."""
+        """Reject drafts that do not form a tree, and steps that are only partly scored."""
         if self.drafts and not self.prompt_tokens:
             raise ValueError("prompt_tokens is 0 with drafts: give the tokens of the prompt")
         for index, draft in enumerate(self.drafts):
@@ -180,7 +181,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"best {self.best} is no completed path: give one that is, or -1")
 
     def path(self, index: int) -> tuple[int, ...]:
-        """Return the indices of a path from its root to the draft."""
+        """Return the indices of the path from the root to a draft."""
         found = []
         while index >= 0:
             found.append(index)
@@ -192,17 +193,17 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(self.drafts[at].text for at in self.path(index))
 
     def text(self, index: int) -> str:
-        """Return the text of a path; empty for -1, the bare prompt."""
+        """Return the text of a path; empty for -1, which is the prompt alone."""
         return "".join(self.steps(index))
 
     def answer(self, index: int) -> str:
-        """Return the text of a path as an answer: without the client's stop text, if one ended it."""
+        """Return the text of a path as an answer, without the client's stop text if one ended it."""
         text = self.text(index)
         found = first_stop(text, self.limits.stop)
         return text if found is None else text[: found[0]]
 
     def tokens(self, index: int) -> int:
-        """Return the tokens generated on a path; 0 for -1, the bare prompt."""
+        """Return the number of tokens generated on a path; 0 for -1, which is the prompt alone."""
         return sum(self.drafts[at].tokens for at in self.path(index))
 
     def value(self, index: int) -> float | None:
@@ -213,7 +214,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return V(p), the mean of the step scores of a path (§3.3, step 3).
 
         Raises:
-            ValueError: when one of its steps has no score yet.
+            ValueError: One of the path's steps has no score yet.
         """
         scores = [self.drafts[at].score for at in self.path(index)]
         known = [score for score in scores if score is not None]
@@ -237,7 +238,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def completed_paths(self) -> tuple[int, ...]:
-        """Return the last drafts of the completed paths, best first, from `best`; ties go to the earlier draft."""
+        """Return the last drafts of the completed paths: `best` first, then by score, ties in order of index."""
         found = [
             at for at, draft in enumerate(self.drafts) if completes(draft.fate, draft.finish, self.limits)
         ]
@@ -250,12 +251,12 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def generated_tokens(self) -> int:
-        """Return the tokens generated so far over all drafts."""
+        """Return the number of tokens generated so far over all drafts."""
         return sum(draft.tokens for draft in self.drafts)
 
     @property
     def verifier_tokens(self) -> int:
-        """Return the tokens the verifier has read so far."""
+        """Return the number of tokens that the verifier has read so far."""
         return sum(draft.verifier_tokens for draft in self.drafts)
 
 
@@ -265,7 +266,7 @@ def completes(fate: Fate, finish: Finish, limits: Limits) -> bool:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    """Return (start, end) of the stop text that is completed first, the longest if several are; None without one.
+    """Return (start, end) of the stop text that ends first, the longest one if several do; None if there is none.
 
     >>> first_stop("one, two; three", [";", "two;"])
     (5, 9)
@@ -278,7 +279,7 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
-    """Return the part of a growing text that is final: without a stop text, or what may be the beginning of one.
+    """Return the final part of a growing text, which excludes a stop text and whatever may be the beginning of one.
 
     >>> before_stop("one, two; three", ["two;"]), before_stop("one, tw", ["two;"])
     ('one, ', 'one, ')

@@ -1,4 +1,4 @@
-"""Grader: how an answer is compared with a query's reference."""
+"""Grader: the rule by which an answer is compared with a query's reference."""
 
 from typing import Any, Final, TypeAlias
 
@@ -11,21 +11,21 @@ GRADERS: Final = ("boxed-only", "boxed", "last-number", "exact", "contains", "re
 """The names of graders, described in docs/grading.md. The first is the default."""
 
 MAX_GRADER: Final = 16 * 1024
-"""Bytes of a grader as JSON: it travels with its query, and a schema is checked before it is used."""
+"""Maximum size of a grader's schema as JSON, in bytes. A grader travels with its query."""
 
 MAX_FIELDS: Final = 100
-"""Names in `fields`."""
+"""Maximum number of names in `fields`."""
 
 
-# Options of later releases are refused here, unlike later fields of records: without the option, an answer would be
-# graded by a different rule than requested.
+# Unlike unknown fields of other records, unknown options are rejected here. Without an option that only a later release
+# knows, an answer would be graded by a different rule from the one requested.
 class Grader(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A grader with its options.
 
     Attributes:
         name: One of `GRADERS`.
-        schema: Of `json`: the JSON Schema that an answer must meet. With one, no reference is needed.
-        fields: Of `json`: the fields of an object that are compared; empty compares the whole value.
+        schema: For `json`: the JSON Schema that an answer must meet. With a schema, no reference is needed.
+        fields: For `json`: the fields of an object to compare; empty compares the whole value.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Grader(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse an unknown name, and options that the grader does not have."""
+        """Reject an unknown name, and options that the named grader does not have."""
         if self.name not in GRADERS:
             raise InvalidField("Grader", "name", f"is {shown(self.name)}; {closest(self.name, GRADERS)}")
         for option, value in (("schema", self.schema), ("fields", self.fields)):
@@ -48,7 +48,7 @@ class Grader(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether it cannot grade without a reference."""
+        """Return whether the grader cannot grade without a reference."""
         return self.schema is None
 
 
@@ -60,7 +60,7 @@ def grader_of(given: NamedGrader | None) -> Grader | None:
     """Return a grader given by name or as an object; None if none is given.
 
     Raises:
-        InvalidField: there is no grader of that name; the field is `grader`.
+        InvalidField: There is no grader with that name; the field is `grader`.
 
     >>> grader_of("exact")
     Grader(name='exact', schema=None, fields=())

@@ -1,8 +1,8 @@
 """The objective of a query, as it was in force when the action was chosen (§3.4, Eq. 4).
 
-Besides the paper's weights, an objective can set a target: a mean cost that must not be exceeded, or a share of the
-accuracy within reach that must be kept. Either implies a shadow price λ per unit of cost. The λ in force when the
-action was chosen is part of the record, so that the Decision can be reproduced from the record alone.
+Instead of the paper's weights, an objective can set a target: a mean cost that must not be exceeded, or a share of the
+accuracy within reach that must be kept. Either target implies a shadow price λ per unit of cost. The λ in force when
+the action was chosen is part of the record, so that the Decision can be reproduced from the record alone.
 """
 
 import math
@@ -16,7 +16,7 @@ from schemas.record import check_name
 
 
 class Weights(Struct, frozen=True, kw_only=True):
-    """Weights of the reward's terms, w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4); normalised to sum to 1.
+    """Weights of the reward's terms, w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4), normalised to sum to 1.
 
     >>> Weights(correct=1, score=1, cost=2).cost
     0.5
@@ -27,7 +27,7 @@ class Weights(Struct, frozen=True, kw_only=True):
     cost: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse weights that are not a convex combination, and normalise them to keep the meaning of α."""
+        """Reject weights that are not a convex combination, and normalise them to keep the meaning of α."""
         terms = {"correct": float(self.correct), "score": float(self.score), "cost": float(self.cost)}
         for name, weight in terms.items():
             if not (math.isfinite(weight) and weight >= 0):
@@ -42,15 +42,15 @@ class Weights(Struct, frozen=True, kw_only=True):
 
 
 def check_targets(kind: str, *, mean_cost: float | None, accuracy: float | None) -> None:
-    """Refuse a target that no λ can meet, and two targets at once.
+    """Reject a target that no λ can meet, and two targets at once.
 
     Args:
         kind: The record's name, for the message.
-        mean_cost: Mean eFLOPs per query, above zero.
+        mean_cost: Mean cost per query, above zero.
         accuracy: Share of the accuracy predicted to be within reach, above 0 and at most 1.
 
     Raises:
-        InvalidField: naming the field.
+        InvalidField: A target is invalid; the message names the field.
     """
     if mean_cost is not None and accuracy is not None:
         raise InvalidField(kind, "accuracy", "cannot be combined with mean_cost; give one of the two")
@@ -65,7 +65,7 @@ CostUnit = Literal["eflops", "usd"]
 """The unit of a deployment's costs: equivalent FLOPs (App. D.3), or US dollars."""
 
 UNITS: Final[dict[CostUnit, str]] = {"eflops": "eFLOPs", "usd": "USD"}
-"""The units as written in sentences."""
+"""The units as written in text."""
 
 
 class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -73,8 +73,8 @@ class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         low: Lower bound, above zero.
-        high: Upper bound, above the lower.
-        unit: Unit of both, and of every cost normalised by them: that of an outcome, the `mean_cost` of an objective.
+        high: Upper bound, above `low`.
+        unit: Unit of the bounds, of the costs that they normalise, and of the `mean_cost` of an objective.
     """
 
     low: float
@@ -82,7 +82,7 @@ class CostRange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unit: CostUnit = "eflops"
 
     def __post_init__(self) -> None:
-        """Refuse bounds that are not a range."""
+        """Reject bounds that are not a range."""
         if not 0 < self.low < self.high < math.inf:
             why = f"is {self.low}, high {self.high}; want 0 < low < high, finite"
             raise InvalidField("CostRange", "low", why)
@@ -95,14 +95,14 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An objective with everything that determines its reward.
 
     Attributes:
-        weights: w₁, w₂, w₃; sum 1.
+        weights: w₁, w₂ and w₃, which sum to 1.
         cost_range: The bounds that normalise log C.
-        name: Its name in `control`; None when the query set its own weights or target.
+        name: Name of the objective in `control`; None if the query set its own weights or target.
         version: Offset in `control` of the last record that changed it; −1 for the deployment's own setting.
-        price: Shadow price λ: reward subtracted per unit of cost, on top of the cost term of Eq. 4. 0 leaves Eq. 4 as
-            it is.
-        mean_cost: The mean cost per query, in the unit of `cost_range`, that `price` is set to meet.
-        accuracy: The share of the predicted accuracy within reach that `price` is set to meet.
+        price: Shadow price λ: the reward subtracted per unit of cost, in addition to the cost term of Eq. 4. At 0,
+            Eq. 4 is unchanged.
+        mean_cost: Target for the mean cost per query, in the unit of `cost_range`, which determines `price`.
+        accuracy: Target for accuracy, as a share of the predicted accuracy within reach, which determines `price`.
     """
 
     weights: Weights
@@ -114,7 +114,7 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a λ below zero, two targets at once, and a name that no control record can set."""
+        """Reject a λ below zero, two targets at once, and a name that no control record can set."""
         if self.name is not None:
             check_name("ObjectiveInForce", "name", self.name)
         if not 0.0 <= self.price < math.inf:
@@ -129,7 +129,7 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "weights" if self.accuracy is None else "accuracy"
 
     def reward(self, correct: float, score: float, log_cost: float) -> float:
-        """Return the reward of one outcome (`scalar`); `log_cost` is the natural logarithm of the cost."""
+        """Return the reward of one outcome (`scalar`). `log_cost` is the natural logarithm of the cost."""
         w = self.weights
         bounds = math.log(self.cost_range.low), math.log(self.cost_range.high)
         return scalar((w.correct, w.score, w.cost), bounds, self.price, correct, score, log_cost)
@@ -143,16 +143,16 @@ def scalar(
     score: float,
     log_cost: float,
 ) -> float:
-    """Return w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C: Eq. 4, and a shadow price λ of the cost.
+    """Return w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C, which is Eq. 4 with a shadow price λ of the cost.
 
-    C̃ = (log C − low) / (high − low) is not clipped: an exact change of weights or bounds needs a reward that is linear
-    in log C.
+    C̃ = (log C − low) / (high − low) is not clipped, because weights and bounds can only be changed exactly if the
+    reward is linear in log C.
 
     Args:
         weights: w₁, w₂, w₃.
         log_bounds: Natural logarithms of the bounds that normalise the cost.
-        shadow_price: λ, the reward that one unit of cost takes away; at 0 the other terms stay as they are, bit by bit.
-        correct: 1, 0 or a grade between.
+        shadow_price: λ, the reward subtracted per unit of cost. At 0, the result is bit-identical to that of Eq. 4.
+        correct: 1, 0 or a grade in between.
         score: V(y*), the chosen path's mean score.
         log_cost: Natural logarithm of the cost C.
 

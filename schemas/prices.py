@@ -1,4 +1,4 @@
-"""Token prices: the tokens that a search was billed for, and the prices of its model in US dollars."""
+"""Token prices: the billed tokens of a search, and the prices of its model's tokens in US dollars."""
 
 import math
 from typing import Annotated, Final, TypeAlias
@@ -8,7 +8,8 @@ from msgspec import Meta, Struct
 from schemas.errors import InvalidField
 
 MAX_COUNT: Final = 2**40
-"""Far above any real count; sums over the largest search still fit the 64-bit integers of databases and clients."""
+"""Far above any real count, while sums over the largest search still fit the 64-bit integers of databases and
+clients."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
@@ -16,17 +17,17 @@ MILLION: Final = 1e6
 """Number of tokens that a price refers to."""
 
 MOST: Final = 1e6
-"""Far above any price: a larger number is a mistake of units."""
+"""Far above any real price, so a larger number is a mistake in the unit."""
 
 
 class Billed(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tokens of a search, over all its requests: as an upstream counted them, or as its engine did.
+    """Numbers of tokens of a search over all its requests, as counted by an upstream or by the engine.
 
     Attributes:
         input: Prompt tokens, counted for each request.
-        cached_input: Prompt tokens served from the upstream's cache; part of `input`.
-        output: Tokens generated, including reasoning.
-        reasoning: Generated tokens that are not part of an answer; part of `output`.
+        cached_input: Prompt tokens served from the upstream's cache, also included in `input`.
+        output: Generated tokens, including reasoning.
+        reasoning: Generated tokens that are not part of an answer, also included in `output`.
     """
 
     input: Count = 0
@@ -43,9 +44,9 @@ class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prices of a model's tokens, in USD per million tokens.
 
     Attributes:
-        input: Prompt tokens.
-        output: Tokens generated, including reasoning.
-        cached_input: Prompt tokens served from a cache; None: as `input`.
+        input: Price of prompt tokens.
+        output: Price of generated tokens, including reasoning.
+        cached_input: Price of prompt tokens served from a cache; None means the price of `input`.
 
     >>> Prices(input=0.5, output=2.0).usd(Billed(input=1000, output=250))
     0.001
@@ -56,7 +57,7 @@ class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_input: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a price that is not above 0: the reward needs the logarithm of the cost."""
+        """Reject a price that is not above 0, because the reward needs the logarithm of the cost."""
         for name in ("input", "output", "cached_input"):
             price = getattr(self, name)
             if price is not None and not 0.0 < price <= MOST:  # NaN fails every comparison
@@ -72,7 +73,7 @@ class Prices(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Rate: TypeAlias = float | Prices
-"""The price of a model: a factor on its eFLOPs (the price factor), or prices of its tokens in USD."""
+"""The price of a model: a factor by which its eFLOPs are multiplied (the price factor), or its token prices in USD."""
 
 
 def rate_in_words(rate: Rate) -> str:

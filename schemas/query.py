@@ -1,4 +1,4 @@
-"""A query as clients send it, and the same with its embedding as the decider reads it."""
+"""A query as clients send it, and with its embedding as the decider reads it."""
 
 import math
 import sys
@@ -21,73 +21,73 @@ from schemas.spent import Spent
 # A query as clients send it.
 
 MAX_TEXT = 1024 * 1024
-"""Bytes of a question as JSON, all messages together: every record of its search carries it."""
+"""Maximum size of a question as JSON, all messages together, in bytes. Every record of its search carries it."""
 
 MAX_METADATA = 16 * 1024
-"""Bytes of `metadata` as JSON: it stays with the query."""
+"""Maximum size of `metadata` as JSON, in bytes. It stays with the query."""
 
 MAX_REFERENCE = 256 * 1024
-"""Bytes of `reference` as JSON: the join keeps it until the Answer is graded."""
+"""Maximum size of `reference` as JSON, in bytes. The join keeps it until the Answer is graded."""
 
 MAX_TESTS = 256
-"""Tests in a reference: each is run against the answer."""
+"""Maximum number of tests in a reference. Each is run against the answer."""
 
 MAX_EXACT = 2.0**53
-"""Integers below are exact as floats, which JSON readers turn integers above 64 bits into."""
+"""Limit below which integers are exact as floats. JSON readers turn integers above 64 bits into floats."""
 
 MAX_MESSAGES = 1000
-"""Turns of a conversation."""
+"""Maximum number of messages in a conversation."""
 
 MAX_MODELS = 1000
-"""Names in `allowed_models`."""
+"""Maximum number of names in `allowed_models`."""
 
 MAX_TIMEOUT_S = 6 * 3600.0
-"""Longest timeout of a query, in seconds. An unanswered query holds an admission slot for that long."""
+"""Maximum timeout of a query, in seconds. An unanswered query holds an admission slot for that long."""
 
 MAX_WAIT_S = 30 * 24 * 3600.0
-"""Longest wait for feedback, in seconds: the retention of the joined topics."""
+"""Maximum wait for feedback, in seconds, equal to the retention of the joined topics."""
 
 MAX_BUDGET_TOKENS = 10**9
 MAX_BUDGET_EFLOPS = 1e24
 MAX_BUDGET_USD = 1e6
-"""Far above any possible search: a larger number is a client's mistake."""
+"""Far above the cost of any possible search, so a larger number is a client's mistake."""
 
 
 MAX_STOPS = 4
-"""Stop texts per query, as in OpenAI's API."""
+"""Maximum number of stop texts per query, as in OpenAI's API."""
 
 MAX_STOP = 200
-"""Characters of a stop text: every record of the search carries all of them."""
+"""Maximum number of characters of a stop text. Every record of the search carries all stop texts."""
 
 MAX_CLIENT_SEED = 2**63 - 1
-"""A client's seed is a signed 64-bit integer, as in OpenAI's API."""
+"""Maximum seed of a client: seeds are signed 64-bit integers, as in OpenAI's API."""
 
 GATEWAY = "gateway"
-"""Key in a Query's metadata where a gateway keeps its own data: digests of the API key and of the body."""
+"""Key in a Query's metadata under which a gateway keeps its own data: digests of the API key and of the body."""
 
 MAX_ANSWERS = 64
-"""Maximum answers to one query: the number of paths in the widest search of Table 1."""
+"""Maximum number of answers to one query, which is the number of paths in the widest search of Table 1."""
 
 MAX_ACCEPTED = 256
-"""Accepted answers in a reference that is a list."""
+"""Maximum number of accepted answers in a reference that is a list."""
 
 Reference: TypeAlias = str | int | float | dict[str, Any] | list[Any]
-"""What an answer is graded against; in a list, any element is a right answer."""
+"""The right answer, against which an answer is graded. In a list, every element is a right answer."""
 
 
 _REQUIREMENTS: Final[tuple[Requirement, ...]] = get_args(Requirement)
 
 NO_TEXT = "(no text)"
-"""The question of a conversation that consists of images alone, as it is embedded."""
+"""Text that is embedded as the question if a conversation consists of images alone."""
 
 
 class ToolCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A tool call requested by a model.
 
     Attributes:
-        id: The id that the message with its result refers to.
-        name: The tool's name.
-        arguments: As the model wrote them: normally JSON, and any text for a custom tool.
+        id: Id of the call, to which the message with its result refers.
+        name: Name of the tool.
+        arguments: The arguments as the model wrote them: normally JSON, but any text for a custom tool.
         type: Kind of the tool.
     """
 
@@ -98,15 +98,15 @@ class ToolCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One turn of a conversation, in the form chat templates expect.
+    """One message of a conversation, in the form that chat templates expect.
 
     Attributes:
-        role: `system`, `user`, `assistant`, `tool`, or another role of the model's template.
+        role: `system`, `user`, `assistant`, `tool`, or any other role in the model's template.
         content: The text; null only with `tool_calls`.
-        tool_calls: The tool calls an assistant requested.
-        tool_call_id: For role `tool`: the call whose result this is.
-        parts: The content as the client sent it, if it has more than texts, such as images; then `content` is the text
-            in it. Chat endpoints get the parts, other models the text.
+        tool_calls: The tool calls that an assistant requested.
+        tool_call_id: For role `tool`, the id of the call whose result this is.
+        parts: The content as the client sent it, if it contains more than text, such as images; `content` is then the
+            text in it. Chat endpoints get the parts, other models the text.
     """
 
     role: str
@@ -122,22 +122,23 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def of_tools(self) -> bool:
-        """Return whether only a model that supports tools can read it."""
+        """Return whether only a model that supports tools can read this message."""
         return bool(self.tool_calls) or self.role == "tool"
 
     @property
     def images(self) -> int:
-        """Return how many images it has, which only a model that sees them can read."""
+        """Return the number of images, which only a model with vision can read."""
         return sum(1 for part in self.parts if part.get("type") == "image_url")
 
 
 class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits on what a search may spend; when one runs out, the best completed path is the answer.
+    """Limits on the spending of a search. When one is reached, the best completed path is the answer.
 
     Attributes:
-        tokens: Maximum tokens generated over all drafts.
-        eflops: Maximum equivalent FLOPs (App. D.3).
-        usd: Most US dollars. Never exceeded: until the prompt's tokens are known, it counts as one token per byte.
+        tokens: Maximum number of tokens generated over all drafts.
+        eflops: Maximum number of equivalent FLOPs (App. D.3).
+        usd: Maximum cost in US dollars. It is never exceeded: until the number of prompt tokens is known, the prompt
+            counts as one token per byte.
     """
 
     tokens: int | None = None
@@ -145,7 +146,7 @@ class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
     usd: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a budget that allows nothing, or that is beyond any search."""
+        """Reject a budget that allows nothing, or that is above the cost of any search."""
         check_finite("Budget", eflops=self.eflops, usd=self.usd)
         bounds = (("tokens", MAX_BUDGET_TOKENS), ("eflops", MAX_BUDGET_EFLOPS), ("usd", MAX_BUDGET_USD))
         for name, most in bounds:
@@ -171,39 +172,39 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
     Attributes:
         query_id: 1 to 200 printable ASCII characters without spaces; unique forever.
-        text: The question; or
-        messages: the conversation, rendered by the model's chat template. Exactly one of the two.
-        objective: Name of an objective in `control`; or
-        weights: free weights; or
-        mean_cost: mean cost per query, in the deployment's unit, at which to be as accurate as possible; or
-        accuracy: share of the accuracy within reach to keep, as cheaply as possible. At most one of the four; none
-            means the deployment's default.
-        reference: The right answer, if known; the aggregator grades with it. No model ever sees it. A text, a number,
-            or for a program {"tests": [[input, output], …]} with at most 256 tests; or a list of at most 256 accepted
-            answers.
-        grader: Grader that compares an answer with the reference, by name or with options; None means that of the
-            model's catalogue entry, else the catalogue's, else `boxed-only`.
-        pin_action: `model/qp/cp/bs` to use, bypassing the policy.
+        text: The question.
+        messages: The conversation, rendered by the model's chat template. Exactly one of text and messages is present.
+        objective: Name of an objective in `control`.
+        weights: Weights for this query alone.
+        mean_cost: Mean cost per query, in the deployment's unit, at which to be as accurate as possible.
+        accuracy: Share of the accuracy within reach to keep as cheaply as possible. At most one of objective, weights,
+            mean_cost and accuracy is present; none means the deployment's default.
+        reference: The right answer, if known, with which the aggregator grades. No model ever sees it. It is a text, a
+            number, a list of at most 256 accepted answers, or for a program {"tests": [[input, output], …]} with at
+            most 256 tests.
+        grader: Grader that compares an answer with the reference, by name or with options. None means the grader of the
+            model's catalogue entry, or else the catalogue's, or else `boxed-only`.
+        pin_action: The action `model/qp/cp/bs` to use, bypassing the policy.
         allowed_models: Models that may be used; None allows all.
-        budget: What the search may spend.
-        max_tokens: Maximum tokens of each answer: of a path after the prompt. A path that reaches it before it ends is
-            cut, and returned only if no path was completed.
-        stop: Texts that end a path at the first occurrence of any; the answer contains neither it nor anything after
-            it.
-        seed: Seed of the drafts: the same seed and configuration give the same answer, whatever the query's id is. None
-            derives it from the id.
+        budget: Limits on the spending of the search.
+        max_tokens: Maximum number of tokens of each answer, that is, of a path after the prompt. A path that reaches
+            the limit before it ends is cut, and returned only if no path was completed.
+        stop: Texts that end a path at the first occurrence of any of them. The answer contains neither that text nor
+            anything after it.
+        seed: Seed of the drafts. The same seed and configuration give the same answer, whatever the query's id. If
+            None, the seed is derived from the id.
         timeout_s: Seconds from the broker's append time until the query expires, at most six hours; None means the
             default.
         feedback_wait_s: Seconds after the Answer to wait for feedback; None means the default.
-        n: How many completed paths are wanted as answers; configurations with QP·CP below it are not chosen.
+        n: Number of completed paths wanted as answers. Configurations with QP·CP below this number are not chosen.
         stream: Whether a client reads the answer while it is generated (`schemas.chunk`).
-        session: The conversation it is a turn of, by any name of 1 to 200 characters that its account gives it. Later
-            turns keep the configuration of the last (`UNISCALE_SESSION_S`). None: of none.
-        options: What a chat endpoint is asked for besides a text, and the client's sampling; None: neither.
-        learn: Whether the learner may learn from it: False for a measurement alongside the traffic, for example a
-            baseline pinned to one action, and for queries of a key without the scope `teach`.
-        tenant: Whose query it is, for accounting.
-        metadata: Anything the client wants returned; at most 16 KiB of JSON.
+        session: The conversation that the query is a turn of, under any name of 1 to 200 characters that its account
+            chooses. Later turns keep the configuration of the previous turn (`UNISCALE_SESSION_S`). None if there is none.
+        options: Options of a chat completion besides its text, and the client's sampling; None if there are none.
+        learn: Whether the learner may learn from this query. False for a measurement alongside the traffic, for example
+            of a baseline pinned to one action, and for queries of an API key without the scope `teach`.
+        tenant: The tenant to which the query belongs, for accounting.
+        metadata: Anything that the client wants returned; at most 16 KiB of JSON.
     """
 
     query_id: str
@@ -232,7 +233,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be answered, naming the field."""
+        """Reject a query that cannot be answered, naming the field."""
         check_id("Query", self.query_id)
         self._check_question()
         self._check_objective()
@@ -345,19 +346,19 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
     @property
     def kept(self) -> Mapping[str, Any]:
-        """Return the data that a gateway keeps in its metadata; empty for other producers."""
+        """Return the data that a gateway keeps in the metadata; empty for other producers."""
         kept = self.metadata.get(GATEWAY)
         return kept if isinstance(kept, dict) else {}
 
     @property
     def api_key(self) -> str:
-        """Return the digest of the API key with which it came through a gateway; "" for none."""
+        """Return the digest of the API key with which the query came through a gateway; "" if there is none."""
         key = self.kept.get("key")
         return key if isinstance(key, str) else ""
 
     @property
     def account(self) -> str:
-        """Return the account that its usage counts against: its tenant, or else its API key; "" for neither."""
+        """Return the account to which its usage is charged: its tenant, or else its API key; "" if it has neither."""
         return account_of(self.tenant, self.kept.get("key"))
 
     @property
@@ -370,9 +371,9 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
     @property
     def required(self) -> tuple[Requirement, ...]:
-        """Return what it needs of a configuration.
+        """Return the query's requirements on a configuration.
 
-        Greedy sampling needs nothing where several samples are asked for, with `n` or `pin_action`.
+        Greedy sampling requires nothing if `n` or `pin_action` determines the number of samples.
         """
         turns = self.messages or ()
         needs = set(() if self.options is None else self.options.required)
@@ -384,7 +385,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
     @property
     def chat(self) -> tuple[Message, ...]:
-        """Return the conversation for a chat template: `messages`, or the text as one user message."""
+        """Return the conversation for a chat template: `messages`, or `text` as one user message."""
         return self.messages or (Message(role="user", content=self.text or ""),)
 
     @property
@@ -392,7 +393,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         """Return the grader that the query itself names.
 
         Raises:
-            InvalidField: there is no grader of that name.
+            InvalidField: There is no grader with that name.
         """
         try:
             return grader_of(self.grader)
@@ -406,7 +407,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
 
 
 def account_of(tenant: str | None, key: object) -> str:
-    """Return the account of a client: its tenant, or else its API key's digest; "" for neither.
+    """Return the account of a client: its tenant, or else its API key's digest; "" if it has neither.
 
     >>> account_of("shop", "0f"), account_of(None, "0f"), account_of(None, "")
     ('shop', 'key:0f', '')
@@ -415,7 +416,7 @@ def account_of(tenant: str | None, key: object) -> str:
 
 
 def _check_message(place: str, message: Message) -> None:
-    """Refuse a message without content, or with parts that do not belong to its role."""
+    """Reject a message without content, or with parts that do not belong to its role."""
     if not (message.role.strip() and len(message.role) <= MAX_NAME):
         raise InvalidField(
             "Query", f"{place}.role", "is empty or too long; write user, assistant, system or tool"
@@ -441,7 +442,7 @@ def _check_message(place: str, message: Message) -> None:
 
 
 def _check_text(name: str, text: str, sent: object) -> None:
-    """Refuse a question that is blank, not valid Unicode, or too large."""
+    """Reject a question that is blank, not valid Unicode, or too large."""
     if not text.strip():
         raise InvalidField("Query", name, "is empty; ask something")
     try:
@@ -452,7 +453,7 @@ def _check_text(name: str, text: str, sent: object) -> None:
         raise InvalidField("Query", name, f"takes {size} bytes of {MAX_TEXT} as JSON; shorten the question")
 
 
-# A query with its embedding, as the decider reads it.
+# A query with its embedding.
 
 
 class QueryContext(Record, frozen=True, kw_only=True, tag="context.v1"):
@@ -461,10 +462,10 @@ class QueryContext(Record, frozen=True, kw_only=True, tag="context.v1"):
     Attributes:
         query: The whole Query.
         embedding: The unit vector s_q as little-endian float32; base64 on the wire.
-        encoder: Name of the encoder that made it: vectors of two encoders do not mix.
-        origin: Position of the Query. The same query_id from another origin is a duplicate.
-        appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from it.
-        spent: Where its time has gone so far.
+        encoder: Name of the encoder. Vectors from different encoders must not be mixed.
+        origin: Position of the Query. The same query_id from a different origin is a duplicate.
+        appended_ms: Append time of the Query on the broker, ms since the epoch. Deadlines count from this time.
+        spent: Where the query's time has gone so far.
     """
 
     query: Query
@@ -475,7 +476,7 @@ class QueryContext(Record, frozen=True, kw_only=True, tag="context.v1"):
     spent: Spent = field(default_factory=Spent)
 
     def __post_init__(self) -> None:
-        """Refuse an embedding that must not enter the learner's matrix A."""
+        """Reject an embedding that must not enter the learner's matrix A."""
         if not self.embedding or len(self.embedding) % 4:
             raise InvalidField(
                 "QueryContext", "embedding", f"has {len(self.embedding)} bytes; send 4 a dimension (float32)"

@@ -1,4 +1,4 @@
-"""Shared by all records: frozen structs with a schema version, JSON by orjson, zstd frames, field checks."""
+"""Code shared by all records: frozen structs with a schema version, JSON encoding, zstd frames and field checks."""
 
 import functools
 import math
@@ -14,35 +14,36 @@ from msgspec import Meta, Struct
 
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord, shown
 
-# `encode` and `decode` are called once, at the edge. Unknown fields are ignored, so an older process reads a newer
-# record; a new field has a default; a changed meaning is a new version. NaN and infinity are never sent.
+# `encode` and `decode` are called once, at the edge. Unknown fields are ignored, so an older process can read a newer
+# record. A new field has a default, and a changed meaning is a new version. NaN and infinity are never sent.
 
 MAX_RECORD: Final = 4 * 1024 * 1024
-"""Bytes of one record. Producer, consumer, topic and preflight are all set from it."""
+"""Maximum size of one record, in bytes. The limits of producer, consumer, topic and preflight are all set from it."""
 
-# Key, headers and the frame of a batch count against the same limit on the broker.
+# Key, headers and the frame of a batch count towards the same limit on the broker.
 MAX_VALUE: Final = MAX_RECORD - 4096
 
 MAX_UNFOLDED: Final = 8 * 1024 * 1024
-"""Bytes a zstd frame may decompress to: 64 paths of 128 KiB, the widest search in a context of 32,768 tokens."""
+"""Maximum number of bytes to which a zstd frame may decompress: 64 paths of 128 KiB, which is the widest search in a
+context of 32,768 tokens."""
 
 MAX_WIDENED: Final = 24 * 1024 * 1024
-"""Bytes that the strings of one record may take in memory. Python stores every character of a string at the width of
-its widest, so one emoji makes a string four times as large. Together with the value itself: 32 MiB."""
+"""Maximum number of bytes that the strings of one record may take in memory. Python stores every character of a string
+at the width of its widest, so one emoji makes a string four times as large. With the value itself, this is 32 MiB."""
 
 MAX_VALUES: Final = 128 * 1024
-"""JSON values in one record. A list costs two bytes on the wire and about ninety in memory, so a limit on
-bytes alone does not limit memory. The largest search has some 30,000 values."""
+"""Maximum number of JSON values in one record. A list takes two bytes on the wire and about ninety in memory, so a
+limit on bytes alone does not limit memory. The largest search has some 30,000 values."""
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-# zstd's default: at level 1 a forest of repetitive text is a sixth larger, at level 9 barely smaller.
+# zstd's default. At level 1 a forest of repetitive text is a sixth larger, and at level 9 barely smaller.
 _ZSTD_LEVEL = 3
 _MARKS = (b",", b"[", b"{")
-# An unterminated string matches too: otherwise each quotation mark in it would be tried, in quadratic time.
+# An unterminated string matches too. Otherwise each quotation mark in it would be tried, which takes quadratic time.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _TWO_BYTES = re.compile(rb"[\xc4-\xef]|\\u")
 _FOUR_BYTES = re.compile(rb"[\xf0-\xff]|\\u[dD][89a-bA-B]")
-# Larger values come only from frames. msgspec reads them without the copy that orjson makes.
+# Size above which msgspec reads values, without the copy that orjson makes. Such values come only from frames.
 _LARGE = MAX_RECORD
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.+)`$")
@@ -55,13 +56,13 @@ Millis = Annotated[int, Meta(ge=0, le=2**48)]
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
-    """One message on the wire. Its `schema` is the class's tag, for instance `query.v1`."""
+    """One record on the wire. Its `schema` is the class's tag, for instance `query.v1`."""
 
     framed: ClassVar[bool] = False  # whether its value is a zstd frame
 
     @classmethod
     def schema(cls) -> str:
-        """Return the name and version this class reads and writes."""
+        """Return the schema name and version that this class reads and writes."""
         return str(cls.__struct_config__.tag)
 
 
@@ -69,8 +70,8 @@ def encode(record: Record) -> bytes:
     """Return the value of a record: JSON, in a zstd frame if its class is framed.
 
     Raises:
-        InvalidField: a number is not finite, or a field cannot be written as JSON.
-        RecordTooLarge: the value exceeds what brokers and clients are configured to accept.
+        InvalidField: A number is not finite, or a field cannot be written as JSON.
+        RecordTooLarge: The value exceeds the limit that brokers and clients are configured to accept.
     """
     kind = type(record).__name__
     try:
@@ -78,7 +79,7 @@ def encode(record: Record) -> bytes:
         value = orjson.dumps(plain)
     except (TypeError, RecursionError) as error:  # orjson's own error is a TypeError
         raise InvalidField(kind, "", f"cannot be written as JSON ({error}); use plain, flat values") from None
-    # orjson writes NaN and infinity as null: without a null there is nothing to check.
+    # orjson writes NaN and infinity as null, so without a null there is nothing to check.
     if b"null" in value:
         check_all_finite(kind, plain)
     if record.framed:
@@ -99,16 +100,16 @@ def encode(record: Record) -> bytes:
 
 
 def decode(value: bytes | None, kind: type[R]) -> R:
-    """Return the record in a value: JSON, or a zstd frame if the kind is framed.
+    """Return the record in a value, which is JSON, or a zstd frame if the kind is framed.
 
-    Memory is bounded for any input: 32 MiB for the most hostile frame, see `MAX_UNFOLDED`, `MAX_WIDENED` and
-    `MAX_VALUES`. The widest search still passes: 8 MiB with an `≤` in every draft, where a character takes two bytes,
-    or 6 MiB with an emoji in every draft, where it takes four.
+    Memory is bounded for any input: 32 MiB for the most hostile frame (`MAX_UNFOLDED`, `MAX_WIDENED` and `MAX_VALUES`).
+    The widest search still passes: 8 MiB with an `≤` in every draft, where a character takes two bytes, or 6 MiB with
+    an emoji in every draft, where a character takes four.
 
     Raises:
-        UnreadableRecord: the bytes are not a JSON object, or exceed a limit.
-        UnknownSchema: `schema` is missing, or names another record or version.
-        InvalidField: naming the field and the fix.
+        UnreadableRecord: The bytes are not a JSON object, or exceed a limit.
+        UnknownSchema: `schema` is missing, or names a different record or version.
+        InvalidField: A field is invalid; the message names the field and the fix.
     """
     plain = load(value, kind.__name__, framed=kind.framed)
     if (found := plain.get("schema")) != kind.schema():
@@ -135,7 +136,7 @@ def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> d
         framed: Whether a zstd frame is accepted.
 
     Raises:
-        UnreadableRecord: the bytes are not a JSON object (a tombstone is not one either), or exceed a limit.
+        UnreadableRecord: The bytes are not a JSON object (nor is a tombstone), or exceed a limit.
     """
     if not value:
         raise UnreadableRecord(kind, "", "the value is empty; send a JSON object")
@@ -164,10 +165,10 @@ def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> d
 
 
 def readable_id(value: bytes | None) -> str | None:
-    """Return the query_id in an arbitrary value, or None when it has no valid one.
+    """Return the query_id in an arbitrary value, or None if there is no valid one.
 
-    The id is the record's own or that of the Query, SearchStep or Answer it carries. A poison record with a readable id
-    still gets an Answer, so only an id that can be a key is returned.
+    The id is the record's own, or that of the Query, SearchStep or Answer in the record. A poison record with a
+    readable id still gets an Answer, so only an id that can be a key is returned.
     """
     try:
         plain = load(value)
@@ -192,7 +193,7 @@ _carriers = msgspec.json.Decoder(_Carrier)
 
 
 def quick_id(value: bytes | None) -> str | None:
-    """Return what `readable_id` returns for any readable record, in half the time: it parses nothing else.
+    """Return the same id as `readable_id` in half the time, by parsing nothing else.
 
     For a record that cannot be read, it may return an id where `readable_id` returns None.
     """
@@ -200,7 +201,7 @@ def quick_id(value: bytes | None) -> str | None:
         plain = value or b""
         carrier = _carriers.decode(_unframed(plain, "record") if plain.startswith(_ZSTD_MAGIC) else plain)
     except (UniscaleError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return readable_id(value)  # fields with these names may hold anything
+        return readable_id(value)  # fields with these names may contain anything
     for each in (carrier, carrier.query, carrier.search, carrier.answer):
         if each is not None and each.query_id and is_id(each.query_id):
             return each.query_id
@@ -208,14 +209,14 @@ def quick_id(value: bytes | None) -> str | None:
 
 
 class _Zstd(threading.local):
-    """zstd contexts of one thread: creating one costs more than compressing a typical record."""
+    """zstd contexts of one thread, kept because creating one costs more than compressing a typical record."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
         self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_UNFOLDED)
 
 
-_zstd = functools.cache(_Zstd)  # created on first use: most commands compress nothing
+_zstd = functools.cache(_Zstd)  # created on first use, because most commands compress nothing
 
 
 def _unframed(value: bytes, kind: str) -> bytes:
@@ -236,17 +237,17 @@ def _unframed(value: bytes, kind: str) -> bytes:
 
 
 def _fits(error: Exception) -> None:
-    """Raise MemoryError if that is what a library's error means: the record is not at fault."""
+    """Raise MemoryError if a library's error means that memory ran out, because the record is then not at fault."""
     if "not enough memory" in str(error).lower():
         raise MemoryError(str(error)) from error
 
 
 def _too_many_values(value: bytes, most: int = MAX_VALUES) -> bool:
-    """Return whether a text holds more values than allowed, counting commas and brackets outside strings."""
+    """Return whether a JSON text may hold too many values, by counting commas and brackets outside strings."""
     if (count := sum(map(value.count, _MARKS))) <= most:
         return False
     for strings, string in enumerate(_STRING.finditer(value)):
-        if strings > 2 * most:  # a value has one key at most
+        if strings > 2 * most:  # a value has at most one key
             return True
         count -= sum(value.count(mark, *string.span()) for mark in _MARKS)
     return count > most
@@ -258,7 +259,7 @@ def _widened(value: bytes) -> int:
     if not (_TWO_BYTES.search(value) or _FOUR_BYTES.search(value)):
         return size
     for strings, string in enumerate(_STRING.finditer(value)):
-        if strings > 2 * MAX_VALUES:  # a value has one key at most
+        if strings > 2 * MAX_VALUES:  # a value has at most one key
             return 4 * len(value)
         begin, end = string.span()
         if value.find(b"\\", begin, end) >= 0:  # unescaped in a buffer that the next one reuses
@@ -271,7 +272,7 @@ def _widened(value: bytes) -> int:
 
 
 def invalid_field(kind: str, error: msgspec.ValidationError) -> InvalidField:
-    """Return the error that names the field msgspec, or a struct's own check, refused."""
+    """Return the error that names the field rejected by msgspec or by a struct's own check."""
     place = _PLACE.match(str(error))
     what, field = (place["what"], place["field"] or "") if place else (str(error), "")
     why, inner = f"{what[0].lower()}{what[1:]}; correct it", ""
@@ -287,10 +288,10 @@ def invalid_field(kind: str, error: msgspec.ValidationError) -> InvalidField:
 # Field checks shared by several records. Each error names the record, the field at fault, and the fix.
 
 MAX_NESTING: Final = 16
-"""Levels of lists and objects inside a field that takes any JSON. orjson writes at most 254 for a whole record."""
+"""Maximum nesting of lists and objects inside a field that takes any JSON. orjson writes at most 254 levels."""
 
 MAX_NAME: Final = 200
-"""Characters of a name in a record: of a model, a tenant, a source."""
+"""Maximum number of characters of a name in a record, such as that of a model, a tenant or a source."""
 
 _GROUP = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _QUERY_ID = re.compile(r"[\x21-\x7e]{1,200}")
@@ -302,10 +303,10 @@ def is_id(query_id: str) -> bool:
 
 
 def check_id(kind: str, query_id: str, field: str = "query_id") -> None:
-    """Refuse an id that cannot be a key: 1 to 200 printable ASCII characters without spaces.
+    """Reject an id that cannot be a key, which is 1 to 200 printable ASCII characters without spaces.
 
     Raises:
-        InvalidField: naming the field.
+        InvalidField: The id is invalid; the message names the field.
     """
     if not is_id(query_id):
         raise InvalidField(
@@ -314,10 +315,10 @@ def check_id(kind: str, query_id: str, field: str = "query_id") -> None:
 
 
 def check_group(kind: str, group: str, field: str = "group") -> None:
-    """Refuse an executor group name that a catalogue would refuse: topics are named after it.
+    """Reject an executor group name that a catalogue would reject, because topics are named after groups.
 
     Raises:
-        InvalidField: naming the field.
+        InvalidField: The name is invalid; the message names the field.
     """
     if not _GROUP.fullmatch(group):
         why = f"is {group[:40]!r}; give 1 to 100 small letters, digits, '.', '_' and '-', a letter or digit first"
@@ -333,20 +334,20 @@ def check_json(
     deepest: int = MAX_NESTING,
     most_values: int = MAX_VALUES,
 ) -> None:
-    """Refuse a free field that is too large, nested too deeply, or not JSON.
+    """Reject a free field that is too large, nested too deeply, or not JSON.
 
     Any value that passes can be encoded again, even inside the records that carry this one.
 
     Args:
-        kind: The record, for errors.
-        field: Its field.
-        value: The value.
-        most_bytes: Bytes that it may take as JSON.
-        deepest: Levels that it may be nested.
-        most_values: JSON values that it may hold.
+        kind: Name of the record, for errors.
+        field: Name of the field, for errors.
+        value: Value of the field.
+        most_bytes: Maximum size of the value as JSON, in bytes.
+        deepest: Maximum number of levels of nesting.
+        most_values: Maximum number of JSON values.
 
     Raises:
-        InvalidField: naming the field and the limit.
+        InvalidField: The value is invalid; the message names the field and the limit.
     """
     level: list[object] = [value]
     for _ in range(deepest + 1):
@@ -366,20 +367,20 @@ def check_json(
 
 
 def check_name(kind: str, field: str, name: str, most: int = MAX_NAME) -> None:
-    """Refuse a name that is empty or too long.
+    """Reject a name that is empty or too long.
 
     Raises:
-        InvalidField: naming the field.
+        InvalidField: The name is invalid; the message names the field.
     """
     if not 1 <= len(name) <= most:
         raise InvalidField(kind, field, f"has {len(name)} characters; give 1 to {most} characters")
 
 
 def check_finite(kind: str, **fields: float | None) -> None:
-    """Refuse NaN and infinity.
+    """Reject NaN and infinity.
 
     Raises:
-        InvalidField: naming the first field at fault.
+        InvalidField: A number is not finite; the message names the first such field.
     """
     for field, number in fields.items():
         if number is not None and not math.isfinite(number):
@@ -387,10 +388,10 @@ def check_finite(kind: str, **fields: float | None) -> None:
 
 
 def check_all_finite(kind: str, plain: object) -> None:
-    """Refuse NaN and infinity anywhere in a record, given as plain lists and dicts.
+    """Reject NaN and infinity anywhere in a record, given as plain lists and dicts.
 
     Raises:
-        InvalidField: naming the first field at fault, for instance `forest.drafts[3].score`.
+        InvalidField: A number is not finite; the message names the first such field (`forest.drafts[3].score`).
     """
     for field in _not_finite(plain, ""):
         raise InvalidField(kind, field, "is not a finite number; send a finite number")

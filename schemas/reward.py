@@ -16,15 +16,15 @@ from schemas.query import MAX_METADATA
 from schemas.record import Millis, Record, check_finite, check_id, check_json, check_name
 
 Kind = Literal["provisional", "final", "correction", "default"]
-"""provisional: score and cost are known, correctness is pending. final: all is known at once, graded against the
-reference. correction: feedback gave correctness, after a provisional. default: no feedback came; the row closes without
-it."""
+"""provisional: score and cost are known, but correctness is pending. final: everything is known at once, because the
+answer was graded against the reference. correction: feedback gave correctness, after a provisional reward. default: no
+feedback came, and the row closes without it."""
 
 GradeSource = Literal["reference", "person", "judge"]
-"""What graded an answer: a reference answer it is compared with, a person, or a model acting as a judge."""
+"""Who or what graded an answer: comparison with a reference answer, a person, or a model acting as a judge."""
 
 GradedBy = Literal["", "reference", "person", "judge", "score"]
-"""Source of a reward's correctness; `score`: nothing graded it, and the verifier's score stands in."""
+"""Source of a reward's correctness. `score`: the answer was not graded, and the verifier's score takes its place."""
 
 CLOSING: frozenset[Kind] = frozenset({"final", "correction", "default"})
 
@@ -37,8 +37,8 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
         correct: true, false, or a grade from 0 to 1.
         graded_by: Kind of source. The first Feedback counts, whatever its kind.
         source: Name of the source.
-        learn: Whether the learner may learn from it; False if its source may not teach.
-        metadata: Anything; at most 16 KiB of JSON.
+        learn: Whether the learner may learn from this grade; False if its source may not teach.
+        metadata: Any data of the client; at most 16 KiB of JSON.
     """
 
     query_id: str
@@ -49,7 +49,7 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a grade outside 0 to 1, and fields too large for a join row."""
+        """Reject a grade outside 0 to 1, and fields too large for a join row."""
         check_id("Feedback", self.query_id)
         if not 0.0 <= self.correct <= 1.0:
             raise InvalidField(
@@ -72,10 +72,10 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
     Attributes:
         query_id: The query's id.
         kind: `timeout`: no Answer came; `feedback`: no feedback came; `parked`: an early Feedback found no Answer, or
-            no Decision; `forget`: a query is known but its Decision never came;
-            `crowded`: too many rewards are open, and this is the oldest one of the account with the most.
-        deadline_ms: The deadline, ms since the epoch on the broker's clock; for `crowded`, when it was picked.
-        sent_ms: When its timer first sent it, ms since the epoch on that machine's clock.
+            no Decision; `forget`: a query is known but its Decision never came; `crowded`: too many rewards are open,
+            and this is the oldest one of the account with the most.
+        deadline_ms: The deadline, ms since the epoch on the broker's clock; for `crowded`, the time of selection.
+        sent_ms: When the timer first sent the record, ms since the epoch on the timer's own clock.
     """
 
     query_id: str
@@ -84,24 +84,24 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
     sent_ms: Millis = 0
 
     def __post_init__(self) -> None:
-        """Refuse an id that cannot be a key."""
+        """Reject an id that cannot be a key."""
         check_id("Due", self.query_id)
 
 
 class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a search cost: its equivalent FLOPs (App. D.3) times its model's price factor, or the amount billed.
+    """Cost of a search: its equivalent FLOPs (App. D.3) times its model's price factor, or the amount billed.
 
     Attributes:
-        cost: The sum of the three parts; in another unit, the amount billed.
-        unit: Unit of `cost`; all but the last two of the other fields apply to eFLOPs only.
-        prefill_eflops: Reading the prompt.
-        decoding_eflops: Generating.
-        verifier_eflops: Scoring.
-        compute_flops: Floating-point operations in it.
-        memory_bytes: Bytes moved in it.
+        cost: The sum of the three parts; in USD, the amount billed.
+        unit: Unit of `cost`. All other fields except the last two apply to eFLOPs only.
+        prefill_eflops: Cost of reading the prompt.
+        decoding_eflops: Cost of generating.
+        verifier_eflops: Cost of scoring.
+        compute_flops: Number of floating-point operations.
+        memory_bytes: Number of bytes moved.
         intensity: FLOPs per byte of this hardware.
-        factor: The price factor: `cost` and its three parts are multiplied by it, operations and bytes are not.
-        billed: In USD, the tokens that were billed.
+        factor: The price factor, by which `cost` and its three parts are multiplied but operations and bytes are not.
+        billed: In USD, the number of tokens billed.
         prices: In USD, the prices of these tokens, from the Decision.
     """
 
@@ -119,12 +119,12 @@ class Cost(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Charge(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a query counts against the daily spending limit of its API key.
+    """The amount that a query counts towards the daily spending limit of its API key.
 
     Attributes:
-        key: Digest of the key.
-        eflops: Cost of its search; an upper bound if the deadline cut a step.
-        usd: Likewise, if costs are in USD.
+        key: Digest of the API key.
+        eflops: Cost of the query's search, in eFLOPs; an upper bound if the deadline cut a step.
+        usd: The same in USD, if costs are in USD.
     """
 
     key: str
@@ -138,40 +138,41 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     Attributes:
         reward_id: query_id/kind.
         query_id: The query's id.
-        kind: Its stage.
+        kind: Stage of the reward.
         seq: The Decision's sequence number.
         action: The action that ran.
         status: How the query ended.
-        correct: 1, 0 or a grade between; None if it is not known (yet).
-        score: The chosen path's mean score; None without a path, or if nothing scored it (`unscored`).
-        log_cost: Natural logarithm of the cost, `price.cost`; None when nothing ran.
+        correct: 1, 0 or a grade in between; None if not known (yet).
+        score: The chosen path's mean score; None without a path, or if the answer was not scored (`unscored`).
+        log_cost: Natural logarithm of the cost, `price.cost`; None if nothing ran.
         price: The cost and its parts.
         objective: The objective in force at the Decision.
-        reward: The scalar reward under it, for monitoring; None if a term is missing.
-        graded_by: Source of `correct`; empty if it is not known (yet), and if a model's fault left nothing to grade.
-        grader: Name and version of the grader that compared the answer with the Query's reference: changing the grader
-            alone shifts accuracy. Empty if feedback gave the grade.
-        rule: Where the grader read the answer and the rule that decided: `box/number`, `last-line/exact`;
+        reward: The scalar reward under this objective, for monitoring; None if a term is missing.
+        graded_by: Source of `correct`; empty if correctness is not known (yet), or if a model's fault left nothing to
+            grade.
+        grader: Name and version of the grader that compared the answer with the Query's reference, recorded because a
+            different grader alone shifts accuracy. Empty if feedback gave the grade.
+        rule: Where the grader read the answer and the rule that decided, such as `box/number` or `last-line/exact`;
             docs/grading.md lists them. Empty if `grader` is, and in older records.
-        latency_s: From the Query's append to the Answer's, on the broker's clock.
+        latency_s: Seconds from the Query's append to the Answer's, on the broker's clock.
         fault: As in the Answer. After an `infrastructure` fault there is no score and nothing is learned. After a
-            `model` fault the kind is `final` and `correct` is 0: both that and the try are learned. The cost is charged
-            but not learned, because failing is cheap.
-        learn: As in the Query; False: nothing is learned.
-        bounded: Whether the client's own `max_tokens` or `stop` cut the answer, or its sampling distorted it:
-            correctness is then never known, and only the cost is learned.
-        unscored: Whether nothing scored the answer. If its correctness is known, the column Score takes that value, so
+            `model` fault the kind is `final` and `correct` is 0; the wrong answer is learned, and the model counts as
+            tried. The cost is charged but not learned, because a failure is cheap.
+        learn: As in the Query. If False, nothing is learned.
+        bounded: Whether the client's own `max_tokens` or `stop` cut the answer, or its sampling distorted it. If so,
+            correctness is never known, and only the cost is learned.
+        unscored: Whether the answer was not scored. If its correctness is known, it takes the place of the score, so
             that w₁ and w₂ add up; otherwise only the cost is learned.
-        charge: What it counts against the limits of its API key; only in the first reward of a query, and None without
-            a key or when nothing ran.
-        missing: Why the cost or the grade could not be computed; empty when nothing went wrong.
-        closed_early: Whether the wait for feedback was cut short because too many rewards were open: correctness is
+        charge: The amount that counts towards the limits of the API key; only in the first reward of a query, and None
+            without an API key or if nothing ran.
+        missing: Why the cost or the grade could not be computed; empty if both were.
+        closed_early: Whether the wait for feedback was cut short because too many rewards were open. Correctness is
             then unknown, but not because feedback failed to come.
-        verified: As in the Decision. Unless it is `all`, scores of different models are not comparable: the column
-            Score takes the value of `correct`, and if that is not known, only the cost is learned.
-        attempt: Which attempt at the query the Answer ends, 1 for the first. `seq`, `action`, `price` and `log_cost`
-            are its own; `charge` counts them all.
-        earlier: The attempts before it, which failed.
+        verified: As in the Decision. Unless `all`, scores of different models are not comparable, so `correct` takes
+            the place of the score; if `correct` is not known, only the cost is learned.
+        attempt: Number of the attempt at the query that the Answer ends, 1 for the first. `seq`, `action`, `price` and
+            `log_cost` are those of this attempt; `charge` covers all attempts.
+        earlier: The earlier attempts, which failed.
     """
 
     reward_id: str
@@ -202,7 +203,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     earlier: tuple[EarlierAttempt, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse terms that contradict the kind."""
+        """Reject terms that contradict the kind."""
         check_id("Reward", self.query_id)
         check_finite("Reward", log_cost=self.log_cost, reward=self.reward, latency_s=self.latency_s)
         if self.reward_id != reward_id(self.query_id, self.kind):
@@ -246,12 +247,12 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
     @property
     def failed(self) -> bool:
-        """Return whether the model produced no text: correctness 0 and a try are learned, the cost is not."""
+        """Return whether the model produced no text. This is learned as a wrong answer; the cost is not learned."""
         return self.fault == "model"
 
     @property
     def learnable(self) -> bool:
-        """Return whether score and cost are both known: without them nothing may enter the matrix A."""
+        """Return whether score and cost are both known. Without them nothing may enter the matrix A."""
         return self.score_learned is not None and self.log_cost is not None
 
     @property
@@ -261,7 +262,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
     @property
     def cost_only(self) -> bool:
-        """Return whether correctness and score say nothing about the action, so that only its cost is learned."""
+        """Return whether only the cost is learned, because correctness and score do not reflect the action."""
         return self.bounded or (self._by_correctness and self.correct is None)
 
     @property
@@ -270,7 +271,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
 
 
 def reward_id(query_id: str, kind: Kind) -> str:
-    """Return a reward's id: it is applied once, however often it is delivered.
+    """Return a reward's id. The reward is applied once, however many times it is delivered.
 
     >>> reward_id("q-1", "final")
     'q-1/final'

@@ -1,6 +1,6 @@
-"""A search between its steps: SearchStep requests scores, Verification returns them.
+"""A search between its steps: a SearchStep requests scores, and a Verification returns them.
 
-The records carry the forest, so that an executor keeps no durable state: a Verification is all it needs to continue.
+The records carry the forest, so an executor keeps no durable state: a Verification is all that it needs to continue.
 """
 
 from typing import ClassVar
@@ -33,17 +33,17 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
 
     Attributes:
         query_id: The query's id.
-        group: The executor group its Verification returns to.
+        group: The executor group to which its Verification returns.
         seq: The Decision's sequence number.
-        seed: Seed of the query; those of its drafts derive from it, the step and the path.
+        seed: Seed of the query. The seeds of its drafts are derived from it, the step and the path.
         messages: The conversation, to be rendered with the model's chat template.
-        forest: The search so far; its `pending` drafts are to be scored.
-        spent: Where its time has gone so far.
-        engine: The engine that generates.
-        sent_ms: When it was sent, ms since the epoch on the executor's clock.
-        billed: The tokens so far as the upstream counted them; None where the engine counts them itself.
-        attempt: Which attempt at the query it belongs to, 1 for the first.
-        upstream: What the upstream returned, if the request was passed through whole: then no verifier scores the step.
+        forest: The search so far. Its `pending` drafts are to be scored.
+        spent: Where the query's time has gone so far.
+        engine: The engine that generates text.
+        sent_ms: When the record was sent, ms since the epoch on the executor's clock.
+        billed: The billed tokens so far, as counted by the upstream; None if the engine counts them itself.
+        attempt: Number of the attempt at the query to which the step belongs, 1 for the first.
+        upstream: The upstream's reply, if the request was passed through whole. No verifier then scores the step.
     """
 
     framed: ClassVar[bool] = True
@@ -62,7 +62,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
     upstream: UpstreamChoice | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a step with nothing to score."""
+        """Reject a step with nothing to score."""
         check_id("SearchStep", self.query_id)
         check_group("SearchStep", self.group)
         if not self.messages:
@@ -79,7 +79,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
 
     @property
     def question(self) -> str:
-        """Return the question as the verifier reads it: the user's messages, in order."""
+        """Return the question as the verifier reads it: the user's messages in order."""
         said = [message.text for message in self.messages if message.role == "user"]
         return "\n\n".join(said or [message.text for message in self.messages])
 
@@ -89,8 +89,8 @@ class Scored(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         score: v(s) in [0, 1].
-        tokens: Tokens the verifier read for it.
-        shortened: Whether the path was over the verifier's context and was shortened by its policy.
+        tokens: Number of tokens that the verifier read to score the draft.
+        shortened: Whether the path exceeded the verifier's context and was shortened by its policy.
     """
 
     score: Unit
@@ -105,9 +105,9 @@ class Verification(Record, frozen=True, kw_only=True, tag="verification.v1"):
 
     Attributes:
         search: The whole SearchStep.
-        scores: One for each of its pending drafts, in their order.
-        verifier: The verifier that scored.
-        verify_s: Seconds in the verifier's engine.
+        scores: One score for each of its pending drafts, in the same order.
+        verifier: The verifier that scored the drafts.
+        verify_s: Seconds spent in the verifier's engine.
     """
 
     framed: ClassVar[bool] = True
@@ -118,7 +118,7 @@ class Verification(Record, frozen=True, kw_only=True, tag="verification.v1"):
     verify_s: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a number of scores that differs from the number of drafts: a missing score is never taken as 0."""
+        """Reject a number of scores that differs from the number of drafts. A missing score never counts as 0."""
         if len(self.scores) != (drafts := len(self.search.forest.pending)):
             why = f"holds {len(self.scores)} for {drafts} drafts; score each draft once"
             raise InvalidField("Verification", "scores", why)

@@ -25,16 +25,16 @@ from agents.bandit.policy import (
 )
 from agents.bandit.registry import Inputs, Options, register_policy
 
-# Random (§4): every allowed action with equal probability, which is logged exactly.
+# Random (§4): every allowed action has the same probability, which is logged exactly.
 
 
 class Uniform(Learner):
-    """Draws at random from the seed alone. Observations are validated and counted, but nothing is learned."""
+    """Policy that draws actions at random. It validates and counts observations but learns nothing from them."""
 
     name = "random"
 
     def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
-        """Give every allowed action the same score and probability; a seed draws the same action under every policy."""
+        """Give every allowed action the same score and probability. A seed draws the same action under every policy."""
         rows = self.features.choosable(context.query_id, context.allowed)
         ids, zero = [self.features.ids[j] for j in rows], np.zeros(len(rows))
         return uniform(Prediction(context.query_id, ids, zero, zero, zero, 0, None), seed)
@@ -57,11 +57,11 @@ def _random(options: Options, on: Inputs) -> Policy:
 # k-NN router (App. B.3, Eq. 8): the mean reward of the k most similar past (query, action) pairs.
 #
 # Similarity is the cosine of the joint vectors. Ties are frequent (repeated pairs, few rows). A seeded random draw,
-# never the lowest index, decides which of equally near rows count and which of equally good actions is taken. If it
-# decides among neighbours, the propensity has no simple closed form and is logged as unknown.
+# never the lowest index, decides which of several equally near rows count and which of several equally good actions is
+# taken. If a draw decides among neighbours, the propensity has no simple closed form and is logged as unknown.
 
 EQUAL_DIGITS: Final = 12
-"""Decimals to which cosines are compared, coarser than the rounding error of a sum of 2,048 products."""
+"""Decimal places to which cosines are compared, coarser than the rounding error of a sum of 2,048 products."""
 
 
 class KNN(Learner):
@@ -84,12 +84,12 @@ class KNN(Learner):
         self.history.correct(self.features, observations)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the rows."""
+        """Return the stored rows."""
         rows, arrays = self.history.snapshot()
         return {"rows": rows}, arrays
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Restore the rows."""
+        """Restore the stored rows."""
         self.history.restore(meta["rows"], arrays)
 
     def identity(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class KNN(Learner):
         return replace(made, probability=None) if ambiguous else made
 
     def _means(self, query: Vector, rows: np.ndarray, context: Context, seed: int) -> tuple[Vector, bool]:
-        """Return each action's mean reward among neighbours, and whether a random draw decided which rows those are."""
+        """Return each action's mean reward over its neighbours, and whether a random draw chose among equal ones."""
         history, actions = self.history, self.features.coordinates
         n = len(history)
         if not n:
@@ -148,7 +148,7 @@ def _knn(options: KNNOptions, on: Inputs) -> Policy:
 #
 # Training continues from the previous weights and Adam moments. It takes 1,000 full-batch iterations per observation,
 # which is two minutes for a run of 210 rounds on one core; with fewer `iterations` it is a different method. torch is
-# imported only when a network is created, so processes with a linear policy do not need it.
+# imported only when a network is created, so processes with a linear policy do not need torch.
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class NetworkSettings:
 
 
 class MLP(Learner):
-    """Predicts the scalar reward from x = [s_q; s_a] and chooses the best action."""
+    """Policy that predicts the scalar reward from x = [s_q; s_a] with a network and chooses the best action."""
 
     traits = Traits(order_free=False)  # it retrains on the growing history, observation by observation
 
@@ -189,16 +189,16 @@ class MLP(Learner):
             self.network.train(x, self.history.rewards)
 
     def amend(self, observations: Sequence[Observation]) -> None:
-        """Replace the targets of stored rows; the next observation trains on them."""
+        """Replace the targets of stored rows. Training uses the new targets from the next observation on."""
         self.history.correct(self.features, observations)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return network and rows."""
+        """Return the network and the stored rows."""
         rows, arrays = self.history.snapshot()
         return {"rows": rows}, arrays | self.extra() | self.network.snapshot()
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Restore network and rows."""
+        """Restore the network and the stored rows."""
         self.history.restore(meta["rows"], arrays)
         self.network.restore(arrays)
         self.regain(arrays)
@@ -218,17 +218,17 @@ class MLP(Learner):
         return np.concatenate([queries, vectors, padding], axis=1)
 
     def entered(self, x: Matrix) -> None:
-        """Do nothing. NeuralUCB computes the gradient of the row here, before training on it."""
+        """Do nothing. NeuralUCB overrides this to compute the row's gradient before the network is trained on it."""
 
     def extra(self) -> dict[str, np.ndarray]:
-        """Return additional arrays for the state; none here."""
+        """Return additional arrays for the state. The MLP router has none."""
         return {}
 
     def regain(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore the arrays of `extra`; none here."""
+        """Restore the arrays of `extra`. The MLP router has none."""
 
     def widths(self, x: Matrix) -> Vector:
-        """Return the exploration bonus of each row: zero here."""
+        """Return the exploration bonus of each row, which is zero for the MLP router."""
         return np.zeros(len(x))
 
     def identity(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class NetworkOptions(Options, frozen=True, kw_only=True):
     """Options of the networks.
 
     Attributes:
-        hidden, learning_rate, iterations, network_seed: see NetworkSettings.
+        hidden, learning_rate, iterations, network_seed: See NetworkSettings.
     """
 
     hidden: int = 100
@@ -273,17 +273,17 @@ def _mlp(options: NetworkOptions, on: Inputs) -> Policy:
 
 # NeuralUCB (App. B.3): the MLP's prediction plus α√(gᵀZ⁻¹g), where g is the gradient over all parameters.
 #
-# Z = λI + Σ g gᵀ has 205,001 rows at d = 2,048: 336 GB. Its dual is exact and small: with K the n×n Gram matrix of
-# past gradients and k the products with g, gᵀZ⁻¹g = (gᵀg - kᵀ(λI + K)⁻¹k)/λ. Gradients of a two-layer network have
-# closed-form inner products (`network.factors`), so no gradient is ever stored. As in Alg. 1 of NeuralUCB, the
-# gradient of a row is taken with the parameters before that row is trained on.
+# Z = λI + Σ g gᵀ has 205,001 rows at d = 2,048, which is 336 GB. Its dual is exact and small: with K the n×n Gram
+# matrix of past gradients and k their products with g, gᵀZ⁻¹g = (gᵀg - kᵀ(λI + K)⁻¹k)/λ. Gradients of a two-layer
+# network have closed-form inner products (`network.factors`), so no gradient is ever stored. As in Alg. 1 of NeuralUCB,
+# the gradient of a row is taken with the parameters from before training on that row.
 #
-# UniScale's paper has no factor 1/m; `per_width` uses g/√m as the original NeuralUCB does, and is reported
+# UniScale's paper has no factor 1/m. `per_width` uses g/√m as the original NeuralUCB does; its results are reported
 # separately.
 
 
 class NeuralUCB(MLP):
-    """The MLP router with a gradient-feature bonus.
+    """The MLP router with an exploration bonus from gradient features.
 
     Args:
         features: The feature map.
@@ -335,7 +335,7 @@ class NeuralUCB(MLP):
         self._x, self._u, self._z = (np.concatenate(p) for p in ((self._x, x), (self._u, u), (self._z, z)))
 
     def extra(self) -> dict[str, np.ndarray]:
-        """Return the factors of past gradients, and the Cholesky factor."""
+        """Return the factors of past gradients and the Cholesky factor of λI + K."""
         return {"grad.x": self._x, "grad.u": self._u, "grad.z": self._z, "grad.low": self._low}
 
     def regain(self, arrays: dict[str, np.ndarray]) -> None:

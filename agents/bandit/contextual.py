@@ -1,4 +1,4 @@
-"""The contextual policy: one hierarchical linear model of accuracy and cost; each query has its own ranking."""
+"""The contextual policy: a hierarchical linear model of accuracy and cost that ranks the actions for each query."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from schemas.objective import CostUnit
 from schemas.prices import MILLION, Prices, Rate
 
 CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
-"""Columns of a prediction: the reward's terms (`policy.TERMS`), and the cost itself."""
+"""Columns of predicted terms: those of the reward (`policy.TERMS`), and the cost itself."""
 
 # One regression: coefficients with the prior N(μ, τ²) of their block, observed through outcomes with noise variance σ².
 #
-# In units of the noise, A = diag(σ²/τ²) + Σ x xᵀ, θ - μ = A⁻¹ Σ x·(y - xᵀμ), and xᵀθ has the variance σ² xᵀA⁻¹x.
+# In units of the noise, A = diag(σ²/τ²) + Σ x xᵀ and θ - μ = A⁻¹ Σ x·(y - xᵀμ). The variance of xᵀθ is σ² xᵀA⁻¹x.
 
 
 STORED: Final = ("variances", "noise", "outcomes")
@@ -63,7 +63,8 @@ class Regression:
     """Bayesian linear regression of several targets that share A.
 
     Args:
-        features: They compute x. Their columns change with the actions and the categories; call `arrange` after that.
+        features: The features, which compute x. Their columns change with the actions and the categories; call
+            `arrange` after each change.
         term: Which default means and variances apply: those of accuracy (0) or of cost (1). Variances are estimated for
             the first target.
         centre: Prior mean of the targets, shape (T,).
@@ -72,7 +73,7 @@ class Regression:
     Attributes:
         variances: τ² of every block.
         noise: σ².
-        outcomes: Rows learned one by one, plus the number as which the rows of a history count.
+        outcomes: Number of rows learned one by one, plus the number of rows that the history counts for.
     """
 
     def __init__(self, features: ContextualFeatures, term: int, centre: Vector, noise: float) -> None:
@@ -87,7 +88,7 @@ class Regression:
     def arrange(self) -> None:
         """Adopt the columns of the features; a new block gets its default variance.
 
-        It is as if a column that is gone had never been there: what it explained is left to the others.
+        The result is as if a removed column had never existed: the other columns take over its effect.
         """
         blocks, columns = self._features.column_blocks, self._features.columns
         if columns == self._columns:
@@ -115,14 +116,14 @@ class Regression:
         return np.array([usual_mean(name, block, self._term) for block, (name, _) in pairs])
 
     def predicted(self, z: Vector) -> Matrix:
-        """Return the targets of every action, shape (n, T)."""
+        """Return the predicted targets of every action, shape (n, T)."""
         d = self._features
         return np.asarray(self.centre + d.sides @ d.project(z, self.theta))
 
     def parts(self, x: Vector) -> list[Contribution]:
-        """Return each block's contribution to the first target's prediction and variance; its centre comes first.
+        """Return each block's contribution to the first target's prediction and variance, preceded by the centre.
 
-        A block of categories is divided by category: `model × route=code`, say. Only those of x contribute.
+        A block of categories is split by category, as in `model × route=code`. Only the categories of x are included.
         """
         d = self._features
         blocks = [
@@ -147,7 +148,7 @@ class Regression:
         return np.asarray(np.sqrt(self.noise * np.maximum(np.sum((sides @ q) * sides, axis=1), 0.0)))
 
     def add(self, x: Vector, targets: Vector) -> None:
-        """Learn one outcome: x of shape (D,), targets of shape (T,)."""
+        """Learn one outcome, given x, shape (D,), and its targets, shape (T,)."""
         self.ridge.add(x, targets - self.centre - x @ self._means)
         self.outcomes += 1.0
 
@@ -165,28 +166,28 @@ class Regression:
         """Forget everything and learn a history with variances estimated from it; return the estimate.
 
         Args:
-            history: Its rows.
+            history: The history.
             z: [z; c] of its questions, shape (Q, rank + K).
             targets: Targets of its rows, shape (m, T).
-            cap: Upper bound of the number of rows as which the history counts.
-            known: An earlier result for this history; None to estimate it.
+            cap: Maximum number of rows that the history may count for.
+            known: The estimate from an earlier call with this history; None to estimate again.
         """
         self._columns = self._features.columns
-        self._means = self._usual_means()  # the features have grown, or their transform is another
-        # The constant of z is 1, and nothing else has a non-zero default mean.
+        self._means = self._usual_means()  # the features may have grown or have a new transform
+        # Only the coefficients of z's constant, which is 1, have non-zero default means.
         d = self._features
         targets = targets - (d.sides @ self._means[: d.plain_dim : d.rank])[history.action, None]
         self.centre = np.average(targets, axis=0, weights=history.weights)
         levels = evidence_of(d, history, z, targets - self.centre)
         blocks, plain = d.column_blocks, d.plain_dim
         self.variances, noises = known or estimated_with_last(levels, blocks, plain, self._term)
-        for block in set(blocks) - self.variances.keys():  # of actions that the known estimate did not have
+        for block in set(blocks) - self.variances.keys():  # blocks of actions that the known estimate lacks
             self.variances[block] = usual_variance(block, self._term)
         # A row learned alone carries its own noise and its share of the variance of its model and of its question.
         rows = len(history.question)
         self.noise, left = noises[0], float(rows)
         for at in range(1, len(noises)):
-            left -= levels[at - 1].count  # means at this level
+            left -= levels[at - 1].count  # number of means at this level
             self.noise += max(noises[at] - noises[at - 1], 0.0) * left / rows
         a, b = np.zeros_like(levels[0].gram), np.zeros((len(blocks), targets.shape[1]))
         for each, noise in zip(levels, noises, strict=True):
@@ -200,10 +201,10 @@ class Regression:
         return self.variances, noises
 
     def estimate_categories(self, known: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Estimate the variances of the categories' blocks, given all others, from what was learned; return them.
+        """Estimate the variances of the categories' blocks from what was learned, given all others; return them.
 
         Args:
-            known: An earlier result for the same rows; None to estimate it.
+            known: The result of an earlier call with the same rows; None to estimate again.
         """
         plain, blocks = self._features.plain_dim, self._features.column_blocks[self._features.plain_dim :]
         before = np.array([self.noise / self.variances[block] for block in blocks])
@@ -218,13 +219,13 @@ class Regression:
         return dict(known)
 
     def snapshot(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return (plain values, arrays prefixed with a name) from which `restore` continues bit for bit."""
+        """Return (plain values, arrays whose names start with `name`) from which `restore` continues bit for bit."""
         meta = {"rows": self.ridge.rows} | {stored: getattr(self, stored) for stored in STORED}
         arrays = self.ridge.snapshot() | {"centre": self.centre}
         return meta, {f"{name}.{key}": array for key, array in arrays.items()}
 
     def restore(self, name: str, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what `snapshot` returned for a name."""
+        """Restore what `snapshot` returned for the same name."""
         for stored in STORED:
             setattr(self, stored, meta[stored])
         own = {k.removeprefix(f"{name}."): v for k, v in arrays.items() if k.startswith(f"{name}.")}
@@ -234,34 +235,35 @@ class Regression:
         self._means = self._usual_means()
 
 
-# Drift: a model's searches start to cost more or less than was learned, or its answers are wrong more often. After a
-# long history a regression takes hundreds of outcomes to adapt. Changed prices need none of this, because the policy
+# Drift: a model's searches start to cost more or less than learned, or its answers are wrong more or less often. After
+# a long history a regression takes hundreds of outcomes to adapt. Changed prices need none of this, because the policy
 # receives them.
 
 FADING: Final = 0.95
 """Weight of an outcome relative to the model's next one. The latest 20 make up two thirds of the total."""
 
 TRUST: Final = 5.0
-"""Weight of the cost regression, in outcomes."""
+"""Weight of the cost regression's prediction, in outcomes."""
 
 LEAST: Final = 0.5
 """Smallest mean of ln(cost / prediction) that counts as drift. A factor below 1.65, up or down, may well be chance."""
 
 SURPRISE: Final = 4.0
-"""Deviation of a model's latest answers, in standard deviations, from which its accuracy is relearned."""
+"""Deviation of a model's latest answers, in standard deviations, above which its accuracy is relearned."""
 
 STEP: Final = 0.3
-"""Standard deviation of the change of accuracy that is then assumed."""
+"""Standard deviation of the change in accuracy that is assumed once `SURPRISE` is exceeded."""
 
 SETTLED: Final = 1000
-"""Outcomes, including a prior's, before cost drift is corrected: with fewer, a regression errs for other reasons."""
+"""Minimum number of outcomes, including a prior's, at which cost drift is corrected. With fewer, the regression errs
+for other reasons."""
 
 
 class CostDrift:
     """The mean of ln(cost / prediction) over each model's latest outcomes.
 
     Attributes:
-        sums: For each model the discounted number of its outcomes, and the discounted sum.
+        sums: For each model, the discounted number of its outcomes and the discounted sum of ln(cost / prediction).
     """
 
     def __init__(self) -> None:
@@ -271,7 +273,7 @@ class CostDrift:
         """Add an outcome; return whether it changed the model's factor.
 
         Args:
-            model: Its model.
+            model: The outcome's model.
             surprise: ln(cost / prediction), without price factor and without this correction.
         """
         before = self.factor(model)
@@ -298,10 +300,10 @@ class CostDrift:
 class AccuracyDrift:
     """Detects models whose latest answers are right more or less often than predicted.
 
-    Outcomes with a score in place of Correct do not count: uncalibrated scores would look like drift.
+    Outcomes with a score in place of Correct do not count, because uncalibrated scores would look like drift.
 
     Attributes:
-        sums: For each model three discounted sums: of (correct - predicted), of its variance, and of the error that
+        sums: For each model, three discounted sums: of (correct - predicted), of its variance, and of the error that
             scores in place of Correct may explain.
         changed: For each model whose accuracy changed, the sequence number of the outcome that revealed it.
     """
@@ -316,10 +318,11 @@ class AccuracyDrift:
         """Add an outcome; return whether the model's accuracy has changed. If so, its sums restart at zero.
 
         Args:
-            model: Its model.
+            model: The outcome's model.
             correct: Its known correctness.
             predicted: Its predicted accuracy.
-            share: Share of the model's outcomes with a score in place of Correct; predictions may be biased by as much.
+            share: Share of the model's outcomes with a score in place of Correct. Predictions may be biased by up to
+                this much.
             seq: Sequence number of the outcome.
 
         >>> drift = AccuracyDrift()
@@ -338,16 +341,17 @@ class AccuracyDrift:
         return changed
 
     def is_past(self, model: str, seq: int) -> bool:
-        """Return whether an outcome was learned before its model changed; A then weighs it less."""
+        """Return whether an outcome was learned before its model changed. If so, A gives it less weight."""
         return seq < self.changed.get(model, 0)
 
 
 @dataclass(frozen=True)
 class Refit:
-    """The estimates from a history, except those of the features. Everything else is a sum over its rows.
+    """The estimates from a history, except those of the features. Everything else learned is a sum over its rows.
 
     Attributes:
-        z: z of its questions without categories, each with directions fitted without it, shape (Q, rank).
+        z: z of the history's questions, without categories, shape (Q, rank). The directions used for a question are
+            fitted without that question.
         right, paid: The variances of the two regressions.
     """
 
@@ -358,37 +362,38 @@ class Refit:
 
 # The learned model of the contextual policy: the expected terms of every action for a query.
 #
-# One regression has correctness and score, the other cost and its logarithm: if a client cut an answer short, only its
-# cost is known. Costs are measured in units of each action's anchor, so that expensive and cheap actions share a scale.
-# They are learned in eFLOPs and multiplied by the price factor in each prediction, so that a new factor takes effect at
-# once and nothing has to be relearned. In USD, tokens are learned for the same reason, generated and of prompts: the
-# regression then has two targets, each in units of its own anchor.
+# One regression predicts correctness and score, the other the logarithm of cost. They are separate because only the
+# cost is known when a client cuts an answer short. Costs are measured in units of each action's anchor, so that
+# expensive and cheap actions share a scale. They are learned in eFLOPs and multiplied by the price factor in each
+# prediction, so a new factor takes effect at once and nothing has to be relearned. With costs in USD, generated tokens
+# and prompt tokens are learned for the same reason: the regression then has two targets, each with its own anchor.
 
 BOUNDS: Final = (0.2, 5.0)
 """Bounds of a predicted cost, in units of the anchor. Without them an unusual question could look like a bargain."""
 
 PROMPT_BOUNDS: Final = (0.02, 50.0)
-"""Likewise of the tokens of prompts, which differ more, and which the question shows."""
+"""The same bounds for prompt tokens, which vary more and are visible in the question."""
 
 UNKNOWN: Final = Prices(input=1.0, output=1.0)
-"""Prices of a model that is not on offer: nothing is chosen by them."""
+"""Prices of a model that is not on offer. They never affect a choice."""
 
 
 class Estimates:
     """The two regressions, and their drift corrections.
 
     Args:
-        features: Compute x.
+        features: The features, which compute x.
 
     Attributes:
         right: The regression of Correct and Score.
-        paid: That of ln(cost), in units of the anchor; in USD of the tokens, generated and of prompts.
+        paid: The regression of ln(cost); in USD, of ln(generated tokens) and ln(prompt tokens). Targets are in units
+            of the anchors.
         tried: Number of outcomes of each model, including a prior's.
-        standing: How many of them have a score in place of Correct.
+        standing: Number of each model's outcomes that have a score in place of Correct.
         price_factors: Price factor of each model: the price of one eFLOP on it, 1 for models not listed; in USD, the
             prices of its tokens.
-        factors: Price factor, or price of a generated token, times drift correction of each action, shape (n,).
-        prompt_prices: In USD, the price of a token of its prompt, shape (n,).
+        factors: Price factor (in USD, price of a generated token) times drift correction of each action, shape (n,).
+        prompt_prices: In USD, the price of a prompt token for each action, shape (n,).
     """
 
     def __init__(self, features: ContextualFeatures) -> None:
@@ -412,14 +417,14 @@ class Estimates:
         self.paid.arrange()
 
     def reprice(self, price_factors: Mapping[str, Rate]) -> None:
-        """Set what each of these models charges, and 1 for an eFLOP on all others."""
+        """Set the price factors of these models; an eFLOP costs 1 on all others."""
         self.price_factors = dict(price_factors)
         self._refactor()
 
     def predicted(self, z: Vector) -> Matrix:
         """Return the predicted terms of every known action, shape (n, 5): Correct, Score, log C, 1, C.
 
-        C is at the prices in force.
+        C is computed with the current prices.
         """
         terms = np.ones((len(self.features.ids), 5))
         terms[:, [CORRECT, SCORE]] = self.right.predicted(z)
@@ -432,12 +437,12 @@ class Estimates:
         return terms
 
     def _prompts(self, log_ratio: Matrix, actions: np.ndarray | slice) -> Matrix:
-        """Return what the prompts of actions cost, from ln of their tokens in units of the anchors, (…, n)."""
+        """Return the cost of actions' prompts, given ln of their tokens in units of the anchors, shape (…, n)."""
         tokens = self.features.prompts[actions] * np.exp(np.clip(log_ratio, *np.log(PROMPT_BOUNDS)))
         return np.asarray(self.prompt_prices[actions] * tokens)
 
     def usual(self, actions: np.ndarray) -> Vector:
-        """Return what actions usually cost, at the prices in force, shape (n,)."""
+        """Return the usual cost of actions at the current prices, shape (n,)."""
         cost = self.features.anchors[actions] * self.factors[actions]
         if self.features.in_tokens:
             cost = cost + self._prompts(np.zeros(1), actions)
@@ -465,7 +470,7 @@ class Estimates:
         return Forecast(accuracy, cost, float(doubt.mean()))
 
     def _paid(self, o: Observation, action: int) -> Vector:
-        """Return what the regression of costs learns of an outcome, shape (1,), or (2,) in USD."""
+        """Return the cost regression's targets for an outcome, shape (1,), or (2,) in USD."""
         anchors = (self.features.anchors, self.features.prompts)
         return np.array(
             [each - math.log(of[action]) for each, of in zip(_unpriced(o), anchors, strict=False)]
@@ -486,7 +491,7 @@ class Estimates:
         self.paid.add(x, paid)
 
     def fail(self, z: Vector, action: int, o: Observation) -> None:
-        """Learn that a model returned no text: it counts as wrong and says nothing about the cost of an answer."""
+        """Learn that a model returned no text. This counts as a wrong answer; the cost regression stays unchanged."""
         x, model = self.features.row(z, action), self.features.models[action]
         self._compare(x, model, o.entered, o.seq)
         self._add_right(x, model, o)
@@ -508,7 +513,7 @@ class Estimates:
     def add_cost(self, z: Vector, action: int, o: Observation) -> None:
         """Learn the cost of an outcome whose other terms are unknown.
 
-        It does not count towards drift: the client ended the search early, which is not a property of the model.
+        It does not count towards drift, because the client ended the search early, which is not the model's doing.
         """
         if o.tried:
             self._count_try(self.features.models[action])
@@ -517,7 +522,7 @@ class Estimates:
     def amend(self, z: Vector, action: int, o: Observation) -> None:
         """Replace Correct of a learned outcome.
 
-        If its model has changed since, A weighs the outcome less than B would; it is then learned again instead.
+        If the model has changed since, A gives the outcome less weight than B would, so it is learned again instead.
         """
         x, model = self.features.row(z, action), self.features.models[action]
         self._compare(x, model, o.entered, o.seq)
@@ -528,12 +533,12 @@ class Estimates:
             self.standing[model] = max(0, self.standing.get(model, 0) - 1)
 
     def replace(self, history: History, cap: float, known: Refit | None) -> Refit:
-        """Forget everything and learn a history. With known estimates the features are already refitted."""
+        """Forget everything and learn a history. If estimates are given, the features have already been refitted."""
         d = self.features
         priced = history.priced
         if known is None:
             set_anchors(d, priced)
-        # What a row without a cost would have cost is taken to be usual: of that, it says nothing.
+        # A row without a cost is assumed to have had the usual cost, because it contains no information about it.
         took = [history.log_cost - np.log(d.anchors[history.action])]
         if d.in_tokens:
             took.append(history.log_prompt - np.log(d.prompts[history.action]))
@@ -573,7 +578,7 @@ class Estimates:
         self.paid.restore("paid", meta["paid"], arrays)
         self.tried = dict(meta["tried"])
         self.costs.sums = {model: (first, second) for model, (first, second) in meta["cost_drift"].items()}
-        # An earlier release wrote only two numbers per model.
+        # Earlier releases saved only two numbers per model.
         self.accuracy.sums = {model: (*sums, 0.0)[:3] for model, sums in meta["accuracy_drift"].items()}
         self.accuracy.changed = dict(meta.get("accuracy_changed", {}))
         self.standing = dict(meta.get("standing", {}))
@@ -599,32 +604,32 @@ class Estimates:
 
 
 def _unpriced(o: Observation) -> tuple[float, ...]:
-    """Return the logarithms of what an outcome took, without a price: eFLOPs, or tokens generated and of prompts."""
+    """Return an outcome's unpriced log cost: ln(eFLOPs), or ln(generated tokens) and ln(prompt tokens)."""
     if o.tokens is None:
         return (o.log_cost - math.log(o.price_factor),)
     return tuple(math.log(max(count, 1)) for count in o.tokens)
 
 
 SOME: Final = 5
-"""The uncertainty is computed on one in this many of the window's queries."""
+"""Step between those queries of the window from which the uncertainty is computed."""
 
 
 # The contextual policy.
 #
 # LinUCB on the paper's joint vector ranks the means of the actions in the same order for every query, and with 552
-# dimensions it learns little in a few hundred rounds. Here x = g_a ⊗ z_q, so that each query has its own ranking, and
-# the variance of each kind of difference is estimated. This is not Algorithm 1; the paper's policy is `linucb`.
+# dimensions it learns little in a few hundred rounds. Here x = g_a ⊗ z_q, so each query has its own ranking, and the
+# variance of each kind of difference is estimated. This is not Algorithm 1; the paper's policy is `linucb`.
 #
 # - Optimism is priced: the width w = α·σ√(xᵀA⁻¹x) of an action that costs e more than the best predicted one, at the
-#   current λ, becomes w² / (w + e), so that very expensive actions are explored less.
+#   current λ, becomes w² / (w + e), so very expensive actions are explored less.
 # - Models with hardly any outcomes are tried: each gets a share of 1 / (number of models) of the queries. At the start,
-#   that is every query.
+#   these shares add up to all queries.
 # - A prior from history (`prior`) is a complete initial state. Without one, the policy is refitted to its own first
 #   outcomes each time their number has doubled (`RefitSchedule`).
-# - The pacer (`pacing`) determines λ for objectives by mean cost and by accuracy.
+# - The pacer (`pacing`) determines λ for objectives with a target for mean cost or for accuracy.
 
 TINY: Final = 1e-12
-"""Smallest width to divide by."""
+"""Lower bound of the divisor of a priced width."""
 
 FIRST: Final = 2
 """A model with fewer outcomes than this is tried in order to learn about it."""
@@ -636,11 +641,11 @@ class ContextualSettings:
 
     Attributes:
         alpha: Exploration factor, in standard deviations of the prediction.
-        accuracy_of: What an objective by accuracy requests a share of: `reachable`, the accuracy of the best action for
-            each query, minus its uncertainty, or `best`, the accuracy of the action that is best on average.
-        encoder: Identity of the encoder of the queries; a state from another encoder is refused.
+        accuracy_of: The accuracy of which an objective requests a share: `reachable`, the accuracy of the best action
+            for each query, minus its uncertainty, or `best`, the accuracy of the action that is best on average.
+        encoder: Identity of the encoder of the queries; a state from a different encoder is rejected.
         refits: The numbers of outcomes at which a policy without a prior is refitted.
-        unit: Unit of costs; a state in another unit is refused.
+        unit: Unit of costs; a state with a different unit is rejected.
     """
 
     alpha: float = 0.25
@@ -651,7 +656,7 @@ class ContextualSettings:
 
 
 class Contextual(Learner):
-    """Chooses by priced optimism from a hierarchical linear model on g_a ⊗ z_q."""
+    """Policy that chooses by priced optimism, using a hierarchical linear model on g_a ⊗ z_q."""
 
     name = "contextual"
     traits = Traits(order_free=False, surface=True)  # the pacer is a fold over events in strict order
@@ -667,7 +672,7 @@ class Contextual(Learner):
 
     @property
     def graded(self) -> bool:
-        """Return whether it has learned of any answer whether it is right; from a prior, too."""
+        """Return whether the correctness of any answer has been learned, from an outcome or a prior."""
         return self.estimates.right.outcomes > self._failures
 
     def grown(self, kept: Sequence[int]) -> None:
@@ -675,7 +680,7 @@ class Contextual(Learner):
         self.estimates.arrange()
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Choose from exactly these actions, at these prices from the next decision on."""
+        """From the next decision on, choose from exactly these actions at these prices."""
         super().offer(actions, price_factors)
         self.estimates.reprice(price_factors)
         self.pacer.factors = self.estimates.price_factors
@@ -698,7 +703,7 @@ class Contextual(Learner):
         extra = objective.shadow_price * np.maximum(terms[:, COST] - terms[int(mean.argmax()), COST], 0.0)
         width = width * width / np.maximum(width + extra, TINY)
         made = ranked(context.query_id, [d.ids[j] for j in keep], mean, width, seed)
-        # No answer is better than a correct one: an action too expensive even then need not be tried again.
+        # An action that is too expensive even if its answers were always correct need not be tried again.
         right = terms.copy()
         right[:, [CORRECT, SCORE]] = 1.0
         most = right[:, :COST] @ objective.coefficients - objective.shadow_price * terms[:, COST]
@@ -707,12 +712,12 @@ class Contextual(Learner):
         return replace(made, predicted=(correct, score, log_cost), terms=lambda: terms[:, :ONE])
 
     def _tried(self, of: Prediction, keep: np.ndarray, worth: np.ndarray, seed: int) -> Prediction:
-        """Return the prediction; while some models are still to be tried, one model is drawn at random.
+        """Return the prediction, with a model drawn at random while some models are still to be tried.
 
         Args:
             of: The prediction without trials.
             keep: Indices of its actions.
-            worth: Which of them can be worth their cost.
+            worth: Which of these actions can be worth their cost.
             seed: Seed of the deployment.
         """
         cheapest: dict[str, int] = {}
@@ -720,7 +725,7 @@ class Contextual(Learner):
         for place in np.argsort(-cost, kind="stable").tolist():
             cheapest[self.features.models[keep[place]]] = place
         tried = self.estimates.tried
-        # The costs of a model without outcomes are unknown.
+        # A model without outcomes is always tried, because its costs are unknown.
         new = [
             name
             for name, place in cheapest.items()
@@ -739,7 +744,7 @@ class Contextual(Learner):
         return replace(of, chosen=chosen, probability=probability, reason=reason)
 
     def left_out(self) -> Sequence[str]:
-        """Return the categories whose columns do not fit: others have more outcomes."""
+        """Return the categories that have no columns because others have more outcomes."""
         return self.features.left_out
 
     def drifted(self) -> dict[str, Drift]:
@@ -759,7 +764,7 @@ class Contextual(Learner):
         )
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Add decisions to the window and to the accounts of their targets; settle those of abandoned decisions."""
+        """Add decisions to the window and to the accounts of their targets; settle the abandoned decisions."""
         made = [d for d in decisions if not d.abandoned]
         queries = self.features.queries([(d.observation_id, d.embedding) for d in made])
         for decision, query in zip(made, queries, strict=True):
@@ -775,10 +780,10 @@ class Contextual(Learner):
                 self.pacer.settled(decision.observation_id, decision.paid, decision.correct)
 
     def learn(self, outcomes: Sequence[Observation]) -> None:
-        """Learn outcomes in order, all checked first.
+        """Learn outcomes in order, after checking all of them.
 
-        An outcome with only a cost is charged to its account and leaves the calibration unchanged. A failure is charged
-        its cost and changes only the calibration of accuracy.
+        In the pacer, the cost of each outcome is charged to its account. A cost alone does not change the account's
+        calibration of predicted accuracy, and a failure does not change that of predicted cost.
         """
         for o in outcomes:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
@@ -812,7 +817,7 @@ class Contextual(Learner):
                     self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
 
     def _kept(self, o: Observation, query: Vector, at: int, took: Sequence[float]) -> None:
-        """Count an outcome and keep it for the refits; refit where one is due."""
+        """Count an outcome and keep it for the refits; refit if one is due."""
         self.features.count(o.categories)
         results = self.refits.results
         of_categories = self.features.categories and self.refits.of_categories(1)
@@ -828,8 +833,8 @@ class Contextual(Learner):
         """Estimate the variances of the categories' blocks under a prior without categories; return the estimates.
 
         Args:
-            known: An earlier result for the same outcomes. If it is unreadable, or of other settings or columns,
-                everything is estimated again.
+            known: An earlier result for the same outcomes. If it is unreadable or belongs to different settings or
+                columns, everything is estimated again.
         """
         try:
             meta, _ = unpack(known, self.name, self.identity())
@@ -859,21 +864,21 @@ class Contextual(Learner):
             self.pacer.recent.change(rearranged)
 
     def relearn(self, history: History, cap: float = math.inf, known: bytes = b"") -> bytes:
-        """Estimate anchors, directions and variances from a history, then learn it with them; return the estimates.
+        """Estimate anchors, directions and variances from a history and learn the history; return the estimates.
 
         A policy without a prior does this with its own outcomes, `prior.teach` with a table.
 
         Args:
             history: The outcomes. They replace everything learned and the recent contexts.
-            cap: Upper bound of the number of rows as which the history counts.
-            known: An earlier result for this history. If it is unreadable or belongs to another history, other settings
-                or other actions, everything is estimated again.
+            cap: Maximum number of rows that the history may count for.
+            known: An earlier result for this history. If it is unreadable or belongs to a different history, different
+                settings or different actions, everything is estimated again.
         """
         read = self._read_refit(known, history)
         self.features.choose_categories(history.outcomes_by_category())
         made = self.estimates.replace(history, cap, read)
         z = self.features.with_categories(made.z, history.categories)
-        # In the order of a tenant's traffic. A run of rows with the same question, as in a table, counts once; a
+        # In the order of each tenant's traffic. A run of rows with the same question, as in a table, counts once; a
         # question that was asked again later counts again.
         tenants: Sequence[str | None] = history.tenants or [None] * len(history.question)
         asked: list[tuple[str | None, Vector]] = []
@@ -890,12 +895,12 @@ class Contextual(Learner):
         return pack(self.name, self.identity(), meta, arrays | {"z": made.z})
 
     def _read_refit(self, known: bytes, history: History) -> Refit | None:
-        """Return an earlier result of `relearn` for this history, its features restored; None for anything else."""
+        """Return an earlier result of `relearn` for this history and restore its features; None if it is not one."""
         try:
             meta, arrays = unpack(known, self.name, self.identity())
         except CorruptState:
             return None
-        # Results of earlier releases have no digest; `refits_of` omits those from before a repair.
+        # Results saved by earlier releases have no digest; `refits_of` omits those from before a repair.
         if "history" in meta and meta["history"] != history.digest:
             return None
         if len(arrays["z"]) != len(history.queries) or not self.features.refit(meta, arrays):
@@ -911,7 +916,7 @@ class Contextual(Learner):
         return {"estimates": learned} | accounts | ahead, arrays | windows | outcomes
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Restore them."""
+        """Restore what `saved` returned."""
         self.estimates.restore(meta["estimates"], arrays)
         self.pacer.factors = self.estimates.price_factors
         self.pacer.restore(meta, arrays)
@@ -921,7 +926,7 @@ class Contextual(Learner):
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal when a state is loaded; α and the meaning of accuracy may change."""
         settings = {"encoder": self.settings.encoder}
-        if self.settings.unit != "eflops":  # the states of earlier releases do not say it
+        if self.settings.unit != "eflops":  # states saved by earlier releases have no "unit"
             settings["unit"] = self.settings.unit
         return {"contextual": settings, "features": asdict(self.features.settings)}
 
@@ -935,15 +940,15 @@ class Contextual(Learner):
         return self.features.position(item.observation_id, item.action_id)
 
 
-# The contextual policy's options, and how it is built from them.
+# The options of the contextual policy, and the factory that builds it from them.
 
 
 class ContextualOptions(Options, frozen=True, kw_only=True):
     """Options of the contextual policy.
 
     Attributes:
-        alpha, accuracy_of: see ContextualSettings.
-        query_rank: Maximum length of z_q without its constant: the nine surface counts, and directions.
+        alpha, accuracy_of: See ContextualSettings.
+        query_rank: Maximum length of z_q without its constant, that is, number of surface counts (nine) and directions.
     """
 
     alpha: float = 0.25

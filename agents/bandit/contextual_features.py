@@ -17,29 +17,29 @@ from schemas.errors import InvalidField
 from schemas.objective import CostUnit
 
 MOST_COLUMNS: Final = 500
-"""Most columns of x for the actions of the first catalogue. With it, a decision and its update take a millisecond, and
-a snapshot four megabytes. With more models, z is shorter."""
+"""Maximum number of columns of x for the actions of the first catalogue. At this size, a decision and its update take a
+millisecond, and a snapshot four megabytes. With more models, z is shorter."""
 
 MOST_WITH_CATEGORIES: Final = 800
-"""Most columns of x together with those of categories: a snapshot stays below 16 MB."""
+"""Maximum number of columns of x including those of categories. It keeps a snapshot below 16 MB."""
 
 MARGIN: Final = (2, 10)
-"""Factor and summand by which a category without columns must exceed another in outcomes to take its columns."""
+"""Factor and addend: a category takes over the columns of another with n outcomes once it has factor · n + addend."""
 
 COUNTED: Final = 4096
-"""Outcomes after which their numbers by category are halved: what no longer occurs gives way."""
+"""Total at which the outcome counts of all categories are halved, so that categories no longer in use give way."""
 
 FEWEST_DIRECTIONS: Final = 8
-"""Minimum number of directions in z, whatever the number of models: without any, all queries would look alike."""
+"""Minimum number of directions in z, whatever the number of models. Without any, all queries would look alike."""
 
 GROWTH: Final = (0.75, 0.5)
 """Exponents with which cost typically grows with parameters and with paths. Paths share the question and end early."""
 
 GROWTH_OF_TOKENS: Final = (0.0, 1.0)
-"""Likewise of generated tokens: how large a model is says nothing of them."""
+"""The same exponents for generated tokens, whose number does not depend on the size of the model."""
 
 LONGEST: Final = 3.0
-"""Bound of the length of z's directions, which is 1 on average: no question may weigh as much as twenty."""
+"""Maximum length of z's directions (1 on average), so that no single question weighs as much as twenty."""
 
 STORED: Final = ("ids", "models", "active", "sizes", "names", "size_range", "first_shape", "scale", "scales")
 """Attributes of `ContextualFeatures` that a snapshot stores as plain values."""
@@ -61,21 +61,22 @@ class ContextualFeatures(FeatureMap):
     """The known actions with their features, and the transform of queries.
 
     z_q = [1, the surface counts, directions (`QueryTransform`)]. g_a = [1, plain coordinates of the action where they
-    are known and differ (size of the model, width of the search, drafts a step), an indicator for each model, an
-    indicator for each shape of search]. Every feature of the action is multiplied with every one of the query. How much
-    a product matters is not decided here: each column belongs to a block, and the variance of each block is estimated
-    (`agents.bandit.variances`).
+    are known and differ (size of the model, width of the search, drafts per step), an indicator for each model, an
+    indicator for each shape of search]. Every feature of the action is multiplied by every feature of the query. How
+    much a product matters is not decided here: each column belongs to a block, and the variance of each block is
+    estimated (`agents.bandit.variances`).
 
     New actions may bring new features, which append columns. Existing columns keep their order and meaning.
 
-    A query may also be of categories (`key=value`). Each has columns of its own, which come last: x = [g_a ⊗ z_q;
+    A query may also have categories (`key=value`). Each category has its own columns, which come last: x = [g_a ⊗ z_q;
     h_a ⊗ c_q], where h_a are the features of g_a without the shapes and c_q is 1 for the query's categories. A category
-    gets its columns with the first decision that shows it. If they do not fit, those with the fewest outcomes give way.
+    gets its columns with the first decision that has it. If there are too many, those with the fewest outcomes lose
+    theirs.
 
     Args:
         settings: `query_dim` counts embedding and surface counts; `query_rank` is the maximum length of z without its
             constant.
-        unit: Of costs. In USD, what is learned is the tokens that are billed: the anchors are generated tokens.
+        unit: Unit of costs. In USD, billed tokens are learned instead of costs, and the anchors are generated tokens.
 
     Attributes:
         sides: G, shape (n, J): every action's features.
@@ -84,13 +85,13 @@ class ContextualFeatures(FeatureMap):
             actions share a scale.
         scale, scales: Correction factors of guessed costs, one for any model and one for each model with known costs.
             An action has the same anchor whether it was added before its model's costs were known or after.
-        prompts, prompt_scale, prompt_scales: In USD, the same three of the tokens of prompts.
+        prompts, prompt_scale, prompt_scales: In USD, the anchors and correction factors of prompt tokens.
         sizes: Number of parameters of each action's model; 0 if it is not known.
-        size_range: Least and largest of their logarithms.
+        size_range: Smallest and largest logarithm of a known or inferred size.
         first_shape: The shape of all initial actions, if they had only one.
         transform: Maps a query to z. Only a policy that forgets everything learned may replace it.
-        categories: The K categories with columns, in the order in which they got them.
-        outcomes: The number of outcomes of each category, halved now and then.
+        categories: The K categories with columns, in the order of their columns.
+        outcomes: The number of outcomes of each category, halved from time to time (`COUNTED`).
     """
 
     def __init__(self, settings: FeatureSettings, unit: CostUnit = "eflops") -> None:
@@ -114,7 +115,7 @@ class ContextualFeatures(FeatureMap):
 
     @property
     def plain_dim(self) -> int:
-        """Return the number of columns of x that are not of categories; they come first."""
+        """Return the number of columns of x that do not belong to categories; these come first."""
         return len(self.names) * self.rank
 
     @property
@@ -124,21 +125,21 @@ class ContextualFeatures(FeatureMap):
 
     @property
     def crossed(self) -> list[int]:
-        """Return the indices of the features that are multiplied with categories: all but the shapes."""
+        """Return the indices of the features that are multiplied by categories, which are all but the shapes."""
         return [at for at, name in enumerate(self.names) if _kind(name) != "shape"]
 
     @property
     def column_blocks(self) -> list[str]:
-        """Return the block of each column of x, shape (D,): `model × counts`, say."""
+        """Return the block of each column of x, shape (D,), such as `model × counts`."""
         plain = [f"{_kind(name)} × {part}" for name in self.names for part in self.transform.parts]
         crossed = [_kind(self.names[at]) for at in self.crossed]
         return plain + [f"{kind} × category" for kind in crossed for _ in self.categories]
 
     @property
     def leaves(self) -> np.ndarray:
-        """Return the columns of every model, shape (M, r), or of every shape if these have more.
+        """Return the columns of every model, shape (M, r), or of every shape if those are more columns in total.
 
-        An action has one model and one shape: no x has values in two of these rows.
+        An action has one model and one shape, so no x has non-zero values in two of these rows.
         """
         of: dict[str, list[list[int]]] = {"model": [], "shape": []}
         count, crossed = len(self.categories), {at: place for place, at in enumerate(self.crossed)}
@@ -153,7 +154,7 @@ class ContextualFeatures(FeatureMap):
 
     @property
     def columns(self) -> list[tuple[str, int | str]]:
-        """Return the identity of each column, shape (D,): a feature, and a coordinate of z or a category."""
+        """Return the identity of each column, shape (D,): a feature with a coordinate of z or a category."""
         crossed = ((self.names[at], category) for at in self.crossed for category in self.categories)
         return [*((name, part) for name in self.names for part in range(self.rank)), *crossed]
 
@@ -170,7 +171,7 @@ class ContextualFeatures(FeatureMap):
         return np.concatenate([z, self.coded([categories])[0]]) if self.categories else z
 
     def coded(self, asked: Sequence[Sequence[str]]) -> Matrix:
-        """Return c of some queries, shape (Q, K), given the categories of each; those without columns are left out."""
+        """Return c for queries with these categories, shape (Q, K). Categories without columns are left out."""
         place = {category: at for at, category in enumerate(self.categories)}
         found = np.zeros((len(asked), len(place)))
         for row, categories in zip(found, asked, strict=True):
@@ -178,14 +179,14 @@ class ContextualFeatures(FeatureMap):
         return found
 
     def with_categories(self, z: Matrix, asked: Sequence[Sequence[str]]) -> Matrix:
-        """Return [z; c] of some queries, shape (Q, rank + K), given the categories of each."""
+        """Append c to the z of each query, shape (Q, rank), and return [z; c], shape (Q, rank + K)."""
         return np.hstack([z, self.coded(asked)]) if self.categories else z
 
     def project(self, z: Vector, theta: Matrix) -> Matrix:
         """Return the contribution of each feature to xᵀΘ for one query.
 
         Args:
-            z: Shape (rank + K,).
+            z: [z; c] of the query, shape (rank + K,).
             theta: Θ, shape (D, T).
 
         Returns:
@@ -198,7 +199,7 @@ class ContextualFeatures(FeatureMap):
         return found
 
     def predict(self, window: Matrix, theta: Vector, sides: Matrix) -> Matrix:
-        """Return xᵀθ of many queries and some actions, shape (m, n).
+        """Return xᵀθ for every pair of a query and an action, shape (m, n).
 
         Args:
             window: [z; c] of the queries, shape (m, rank + K).
@@ -213,17 +214,17 @@ class ContextualFeatures(FeatureMap):
         return np.asarray(found)
 
     def compress(self, z: Vector, half: Matrix) -> Matrix:
-        """Return the (J, J) matrix Q of one query with g_aᵀQg_a = xᵀA⁻¹x for every action.
+        """Return the matrix Q of one query, shape (J, J), such that g_aᵀQg_a = xᵀA⁻¹x for every action.
 
         Args:
-            z: Shape (rank + K,).
-            half: The lower triangle of A⁻¹, zeros above, shape (D, D).
+            z: [z; c] of the query, shape (rank + K,).
+            half: The lower triangle of A⁻¹, with zeros above, shape (D, D).
         """
         j, rank, plain = len(self.names), self.rank, self.plain_dim
         z, shown = z[:rank], np.flatnonzero(z[rank:])
         own = half[:plain, :plain]
-        # (J, rank, J, rank) multiplied by z from both sides; its transpose adds the upper triangle, and the diagonal
-        # again.
+        # (J, rank, J, rank) multiplied by z from both sides. Its transpose adds the upper triangle, but also the
+        # diagonal a second time.
         met = z @ (own.reshape(-1, rank) @ z).reshape(j, rank, j)
         met = np.asarray(met + met.T - np.diag(np.diagonal(own).reshape(j, rank) @ z**2))
         if len(shown):
@@ -246,7 +247,7 @@ class ContextualFeatures(FeatureMap):
         return np.asarray(self.rows(z[None], np.array([action]))[0])
 
     def rows(self, z: Matrix, actions: np.ndarray) -> Matrix:
-        """Return x of each pair, shape (m, D), from [z; c] of each query, shape (m, rank + K)."""
+        """Return x of each (query, action) pair, shape (m, D). `z` holds each query's [z; c], shape (m, rank + K)."""
         sides, rank = self.sides[actions], self.rank
         found = np.asarray((sides[:, :, None] * z[:, None, :rank]).reshape(len(z), -1))
         if not self.categories:
@@ -255,11 +256,11 @@ class ContextualFeatures(FeatureMap):
         return np.concatenate([found, crossed], axis=1)
 
     def enter(self, shown: Sequence[str]) -> bool:
-        """Give columns to the categories of a decision, as far as they fit; return whether columns have changed.
+        """Give columns to the categories of a decision as far as they fit; return whether the columns have changed.
 
         A category for which there is no room gets the columns of the one with the fewest outcomes as soon as it has
-        clearly more. What is chosen depends only on the actions on offer, the decisions and the outcomes so far, in
-        their order.
+        clearly more itself (`MARGIN`). The result depends only on the actions on offer and on the decisions and
+        outcomes so far, in their order.
         """
         before, room = self.categories, self.room_for_categories()
         for category in shown:
@@ -278,7 +279,7 @@ class ContextualFeatures(FeatureMap):
         return self.categories is not before
 
     def count(self, shown: Sequence[str], outcomes: int = 1) -> None:
-        """Count outcomes of categories."""
+        """Add to the outcome counts of categories."""
         for category in shown:
             self.outcomes[category] = self.outcomes.get(category, 0) + outcomes
         if shown and sum(self.outcomes.values()) >= COUNTED:
@@ -286,7 +287,7 @@ class ContextualFeatures(FeatureMap):
             self.outcomes = {c: n for c, n in halved.items() if n or c in self.categories}
 
     def choose_categories(self, numbers: Mapping[str, int]) -> None:
-        """Give columns to the categories with the most outcomes. Only a policy that forgets everything may do so."""
+        """Give columns to the categories with the most outcomes. Only a policy that forgets everything may do this."""
         most = sorted(numbers, key=lambda category: (-numbers[category], category))
         self.categories = most[: self.room_for_categories()]
         self.outcomes = {category: numbers[category] for category in most}
@@ -299,7 +300,7 @@ class ContextualFeatures(FeatureMap):
     def room_for_categories(self) -> int:
         """Return how many categories may have columns, given the actions on offer.
 
-        Features of other actions do not count: a recovery knows all actions of its log from the start.
+        Features of other actions do not count, because a recovery knows all actions of its log from the start.
         """
         on = {at for at, active in enumerate(self.active) if active} or range(len(self.ids))
         usual = sum(_kind(name) not in ("model", "shape") for name in self.names)
@@ -312,7 +313,7 @@ class ContextualFeatures(FeatureMap):
     def room(self) -> tuple[int, int]:
         """Return how many counts and how many directions z may have within the limit on x's columns.
 
-        Counts are dropped first: directions are fitted to how models differ, along the counts too.
+        Counts are dropped first, because directions are fitted to how models differ, including along the counts.
         """
         most = max(MOST_COLUMNS // max(len(self.names), 1) - 1, FEWEST_DIRECTIONS)
         most = min(self.settings.query_rank, most)
@@ -322,7 +323,7 @@ class ContextualFeatures(FeatureMap):
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""
         meta = {name: getattr(self, name) for name in self._names(STORED)}
-        if self.outcomes:  # the states of earlier releases do not say it
+        if self.outcomes:  # states saved by earlier releases have neither key
             meta |= {"categories": self.categories, "outcomes": self.outcomes}
         return meta, {"sides": self.sides} | self._anchors() | self.transform.snapshot()
 
@@ -346,7 +347,7 @@ class ContextualFeatures(FeatureMap):
         return {"anchors": self.anchors} | ({"prompts": self.prompts} if self.in_tokens else {})
 
     def refit(self, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bool:
-        """Restore a result of `fitted` from when these actions, or the first of them, were known; else return False."""
+        """Restore a result of `fitted` if its actions are the first of those now known; otherwise return False."""
         ids, names = meta["ids"], meta["names"]
         if (self.ids[: len(ids)], self.names[: len(names)]) != (ids, names):
             return False
@@ -378,7 +379,7 @@ class ContextualFeatures(FeatureMap):
             self.prompts = np.concatenate([self.prompts, self._prompt_guesses(len(self.prompts))])
 
     def _guesses(self, first: int) -> list[float]:
-        """Return guessed anchors of the actions from one index on."""
+        """Return guessed anchors of the actions from index `first` on."""
         scales = [self.scales.get(model, self.scale) for model in self.models]
         return [self.guess(at) * scales[at] for at in range(first, len(self.ids))]
 
@@ -423,9 +424,9 @@ class ContextualFeatures(FeatureMap):
         return [plain.get(name, 0.0) for name in self.names]
 
     def measure(self) -> None:
-        """Infer unknown sizes from the costs of the models' searches (`scales`). Call it only before relearning.
+        """Infer unknown model sizes from the costs of searches (`scales`). Call this only before relearning.
 
-        For a hosted model the price is as good an indication of its size as any published figure.
+        For a hosted model, the price indicates the size as well as any published figure does.
         """
         self._set_size_range()
         self.sides = self._sides()
@@ -437,7 +438,7 @@ class ContextualFeatures(FeatureMap):
     def _log_sizes(self) -> list[float | None]:
         """Return ln(parameters) of each action's model, inferred from its costs if the size is unknown.
 
-        None where neither is known; generated tokens say nothing of it.
+        None if neither is known. In USD nothing is inferred, because generated tokens do not indicate the size.
         """
         if self.in_tokens:
             return [math.log(size) if size > 0 else None for size in self.sizes]
@@ -455,9 +456,9 @@ class ContextualFeatures(FeatureMap):
         return float(max(self.sizes[at], 1.0) ** of_size * (qp * cp) ** of_paths)
 
     def guess_prompt(self, at: int) -> float:
-        """Return how many tokens of prompts an action may be billed, up to a factor that all share.
+        """Return a guess of the number of prompt tokens that an action is billed for, up to a common factor.
 
-        A chat endpoint is sent the prompt for each answer, other engines read it once for all of them.
+        A chat endpoint receives the prompt for each answer, whereas other engines read it once for all answers.
         """
         qp, cp = _widths(self.ids[at])
         return float((qp * cp) ** GROWTH[1])
@@ -465,16 +466,16 @@ class ContextualFeatures(FeatureMap):
 
 @dataclass(frozen=True)
 class QueryTransform:
-    """Maps a query, its embedding followed by its surface counts, to z = [1, counts, directions].
+    """Maps a query (its embedding followed by its surface counts) to z = [1, counts, directions].
 
     A direction is an axis of the query itself, or a weighted sum of its similarities to the landmarks, which are past
     questions: k(q, l) = exp(-κ |q - l|²) of their embeddings (Nyström approximation of a Gaussian kernel). A question
-    unlike all of them has zeros there and gets the average prediction.
+    unlike any landmark has zeros in such directions and gets the average prediction.
 
     Attributes:
-        offset: Subtracted from a query, shape (query_dim,).
-        axes: A, shape (rank - 1, query_dim): those of the counts, then those of the directions.
-        landmarks: Embeddings with float32 values, shape (m, d).
+        offset: Vector subtracted from a query, shape (query_dim,).
+        axes: Axes of the counts, followed by those of the directions, shape (rank - 1, query_dim).
+        landmarks: Embeddings of the landmarks, with float32 values, shape (m, d).
         kappa: κ.
         weights: Weights of the similarities in each direction, shape (directions, m).
         learned: How many of the directions were fitted to outcomes; they come first.
@@ -489,7 +490,7 @@ class QueryTransform:
 
     @classmethod
     def usual(cls, dim: int, most: int) -> QueryTransform:
-        """Return the transform of a learner without history: the first counts, at most `most`."""
+        """Return the transform for a learner without history, whose z has the first `most` counts and no directions."""
         embedded = dim - len(COUNTS)
         offset = np.concatenate([np.zeros(embedded), _USUAL])
         return cls(offset, count_axes(_SPREAD, dim, most), np.zeros((0, embedded)), 1.0, np.zeros((0, 0)))
@@ -541,11 +542,11 @@ class QueryTransform:
 
 
 def bounded(z: Matrix, counts: int) -> Matrix:
-    """Return z with its constant and clipped to its bounds, for one query or for many as rows.
+    """Prepend z's constant and clip z to its bounds, for one query or for many as rows.
 
     Args:
-        z: Without the constant, shape (…, rank - 1).
-        counts: How many of its first coordinates are counts.
+        z: z without the constant, shape (…, rank - 1).
+        counts: Number of its first coordinates that are counts.
     """
     surface, rest = np.clip(z[..., :counts], -1.0, 1.0), z[..., counts:]
     length = np.sqrt(np.sum(rest**2, axis=-1, keepdims=True))
@@ -555,7 +556,7 @@ def bounded(z: Matrix, counts: int) -> Matrix:
 
 
 def count_axes(spread: Vector, dim: int, most: int) -> Matrix:
-    """Return the axes of the counts, each a third of its spread, shape (k, dim). Counts come last in a query."""
+    """Return the axes of the first counts, at most `most`, shape (k, dim). They scale each count by 1 / (3·spread)."""
     own = min(len(COUNTS), most)
     found = np.zeros((own, dim))
     found[np.arange(own), dim - len(COUNTS) + np.arange(own)] = 1.0 / (3.0 * spread[:own])

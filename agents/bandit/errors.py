@@ -21,11 +21,11 @@ class InvalidObjective(DeciderError):
 
 
 class PolicyRefused(DeciderError, ValueError):
-    """A policy cannot be built from its settings. The message names the setting and what to write."""
+    """A policy cannot be built from its settings. The message names the setting and the fix."""
 
 
 class PriorRefused(DeciderError):
-    """A prior does not fit this deployment. Make a new one from history, with this encoder and catalogue."""
+    """A prior does not fit this deployment. Make a new one from history with this encoder and catalogue."""
 
     def __init__(self, what: str, found: object, wanted: object) -> None:
         super().__init__(
@@ -36,7 +36,7 @@ class PriorRefused(DeciderError):
 
 
 class UnservedObjective(DeciderError):
-    """An objective sets a target for mean cost or accuracy, which this policy does not support."""
+    """An objective sets a target for mean cost or accuracy, but this policy does not support targets."""
 
     def __init__(self, query_id: str, kind: str, policy: str) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ class InvalidObservation(DeciderError):
 
 
 class UnknownAction(DeciderError):
-    """An action id that was never added. Add the action with its description first."""
+    """An action id is unknown. Add the action with its description first."""
 
     def __init__(self, subject: str, action_id: str) -> None:
         super().__init__(f"{subject}: action {action_id!r} was never added; add it to the catalogue first")
@@ -73,7 +73,7 @@ class NoAction(DeciderError):
 
 
 class DuplicateQuery(DeciderError):
-    """A second Query has an id that is already used. Send it again with a new id."""
+    """A second Query has an id that is already in use. Send it again with a new id."""
 
     def __init__(self, query_id: str, first: object, second: object) -> None:
         super().__init__(
@@ -82,7 +82,7 @@ class DuplicateQuery(DeciderError):
 
 
 class CorruptState(DeciderError):
-    """Bytes that are not a complete, unaltered state. Use the snapshot before it, or fold the log again."""
+    """The bytes are not a complete, unaltered state. Use an earlier snapshot, or fold the log again."""
 
     def __init__(
         self, what: str, found: object, wanted: object, fix: str = "use an earlier state or fold the log"
@@ -98,10 +98,10 @@ class CorruptState(DeciderError):
 FIX_LOG: Final = (
     "`python -m streams learner check` names every record that is refused, `learner repair` removes them"
 )
-"""What to do about a log with missing or foreign rows."""
+"""The fix for a log with missing or foreign rows."""
 
 FIX_PRIOR: Final = (
     "the learner began from this prior, which no row of the log holds: go back to the policy settings that wrote it, "
     "or begin anew with `python -m streams learner reset`"
 )
-"""What to do about a prior in the log that is damaged, or was written under other settings."""
+"""The fix for a prior in the log that is damaged or was written under different settings."""

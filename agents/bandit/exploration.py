@@ -1,8 +1,9 @@
-"""Recorded randomisation of any policy's predictions: an exploration floor, a uniform warm-up, a control group.
+"""Recorded randomisation of any policy's predictions: an exploration floor, a uniform warm-up and a control group.
 
 Off-policy evaluation needs the probability with which the served action was drawn. A deterministic policy gives all
-other actions probability zero; the floor gives each at least ε/n, known exactly. The warm-up is the paper's 50 uniform
-rounds. The control group always gets one fixed action, so that the policy's gain over it can be measured continuously.
+other actions probability zero, whereas the floor gives each a known probability of at least ε/n. The warm-up is the
+paper's 50 uniform rounds. The control group always gets one fixed action, so that the policy's gain over it can be
+measured continuously.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class ControlGroup:
     without the salt cannot pick an id to get in or out.
 
     Attributes:
-        share: Probability that a query belongs to it.
+        share: Probability that a query belongs to the group.
         action_id: The action of the group.
-        salt: The secret.
+        salt: The secret salt.
     """
 
     share: float
@@ -60,20 +61,20 @@ class ControlGroup:
         Action.parse(self.action_id)
 
     def holds(self, query_id: str) -> bool:
-        """Return whether a query belongs to it."""
+        """Return whether a query belongs to the group."""
         digest = hmac.digest(self.salt.encode(), query_id.encode(), "sha256")
         return int.from_bytes(digest[:8], "big") < self.share * CONTROL_DRAW
 
 
 def uniform(of: Prediction, seed: int, reason: Reason = "policy") -> Prediction:
-    """Draw every action with equal probability; a seed draws the same action under every policy."""
+    """Draw an action, all with equal probability. A seed draws the same action under every policy."""
     n = len(of.action_ids)
     chosen = int(generator(seed, of.query_id, "uniform").integers(n))
     return replace(redrawn(of, chosen, np.full(n, 1.0 / n), 0.0, reason), draws=0)
 
 
 def floored(of: Prediction, floor: float, seed: int) -> Prediction:
-    """Draw uniformly with probability ε, the floor; the probabilities account for both."""
+    """Draw uniformly with probability ε (the floor), and otherwise keep the choice; return the mixed probabilities."""
     n = len(of.action_ids)
     random = generator(seed, of.query_id, "floor")
     explored = bool(random.random() < floor)
@@ -86,7 +87,7 @@ def floored(of: Prediction, floor: float, seed: int) -> Prediction:
 
 
 def controlled(of: Prediction, control: ControlGroup) -> Prediction:
-    """Assign a query to the control group or to the policy; the probabilities account for both."""
+    """Assign a query to the control group or to the policy; return the mixed probabilities."""
     ids = list(of.action_ids)
     if control.action_id not in ids or len(ids) == 1:
         return of
@@ -105,7 +106,7 @@ def controlled(of: Prediction, control: ControlGroup) -> Prediction:
 class Explored:
     """A policy with added exploration: uniform in the first `warm_up` rounds, then with floor and control group.
 
-    A round is a decision passed to `decided`; the i-th context of a batch is i rounds later.
+    A round is a decision passed to `decided`. The i-th context of a batch counts as i rounds later.
 
     Args:
         inner: The policy.
@@ -136,11 +137,11 @@ class Explored:
 
     @property
     def graded(self) -> bool:
-        """Return what the inner policy does."""
+        """Return whether the inner policy has learned the correctness of any answer."""
         return self.inner.graded
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Forward to the inner policy."""
+        """Forward the actions and price factors to the inner policy."""
         self.inner.offer(actions, price_factors)
 
     def predict(
@@ -159,7 +160,7 @@ class Explored:
         return controlled(of, self.control) if self.control and drawn else of
 
     def left_out(self) -> Sequence[str]:
-        """Return the inner policy's."""
+        """Return the categories for which the inner policy has no room."""
         return self.inner.left_out()
 
     def drifted(self) -> Mapping[str, Drift]:
@@ -167,25 +168,25 @@ class Explored:
         return self.inner.drifted()
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
-        """Return the inner policy's parts."""
+        """Return the inner policy's contributions."""
         return self.inner.explain(context, action_id)
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Count rounds, including those of abandoned decisions."""
+        """Count the decisions that are not abandoned as rounds, and forward all of them."""
         self.decisions += sum(not decision.abandoned for decision in decisions)
         self.inner.decided(decisions)
 
     def learn(self, outcomes: Sequence[Observation]) -> None:
-        """Let the inner policy learn, also from warm-up rounds."""
+        """Let the inner policy learn the outcomes, including those of warm-up rounds."""
         self.inner.learn(outcomes)
 
     def state(self) -> bytes:
-        """Serialise the round count around the inner state."""
+        """Serialise the round count together with the inner state."""
         inner = np.frombuffer(self.inner.state(), dtype=np.uint8)
         return pack(self.name, self._identity(), {"decisions": self.decisions}, {"inner": inner})
 
     def load(self, data: bytes) -> None:
-        """Restore a serialised state. From a state of the inner policy alone, exploration starts without a warm-up."""
+        """Restore a serialised state. If it is a state of the inner policy alone, there is no warm-up."""
         if header(data)[0] == self.inner.name:
             self.inner.load(data)
             self.decisions = self.warm_up

@@ -16,7 +16,7 @@ from agents.bandit.policy import ActionVector, Matrix, Vector
 # Validation of vectors, and the short projection of a query that interactions use.
 
 SPANNED: Final = 1e-12
-"""A unit vector whose component outside the basis is shorter than this counts as inside: float64 rounding."""
+"""A unit vector whose component outside the basis is shorter than this counts as inside, because of rounding."""
 
 LONG: Final = 1e6
 """Squared length above which an embedding is rejected. Encoders return unit vectors; in A, one of length 1,000 would
@@ -28,8 +28,8 @@ class QueryBasis:
     """A projection z_q = directions · (s_q - offset), with z_q of unit RMS.
 
     Attributes:
-        offset: Shape (query_dim,).
-        directions: Shape (query_rank, query_dim).
+        offset: Vector subtracted from s_q, shape (query_dim,).
+        directions: Directions of the projection, as rows, shape (query_rank, query_dim).
     """
 
     offset: Vector
@@ -40,14 +40,14 @@ class QueryBasis:
         """Draw a random projection whose z_q has unit RMS for unit s_q."""
         draws = np.random.default_rng(seed).standard_normal((dim, rank))
         directions = np.linalg.qr(draws)[0].T * np.sqrt(dim / rank)
-        return cls(np.zeros(dim), np.ascontiguousarray(directions))  # row by row, as a snapshot returns it
+        return cls(np.zeros(dim), np.ascontiguousarray(directions))  # row-major, as a snapshot returns it
 
 
 def checked(subject: str, vector: Vector, dim: int, name: str) -> Vector:
     """Return a validated vector as float64.
 
     Raises:
-        InvalidObservation: It has the wrong length or zero norm, or is not finite; the message names the field.
+        InvalidObservation: The vector has the wrong length or zero norm, or is not finite; the message names the field.
     """
     out = np.asarray(vector, dtype=np.float64)
     if out.shape != (dim,):
@@ -63,7 +63,7 @@ def checked(subject: str, vector: Vector, dim: int, name: str) -> Vector:
     return out
 
 
-# Surface counts of a question. They indicate how hard it is, and a sentence embedding loses them.
+# Surface counts of a question. They indicate how hard it is but are lost in a sentence embedding.
 #
 # The number of figures in a word problem, and its length, predict its level better than all 384 dimensions of MiniLM.
 # For policies that use them (`Traits.surface`), the counts follow the embedding in one vector.
@@ -81,12 +81,12 @@ COUNTS: Final = (
 )
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_SENTENCE = re.compile(r"[.!?](?:\s|$)")  # the last mark of a run, in linear time like all of these
+_SENTENCE = re.compile(r"[.!?](?:\s|$)")  # the last mark of a run; takes linear time, like all of these
 _SYMBOLS = r"-+*/=^<>%$\{}()[]"
 
 
 def counts(text: str) -> Vector:
-    """Return ln(1 + n) of each of `COUNTS`, shape (9,). Logarithms, because long questions differ by factors.
+    """Return ln(1 + n) for each of `COUNTS`, shape (9,). Logarithms suit long questions, which differ by factors.
 
     >>> np.expm1(counts("Tom has 5 pens. He buys 16 more.")).round().astype(int).tolist()
     [2, 3, 8, 20, 2, 1, 0, 2, 2]
@@ -104,7 +104,7 @@ def counts(text: str) -> Vector:
         sum(n for c, n in often.items() if c.isupper()),
         max(map(len, numbers), default=0),
     )
-    # Rounded as in the log, whose rows hold float32, so that a replay sees the same numbers.
+    # Rounded to float32, as in the log's rows, so that a replay sees the same numbers.
     return np.log1p(found).astype(np.float32).astype(np.float64)
 
 
@@ -114,27 +114,28 @@ def with_counts(embeddings: Matrix, texts: Sequence[str]) -> Matrix:
 
 
 def _often(text: str) -> Counter[str]:
-    """Return how often each character occurs in a text."""
+    """Return the number of occurrences of each character in a text."""
     if not text.isascii():
         return Counter(text)
-    times = np.bincount(np.frombuffer(text.encode(), np.uint8))  # a twentieth of the time
+    times = np.bincount(np.frombuffer(text.encode(), np.uint8))  # takes a twentieth of the time
     return Counter({chr(code): int(times[code]) for code in np.flatnonzero(times)})
 
 
 # The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2).
 #
 # As in the paper, f_a is the embedding of the action's description at unit length (`raw`), or a one-hot vector (its
-# "without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS: with a small
-# encoder the descriptions have cosines of 0.96 and more, and their common part hides their differences. The centre
-# remains that of the first catalogue; otherwise every x already in A would change its meaning.
+# "without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS, because with a
+# small encoder the descriptions have cosines of 0.96 and more, and their common part hides their differences. The
+# centre is always that of the first catalogue; otherwise every x already in A would change its meaning.
 #
 # The action vectors span at most |A| dimensions, and ridge regression is invariant under rotation. So f_a consists of
-# coordinates in an orthonormal basis of that span, which are shorter and give the same scores. A description outside
+# coordinates in an orthonormal basis of that span: a shorter vector that gives the same scores. A description outside
 # the span adds one basis vector.
 #
-# An optional departure: with x = [s_q; s_a] and a single θ, the ranking of actions by predicted mean is the same
-# for every query. Interactions append z_q ⊗ v_a, where z_q is a short projection of the query and v_a the action's
-# leading principal coordinates (`bilinear`) or its model as one-hot (`model`: per-model corrections).
+# With x = [s_q; s_a] and a single θ, the ranking of actions by predicted mean is the same for every query. Interactions
+# are an optional departure from the paper: they append z_q ⊗ v_a, where z_q is a short projection of the query and v_a
+# is the action's leading principal coordinates (`bilinear`) or its model as a one-hot vector (`model`: per-model
+# corrections).
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +145,11 @@ class FeatureSettings:
     Attributes:
         query_dim: Length of s_q.
         action_dim: Length of s_a.
-        action_features: `raw` as in the paper, `one-hot` as in its ablation, or our `centred`.
+        action_features: `raw` as in the paper, `one-hot` as in its ablation, or `centred`.
         interactions: `none` as in the paper; `bilinear` and `model` append z_q ⊗ v_a.
         query_rank: Length of z_q.
         action_rank: Length of v_a for `bilinear`.
-        interaction_scale: Factor on z_q ⊗ v_a; its square is the prior variance of a correction, in λ.
+        interaction_scale: Factor of z_q ⊗ v_a; its square is the prior variance of a correction, in units of 1/λ.
         basis_seed: Seed of the random query projection.
     """
 
@@ -175,9 +176,9 @@ class FeatureMap:
     """The known actions and the map from (s_q, action) to x.
 
     Attributes:
-        ids: Every action ever added, in order; rows of `coordinates`.
-        coordinates: Shape (n, r): f_a without interactions.
-        vectors: Shape (n, action_dim): the same before rotation into the basis.
+        ids: Every action ever added, in the order of the rows of `coordinates`.
+        coordinates: f_a without interactions, shape (n, r).
+        vectors: The same before rotation into the basis, shape (n, action_dim).
     """
 
     def __init__(self, settings: FeatureSettings) -> None:
@@ -210,7 +211,7 @@ class FeatureMap:
     def offer(self, actions: Sequence[ActionVector]) -> list[int]:
         """Make exactly these actions available; return the new position of each old column of f_a.
 
-        The vectors of removed ones are kept for outstanding rewards.
+        The vectors of removed actions are kept for outstanding rewards.
 
         Raises:
             InvalidObservation: An embedding has the wrong length, is not finite, or is zero.
@@ -230,17 +231,21 @@ class FeatureMap:
         return [*range(old_rank), *range(old_rank + shift, old_rank + shift + old_rest)]
 
     def position(self, subject: str, action_id: str) -> int:
-        """Return the row of an action, or raise UnknownAction with the name of the subject."""
+        """Return the row of an action.
+
+        Raises:
+            UnknownAction: The action was never added; the message names the subject.
+        """
         try:
             return self.index[action_id]
         except KeyError:
             raise UnknownAction(subject, action_id) from None
 
     def choosable(self, query_id: str, allowed: frozenset[str] | None) -> np.ndarray:
-        """Return the rows that are active and allowed.
+        """Return the rows of the actions that are active and allowed.
 
         Raises:
-            NoAction: There is none.
+            NoAction: There are none.
         """
         rows = self._choosable.get(allowed)
         if rows is None:
@@ -248,7 +253,7 @@ class FeatureMap:
                 on and (allowed is None or i in allowed) for i, on in zip(self.ids, self.active, strict=True)
             ]
             rows = np.flatnonzero(keep)
-            if len(self._choosable) > 256:  # usually there are few; this bounds an unusual client
+            if len(self._choosable) > 256:  # usually few; this bounds an unusual client
                 self._choosable.clear()
             self._choosable[allowed] = rows
         if not len(rows):
@@ -256,7 +261,7 @@ class FeatureMap:
         return rows
 
     def blocks(self, queries: Matrix) -> Matrix | None:
-        """Return f_a of every known action for each query, shape (m, n, e); None when `static`."""
+        """Return f_a of every known action for each query, shape (m, n, e); None if `static`."""
         if self.query_basis is None or self.static:
             return None
         z = self._short(queries)
@@ -365,8 +370,8 @@ class FeatureMap:
                 rest -= self.basis.T @ (self.basis @ rest)
             size = np.linalg.norm(rest)
             if size > SPANNED:
-                # The remainder of a vector that is nearly inside the span is mostly rounding error: orthogonalise it
-                # once more.
+                # The remainder of a vector nearly inside the span is mostly rounding error, so orthogonalise it once
+                # more.
                 unit = rest / size
                 unit -= self.basis.T @ (self.basis @ unit)
                 self.basis = np.concatenate([self.basis, unit[None] / np.linalg.norm(unit)])

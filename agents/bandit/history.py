@@ -1,4 +1,4 @@
-"""What the contextual policy estimates from a history of outcomes, and when it does so."""
+"""The contextual policy's estimates from a history of outcomes, and the schedule of its refits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from agents.bandit.errors import InvalidObservation
 from agents.bandit.features import COUNTS
 from agents.bandit.policy import Matrix, Observation, Refits, Vector
 
-# A history is a table of outcomes, one configuration's outcome per row.
+# A history is a table of outcomes, with one configuration's outcome on one question per row.
 #
 # Either every configuration answered every question, or the rows are logged decisions, each with one configuration and
 # its propensity. Each outcome is one observation, but those of rare actions may be weighted as several.
 
 MOST_WEIGHT: Final = 10.0
-"""Bound of 1/propensity, so that the rows of a rare action do not dominate."""
+"""Upper bound of 1/propensity, so that the rows of a rare action do not dominate."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class History:
         queries: Embedding and surface counts of every question, shape (Q, d).
         question: Index of the question, shape (m,).
         action: Index of the action among the policy's, shape (m,).
-        correct, score, log_cost: The terms, shape (m,). Of costs in USD, the tokens that were generated count.
-        log_prompt: ln of the tokens of prompts, of costs in USD; of others, empty.
-        propensity: Probability with which the action was drawn; ones for a full table.
+        correct, score, log_cost: The terms, shape (m,). If costs are in USD, `log_cost` is ln(generated tokens).
+        log_prompt: ln(prompt tokens) if costs are in USD, shape (m,); otherwise empty.
+        propensity: Probability with which the action was drawn, shape (m,); ones for a full table.
         tenants: The tenant of each row; empty for a table, which belongs to no tenant.
-        failed: Whether the model returned no text, so that `log_cost` is meaningless, shape (m,); never in a table.
-        categories: The categories of every question, `key=value` each; empty if none has any.
+        failed: Whether the model returned no text, so `log_cost` is meaningless, shape (m,); always False in a table.
+        categories: The categories of every question, each as `key=value`; empty if no question has any.
     """
 
     queries: Matrix
@@ -92,15 +92,15 @@ class History:
 
     @property
     def weights(self) -> Vector:
-        """Return the inverse-propensity weight of each row: 1 on average."""
+        """Return the inverse-propensity weight of each row, 1 on average."""
         inverse = np.minimum(1.0 / self.propensity, MOST_WEIGHT)
         return np.asarray(inverse / inverse.mean())
 
     @property
     def digest(self) -> str:
-        """Return a digest that identifies the history of an estimate, the same on every machine.
+        """Return a digest that identifies the history of an estimate and is the same on every machine.
 
-        Computed in single precision, because elsewhere the logarithm of a price may differ in its last bit.
+        It is computed in single precision, because the logarithm of a price may differ in its last bit elsewhere.
         """
         told = hashlib.blake2b(digest_size=16)
         for places in (self.question, self.action):
@@ -118,7 +118,7 @@ class History:
 #
 # An action's anchor is its mean cost. With little history, the directions are principal components of a Gaussian kernel
 # of the embeddings, which assumes only that similar questions have similar outcomes. Once there are more questions than
-# a query has coordinates, a reduced-rank ridge regression does better: from embedding, counts and kernel it predicts,
+# a query has coordinates, a reduced-rank ridge regression does better. From embedding, counts and kernel it predicts,
 # for each feature of the actions, how a question departs from the usual accuracy and cost. Kernel components fill the
 # remaining directions. The directions used for a question of the history are fitted without it; otherwise memorising
 # the question would look like skill.
@@ -133,8 +133,8 @@ RIDGES: Final = tuple(10.0 ** (k / 2) for k in range(-4, 9))
 """Candidates for the λ of the directions. Generalised cross-validation chooses one for accuracy and one for cost."""
 
 DOUBT: Final = (1.0, 10.0)
-"""Number of rows at which the mean cost of a model, or of an action relative to its model, weighs as much as its
-guess."""
+"""Number of rows at which the mean cost of a model, or of an action relative to its model, has as much weight as the
+guess of it."""
 
 
 def set_anchors(features: ContextualFeatures, history: History) -> None:
@@ -158,7 +158,7 @@ def set_anchors(features: ContextualFeatures, history: History) -> None:
 def _anchored(
     features: ContextualFeatures, history: History, log_cost: Vector, guess: Vector, before: Vector
 ) -> tuple[Vector, float, dict[str, float]]:
-    """Return the anchors, and the factors by which guesses are multiplied: for any model, and for models with outcomes.
+    """Return the anchors, the factor by which any guess is multiplied, and the factors of models with outcomes.
 
     Args:
         features: The actions.
@@ -194,13 +194,13 @@ def _anchored(
 def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:
     """Fit the directions; return z of every question with directions fitted without it, shape (Q, rank).
 
-    With only a few questions the transform stays as it is: coordinates in which they do not vary would be scaled up
-    without bound, and every later question would be clipped.
+    With only a few questions the transform stays as it is. Otherwise coordinates in which they do not vary would be
+    scaled up without bound, and every later question would be clipped.
 
     Args:
         features: The features whose transform is replaced.
         history: The history with the questions.
-        targets: Accuracy, and cost in units of the anchors, of each row, shape (m, 2).
+        targets: Each row's accuracy, and log cost in units of the anchors, shape (m, 2).
     """
     queries = history.queries
     if len(queries) < FEW:
@@ -216,7 +216,7 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
     landmarks, kappa, similar, whiten = _kernel(queries[:, :embedded], scale[0])
     inputs = np.hstack(
         [(queries - offset) / scale, math.sqrt(embedded) * similar]
-    )  # as long as the embedding
+    )  # the kernel part is as long as the embedding
     learned, held_out = np.zeros((0, inputs.shape[1])), np.zeros((len(queries), 0))
     if len(queries) > dim:
         learned, held_out = _supervised(inputs, _departures(features, history, targets), most)
@@ -229,9 +229,9 @@ def fit_directions(features: ContextualFeatures, history: History, targets: Matr
 
 
 def _kernel(embedded: Matrix, scale: float) -> tuple[Matrix, float, Matrix, Matrix]:
-    """Return landmarks, κ, the questions' kernel principal components, and the weights of these, shape (k, m).
+    """Return landmarks, κ, the questions' kernel principal components, and the components' weights, shape (k, m).
 
-    κ is such that similarity falls to 1/e at the typical distance of a question from the mean.
+    κ is chosen so that similarity falls to 1/e at the typical distance of a question from the mean.
 
     Args:
         embedded: Embeddings of the questions, shape (Q, d).
@@ -258,14 +258,14 @@ SMALL: Final = 1e-6
 def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Matrix, Matrix]:
     """Return the leading directions of the fitted values, shape (k, d), and each question's held-out coordinates.
 
-    The vector of coordinates has a length of 1 on average.
+    The coordinate vectors have unit RMS length.
 
     Args:
         inputs: Standardised queries, shape (Q, d).
-        wanted: The values to predict for each question, one matrix of shape (Q, ·) for each λ.
+        wanted: The values to predict for each question: matrices of shape (Q, ·), each with its own λ.
         most: Maximum number of directions.
     """
-    # Along the principal axes, from the products of the inputs: their own decomposition takes three times as long.
+    # The principal axes come from the inputs' Gram matrix, because an SVD of the inputs takes three times as long.
     squares, axes = np.linalg.eigh(inputs.T @ inputs)
     squares, along = np.maximum(squares, 0.0), inputs @ axes
     parts = along**2
@@ -290,8 +290,8 @@ def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Ma
 def _departures(features: ContextualFeatures, history: History, targets: Matrix) -> list[Matrix]:
     """Return how each question's accuracies and costs depart from the average, along every feature of the actions.
 
-    One matrix of shape (Q, ·) for each term and kind of feature, in units of the term's spread. A model that did not
-    answer a question contributes nothing to its row.
+    There is one matrix of shape (Q, ·) for each term and kind of feature, in units of the term's spread. A model that
+    did not answer a question contributes nothing to the question's row.
     """
     n, questions = len(features.ids), len(history.queries)
     sides = features.sides[history.action]  # (m, J)
@@ -317,7 +317,7 @@ def _departures(features: ContextualFeatures, history: History, targets: Matrix)
 
 
 def _chosen_ridge(squares: Vector, moments: Matrix, wanted: Matrix) -> float:
-    """Return the λ with the least generalised cross-validation error.
+    """Return the λ with the smallest generalised cross-validation error.
 
     Args:
         squares: Squared singular values of the inputs.
@@ -336,17 +336,17 @@ def _chosen_ridge(squares: Vector, moments: Matrix, wanted: Matrix) -> float:
 
 # The refit schedule: when a policy without a prior estimates directions, anchors and variances from its own outcomes.
 #
-# It keeps these outcomes, and each time their number has doubled it is refitted to all of them as one `History`.
+# The policy keeps these outcomes. Each time their number has doubled, it is refitted to all of them as one `History`.
 
 REFITS: Final = (10, 20, 40, 80, 160, 320, 640, 1280, 2560)
-"""Numbers of outcomes at which a policy without a prior is refitted. After the last refit, outcomes are dropped."""
+"""Numbers of outcomes at which a policy without a prior is refitted. After the last refit, no outcomes are kept."""
 
 
 class RefitSchedule(Refits):
     """The refits still to come, and the outcomes kept for them.
 
     Args:
-        at: Numbers of outcomes, ascending; empty for a policy with a prior, which keeps none.
+        at: Numbers of outcomes at which to refit, ascending; empty for a policy with a prior, which keeps no outcomes.
 
     Attributes:
         learned: The number of outcomes that the policy has learned.
@@ -357,7 +357,7 @@ class RefitSchedule(Refits):
         self.at = tuple(at)
         self.learned = 0
         self._knows_categories = False
-        # Query, action, Correct, Score, ln of what it took (NaN where the model failed), tenant, categories.
+        # Query, action, Correct, Score, ln(eFLOPs) or ln(tokens) (NaN if the model failed), tenant, categories.
         self._kept: dict[str, tuple[Any, ...]] = {}
 
     def due(self, outcomes: int) -> bool:
@@ -367,28 +367,28 @@ class RefitSchedule(Refits):
         return self.of_categories(outcomes)
 
     def of_categories(self, outcomes: int) -> bool:
-        """Return whether the variances of categories are estimated within this many more outcomes, which is no refit.
+        """Return whether the variances of categories are due to be estimated on their own within this many outcomes.
 
-        They are under a prior without categories; a refit estimates them with all others.
+        That is the case under a prior without categories. Otherwise each refit estimates them with all others.
         """
         if self.at or self._knows_categories:
             return False
         return any(self.learned < at <= self.learned + outcomes for at in REFITS)
 
     def by_prior(self, *, with_categories: bool) -> None:
-        """Refit nothing from now on: a history was learned, with categories or without."""
+        """Cancel all refits, because a history has been learned, with categories or without."""
         self.at, self._knows_categories = (), with_categories
 
     def take(self, o: Observation, query: Vector, at: int, took: Sequence[float]) -> History | None:
-        """Keep an outcome; if a refit is due, return all that were kept.
+        """Keep an outcome; if a refit is due, return all outcomes kept so far.
 
-        A refit is skipped if fewer than `FEW` outcomes have a cost.
+        A refit is skipped if some outcomes are failures and fewer than `FEW` have a cost.
 
         Args:
             o: The outcome.
             query: Its embedding and surface counts.
             at: Index of its action.
-            took: ln(eFLOPs), without the price factor, or ln(tokens), generated and of prompts; NaN for a failure.
+            took: ln(eFLOPs) without the price factor, or ln(generated tokens) and ln(prompt tokens); NaN for a failure.
         """
         if not self.at:
             return None
@@ -403,7 +403,7 @@ class RefitSchedule(Refits):
             self._kept = {}
         if failed.any() and np.sum(~failed) < FEW:
             return None
-        # Repetitions are one question: a transform fitted without it must not see its other answers either.
+        # Repeated queries count as one question, because a transform fitted without it must not see its other answers.
         places: dict[tuple[bytes, tuple[str, ...]], int] = {}
         keys = [(query.tobytes(), own) for query, own in zip(queries, asked, strict=True)]
         question = np.array([places.setdefault(key, len(places)) for key in keys])
@@ -420,7 +420,7 @@ class RefitSchedule(Refits):
             self._kept[o.observation_id] = (kept[0], kept[1], o.entered, *kept[3:])
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return plain values and arrays from which `restore` continues."""
+        """Return (plain values, arrays) from which `restore` continues."""
         kept = list(self._kept.values())
         arrays = {
             "memory.queries": np.array([row[0] for row in kept], dtype="<f4"),
@@ -431,7 +431,7 @@ class RefitSchedule(Refits):
             "refits": list(self.at),
             "memory": {name: row[-2] for name, row in self._kept.items()},
         }
-        if any(row[-1] for row in kept):  # the states of earlier releases do not say it
+        if any(row[-1] for row in kept):  # states saved by earlier releases have no categories
             meta["memory_categories"] = {name: row[-1] for name, row in self._kept.items() if row[-1]}
         if self._knows_categories:
             meta["knows_categories"] = True

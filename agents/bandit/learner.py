@@ -1,4 +1,4 @@
-"""Code that all policies share: from prediction to choice, history of observations, serialised state."""
+"""Code that all policies share: choices from predictions, stored observations, and serialised state."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from agents.bandit.policy import (
 )
 from schemas.prices import Rate
 
-# From a prediction to a choice: seeded tie-breaking, exact propensities, runners-up.
+# From a prediction to a choice: seeded tie-breaking, exact propensities and runners-up.
 
 TIE: Final = 1e-12
-"""Scores that differ by less than this, relative to the largest, count as equal: float64 rounding of a sum of a few
-thousand terms is no larger. A larger value would randomise real preferences; with a smaller one, the order of summation
-would decide."""
+"""Scores that differ by less than this, relative to the largest, count as equal, because float64 rounding of a sum of a
+few thousand terms is no larger. A larger value would randomise real preferences; with a smaller one, the order of
+summation would decide."""
 
 RUNNERS_UP: Final = 3
 
@@ -61,7 +61,7 @@ def tied(score: Vector) -> np.ndarray:
 
 
 def pick(score: Vector, seed: int, query_id: str, purpose: str = "tie") -> tuple[int, Vector]:
-    """Return the index of the maximum, ties broken at random by the seed, and the probability of each index."""
+    """Return the index of the maximum, with ties broken at random from the seed, and the probability of each index."""
     best = tied(score)
     probability = np.zeros(len(score))
     probability[best] = 1.0 / len(best)
@@ -86,7 +86,7 @@ def standard_error(probability: float, draws: int) -> float:
 
 
 def ranked(query_id: str, action_ids: Sequence[str], mean: Vector, width: Vector, seed: int) -> Prediction:
-    """Return the prediction of a policy that chooses the highest mean + width."""
+    """Return the prediction of a policy that chooses the action with the highest mean + width."""
     score = mean + width
     chosen, probability = pick(score, seed, query_id)
     return Prediction(query_id, action_ids, mean, width, score, chosen, probability)
@@ -95,14 +95,14 @@ def ranked(query_id: str, action_ids: Sequence[str], mean: Vector, width: Vector
 def choose(
     policy: Policy, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
 ) -> list[Choice]:
-    """Choose one action per context, all from the same state, which does not change."""
+    """Choose one action per context. All choices use the same state, which does not change."""
     return [choice(each, policy.version) for each in predictions(policy, contexts, objectives, seed)]
 
 
 def predictions(
     policy: Policy, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
 ) -> list[Prediction]:
-    """Return a policy's predictions, drawn from the baseline as long as it knows of no answer whether it is right."""
+    """Return a policy's predictions. They choose the baseline until the policy knows whether any answer was right."""
     found = policy.predict(contexts, objectives, seed)
     if policy.graded:
         return found
@@ -110,7 +110,7 @@ def predictions(
 
 
 def _at_baseline(of: Prediction, baseline: str) -> Prediction:
-    """Return a prediction that draws the baseline; unchanged if that is not among its actions, or the only one."""
+    """Return a prediction with the baseline chosen, or unchanged if the baseline is not one of several actions."""
     ids = list(of.action_ids)
     if baseline not in ids or len(ids) == 1:
         return of
@@ -123,7 +123,7 @@ def _at_baseline(of: Prediction, baseline: str) -> Prediction:
 def redrawn(
     of: Prediction, chosen: int, probability: Vector | None, error: float, reason: Reason
 ) -> Prediction:
-    """Return a prediction with another draw; terms predicted for the policy's choice do not apply to it."""
+    """Return a prediction with a different draw. If that is a different action, the predicted terms are dropped."""
     predicted = of.predicted if chosen == of.chosen else None
     return replace(
         of, chosen=chosen, probability=probability, error=error, reason=reason, predicted=predicted
@@ -131,7 +131,7 @@ def redrawn(
 
 
 def choice(of: Prediction, version: int) -> Choice:
-    """Return the choice for one context with every term that explains it."""
+    """Return the choice that a prediction makes, with every term that explains it."""
     i = of.chosen
     order = np.argsort(of.score)[::-1] if len(of.score) <= RUNNERS_UP + 1 else _leaders(of.score)
     others = [
@@ -167,7 +167,7 @@ def _leaders(score: Vector) -> np.ndarray:
 #
 # The digest covers everything after it, so a truncated or altered state is rejected before any number in it is used.
 # The header has the format version, the kind of policy and its settings, so a state never loads into a policy with
-# other settings.
+# different settings.
 
 MAGIC: Final = b"USPOLICY"
 FORMAT: Final = 2
@@ -207,7 +207,7 @@ def unpack(data: bytes, kind: str, settings: dict[str, Any]) -> tuple[dict[str, 
     """Return (meta, arrays) of a complete, unaltered state of this kind and these settings.
 
     Raises:
-        CorruptState: It is not. The message names the difference.
+        CorruptState: The bytes are something else; the message names the difference.
     """
     head, payload = _opened(data)
     for what, has, needs in (
@@ -246,7 +246,7 @@ def values(data: bytes) -> dict[str, Any]:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings after a round trip through JSON, so that a tuple equals the list it becomes."""
+    """Return settings after a round trip through JSON, so that tuples compare equal to lists."""
     return dict(msgspec.json.decode(msgspec.json.encode(settings)))
 
 
@@ -261,13 +261,13 @@ def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
     return msgspec.json.decode(body[4 : 4 + length]), body[4 + length :]
 
 
-# All observations, for policies that use each of them again: k-NN, MLP, NeuralUCB.
+# All observations, for policies that use every past observation again: k-NN, MLP and NeuralUCB.
 #
-# They learn the paper's scalar reward: r of Eq. 4 under the objective in force when the decision was made.
+# These learn the paper's scalar reward: r of Eq. 4 under the objective in force when the decision was made.
 
 
 class ReplayBuffer:
-    """Rows (s_q, action, r) in the order they were learned; a correction replaces r in its row."""
+    """Rows (s_q, action, r) in the order in which they were learned. A correction replaces r in its row."""
 
     def __init__(self, query_dim: int) -> None:
         self.ids: list[str] = []
@@ -287,7 +287,7 @@ class ReplayBuffer:
 
     @property
     def places(self) -> np.ndarray:
-        """Return the feature map's row of every action, shape (n,)."""
+        """Return the feature map's index of every row's action, shape (n,)."""
         return self._places[: len(self)]
 
     @property
@@ -313,7 +313,7 @@ class ReplayBuffer:
             self.ids.append(o.observation_id)
 
     def correct(self, features: FeatureMap, observations: Sequence[Observation]) -> None:
-        """Replace the reward of stored rows by the one computed with the true Correct."""
+        """Replace the rewards of stored rows with those computed from the true Correct."""
         features.queries([(o.observation_id, o.embedding) for o in observations])
         for o in observations:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
@@ -337,18 +337,18 @@ class ReplayBuffer:
         self._rewards[:n] = arrays["rewards"]
 
 
-# Base class of the policies: features, counters, save and load.
+# Base class of the policies: features, counters, saving and loading.
 #
 # A subclass defines how to predict (`predict_one`, or `predict` for a whole batch), how to learn from observations
 # (`take`, `amend`), and which state to save (`saved`, `restored`).
 
 
 class Learner:
-    """Base class of policies on joint features x = [s_q; f_a]; implements the `Policy` protocol.
+    """Base class of policies on joint features x = [s_q; f_a]. It implements the `Policy` protocol.
 
     Attributes:
-        name: Name of the policy, in Decisions and in saved states.
-        features: The known actions, and x.
+        name: Name of the policy in Decisions and saved states.
+        features: The known actions, and their map to x.
     """
 
     name: str
@@ -360,11 +360,11 @@ class Learner:
         self.refits = Refits()
         self._updates = 0
         self._corrections = 0
-        self._failures = 0  # of the updates
+        self._failures = 0  # among the updates
 
     @property
     def graded(self) -> bool:
-        """Return whether it has learned of any answer whether it is right."""
+        """Return whether the correctness of any answer has been learned."""
         return self.version > self._failures
 
     @property
@@ -373,9 +373,9 @@ class Learner:
         return self._updates + self._corrections
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Choose from exactly these actions; costs are learned with their price factor included.
+        """Choose from exactly these actions. Costs are learned with their price factor included.
 
-        What was learned from removed ones stays, and their outstanding rewards are still learned.
+        Knowledge learned from removed actions is kept, and their outstanding rewards are still learned.
         """
         before = self.features.active.copy()
         kept = self.features.offer(actions)
@@ -385,29 +385,29 @@ class Learner:
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:
-        """Predict the reward of every allowed action of every context."""
+        """Predict the reward of every allowed action for every context."""
         queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
         return [
             self.predict_one(query, context, seed) for query, context in zip(queries, contexts, strict=True)
         ]
 
     def drifted(self) -> Mapping[str, Drift]:
-        """Return nothing: the policy does not compare outcomes with its predictions."""
+        """Return nothing, because the policy does not compare outcomes with its predictions."""
         return {}
 
     def left_out(self) -> Sequence[str]:
-        """Return nothing: the policy does not use categories."""
+        """Return nothing, because the policy does not use categories."""
         return ()
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
-        """Return nothing: the joint x has no separate parts."""
+        """Return nothing, because the joint x has no separate parts."""
         return ()
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Do nothing: a decision affects later ones only through its reward."""
+        """Do nothing, because a decision affects later ones only through its reward."""
 
     def learn(self, outcomes: Sequence[Observation]) -> None:
-        """Learn outcomes in order; runs of one kind are learned together."""
+        """Learn outcomes in order. Consecutive outcomes of the same kind are learned together."""
         for kind, group in groupby(outcomes, key=attrgetter("kind")):
             alike = list(group)
             self._failures += len(alike) if kind == "failure" else 0
@@ -426,7 +426,7 @@ class Learner:
         features, arrays = self.features.snapshot()
         meta, more = self.saved()
         counters = {"updates": self._updates, "corrections": self._corrections}
-        if self._failures:  # the states of earlier releases do not say it
+        if self._failures:  # states saved by earlier releases have no "failures"
             counters["failures"] = self._failures
         return pack(self.name, self.identity(), {"features": features} | counters | meta, arrays | more)
 
@@ -434,7 +434,7 @@ class Learner:
         """Restore a state that a policy with the same settings serialised.
 
         Raises:
-            CorruptState: The state is truncated or altered, or from another version, policy, dimension or setting.
+            CorruptState: The state is truncated or altered, or has a different version, policy, dimension or setting.
         """
         meta, arrays = unpack(data, self.name, self.identity())
         self.features.restore(meta["features"], arrays)
@@ -447,14 +447,14 @@ class Learner:
         return {"features": asdict(self.features.settings)}
 
     def grown(self, kept: Sequence[int]) -> None:
-        """Adapt to a feature map to which actions were added, or returned.
+        """Adapt to a feature map to which actions were added or in which they became available again.
 
         Args:
             kept: The new position of each old column of f_a.
         """
 
     def predict_one(self, query: Vector, context: Context, seed: int) -> Prediction:
-        """Predict for one context; policies that override `predict` need not implement it.
+        """Predict for one context. Policies that override `predict` need not implement this.
 
         Args:
             query: The validated s_q, shape (query_dim,).
@@ -472,7 +472,7 @@ class Learner:
         raise NotImplementedError
 
     def take_costs(self, observations: Sequence[Observation]) -> None:
-        """Abandon the decisions: all terms of an outcome share one update, so a cost alone cannot be learned."""
+        """Abandon the decisions. All terms of an outcome share one update, so a cost alone cannot be learned."""
         self.decided(
             [Pending(o.observation_id, o.embedding, o.action_id, abandoned=True) for o in observations]
         )

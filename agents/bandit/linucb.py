@@ -1,4 +1,4 @@
-"""Policies linear in x over one A = λI + Σ x xᵀ: LinUCB, Greedy, Thompson sampling, LinUCB that forgets."""
+"""Policies linear in x that share A = λI + Σ x xᵀ: LinUCB, Greedy, Thompson sampling, and LinUCB that forgets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from agents.bandit.registry import Inputs, Options, register_policy
 # linear in them, so θ(w) = A⁻¹Bw equals the θ̂ of a learner that has always used those weights and bounds.
 #
 # `widths="decided"` is a departure for delayed rewards: decisions whose reward is outstanding count in the width,
-# so that a burst of decisions does not repeat one exploration. They do not affect means.
+# so that a burst of decisions does not explore the same action repeatedly. They do not affect means.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class LinUCB(Learner):
         self._attach()
 
     def grown(self, kept: Sequence[int]) -> None:
-        """Widen A by one dimension at λ for each description outside the span."""
+        """Add one dimension, with λ on the diagonal of A, for each description outside the span."""
         if self.features.action_dim != self.gram.e:
             for _, gram in self._grams():
                 gram.widen(self.features.action_dim, kept)
@@ -105,7 +105,7 @@ class LinUCB(Learner):
         return out
 
     def _terms(self, query: Vector, block: Matrix, keep: np.ndarray) -> Matrix:
-        """Return the predicted terms of some actions, shape (n, 3); the rows of the block are their f_a."""
+        """Return the predicted terms of some actions, shape (n, 3). The rows of `block` are the f_a of all actions."""
         q = self.features.settings.query_dim
         return np.asarray((query @ self.gram.theta[:q] + block[keep] @ self.gram.theta[q:])[:, :3])
 
@@ -116,7 +116,7 @@ class LinUCB(Learner):
         return correct, score, log_cost
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Count outstanding decisions in the width, if the settings say so, until they are rewarded or abandoned."""
+        """Count decisions in the width until they are rewarded or abandoned, if the settings require it."""
         if self.decided_gram is None:
             return
         fresh = [d for d in decisions if not d.abandoned and d.observation_id not in self._pending]
@@ -153,14 +153,14 @@ class LinUCB(Learner):
         return x, np.einsum("mt,mt->m", terms, w)[:, None]
 
     def corrections(self, observations: Sequence[Observation]) -> Vector:
-        """Return what each correction adds to its column, per unit of x."""
+        """Return the factor of x in each correction."""
         late = np.array([o.entered - o.imputed for o in observations])
         if self.settings.reward == "scalar":
             late = late * np.array([o.objective.correct for o in observations])
         return late
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return A (one triangle), B and the pending decisions, and continue from these, as if restored."""
+        """Return A (one triangle), B and the pending decisions, and recompute everything else as `restored` would."""
         arrays: dict[str, np.ndarray] = {}
         for name, gram in self._grams():
             gram.settle()
@@ -168,7 +168,7 @@ class LinUCB(Learner):
         return {"pending": list(self._pending)}, arrays
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Restore them; A⁻¹ is factorised from A again."""
+        """Restore what `saved` returned; A⁻¹ is computed from A again."""
         self._pending = dict.fromkeys(meta["pending"])
         for name, gram in self._grams():
             gram.restore(self.features.action_dim, arrays[f"{name}.a"], arrays[f"{name}.b"])
@@ -209,7 +209,7 @@ class LinearOptions(Options, frozen=True, kw_only=True):
     """Options of the linear policies.
 
     Attributes:
-        alpha, ridge, reward, widths: see LinUCBSettings.
+        alpha, ridge, reward, widths: See LinUCBSettings.
     """
 
     alpha: float = 1.0
@@ -218,7 +218,7 @@ class LinearOptions(Options, frozen=True, kw_only=True):
     widths: Literal["rewarded", "decided"] = "rewarded"
 
     def __post_init__(self) -> None:
-        """Refuse numbers they cannot run with."""
+        """Reject invalid values."""
         super().__post_init__()
         self.not_negative("alpha")
         self.positive("ridge")
@@ -239,20 +239,20 @@ def _greedy(options: LinearOptions, on: Inputs) -> Policy:
     return greedy(on.features(options), options.linear)
 
 
-# Linear Thompson sampling (App. B.3): one draw θ̃ ~ N(θ̂, α²A⁻¹) a round, then argmax of xᵀθ̃.
+# Linear Thompson sampling (App. B.3): one draw θ̃ ~ N(θ̂, α²A⁻¹) per round, then the argmax of xᵀθ̃.
 #
 # A draw of θ̃ in d dimensions is not needed: xᵀθ̃ = s_qᵀθ̃_q + f_aᵀθ̃_a, and (s_qᵀθ̃_q, θ̃_a) is Gaussian in 1 + e
-# dimensions, with covariance ((s_qᵀP s_q, s_qᵀQ), (Qᵀs_q, R)). Sampling that has exactly the same distribution at a
-# thousandth of the cost. The propensity has no closed form; it is estimated from further draws and marked as an
+# dimensions, with covariance ((s_qᵀP s_q, s_qᵀQ), (Qᵀs_q, R)). Sampling the latter gives exactly the same distribution
+# at a thousandth of the cost. The propensity has no closed form; it is estimated from further draws and marked as an
 # estimate.
 
 
 class Thompson(LinUCB):
-    """Thompson sampling: LinUCB's state, with a posterior draw instead of the width.
+    """Thompson sampling, with LinUCB's state and a posterior draw instead of the width.
 
     Args:
         features: The feature map.
-        settings: α scales the draw's spread; λ as in LinUCB.
+        settings: LinUCB's settings; α scales the spread of the draw.
         propensity_draws: Monte Carlo draws behind each logged propensity; 0 logs none.
     """
 
@@ -264,7 +264,7 @@ class Thompson(LinUCB):
 
     @property
     def alpha(self) -> float:
-        """Return 0: the draw replaces the width."""
+        """Return 0, because the draw replaces the width."""
         return 0.0
 
     def predict(
@@ -324,7 +324,7 @@ class ThompsonOptions(LinearOptions, frozen=True, kw_only=True):
     propensity_draws: int = 256
 
     def __post_init__(self) -> None:
-        """Refuse numbers it cannot run with."""
+        """Reject invalid values."""
         super().__post_init__()
         self.not_negative("propensity_draws")
 
@@ -336,17 +336,17 @@ def _thompson(options: ThompsonOptions, on: Inputs) -> Policy:
 
 # LinUCB that forgets, for drifting traffic. Off by default, since the paper keeps every observation.
 #
-# `SlidingWindow` removes the oldest row exactly: A - x xᵀ by a downdate of A⁻¹. `Discounted` weighs a row by
+# `SlidingWindow` removes the oldest row exactly: A - x xᵀ, by a downdate of A⁻¹. `Discounted` weights a row by
 # γ^(age in decisions). Age counts decisions, not rewards, so that a burst of late rewards does not age earlier rows (as
 # in ParetoBandit). The width stays α√(xᵀA⁻¹x); the second matrix of D-LinUCB is not kept.
 
 RIDGE_FLOOR: Final = 0.9
-"""When the discount has left this share of λ, A is factorised again with the full λ. Decay also shrinks the
-regulariser, and restoring it is a full-rank change: O(d³), once in ln(0.9)/ln(γ) decisions (105 at γ = 0.999)."""
+"""Share of λ at which A is factorised again with the full λ. The discount also shrinks the regulariser, and restoring
+it is a full-rank change that takes O(d³), once every ln(0.9)/ln(γ) decisions (105 at γ = 0.999)."""
 
 
 class SlidingWindow(LinUCB):
-    """LinUCB over the last `window` rewarded rows, in the order in which their rewards came."""
+    """LinUCB over the last `window` rewarded rows, in the order in which their rewards arrived."""
 
     traits = Traits(order_free=False)
 
@@ -368,7 +368,7 @@ class SlidingWindow(LinUCB):
             self._widen_by(leaving, -1.0)
 
     def amend(self, observations: Sequence[Observation]) -> None:
-        """Correct rows that are still in the window; corrections of other rows are counted but change nothing."""
+        """Correct rows that are still in the window. Corrections of other rows are counted but have no other effect."""
         late = {o.observation_id: o for o in observations}
         inside = {o.observation_id for o in self._kept} & late.keys()
         super().amend([o for o in observations if o.observation_id in inside])
@@ -418,7 +418,7 @@ class SlidingWindow(LinUCB):
 
 
 class Discounted(LinUCB):
-    """LinUCB that weighs each row by γ to the power of the number of decisions made since its own.
+    """LinUCB that weights each row by γ to the power of the number of decisions made since the row's own.
 
     A is kept in units of an epoch t₀: A_t = γ^(t - t₀)·A. A row decided at s then enters with the fixed weight
     γ^(t₀ - s), θ̂ is the same in both units, and only the width needs the factor γ^(-(t - t₀)/2).
@@ -440,11 +440,11 @@ class Discounted(LinUCB):
 
     @property
     def alpha(self) -> float:
-        """Return the factor of the widths in units of the current time."""
+        """Return the factor of the widths, converted from units of the epoch to those of the current time."""
         return float(self.settings.alpha * self.gamma ** (-(self.clock - self._epoch) / 2.0))
 
     def decided(self, decisions: Sequence[Pending]) -> None:
-        """Advance the decision clock; restore λ when the discount has eaten a tenth of it."""
+        """Advance the decision clock; restore λ when the discount has reduced it by a tenth (`RIDGE_FLOOR`)."""
         self.clock += sum(not d.abandoned for d in decisions)
         # Epochs are multiples of the period, so that the state does not depend on batch boundaries.
         epoch = self.clock // self._period * self._period
@@ -486,7 +486,7 @@ class WindowOptions(LinearOptions, frozen=True, kw_only=True):
     """Options of `sliding-window`.
 
     Attributes:
-        window: Rows kept.
+        window: Number of rows kept.
     """
 
     window: int = 10_000

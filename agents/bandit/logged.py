@@ -1,4 +1,4 @@
-"""Outcomes of single configurations, as a log or a recording has them, and the prior that they teach."""
+"""Outcomes of single configurations, read from a log or a recording, and the prior that is learned from them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class LogError(UniscaleError):
 
 
 class LoggedOutcome(Struct, frozen=True, kw_only=True):
-    """What one configuration achieved on one question.
+    """The outcome of one configuration on one question.
 
     Attributes:
-        text: The text that is embedded; of a conversation, its newest message first.
+        text: The text that is embedded. For a conversation, its newest message comes first.
         action: The configuration, model/qp/cp/bs.
-        correct: 1, 0 or a grade between.
+        correct: 1, 0 or a grade in between.
         score: The verifier's score of the answer; None without a verifier.
-        cost: What it cost, in `unit`; eFLOPs without the price factor of the model.
-        propensity: Probability with which the configuration was chosen; 1 where all are run.
+        cost: Cost of the search, in `unit`; eFLOPs exclude the price factor of the model.
+        propensity: Probability with which the configuration was chosen; 1 if all configurations were run.
         unit: Unit of the cost.
-        tokens: In USD, the tokens generated that were billed.
-        prompt_tokens: In USD, the tokens of prompts that were billed.
-        question_id: Identifies the question in the file that a recording was made from; empty in a log.
-        features: What the request showed besides its text, as categories `key=value`.
+        tokens: In USD, the number of generated tokens that were billed.
+        prompt_tokens: In USD, the number of prompt tokens that were billed.
+        question_id: Identifies the question in the file from which a recording was made; empty in a log.
+        features: Categories of the request, each as `key=value`.
     """
 
     text: str
@@ -55,7 +55,7 @@ class LoggedOutcome(Struct, frozen=True, kw_only=True):
     features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject values that no history may have; the message names the field."""
+        """Reject values that are invalid in a history; the message names the field."""
         if self.text.strip() in NOTHING:
             raise ValueError(f"text is {self.text!r}; give the question")
         Action.parse(self.action)
@@ -72,19 +72,19 @@ class LoggedOutcome(Struct, frozen=True, kw_only=True):
 
 
 NOTHING = ("", "nan", "NaN", "NA", "null", "None")
-"""How files write a missing text."""
+"""Texts that stand for a missing text in files."""
 
 
 def logged_outcome(fields: Mapping[str, Any], where: str, context: Sequence[str] = ()) -> LoggedOutcome:
-    """Return the outcome that a row states; numbers may be text, as in CSV.
+    """Return the outcome in a row, whose numbers may be text, as in CSV.
 
     Args:
         fields: The columns of the row.
-        where: Names the row.
-        context: Columns that are categories, if they are texts: they become `features`.
+        where: Name of the row for error messages.
+        context: Names of columns with categories; those that contain text are added to `features`.
 
     Raises:
-        LogError: a field is missing or wrong; the message names it and the row.
+        LogError: A field is missing or invalid; the message names the field and the row.
     """
     if absent := [column for column in context if column not in fields]:
         raise LogError(f"{where}: has no column {absent[0]!r}; correct --context, or leave it out")
@@ -107,7 +107,7 @@ def prior_of_log(
     catalogue: Catalogue,
     cap: float = CAP,
 ) -> tuple[bytes, int]:
-    """Return the prior that outcomes teach, and the number of different questions.
+    """Return the prior learned from outcomes, and the number of different questions.
 
     Args:
         rows: The outcomes.
@@ -117,18 +117,18 @@ def prior_of_log(
         cap: Weight of the prior: it counts as at most this many observations.
 
     Raises:
-        LogError: there is no outcome, or one is of another unit or of a model that is not in the catalogue.
+        LogError: There is no outcome, or one has a different unit or a model that is not in the catalogue.
     """
     log = list(rows)
     if not log:
         raise LogError("there is no outcome to learn from; record some first")
     for row in log:
         _require_fit(row, catalogue)
-    # The same text with other categories is another question.
+    # The same text with different categories is a different question.
     asked = list(dict.fromkeys((row.text, row.features) for row in log))
     place = {each: at for at, each in enumerate(asked)}
     seen = list(dict.fromkeys(row.action for row in log))
-    # A model that was never tried is known all the same, by its size.
+    # Models that were never tried are added too; their sizes are known.
     tried = {Action.parse(each).model for each in seen}
     seen += [Action(model=name, qp=1, cp=1, bs=1).id for name in catalogue.model_names if name not in tried]
     position = {action: at for at, action in enumerate(seen)}
@@ -140,7 +140,7 @@ def prior_of_log(
         action=np.array([position[row.action] for row in log]),
         correct=np.array([row.correct for row in log]),
         score=np.array([row.correct if row.score is None else row.score for row in log]),
-        # In USD, tokens are learned: prices may change.
+        # In USD, tokens are learned, because prices may change.
         log_cost=np.log([max(row.tokens or 0, 1) if in_usd else row.cost for row in log]),
         propensity=np.array([row.propensity for row in log]),
         log_prompt=np.log([max(row.prompt_tokens or 0, 1) for row in log if in_usd]),

@@ -1,12 +1,12 @@
 """The two-layer network of the neural baselines: d → hidden → 1, ReLU, MSE, Adam (App. B.3).
 
 The paper states the hidden width (100), the loss, the learning rate and 1,000 iterations per observation, but not the
-activation and the optimiser. Gradients are written out: that takes two products instead of an autograd graph, and
-NeuralUCB needs their closed form anyway.
+activation or the optimiser. Gradients are written out, which takes two products instead of an autograd graph; NeuralUCB
+needs their closed form anyway.
 
 A hidden unit that no row activates gets no gradient, and its Adam moments shrink to subnormal numbers, which processors
-handle many times slower. After a few thousand iterations most moments are subnormal. Training flushes them to zero,
-which takes a third of the time.
+handle many times more slowly. After a few thousand iterations most moments are subnormal. Flushing them to zero reduces
+the time for training to a third.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Network:
     def factors(self, x: Matrix) -> tuple[Matrix, Matrix]:
         """Return (∂f/∂b₁, ∂f/∂w₂), each of shape (n, hidden).
 
-        With them the gradients of two rows over all parameters have the inner product
-        (u·u')(x·x' + 1) + z·z' + 1: ∂f/∂W₁ is u xᵀ and ∂f/∂b₂ is 1.
+        If these are u and z, the gradients of two rows over all parameters have the inner product
+        (u·u')(x·x' + 1) + z·z' + 1, because ∂f/∂W₁ is u xᵀ and ∂f/∂b₂ is 1.
         """
         w1, b1, w2, _ = self.parts
         z = torch.relu(torch.from_numpy(x.astype(np.float32)) @ w1.T + b1)
@@ -82,7 +82,7 @@ class Network:
         return np.asarray(u.numpy(), dtype=np.float64), np.asarray(z.numpy(), dtype=np.float64)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return weights and Adam state as arrays."""
+        """Return the weights and the Adam state as arrays."""
         arrays = {name: part.numpy().copy() for name, part in zip(PARTS, self.parts, strict=True)}
         for name, part in zip(PARTS, self.parts, strict=True):
             for key, value in self._optimiser.state.get(part, {}).items():

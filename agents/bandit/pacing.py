@@ -1,4 +1,4 @@
-"""The pacer: the shadow price λ of a unit of cost at which an objective by mean cost, or by accuracy, is met."""
+"""The pacer: the shadow price λ per unit of cost at which an objective's target for mean cost or accuracy is met."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from agents.bandit.policy import BudgetStatus, Matrix, Target, Vector
 from schemas.prices import Rate
 
-# The choices that the current predictions imply for recent queries at any λ, and the λ that meets a target.
+# The choices that the current predictions imply for recent queries at a given λ, and the λ that meets a target.
 
 STEPS: Final = 30
-"""Bisection steps on ln λ, within e^±10 of the scale of the predictions: they give λ to eight digits."""
+"""Bisection steps on ln λ within e^±10 of the scale of the predictions. They give λ to eight digits."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Forecast:
         accuracy: Predicted accuracy, shape (m, n).
         cost: Predicted cost, shape (m, n).
         doubt: Standard deviation of the predicted accuracy of the best action, averaged over contexts.
-        learning: Whether they come from the first outcomes of the traffic itself, without a history.
+        learning: Whether the predictions come from the first outcomes of the traffic itself, without a history.
     """
 
     accuracy: Matrix
@@ -53,7 +53,8 @@ class Forecast:
 
         Args:
             reachable: Take the best action for each context. Because the best of many predictions is often just the
-                luckiest, its uncertainty is subtracted; the result is at least that of the best single action.
+                luckiest, the predictions' uncertainty is subtracted, but the result is never below the accuracy of the
+                action that is best on average.
         """
         single = float(self.accuracy.mean(axis=0).max())
         return max(single, float(self.accuracy.max(axis=1).mean()) - self.doubt) if reachable else single
@@ -76,9 +77,9 @@ def shadow_price_for_cost(forecast: Forecast, target: float) -> float:
 def shadow_price_for_accuracy(forecast: Forecast, share: float, *, reachable: bool = False) -> float:
     """Return the largest λ at which the mean accuracy of the choices is a share of the best (`best_accuracy`).
 
-    If every predicted accuracy is 0, so is λ. Any λ would meet the target then, but λ is accuracy per eFLOP and tends
-    to 0 with the accuracies. The largest λ would be wrong: it would choose the cheapest action forever, and never
-    discover that a more expensive one is sometimes right.
+    If every predicted accuracy is 0, so is λ. Any λ would then meet the target, but λ is accuracy per eFLOP and tends
+    to 0 with the accuracies. The largest λ would be wrong, because it would choose the cheapest action forever and
+    never discover that a more expensive one is sometimes right.
 
     >>> cost = np.array([[1.0, 3.0], [1.0, 9.0]])
     >>> right = np.array([[0.5, 0.9]] * 2)
@@ -97,7 +98,7 @@ def shadow_price_for_accuracy(forecast: Forecast, share: float, *, reachable: bo
     def below(shadow_price: float) -> bool:
         return forecast.mean_accuracy(shadow_price) < target
 
-    # Just below the first shadow price that falls short.
+    # Just below the smallest shadow price at which the accuracy falls short.
     return _least(below, _scale(forecast)) * (1.0 - 1e-6)
 
 
@@ -123,23 +124,23 @@ def _least(holds: Callable[[float], bool], scale: float) -> float:
     return scale * float(np.exp(high))
 
 
-# The window of recent queries that represents a tenant. Predictions for it determine λ, and which targets are
-# infeasible.
+# The window of recent queries that represents a tenant. Predictions for these queries determine λ and which targets
+# are infeasible.
 #
 # A target is met on the queries of its own tenant, so other tenants' queries change neither its λ nor its charges. The
 # questions of a prior belong to no tenant and represent every tenant until it has enough queries of its own. Without a
-# prior, a tenant with few queries borrows equally many from every other tenant, so that none of them alone sets λ for a
-# newcomer.
+# prior, a tenant with few queries borrows the same number of queries from every other tenant, so that no single tenant
+# sets λ for a newcomer.
 
 WINDOW: Final = 500
-"""Maximum number of contexts of a tenant, and of a prior, for which λ is solved."""
+"""Maximum number of contexts of a tenant, and of a prior, for which λ is computed."""
 
 FEW: Final = 10
-"""With fewer contexts than this, including a prior's, a tenant borrows those of others."""
+"""Number of contexts, including a prior's, below which a tenant borrows contexts of other tenants."""
 
 KEPT: Final = 10_000
-"""Maximum number of contexts of all tenants, at 8 bytes a coordinate: 2 MB. Beyond it, the tenant with the most loses
-its oldest."""
+"""Maximum number of contexts of all tenants, at 8 bytes per coordinate: 2 MB. Above it, the tenant with the most
+contexts loses its oldest one."""
 
 
 class RecentContexts:
@@ -168,7 +169,7 @@ class RecentContexts:
                 del self.of[fullest]
 
     def replace(self, contexts: Iterable[tuple[str | None, Vector]]) -> None:
-        """Replace all contexts by these, each with its tenant, or None for a prior's; the latest ones if too many."""
+        """Replace all contexts with these, each with its tenant (None for a prior's). If too many, keep the latest."""
         self.prior.clear()
         self.of, self._count = {}, 0
         for tenant, context in contexts:
@@ -178,13 +179,13 @@ class RecentContexts:
                 self.add(tenant, context)
 
     def change(self, of: Callable[[Vector], Vector]) -> None:
-        """Replace each context by another: the meaning of its coordinates has changed."""
+        """Replace each context with `of(context)`, because the meaning of its coordinates has changed."""
         for contexts in (self.prior, *self.of.values()):
             for at, context in enumerate(contexts):
                 contexts[at] = of(context)
 
     def window(self, tenant: str) -> list[Vector]:
-        """Return a tenant's window, the contexts on which its targets are met, newest last."""
+        """Return a tenant's window: the contexts on which its targets are to be met, newest last."""
         own = [*self.prior, *self.of.get(tenant, ())][-WINDOW:]
         if not self.borrows(tenant):
             return own
@@ -198,7 +199,7 @@ class RecentContexts:
         return len(self.prior) + own < FEW and self._count > own
 
     def snapshot(self) -> tuple[dict[str, int], dict[str, Matrix]]:
-        """Return the number of contexts of each tenant, and all contexts in that order."""
+        """Return the number of contexts of each tenant, and arrays of the prior's and the tenants' contexts."""
         counts = {tenant: len(own) for tenant, own in self.of.items()}
         windows = [context for own in self.of.values() for context in own]
         return counts, {"window": np.array(self.prior), "windows": np.array(windows)}
@@ -214,38 +215,38 @@ class RecentContexts:
         )
 
 
-# The pacer: the shadow price λ of a unit of cost at which an objective by mean cost, or by accuracy, is met.
+# The pacer: the shadow price λ per unit of cost at which an objective's target for mean cost or accuracy is met.
 #
-# Both evaluate what the current predictions would choose for the latest contexts at a given λ:
+# For both targets, λ depends on what the current predictions would choose for the latest contexts at a given λ:
 #
 # - mean cost: the smallest λ at which the mean predicted cost stays within the target, corrected by the spending since
 #   the target was set, so that a bias of the predictions cannot accumulate;
-# - accuracy: the largest λ at which the mean predicted accuracy is the requested share of the best possible.
+# - accuracy: the largest λ at which the mean predicted accuracy is the requested share of the best possible accuracy.
 #
-# Its state is a fold over decisions and updates in log order. The current λ is read once per batch.
+# The pacer's state is a fold over decisions and updates in log order. The current λ is read once per batch.
 
 EVERY: Final = 20
-"""λ is solved once in this many decisions, which takes about 5 ms with 168 actions."""
+"""λ is computed once in this many decisions, which takes about 5 ms with 168 actions."""
 
 CATCH_UP: Final = 50.0
-"""Decisions over which earlier overspending or underspending is compensated. If λ jumps between two mixes of actions,
-spending oscillates about the target: after 1,000 queries by up to 14 % with a value of 100, by 3 % with 50."""
+"""Number of decisions over which earlier overspending or underspending is compensated. If λ jumps between two mixes of
+actions, spending oscillates about the target: after 1,000 queries by up to 14 % with a value of 100, by 3 % with 50."""
 
 TRUST: Final = 20.0
 """Weight, in outcomes, of the uncorrected predictions in the account's correction."""
 
 RARE: Final = 0.2
-"""Share of right answers below which a policy without a history still looks for a model that gives any."""
+"""Share of right answers below which a policy without a history still looks for a model that gives right answers."""
 
 FADING: Final = 0.95
 """Weight of an outcome's cost relative to the next one's. The latest 20 make up two thirds of the total."""
 
 MARGIN: Final = (0.3, 2.0)
-"""Bounds of the adjusted target, as shares of the target: overspending is compensated slowly, not at the cost of all
+"""Bounds of the adjusted target, as multiples of the target, so that compensating for overspending does not cost all
 quality."""
 
 KEYS: Final = 1024
-"""Maximum number of accounts, 300 bytes each. Beyond it, the tenant with the most loses its least recently used one."""
+"""Maximum number of accounts, 300 bytes each. Above it, the tenant with the most loses its least recently used one."""
 
 
 @dataclass(slots=True)
@@ -253,15 +254,15 @@ class BudgetAccount:
     """The account of one tenant under one objective.
 
     Attributes:
-        price: λ in force.
+        price: The current λ.
         decisions: Number of decisions since the target was set, without the control group's.
-        spent: Their total cost: realised where known, otherwise predicted.
+        spent: Total cost of these decisions: realised if known, otherwise predicted.
         known: Number of decisions with known correctness.
-        predicted: Sum of their predicted accuracies.
-        correct: Sum of their true accuracies; with `predicted` it gives the calibration.
+        predicted: Sum of these decisions' predicted accuracies.
+        correct: Sum of their true accuracies. Its ratio to `predicted` is the calibration.
         told, paid: Discounted sums of predicted and realised cost. When searches become more expensive, their ratio
-            shows it long before the regression does.
-        factors: What models charged when λ was solved.
+            changes long before the regression does.
+        factors: The price factors for which λ was computed.
     """
 
     price: float = 0.0
@@ -281,7 +282,7 @@ class BudgetAccount:
 
     @property
     def optimism(self) -> float:
-        """Return the ratio of true to predicted accuracy of the choices: the best of many is often too high."""
+        """Return the ratio of true to predicted accuracy, at most 1: the best of many predictions is often too high."""
         return min(1.0, (self.correct + TRUST) / (self.predicted + TRUST))
 
     def judged(self, predicted: float, correct: float) -> None:
@@ -300,7 +301,7 @@ class BudgetAccount:
 
 @lru_cache(maxsize=4096)
 def _account(tenant: str, key: str) -> tuple[str, str]:
-    """Return the account of a tenant and a key. Its open decisions share one object, because there may be many."""
+    """Return an account's id. It is cached so that an account's open decisions, which may be many, share one object."""
     return tenant, key
 
 
@@ -308,15 +309,15 @@ class Pacer:
     """The accounts of all tenants under all objectives with a target, and their shadow prices.
 
     Args:
-        predict: Maps contexts as rows, shape (m, rank), to the predictions for every available action; None before the
-            first outcome.
-        reachable: The accuracy that targets are a share of (`Forecast.best_accuracy`).
+        predict: Maps contexts as rows, shape (m, rank), to the predictions for every available action, or to None
+            before the first outcome.
+        reachable: Which accuracy a target is a share of (`Forecast.best_accuracy`).
 
     Attributes:
         factors: The current price factors, or prices, of the models.
         recent: The windows on which targets are met.
         accounts: The accounts, by tenant and key.
-        open: For each decision without an outcome: its account, and its predicted cost and accuracy.
+        open: The account, the predicted cost and the predicted accuracy of each decision without an outcome.
     """
 
     def __init__(self, predict: Callable[[Matrix], Forecast | None], *, reachable: bool) -> None:
@@ -327,9 +328,9 @@ class Pacer:
         self.open: dict[str, tuple[tuple[str, str], float, float]] = {}
 
     def shadow_price(self, target: Target) -> float:
-        """Return λ, the shadow price of a unit of cost at which a target is currently met, without changing state.
+        """Return λ, the shadow price per unit of cost at which a target is currently met, without changing state.
 
-        This is the last solution, or a new one if the target is new or price factors have changed since.
+        This is the last value computed, or a new one if the target is new or price factors have changed since.
         """
         account = self.accounts.get(target.account_id)
         return self._solved(target) if account is None or account.factors != self.factors else account.price
@@ -348,7 +349,7 @@ class Pacer:
     def shortfall(self, target: Target) -> float | None:
         """Return the closest feasible value for an infeasible target; None for a feasible one or without outcomes.
 
-        It is the smallest mean cost, or the largest share of the best possible accuracy, on its tenant's window.
+        The value is the smallest mean cost, or the largest share of the best possible accuracy, on the tenant's window.
         """
         forecast = self.forecast(target.tenant)
         if forecast is None:
@@ -364,18 +365,18 @@ class Pacer:
         return most if most < target.accuracy else None
 
     def forecast(self, tenant: str = "") -> Forecast | None:
-        """Return the predictions of every available action for every context of a window; None for an empty window."""
+        """Return the predictions of every available action for a tenant's window; None if that is empty."""
         window = self.recent.window(tenant)
         return self._predict(np.array(window)) if window else None
 
     def decided(self, target: Target, query_id: str, cost: float, accuracy: float) -> None:
-        """Record a decision; solve for λ if a new solution is due.
+        """Record a decision; compute λ again if that is due.
 
         Args:
-            target: The target of its objective.
-            query_id: Its query.
+            target: The target of the decision's objective.
+            query_id: The decision's query.
             cost: Predicted cost of the chosen action.
-            accuracy: Its predicted accuracy.
+            accuracy: Predicted accuracy of the chosen action.
         """
         shadow_price = self.shadow_price(target)
         account_id = _account(*target.account_id)
@@ -398,10 +399,10 @@ class Pacer:
         """Record the outcome of a decision.
 
         Args:
-            query_id: Its query; a query that was not paced changes nothing.
+            query_id: The decision's query. A query that was not paced has no effect.
             cost: Its cost; None if nothing was run.
             correct: Its correctness; None if unknown, or not known yet (`judged`).
-            usual: Whether its cost counts towards the bias of predictions; that of a failure does not.
+            usual: Whether its cost counts towards the bias of predictions. The cost of a failure does not.
         """
         entry = self.open.pop(query_id, None)
         if entry is None:
@@ -419,15 +420,15 @@ class Pacer:
         """Record the correctness of a decision whose outcome was recorded without it.
 
         Args:
-            target: The target of its objective.
-            accuracy: Its predicted accuracy.
+            target: The target of the decision's objective.
+            accuracy: Predicted accuracy of the decision.
             correct: Its correctness.
         """
         if (account := self.accounts.get(target.account_id)) is not None:
             account.judged(accuracy, correct)
 
     def status(self, target: Target) -> BudgetStatus | None:
-        """Return the mean results of all tenants' decisions under an objective; None before this tenant's first."""
+        """Return the mean results of all tenants' decisions under an objective; None before this tenant's first one."""
         own = self.accounts.get(target.account_id)
         if own is None or not own.decisions:
             return None
@@ -442,7 +443,7 @@ class Pacer:
         )
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Matrix]]:
-        """Return accounts and windows as plain values and arrays."""
+        """Return (plain values, arrays) of the accounts and windows."""
         counts, arrays = self.recent.snapshot()
         accounts = {
             "paces": [[*account_id, _plain(account)] for account_id, account in self.accounts.items()],
@@ -460,11 +461,12 @@ class Pacer:
         self.open = {i: (_account(e[0], e[1]), e[2], e[3]) for i, e in accounts["open"].items()}
 
     def _optimism(self, target: Target, forecast: Forecast) -> float:
-        """Return by how much the predicted accuracy of the choices is to be corrected, relative to the best accuracy.
+        """Return the factor by which to correct the predicted accuracy of the choices, relative to the best accuracy.
 
-        Without a history, both are predicted from the same few outcomes and are too high alike. If only the choices
-        were corrected, the target would seem out of reach, λ would fall to 0, and any cost would be paid for no gain.
-        Where answers are rarely right, that is wanted: every model has to be tried, the most expensive one too.
+        Without a history, both accuracies are predicted from the same few outcomes and are equally too high. If only
+        that of the choices were corrected, the target would seem out of reach, λ would fall to 0, and any cost would be
+        paid for no gain. If answers are rarely right, this is intended: every model has to be tried, even the most
+        expensive one.
         """
         account = self._account_of(target)
         rare = account.correct < RARE * account.known
@@ -475,7 +477,7 @@ class Pacer:
 
 
 def spare(accounts: Mapping[tuple[str, str], object]) -> tuple[str, str]:
-    """Return which account to evict, given all in LRU order: the first of the tenant with the most.
+    """Return which account to evict, given all in LRU order: the first account of the tenant with the most accounts.
 
     >>> spare({("shop", "careful"): 1, ("evil", "1"): 2, ("evil", "2"): 3})
     ('evil', '1')
@@ -490,7 +492,7 @@ def _plain(account: BudgetAccount) -> dict[str, Any]:
 
 
 def _account_from(plain: dict[str, Any]) -> BudgetAccount:
-    """Return an account from plain values; from those of earlier releases, without its calibration."""
+    """Return an account from plain values. Accounts saved by earlier releases lose their calibration."""
     if "rewarded" in plain:
         plain = {
             name: value for name, value in plain.items() if name not in ("rewarded", "predicted", "correct")

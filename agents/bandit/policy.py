@@ -22,7 +22,7 @@ Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
 
 TERMS: Final = ("correct", "score", "log_cost", "one")
-"""Columns of B: the reward of Eq. 4 is linear in them for every choice of weights and cost bounds."""
+"""Columns of B. The reward of Eq. 4 is linear in them for every choice of weights and cost bounds."""
 
 Reason = Literal["policy", "warm-up", "floor", "control", "baseline", "session"]
 Cohort = Literal["policy", "control"]
@@ -31,10 +31,11 @@ OutcomeKind = Literal["reward", "correction", "cost", "failure"]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Weights of the reward's terms: w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4, and a shadow price λ).
+    """Weights of the reward's terms: w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4 with a shadow price λ).
 
-    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min) is never clipped: it must be linear in log C for an
-    objective to change exactly. Weights are normalised to sum to 1; otherwise they would change the meaning of α.
+    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min) is never clipped, because only if it is linear in log C
+    can the objective be changed exactly. Weights are normalised to sum to 1; otherwise they would change the meaning of
+    α.
 
     >>> Objective(correct=1, score=1, cost=2, log_cost_min=0.0, log_cost_max=2.0).coefficients.tolist()
     [0.25, 0.25, -0.25, 0.5]
@@ -81,7 +82,7 @@ class Objective:
     @classmethod
     @lru_cache(maxsize=1024)
     def of(cls, in_force: ObjectiveInForce) -> Objective:
-        """Return a current objective as coefficients."""
+        """Return an objective in force as weights and coefficients."""
         w, bounds = in_force.weights, in_force.cost_range
         low, high = float(np.log(bounds.low)), float(np.log(bounds.high))
         return cls(w.correct, w.score, w.cost, low, high, in_force.price)
@@ -94,13 +95,13 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of an objective by mean cost or by accuracy; exactly one of the two is set.
+    """An objective's target for mean cost or for accuracy, exactly one of which is set.
 
     Attributes:
         key: Identity of the objective.
-        mean_cost: Mean eFLOPs per query.
+        mean_cost: Mean cost per query, in eFLOPs or USD.
         accuracy: Share of the accuracy that is predicted to be achievable.
-        tenant: The tenant on whose queries it is to be met.
+        tenant: The tenant on whose queries the target is to be met.
     """
 
     key: str
@@ -110,7 +111,7 @@ class Target:
 
     @classmethod
     def of(cls, in_force: ObjectiveInForce, tenant: str) -> Target | None:
-        """Return a tenant's target under a current objective; None if that consists of weights.
+        """Return a tenant's target under an objective in force; None if the objective consists of weights.
 
         The key includes the target, so that pacing restarts for a new target but not for a repeated one.
         """
@@ -123,7 +124,7 @@ class Target:
 
     @property
     def account_id(self) -> tuple[str, str]:
-        """Return tenant and key, which identify an account."""
+        """Return tenant and key, which identify the target's account."""
         return self.tenant, self.key
 
 
@@ -132,10 +133,10 @@ class BudgetStatus:
     """Results of the decisions under a paced objective since its target was set, over all tenants.
 
     Attributes:
-        shadow_price: The current λ, per eFLOP, of the requesting tenant.
-        mean_cost: Mean eFLOPs per query: realised where known, otherwise predicted.
-        predicted, correct: Mean predicted and mean true accuracy of the queries with a known outcome; None before the
-            first.
+        shadow_price: The current λ of the requesting tenant, per unit of cost.
+        mean_cost: Mean cost per query, in eFLOPs or USD: realised if known, otherwise predicted.
+        predicted, correct: Mean predicted and mean true accuracy of the queries with known correctness; None before the
+            first one.
     """
 
     shadow_price: float
@@ -150,9 +151,9 @@ class ActionVector:
 
     Args:
         action_id: Identity of the configuration; it never changes.
-        model: Name of its model, which per-model corrections use.
+        model: Name of the configuration's model, used by per-model corrections.
         embedding: s_a, shape (d_a,), float64, unit length.
-        size: Number of parameters of its model; 0 if unknown.
+        size: Number of parameters of the model; 0 if unknown.
     """
 
     action_id: str
@@ -166,9 +167,9 @@ class Context:
     """One query to decide: its embedding s_q, shape (d_q,), and the actions it may use (None: all active).
 
     Attributes:
-        query_id: Id of the query, or of a further attempt at it: every random draw derives from it.
-        drawn: Whether its cohort is drawn. A further attempt keeps that of the first.
-        baseline: The action to take while the policy knows of no answer whether it is right; empty for none.
+        query_id: Id of the query, or of a further attempt at it. Every random draw is derived from this id.
+        drawn: Whether its cohort is drawn. A further attempt keeps the cohort of the first.
+        baseline: The action to take until the policy knows whether any answer was right; empty for none.
         categories: The request's categories, each as `key=value`. Policies may ignore them.
     """
 
@@ -196,8 +197,8 @@ class Drift:
 
     Attributes:
         cost: Cost of its searches, as a multiple of the learned cost; 1 without drift.
-        accuracy_seq: Sequence number of the outcome that revealed a change of accuracy, which has been relearned since;
-            None without drift.
+        accuracy_seq: Sequence number of the outcome that revealed a change in accuracy, which is relearned from there
+            on; None without drift.
     """
 
     cost: float = 1.0
@@ -209,10 +210,10 @@ class Contribution:
     """Contribution of one part of the regression to a predicted accuracy.
 
     Attributes:
-        part: Its name, such as `model × directions`, the model-specific part that depends on the query.
-        mean: Its summand of the prediction.
-        variance: Its summand of the prediction's variance, including half of its covariances with other parts; negative
-            if these outweigh its own variance.
+        part: Name of the part, such as `model × directions`, the model-specific part that depends on the query.
+        mean: Its contribution to the prediction.
+        variance: Its contribution to the prediction's variance, including half of its covariances with other parts;
+            negative if these outweigh its own variance.
     """
 
     part: str
@@ -226,9 +227,9 @@ class Choice:
 
     Attributes:
         candidates: Number of actions that were available.
-        propensity: Probability of this action given state and context. Exact if propensity_draws is 0, otherwise a
-            Monte Carlo estimate; None if unknown.
-        propensity_error: Standard error of that estimate; 0.0 when exact.
+        propensity: Probability of this action given state and context: exact if propensity_draws is 0, otherwise a
+            Monte Carlo estimate. None if unknown.
+        propensity_error: Standard error of the propensity; 0.0 if exact.
         predicted: Predicted (Correct, Score, log C) of the chosen action, if the policy models the terms.
         version: Number of rewards and corrections applied to the state before the choice.
         reason: What chose the action: the policy, the warm-up, the exploration floor, the control group, or the
@@ -256,14 +257,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A decision whose reward is outstanding: x is known, r is not yet.
+    """A decision whose reward is outstanding: x is known, but r is not yet.
 
     Attributes:
         target: Target of its objective; None for plain weights, and in the control group, which is not paced.
         tenant: The requesting tenant.
-        abandoned: Whether it is withdrawn because nothing will be learned from it.
-        paid, correct: Cost and correctness to enter in its account in that case; None if unknown.
-        categories: As of its context.
+        abandoned: Whether the decision is withdrawn because nothing will be learned from it.
+        paid, correct: If abandoned, the cost and correctness to enter in its account; None if unknown.
+        categories: The categories of its context.
     """
 
     observation_id: str
@@ -283,24 +284,24 @@ class Observation:
 
     Attributes:
         correct: 1.0, 0.0 or a grade in between; None while unknown.
-        imputed: Value used in place of `correct` in B until that is known (docs/readings.md, "Two-stage reward").
+        imputed: Value used in place of `correct` in B until `correct` is known (docs/readings.md, "Two-stage reward").
         objective: The objective in force when the decision was made. Policies that learn a scalar reward use
             it; policies that learn one column per term ignore it.
         clock: Number of decisions before this one, the time scale of discounting.
-        price_factor: Price of an eFLOP at the time: `log_cost` is ln(eFLOPs) plus its logarithm.
-        tokens: In USD, the tokens that were billed: generated, and of prompts.
+        price_factor: Price of an eFLOP at the time of the decision: `log_cost` is ln(eFLOPs) plus its logarithm.
+        tokens: In USD, the numbers of billed tokens: generated tokens and prompt tokens.
         tenant: The requesting tenant.
         kind: What to learn: a first reward; a correction, whose true Correct replaces the imputed one; a cost alone,
-            because the client's own limits cut the answer; or a failure of the model, which counts as a wrong answer
-            without a score. The cost of a failure says nothing about the cost of an answer, so its `log_cost` is the
-            upper bound of the objective's costs, at which a wrong answer earns nothing.
+            because the client's own limits cut the answer short; or a failure of the model, which counts as a wrong
+            answer without a score. The cost of a failure does not indicate the cost of an answer, so its `log_cost` is
+            the upper bound of the objective's costs, at which a wrong answer earns nothing.
         seq, learned_seq: Sequence numbers of this outcome, and of the first learned outcome of its decision.
-        target, predicted: For a correction, the target that the decision counts towards, or None, and its predicted
-            accuracy.
+        target, predicted: For a correction, the target that the decision counts towards, or None, and the predicted
+            accuracy of the decision.
         paid: For a failure, its actual cost; None if unknown.
-        tried: For a cost alone, whether its model counts as tried: without a score in place of Correct, there may never
-            be more to learn.
-        categories: As of its context.
+        tried: For a cost alone, whether its model counts as tried, because without a score in place of Correct there
+            may never be more to learn.
+        categories: The categories of its context.
     """
 
     observation_id: str
@@ -341,17 +342,17 @@ class Prediction:
     Recorded randomisation (`agents.bandit.exploration`) consists of functions from one prediction to another.
 
     Attributes:
-        query_id: The query of the context.
+        query_id: Id of the context's query.
         action_ids: The n actions.
         mean, width: Predicted mean and width of the reward under the objective, shape (n,).
         score: The scores that rank the actions, shape (n,).
-        chosen: Index of the drawn action; without randomness, that of the best score.
+        chosen: Index of the drawn action; without randomness, of the action with the best score.
         probability: Probability of each action, shape (n,); None if unknown.
-        draws: Monte Carlo draws behind `probability`; 0 when exact.
-        error: Standard error of the chosen action's probability; 0.0 when exact.
+        draws: Number of Monte Carlo draws behind `probability`; 0 if exact.
+        error: Standard error of the chosen action's probability; 0.0 if exact.
         predicted: Predicted (Correct, Score, log C) of the chosen action.
-        terms: Returns the terms of every action, shape (n, 3), valid until more is learned; None if the policy models
-            the reward alone.
+        terms: Function that returns the predicted terms of every action, shape (n, 3), valid until more is learned;
+            None if the policy models the reward alone.
         reason: What chose the action: the policy, the warm-up, the exploration floor, the control group, or the
             baseline.
         cohort: Whether the query belongs to the policy or to the control group.
@@ -389,7 +390,7 @@ def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
 # Policies do not detect repeated rewards: `agents.decider.rewards.applied` ensures that each is learned once.
 
 UNPRICED: Final[Mapping[str, Rate]] = {}
-"""Price factors under which every model costs just its eFLOPs."""
+"""Price factors under which an eFLOP costs 1 on every model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,9 +398,9 @@ class Traits:
     """Properties of a policy that its caller must respect.
 
     Attributes:
-        order_free: Whether the state depends only on the set of observations, so that a fold may reorder and batch.
-        counts_decisions: Whether a decision changes the next one even before any reward, so that decisions must be made
-            one at a time.
+        order_free: Whether the state depends only on the set of observations, so a fold may reorder and batch them.
+        counts_decisions: Whether a decision changes the next one even before any reward, so decisions must be made one
+            at a time.
         surface: Whether it uses the surface counts that follow the embedding (`agents.bandit.features`).
     """
 
@@ -409,13 +410,13 @@ class Traits:
 
 
 class Refits:
-    """When a policy is refitted, which takes a while, and the estimates of each refit. This default never refits.
+    """When a policy is refitted, which takes a while, and the estimates of each refit. This base class never refits.
 
     Attributes:
         results: The estimates, by number of outcomes. The owner of the policy's log removes them from here and writes
-            them to the log. Before it folds the log it puts them back, and refits use them instead of estimating,
-            because estimates may differ between processors. Each identifies its history; for any other history, the
-            policy estimates again.
+            them to the log. Before it folds the log it puts them back, and refits use them instead of estimating again,
+            because estimates may differ between processors. Each result identifies its history; for any other history,
+            the policy estimates again.
     """
 
     def __init__(self) -> None:
@@ -427,10 +428,10 @@ class Refits:
 
 
 class TargetSolver(Protocol):
-    """A policy's answers about targets (`agents.bandit.pacing`)."""
+    """The interface through which a policy answers questions about targets (`agents.bandit.pacing`)."""
 
     def shadow_price(self, target: Target) -> float:
-        """Return λ, the shadow price of a unit of cost at which a target is met by now. No state changes."""
+        """Return λ, the shadow price per unit of cost at which a target is currently met. No state changes."""
         ...
 
     def shortfall(self, target: Target) -> float | None:
@@ -438,7 +439,7 @@ class TargetSolver(Protocol):
         ...
 
     def status(self, target: Target) -> BudgetStatus | None:
-        """Return the results of all tenants' decisions under an objective; None before this tenant's first."""
+        """Return the results of all tenants' decisions under an objective; None before this tenant's first one."""
         ...
 
 
@@ -447,7 +448,7 @@ class Policy(Protocol):
     """The protocol of all policies. One contract suite tests every implementation.
 
     Attributes:
-        name: Its name in Decisions and saved states.
+        name: Name of the policy in Decisions and saved states.
         traits: Properties that its caller must respect.
     """
 
@@ -456,12 +457,12 @@ class Policy(Protocol):
 
     @property
     def refits(self) -> Refits:
-        """Return the estimates of each refit, and when the next one is due."""
+        """Return the schedule of refits, with the estimates of each."""
         ...
 
     @property
     def pacer(self) -> TargetSolver | None:
-        """Return the solver for λ under objectives by mean cost and accuracy; None if the policy supports neither."""
+        """Return the solver for λ under targets for mean cost and accuracy; None if the policy supports no targets."""
         ...
 
     @property
@@ -471,33 +472,33 @@ class Policy(Protocol):
 
     @property
     def graded(self) -> bool:
-        """Return whether it knows of any answer whether it is right, from an outcome or a prior; failures are none."""
+        """Return whether the correctness of any answer is known, from an outcome or a prior. Failures do not count."""
         ...
 
     def offer(self, actions: Sequence[ActionVector], price_factors: Mapping[str, Rate] = UNPRICED) -> None:
-        """Choose from exactly these actions from now on. Outstanding rewards of removed ones are still learned.
+        """Choose from exactly these actions from now on. Outstanding rewards of removed actions are still learned.
 
         Args:
             actions: The available actions.
-            price_factors: Price of an eFLOP on each model, 1 for those not listed; in USD, the prices of its tokens. A
-                policy that learns costs without prices applies them when it decides; any other has to learn new ones
-                from rewards.
+            price_factors: Price of an eFLOP on each model, 1 for models not listed; in USD, the prices of the model's
+                tokens. A policy that learns costs without prices applies them when it decides; any other policy has to
+                learn new prices from rewards.
         """
         ...
 
     def predict(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
     ) -> list[Prediction]:
-        """Predict the reward of every allowed action for every context, and draw one action each; no state changes.
+        """Predict the reward of every allowed action for every context, and draw one action each. No state changes.
 
-        It takes the objective because each policy sums the weighted terms in its own order, which affects the last bit.
-        It takes the seed because some policies sample their predictions: Thompson's θ, and which of equally near
-        neighbours count.
+        It takes the objectives because each policy sums the weighted terms in its own order, which affects the last
+        bit. It takes the seed because some policies sample their predictions: Thompson sampling draws θ, and k-NN draws
+        which of several equally near neighbours count.
         """
         ...
 
     def explain(self, context: Context, action_id: str) -> Sequence[Contribution]:
-        """Return the parts whose means add up to the predicted accuracy of an action; none if the policy has none.
+        """Return the parts whose means add up to the predicted accuracy of an action, if the policy has such parts.
 
         No state changes.
         """
@@ -514,7 +515,7 @@ class Policy(Protocol):
     def decided(self, decisions: Sequence[Pending]) -> None:
         """Record decisions. They advance the decision clock and may count in widths and in the accounts of targets.
 
-        An abandoned decision stops counting in widths and its account is settled; the clock is not reset.
+        An abandoned decision stops counting in widths and is settled in its account; the clock does not change.
         """
         ...
 
@@ -522,15 +523,15 @@ class Policy(Protocol):
         """Learn outcomes in order, each according to its kind.
 
         A first reward adds x to A once. A correction adds (correct − imputed)·x to the column of Correct only. A policy
-        that cannot learn a cost alone abandons the decision. A failure is a first reward for a wrong answer; a policy
-        that learns costs separately ignores its cost, any other learns the `log_cost` given.
+        that cannot learn a cost alone abandons the decision. A failure is a first reward for a wrong answer: a policy
+        that learns costs separately ignores its cost, and any other policy learns the `log_cost` given.
         """
         ...
 
     def state(self) -> bytes:
         """Serialise everything learned, with a format version and a checksum.
 
-        Afterwards the policy is bit-identical to one that loads the result.
+        After this call the policy is bit-identical to one that loads the result.
         """
         ...
 
@@ -538,7 +539,7 @@ class Policy(Protocol):
         """Restore a state that a policy with the same settings serialised.
 
         Raises:
-            CorruptState: The state is truncated or altered, or from another version, policy, dimension or setting.
+            CorruptState: The state is truncated or altered, or has a different version, policy, dimension or setting.
         """
         ...
 
@@ -546,19 +547,19 @@ class Policy(Protocol):
 # Validation of an outcome before it is added to A and B.
 
 LOG_COST_LIMIT: Final = 200.0
-"""Largest plausible |log C|: a search of 64 paths on a 32 B model costs e^38 eFLOPs. One row beyond it would outweigh
-millions of true ones in the log-cost column."""
+"""Largest plausible |log C|: a search of 64 paths on a 32 B model costs e^38 eFLOPs. One row beyond this limit would
+outweigh millions of true ones in the log-cost column."""
 
 
 def check_share(subject: str, name: str, value: float) -> float:
-    """Return a value in [0, 1], or raise InvalidObservation naming the field."""
+    """Return the value if it is in [0, 1]; otherwise raise InvalidObservation naming the field."""
     if not math.isfinite(value) or not 0.0 <= value <= 1.0:
         raise InvalidObservation(subject, name, value, "give a finite value between 0 and 1")
     return value
 
 
 def check_log_cost(subject: str, value: float) -> float:
-    """Return a natural log cost that is finite and plausible, or raise InvalidObservation."""
+    """Return the natural log cost if it is finite and plausible; otherwise raise InvalidObservation."""
     if not math.isfinite(value) or abs(value) > LOG_COST_LIMIT:
         raise InvalidObservation(subject, "log_cost", value, f"give ln(cost), within ±{LOG_COST_LIMIT:g}")
     return value

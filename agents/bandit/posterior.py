@@ -1,4 +1,4 @@
-"""Ridge regression, exact and incremental: a large A with its inverse (Alg. 1, Lines 3-5), one of few dimensions."""
+"""Exact incremental ridge regression: `Gram` for many dimensions (Alg. 1, Lines 3-5), `Ridge` for few dimensions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from scipy.linalg import blas, lapack, solve_triangular
 
 from agents.bandit.policy import Matrix, Vector
 
-# A = λI + Σ x xᵀ and its inverse, exact and cheap (Alg. 1, Lines 3-5).
+# A = λI + Σ x xᵀ and its inverse, updated exactly and cheaply (Alg. 1, Lines 3-5).
 #
-# x = [s_q; f_a] splits A⁻¹ into blocks P (query), Q (cross) and R (action), with f_a short: the action vectors
+# x = [s_q; f_a] splits A⁻¹ into blocks P (query), Q (cross) and R (action). f_a is short, because the action vectors
 # span at most |A| dimensions (`features`). Then xᵀA⁻¹x = s_qᵀP s_q + 2 f_aᵀQᵀs_q + f_aᵀR f_a costs one product
 # with P for *all* actions.
 #
 # Sherman-Morrison is exact but memory-bound if applied row by row, so the last few rank-one terms are buffered: A⁻¹ =
 # base - Σ σ g gᵀ with g = A⁻¹x / √(1 + σ xᵀA⁻¹x), and `flush` folds them into the base in one rank-k product. Symmetric
-# blocks use one triangle (`dsymv`, `dsyrk`). A itself is kept as well: for the residual that monitors the inverse, for
-# the factorisation that corrects it, and for the saved state.
+# blocks use one triangle (`dsymv`, `dsyrk`). A itself is also kept: for the residual that monitors the inverse, for the
+# factorisation that corrects it, and for the saved state.
 
 BLOCK: Final = 32
-"""Maximum number of buffered rank-one terms. At d = 1,192, one rank-32 product takes 0.8 ms, 32 rank-one products 4 ms.
-With more terms, a flush takes longer without being cheaper per row."""
+"""Maximum number of buffered rank-one terms. At d = 1,192, one rank-32 product takes 0.8 ms and 32 rank-one products
+4 ms. With more terms, a flush takes longer without being cheaper per row."""
 
 BATCH: Final = 64
 """Maximum number of rows added in one rank-k step; more would need larger buffers for no gain."""
@@ -32,7 +32,7 @@ DRIFT: Final = 1e-10
 """Residual |A·A⁻¹x - x| / |x| above which A is factorised again; scores are accurate to 1e-9."""
 
 THIN: Final = 1e-6
-"""Smallest 1 - xᵀA⁻¹x at which removing a row by Sherman-Morrison keeps ten digits; below it, factorise."""
+"""Smallest 1 - xᵀA⁻¹x at which removing a row by Sherman-Morrison keeps ten digits. Below it, A is factorised again."""
 
 
 class Gram:
@@ -41,7 +41,7 @@ class Gram:
     Args:
         query_dim: Length q of s_q.
         action_dim: Length e of f_a; `widen` changes it.
-        columns: Columns of B.
+        columns: Number of columns of B.
         ridge: λ > 0.
     """
 
@@ -78,7 +78,7 @@ class Gram:
 
         Args:
             queries: s_q of m contexts, shape (m, q).
-            blocks: f_a for each query, shape (m, n, e), if they depend on it; None uses the attached rows.
+            blocks: f_a for each query, shape (m, n, e), if they depend on the query; None uses the attached rows.
         """
         k = self._k
         if len(queries) == 1:
@@ -101,7 +101,7 @@ class Gram:
         return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
     def marginal(self, query: Vector) -> tuple[float, Vector, Matrix]:
-        """Return (s_qᵀP s_q, Qᵀs_q, R), the covariance of (s_qᵀθ_q, θ_a); scores need no more."""
+        """Return (s_qᵀP s_q, Qᵀs_q, R), the covariance of (s_qᵀθ_q, θ_a), which is all that scores need."""
         k = self._k
         h = self._gq[:k] @ query
         signed = self._ga[:k] * self._sign[:k, None]
@@ -126,12 +126,12 @@ class Gram:
         return u
 
     def add(self, x: Matrix, targets: Matrix, sign: float = 1.0) -> None:
-        """Add x xᵀ to A and x·target to B for each row; with sign -1, subtract them again.
+        """Add x xᵀ to A and x·target to B for each row, or with sign -1 subtract them.
 
         Args:
             x: Rows [s_q; f_a], shape (m, q + e), already scaled by the square root of their weight.
             targets: Rows of reward terms, shape (m, columns), with the same scaling.
-            sign: 1.0 adds, -1.0 removes rows that were added.
+            sign: 1.0 to add rows, -1.0 to remove rows that were added.
         """
         if not len(x):
             return
@@ -146,13 +146,13 @@ class Gram:
             self._enter(x[start : start + BATCH], targets[start : start + BATCH], sign)
 
     def adjust(self, x: Matrix, column: int, amounts: Vector) -> None:
-        """Add amounts·x to one column of B. A does not change, because it already contains the rows."""
+        """Add amounts·x to one column of B. A does not change, because it already contains these rows."""
         if len(x):
             self.b[:, column] += amounts @ x
             self.theta[:, column] = self.solve(self.b[None, :, column])[0]
 
     def rescale(self, factor: float) -> None:
-        """Multiply the data part of A, and B, by factor; the regulariser returns to λI."""
+        """Multiply A and B by a factor and restore the full regulariser λI."""
         self.flush()
         self.a *= factor
         self.b *= factor
@@ -160,7 +160,7 @@ class Gram:
         self.factorise()
 
     def widen(self, action_dim: int, kept: Sequence[int]) -> None:
-        """Resize the action block: old columns move to positions `kept`, every other new column starts at λ."""
+        """Resize the action block: old columns move to positions `kept`, and every other new column starts at λ."""
         self.flush()
         old, places = self.a, np.concatenate([np.arange(self.q), self.q + np.asarray(kept, dtype=np.intp)])
         self.e = action_dim
@@ -183,7 +183,7 @@ class Gram:
         self.factorise()
 
     def settle(self) -> None:
-        """Recompute everything as `restore` would: rank-one steps give A⁻¹ the same digits, but not the same bits."""
+        """Recompute everything as `restore` would, because rank-one steps give A⁻¹ the same digits but other bits."""
         self.flush()
         self.factorise()
 
@@ -209,7 +209,7 @@ class Gram:
             self.factorise()
 
     def residual(self, x: Vector) -> float:
-        """Return max |A·A⁻¹x - x| / max |x|: how far the stored inverse has drifted."""
+        """Return max |A·A⁻¹x - x| / max |x|, which shows how far the stored inverse has drifted."""
         self.flush()
         u = self.solve(x[None])[0]
         return float(np.abs(blas.dsymv(1.0, self.a, u, lower=1) - x).max() / np.abs(x).max())
@@ -291,26 +291,26 @@ class Gram:
         self.a = blas.dsyrk(sign, np.ascontiguousarray(x).T, beta=1.0, c=self.a, lower=1, overwrite_c=1)
 
 
-# Ridge regression with few dimensions, row by row: A = Λ + Σ w x xᵀ, B = Σ w x tᵀ, Θ = A⁻¹B, Λ diagonal.
+# Ridge regression with few dimensions, row by row: A = Λ + Σ w x xᵀ, B = Σ w x tᵀ and Θ = A⁻¹B, with a diagonal Λ.
 #
-# `Gram` is fast at a thousand dimensions and exact up to rounding. This class is exact to the bit: a row is added by
-# the same operations whether alone or in a batch, live or from the log, and the inverse is saved with the state. So
+# `Gram` is fast at a thousand dimensions and exact up to rounding. `Ridge` is exact to the bit: a row is added by the
+# same operations whether alone or in a batch, live or from the log, and the inverse is saved with the state. So
 # everything computed from it, such as λ, is the same after a recovery as without one.
 #
-# Only one triangle of A and of A⁻¹ is updated, read and saved. Two would not stay symmetric: BLAS may use a fused
-# multiply-add for a - x·y in some entries and not in others (OpenBLAS's `dger` on Haswell does).
+# Only one triangle of A and of A⁻¹ is updated, read and saved. Two would not stay symmetric, because BLAS may use a
+# fused multiply-add for a - x·y in some entries and not in others (OpenBLAS's `dger` on Haswell does).
 
 REFRESH: Final = 1000
-"""Rows between two factorisations of A. At 150 dimensions, the inverse drifts by 1e-12 over this many rank-one
-steps."""
+"""Number of rows between two factorisations of A. At 150 dimensions, the inverse drifts by 1e-12 over this many
+rank-one steps."""
 
 
 class Ridge:
-    """Ridge regression as A, B, A⁻¹ and Θ; dimensions can be added at any time.
+    """Ridge regression, stored as A, B, A⁻¹ and Θ. Dimensions can be added at any time.
 
     Args:
         penalties: The diagonal of Λ, positive, shape (D,): how strongly each coefficient is shrunk to zero.
-        columns: Columns of B.
+        columns: Number of columns of B.
 
     Attributes:
         a: A, shape (D, D). Only its lower triangle is valid.
@@ -335,12 +335,12 @@ class Ridge:
     def arrange(self, before: Sequence[int], after: Sequence[int], penalties: Vector) -> None:
         """Move some dimensions, drop the others, and add new ones in between.
 
-        Without dropped dimensions, or if all rows are zero there, nothing is computed: every number keeps its bits.
+        If no dimension is dropped, or all rows are zero in the dropped ones, every remaining number keeps its bits.
 
         Args:
             before: The dimensions to keep, ascending.
             after: Their new positions, ascending.
-            penalties: One for each of the resulting dimensions; those of the new ones count.
+            penalties: One for each of the resulting dimensions; only those of new dimensions are used.
         """
         old, new = np.asarray(before, dtype=np.intp), np.asarray(after, dtype=np.intp)
         kept, to = np.ix_(old, old), np.ix_(new, new)
@@ -356,7 +356,7 @@ class Ridge:
             self.factorise()
 
     def repenalise(self, first: int, added: Vector) -> None:
-        """Add to the penalties of the dimensions from one on, negative numbers for weaker ones."""
+        """Add to the penalties of the dimensions from `first` on. Negative numbers weaken them."""
         at = np.arange(first, self.dim)
         self.a[at, at] += added
         self.factorise()
@@ -373,8 +373,8 @@ class Ridge:
         """Add one row.
 
         Args:
-            x: Shape (D,).
-            targets: Shape (columns,).
+            x: Features of the row, shape (D,).
+            targets: Targets of the row, shape (columns,).
         """
         self.a = _plus(self.a, 1.0, x)
         self.b += np.outer(x, targets)
@@ -387,7 +387,7 @@ class Ridge:
             self.factorise()
 
     def enter(self, a: Matrix, penalties: Vector, b: Matrix) -> None:
-        """Forget all rows, and set Σ x xᵀ, these penalties, and Σ x·targetᵀ."""
+        """Forget all rows and start from these Σ x xᵀ, penalties and Σ x·targetᵀ."""
         self.a = a.copy()
         self.a[np.diag_indices(len(a))] += penalties
         self.b = b.copy()
@@ -401,7 +401,7 @@ class Ridge:
         self.b = _times(self.a, self.theta)
 
     def adjust(self, x: Vector, column: int, amount: float) -> None:
-        """Add amount·x to one column of B; A already contains the row."""
+        """Add amount·x to one column of B. A does not change, because it already contains the row."""
         self.b[:, column] += amount * x
         self.theta[:, column] += amount * self.solve(x)
 
@@ -424,7 +424,7 @@ class Ridge:
         }
 
     def restore(self, arrays: dict[str, np.ndarray], rows: int) -> None:
-        """Restore what `snapshot` returned after this many rows."""
+        """Restore what `snapshot` returned after `rows` rows."""
         dim = len(arrays["ridge.b"])
         self.a, self.half = _whole(arrays["ridge.a"], dim), _whole(arrays["ridge.inverse"], dim)
         self.b, self.theta = arrays["ridge.b"], arrays["ridge.theta"]
@@ -447,7 +447,7 @@ def _lower(matrix: Matrix) -> Vector:
 
 
 def _whole(lower: Vector, dim: int) -> Matrix:
-    """Return the matrix of a lower triangle, zeros above."""
+    """Return the matrix with this lower triangle and zeros above it."""
     matrix = np.zeros((dim, dim))
     matrix[np.tril_indices(dim)] = lower
     return matrix
@@ -469,12 +469,12 @@ def inverted(a: Matrix) -> Matrix:
 
 
 def marginal(a: Matrix, b: Vector, first: int) -> tuple[Matrix, Vector]:
-    """Return A and b of the coefficients from one on, with the others integrated out.
+    """Return A and b of the coefficients from `first` on, with the others integrated out.
 
     Args:
-        a: Positive definite; only its lower triangle is valid, shape (D, D).
-        b: Shape (D,).
-        first: The first coefficient that is kept.
+        a: A, positive definite, shape (D, D). Only its lower triangle is valid.
+        b: b, shape (D,).
+        first: Index of the first coefficient that is kept.
 
     Raises:
         LinAlgError: A is not positive definite.

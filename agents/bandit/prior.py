@@ -1,8 +1,8 @@
 """A prior from history: a complete initial state for the contextual policy.
 
-`Contextual.relearn` makes it: first the anchors and the directions, then the variances, then A₀ and B₀ from history's
-rows. Because traffic may differ from history, all outcomes together weigh at most as much as `cap` observations: the
-predictions stay the same, only their certainty is reduced.
+`Contextual.relearn` makes it: first the anchors and the directions, then the variances, then A₀ and B₀ from the
+history's rows. Because traffic may differ from history, all outcomes together count as at most `cap` observations. This
+leaves the predictions unchanged and reduces their certainty.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ def teach(
         policy: A policy with its actions added and nothing learned.
         history: The outcomes.
         cap: Weight of the history: it counts as at most this many observations.
-        cost_basis: The basis of the history's costs (`Catalogue.cost_basis`), to be recorded in the prior; None omits
-            it.
+        cost_basis: The basis of the history's costs (`Catalogue.cost_basis`), to record in the prior; None omits it.
 
     Raises:
-        CorruptState: The policy has learned already.
+        CorruptState: The policy has already learned something.
     """
     if policy.version or policy.estimates.any():
         raise CorruptState("the policy", "rewards learned", "a fresh policy")
     policy.relearn(history, cap)
-    # The policy must not replace what it learned from history by its own first outcomes.
+    # The policy must not replace the history with its own first outcomes.
     policy.refits.by_prior(with_categories=any(history.categories))
     state = policy.state()
     if cost_basis is None:
@@ -53,15 +52,15 @@ def teach(
 
 
 def begin(policy: Policy, prior: bytes, actions: Sequence[ActionVector]) -> None:
-    """Start a policy that has learned nothing from a prior, or raise without changing it.
+    """Load a prior into a policy that has learned nothing, or raise without changing the policy.
 
     Args:
-        policy: The policy; a warm-up around it ends.
+        policy: The policy. Its warm-up, if any, ends.
         prior: A state made by `teach`.
         actions: The actions that will be available; the prior must come from the same models.
 
     Raises:
-        PriorRefused: It was made for another policy, with another encoder, other features, or from another catalogue.
+        PriorRefused: The prior was made for a different policy, encoder, set of features or catalogue.
         CorruptState: The bytes are truncated or altered.
     """
     inner = policy.inner if isinstance(policy, Explored) else policy
@@ -73,11 +72,11 @@ def begin(policy: Policy, prior: bytes, actions: Sequence[ActionVector]) -> None
 
 
 def _require_fit(prior: bytes, name: str, mine: dict[str, Any], actions: Sequence[ActionVector]) -> None:
-    """Reject a prior that was made for another policy or from another catalogue.
+    """Reject a prior that was made for a different policy or from a different catalogue.
 
     Args:
         prior: A state made by `teach`.
-        name: Name of the policy that will start from it.
+        name: Name of the policy that will start from the prior.
         mine: Settings of that policy.
         actions: The actions that will be available.
     """
@@ -97,7 +96,7 @@ def _require_fit(prior: bytes, name: str, mine: dict[str, Any], actions: Sequenc
 
 
 def outcomes_of(prior: bytes) -> int:
-    """Return the number of outcomes as which a prior counts; 0 if it does not say.
+    """Return the number of outcomes that a prior counts for; 0 if the prior does not record it.
 
     Raises:
         CorruptState: The bytes are truncated or altered.
@@ -106,16 +105,17 @@ def outcomes_of(prior: bytes) -> int:
 
 
 def require_cost_basis(prior: bytes, cost_basis: Mapping[str, float | str]) -> None:
-    """Reject a prior whose costs are in another unit, or based on another verifier, precision or hardware.
+    """Reject a prior whose costs have a different unit, or are based on a different verifier, precision or hardware.
 
-    `require_fit` checks models that only one of the two has, and priors without a cost basis, which are in eFLOPs.
+    Only parts that both record are compared; `begin` checks that the models are the same. A prior without a cost basis
+    has costs in eFLOPs.
 
     Args:
         prior: A state made by `teach`.
         cost_basis: The cost basis of this deployment.
 
     Raises:
-        PriorRefused: They differ; the message says in what.
+        PriorRefused: The two differ; the message names the difference.
         CorruptState: The bytes are truncated or altered.
     """
     named = values(prior).get("pricing", {})
@@ -128,7 +128,7 @@ def require_cost_basis(prior: bytes, cost_basis: Mapping[str, float | str]) -> N
 
 
 def digest(prior: bytes) -> str:
-    """Return the SHA-256 of a prior, with which a log identifies the prior that it started from."""
+    """Return the SHA-256 of a prior, by which a log identifies the prior that it started from."""
     return hashlib.sha256(prior).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Policies by name. Each policy's file registers it with its options; everything else is derived from that.
+"""The registry of policies by name. Each policy's file registers the policy and its options; all else is derived.
 
     @register_policy("knn", KNNOptions)
     def _knn(options: KNNOptions, on: Inputs) -> Policy:
@@ -36,10 +36,10 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         floor: ε of the recorded exploration floor.
         warm_up: Uniform rounds at the start; 50 in the paper's experiments.
         control_share: Share of the queries that get `control_action`, whatever the policy prefers.
-        control_action: The action of the control group, `model/qp/cp/bs`. Where no verifier scores all models, it is
-            also the baseline, which all queries get as long as nobody has said of any answer whether it is right.
+        control_action: The action of the control group, `model/qp/cp/bs`. Unless a verifier scores all models, it is
+            also the baseline, which all queries get until the correctness of some answer is known.
         control_salt: Secret that determines membership in the control group, so that nobody can pick an id to get in.
-        action_features, interactions, query_rank, action_rank, interaction_scale, basis_seed: see FeatureSettings.
+        action_features, interactions, query_rank, action_rank, interaction_scale, basis_seed: See FeatureSettings.
     """
 
     floor: float = 0.0
@@ -93,8 +93,8 @@ class Inputs:
     Attributes:
         query_dim: Length of s_q.
         action_dim: Length of s_a; with one-hot features, the maximum number of actions that can ever be added.
-        encoder: Identity of the encoder of both; a prior from another encoder is refused.
-        unit: Of costs. In USD, a policy that multiplies by prices when it decides learns tokens.
+        encoder: Identity of the encoder of both; a prior from a different encoder is rejected.
+        unit: Unit of costs. In USD, a policy that applies prices when it decides learns tokens instead of costs.
     """
 
     query_dim: int
@@ -159,19 +159,19 @@ def _import_all() -> None:
 
 # Building a policy from its name and options. The service and `experiments` both use this function.
 #
-# The defaults are the paper's, except for `reward`: one column of b per reward term lets objectives change without
-# relearning.
+# The defaults are the paper's, except for `reward`, because one column of b per reward term lets objectives change
+# without relearning.
 
 
 def options_of(name: str, given: Mapping[str, Any] | None = None) -> Options:
-    """Return the options of a policy; options not given have their defaults.
+    """Return the options of a policy, with defaults for those not given.
 
     Args:
         name: The policy's name.
         given: Options by name, as parsed from JSON.
 
     Raises:
-        PolicyRefused: There is no such policy or option, or a value is out of range; the message names it.
+        PolicyRefused: The policy or an option is unknown, or a value is out of range; the message names it.
     """
     known = kinds()
     if name not in known:
@@ -205,10 +205,10 @@ def build_policy(
         query_dim: Length of s_q.
         action_dim: Length of s_a; with one-hot features, the maximum number of actions that can ever be added.
         encoder: Identity of the encoder; a prior must come from the same one.
-        unit: Of costs.
+        unit: Unit of costs.
 
     Raises:
-        PolicyRefused: There is no such policy or option, or a value is out of range; the message names it.
+        PolicyRefused: The policy or an option is unknown, or a value is out of range; the message names it.
     """
     options = given if isinstance(given, Options) else options_of(name, given)
     try:

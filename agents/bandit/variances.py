@@ -18,9 +18,9 @@ from agents.bandit.posterior import inverted
 # others do not. The variances maximise the marginal likelihood of the outcomes (MacKay's fixed point), with defaults
 # from other fleets weighing as much as three coefficients.
 #
-# Outcomes of one question share an effect of the question, and those of one model on it share an effect of the pair.
-# They say more about differences between actions than independent outcomes would, and less about the level of each. So
-# each of these levels has a noise variance of its own.
+# Outcomes of one question share an effect of the question, and outcomes of one model on it share an effect of the pair.
+# Such outcomes contain more information about differences between actions than independent outcomes would, and less
+# about the level of each action. So rows, pairs and questions have noise variances of their own.
 
 BELIEF: Final = 3.0
 """Weight of a block's default variance, in coefficients."""
@@ -29,10 +29,10 @@ BELIEF_NOISE: Final = 20.0
 """Weight of the prior noise, in outcomes."""
 
 ROUNDS: Final = 20
-"""Iterations of the fixed point for a history; each inverts A once."""
+"""Number of fixed-point iterations for a history. Each inverts A once."""
 
 ROUNDS_OF_LAST: Final = 10
-"""Iterations for the variances of the last blocks, given the others."""
+"""Number of fixed-point iterations for the variances of the last blocks, given the others."""
 
 FLAT: Final = 1e-7
 """Smallest variance of a block, and smallest noise."""
@@ -58,8 +58,8 @@ USUAL: Final[Mapping[str, tuple[float, float]]] = {
     "coordinate × category": (0.001 / 16, 0.01 / 16),
     "model × category": (0.02 / 16, 0.02 / 16),
 }
-"""Default variances of accuracy, and of cost in units of the anchors: the generic prior. For categories, a factor
-was chosen on halves of history (`experiments/CRITERIA.md`)."""
+"""Generic prior: default variances of each block's coefficients, for accuracy and for cost in units of the anchors. For
+categories, a factor was chosen on halves of history (`experiments/CRITERIA.md`)."""
 
 
 MEANS: Final[Mapping[str, tuple[float, float]]] = {"size": (0.12, 0.0)}
@@ -78,22 +78,22 @@ def usual_variance(block: str, term: int) -> float:
 
 
 def usual_block(block: str) -> str:
-    """Return the kind of a block; all plain coordinates have the same kind."""
+    """Return the kind of a block. All plain coordinates have the same kind."""
     kind, part = block.split(" × ")
     return block if kind in ("one", "model", "shape") else f"coordinate × {part}"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Sums over rows with one noise.
+    """Sums over rows that share one noise variance.
 
     Attributes:
         gram, moment: Σ x xᵀ, shape (D, D), and Σ x·yᵀ of all targets, shape (D, T).
         square: Σ y² of the first target, whose variances are estimated.
-        count: Rows.
-        noise: The current estimate of its variance.
-        leaves: Columns of the features of which each row has one, such as the models', shape (M, r): no row has
-            values in two of these M groups. Empty if a row may.
+        count: Number of rows.
+        noise: The current estimate of the noise variance.
+        leaves: Columns of features that exclude each other, such as the models', shape (M, r): no row has non-zero
+            values in two of these M groups. Empty if rows may.
     """
 
     gram: Matrix
@@ -104,7 +104,7 @@ class Evidence:
     leaves: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.intp))
 
     def of(self, columns: int) -> Evidence:
-        """Return the same of the first columns of x alone."""
+        """Return the same sums for the first columns of x alone."""
         if columns == len(self.gram):
             return self
         gram = np.ascontiguousarray(self.gram[:columns, :columns])
@@ -112,18 +112,18 @@ class Evidence:
         return replace(self, gram=gram, moment=self.moment[:columns], leaves=leaves)
 
     def noise_given(self, theta: Vector, inverse: Matrix) -> float:
-        """Return the variance of its noise, given the posterior mean and covariance of the coefficients."""
+        """Return the noise variance, given the posterior mean and covariance of the coefficients."""
         rest = self.square - 2.0 * float(theta @ self.moment[:, 0]) + float(theta @ self.gram @ theta)
         return self._noise(rest + float(np.sum(inverse * self.gram)))
 
     def noise_alone(self, theta: Vector, variances: Vector, noise: float, penalties: Vector) -> float:
-        """Return the same where this is all the evidence, given the posterior variances of the coefficients alone.
+        """Return the noise variance if there is no other evidence, given the coefficients' posterior variances alone.
 
         Args:
             theta: Posterior means of the coefficients.
-            variances: Their posterior variances.
-            noise: The variance of the noise under which these are.
-            penalties: The precisions of the prior under which they are.
+            variances: Posterior variances of the coefficients.
+            noise: The noise variance on which this posterior is based.
+            penalties: The prior precisions on which this posterior is based.
         """
         # Aθ = b and A - Λ = G/σ² give θᵀGθ and the trace of A⁻¹G without the inverse.
         rest = self.square - float(theta @ self.moment[:, 0]) - noise * float(penalties @ theta**2)
@@ -134,10 +134,10 @@ class Evidence:
 
 
 class Posterior:
-    """The posterior of the coefficients, given evidence, for any noises and prior variances.
+    """The posterior of the coefficients, given evidence, for any noise and prior variances.
 
-    In a block arrowhead matrix the leaves meet only the rest of the columns, not each other. Its inverse costs little
-    more than that of the rest.
+    If there are leaves (`Evidence.leaves`), A is a block arrowhead matrix: the products of two leaves are zero. Its
+    inverse then costs little more than that of the remaining columns.
 
     Args:
         evidence: The sums of each kind of evidence.
@@ -145,7 +145,7 @@ class Posterior:
 
     def __init__(self, evidence: Sequence[Evidence]) -> None:
         self._evidence = evidence
-        # Reused in every iteration: allocating memory takes longer than the division.
+        # Reused in every iteration, because allocating memory takes longer than the division.
         self._scaled = np.empty_like(evidence[0].gram)
         (first, *others), self._leaves = evidence, evidence[0].leaves
         self._arrowhead = not others and self._leaves.size > 0
@@ -156,10 +156,10 @@ class Posterior:
             self._among = first.gram[np.ix_(rest, rest)]
 
     def given(self, noises: Sequence[float], penalties: Vector) -> tuple[Vector, Vector, list[float]]:
-        """Return the means and variances of the coefficients, and the next estimate of each noise.
+        """Return the means and variances of the coefficients, and the next estimate of each noise variance.
 
         Args:
-            noises: The variance of the noise of each kind of evidence.
+            noises: The noise variance of each kind of evidence.
             penalties: The precisions of the prior, shape (D,).
         """
         if self._arrowhead:
@@ -178,8 +178,8 @@ class Posterior:
         leaves, rest, (count, size) = self._leaves, self._rest, self._leaves.shape
         own, diagonal = self._own / noise, np.arange(size)
         own[:, diagonal, diagonal] += penalties[leaves]
-        # As Cholesky eliminates them: with products of an inverse, more digits are lost than there are where the noise
-        # is small.
+        # The leaves are eliminated by Cholesky, because products with an inverse would lose all digits if the noise is
+        # small.
         right = np.empty((count, size, len(rest) + 1 + size))
         np.divide(self._cross, noise, out=right[:, :, : len(rest)])
         right[:, :, len(rest)], right[:, :, len(rest) + 1 :] = b[leaves], np.eye(size)
@@ -201,19 +201,19 @@ class Posterior:
 
 
 Variances: TypeAlias = tuple[dict[str, float], list[float]]
-"""The variance of every block of a regression, and the noise of every kind of evidence."""
+"""The variance of every block of a regression, and the noise variance of every kind of evidence."""
 
 
 def estimated(
     evidence: Sequence[Evidence], blocks: Sequence[str], term: int, known: Variances | None = None
 ) -> Variances:
-    """Estimate the variance of every block, and the noise of every kind of evidence.
+    """Estimate the variance of every block, and the noise variance of every kind of evidence.
 
     Args:
         evidence: The sums of each kind of evidence.
         blocks: The block of each column.
         term: Which defaults apply: those of accuracy (0) or of cost (1).
-        known: Variances that are kept, and the noises under them, at which to start.
+        known: Variances to keep, and the noise variances to start from.
     """
     names = list(dict.fromkeys(blocks))
     place = {name: i for i, name in enumerate(names)}
@@ -233,11 +233,11 @@ def _maximised(tau: Vector, of: np.ndarray, theta: Vector, variances: Vector, us
     """Return the variances of the next iteration of the fixed point.
 
     Args:
-        tau: The current ones, one for each block.
-        of: The block of each column, by index.
-        theta: Posterior means of the coefficients under them.
-        variances: Posterior variances of the coefficients under them.
-        usual: The defaults.
+        tau: The current variances, one for each block.
+        of: Index of each column's block.
+        theta: Posterior means of the coefficients, given the current variances.
+        variances: Posterior variances of the coefficients, given the current variances.
+        usual: The default variances.
     """
     effective = np.maximum(np.bincount(of) - np.bincount(of, variances) / tau, 0.0)
     return np.maximum((np.bincount(of, theta**2) + BELIEF * usual) / (effective + BELIEF), FLAT)
@@ -246,15 +246,15 @@ def _maximised(tau: Vector, of: np.ndarray, theta: Vector, variances: Vector, us
 def estimated_with_last(
     evidence: Sequence[Evidence], blocks: Sequence[str], first: int, term: int
 ) -> Variances:
-    """Estimate the variances of all blocks, those of the last ones given the others, and the noises.
+    """Estimate the variances of all blocks, those of the last blocks given the others, and the noise variances.
 
-    What the others explain is theirs. So columns that can only repeat it, such as those of categories that the text
-    shows, or that mean nothing, get next to no variance.
+    Effects that the other blocks can explain are attributed to them. So columns that add nothing, such as those of
+    categories that the text shows anyway or that are irrelevant, get next to no variance.
 
     Args:
         evidence: The sums of each kind of evidence.
         blocks: The block of each column.
-        first: The first column of the last blocks.
+        first: Index of the first column of the last blocks.
         term: As for `estimated`.
     """
     found = estimated([each.of(first) for each in evidence], blocks[:first], term)
@@ -267,11 +267,11 @@ def estimated_last(
     """Estimate the variances of the last blocks, given those of the others and the noise.
 
     Args:
-        gram: A without these blocks' own penalties, in which only their columns are left (`marginal`).
+        gram: A of these blocks' columns, with the others integrated out (`marginal`), without these blocks' penalties.
         moment: b of the same columns.
         blocks: The block of each of these columns.
         term: As for `estimated`.
-        known: Variances at which to start; a block without one starts at its default.
+        known: Variances to start from. A block that is not included starts from its default.
     """
     names = list(dict.fromkeys(blocks))
     of = np.array([names.index(name) for name in blocks])
@@ -287,14 +287,14 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
     """Return the sums over the separate effects of rows, models and questions.
 
     Args:
-        features: They compute x.
-        history: Its rows.
+        features: The features, which compute x.
+        history: The history.
         z: [z; c] of its questions, shape (Q, rank + K).
-        targets: Targets of its rows, centred, shape (m, T); the first is the one whose variances are estimated.
+        targets: Centred targets of its rows, shape (m, T). Variances are estimated for the first target.
 
     Returns:
-        Deviations of rows from the mean of their question and model, deviations of these means from the mean of their
-        question, and the means of questions. Empty levels are omitted.
+        The sums for the deviations of rows from the mean of their question and model, for the deviations of these means
+        from the mean of their question, and for the means of questions. Empty levels are omitted.
     """
     models = list(dict.fromkeys(features.models))
     model = np.array([models.index(name) for name in features.models])[history.action]
@@ -306,7 +306,7 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
     dim, terms = features.dim, targets.shape[1]
     sums = [(np.zeros((dim, dim)), np.zeros((dim, terms)), np.zeros(terms)) for _ in range(3)]
     counts = [len(order), int(np.count_nonzero(np.diff(group, prepend=-1))), len(begins)]
-    # A level without deviations from the next is left out, and so are its sums.
+    # The first level is left out, with its sums, if its rows do not deviate from the second.
     held = (counts[0] > counts[1], True, True)
     root = np.sqrt(history.weights)
     for first in range(0, len(begins), CHUNK):
@@ -339,7 +339,7 @@ def evidence_of(features: ContextualFeatures, history: History, z: Matrix, targe
 def _evidence_of_separate(
     features: ContextualFeatures, history: History, z: Matrix, targets: Matrix
 ) -> Evidence:
-    """Return the sums over rows of which each has a question of its own, as in most traffic.
+    """Return the sums over rows that each have their own question, as in most traffic.
 
     Rows of one action share g: Σ x xᵀ = Σ_a g gᵀ ⊗ Σ z zᵀ.
     """
@@ -350,7 +350,7 @@ def _evidence_of_separate(
     for place, action in enumerate(actions):
         own = z[history.action == action]
         sums[place], moments[place] = own.T @ own, own.T @ targets[history.action == action]
-    # The plain features meet z, those without the shapes the categories.
+    # All features are multiplied by z, and those without the shapes by the categories.
     sides = features.sides[actions]
     parts = [(sides, slice(0, rank))]
     if count > rank:
@@ -373,7 +373,7 @@ def _crossed(sums: Matrix, left: Matrix, right: Matrix) -> Matrix:
 
 
 def _means(x: Matrix, y: Matrix, starts: np.ndarray) -> tuple[Matrix, Matrix]:
-    """Return the means of consecutive rows, times the square root of their number."""
+    """Return the means of groups of consecutive rows, each times the square root of the group's size."""
     share = np.sqrt(np.diff(np.append(starts, len(x))))[:, None]
     return np.add.reduceat(x, starts) / share, np.add.reduceat(y, starts) / share
 

@@ -1,6 +1,6 @@
-"""Patterns and JSON Schemas of clients. They run only in grading processes: one may run forever, or use all memory.
+"""Patterns and JSON Schemas of clients. Because one may run forever or use all memory, only grading processes run them.
 
-Importing jsonschema takes a tenth of a second; a grading process does so before its first request.
+Importing jsonschema takes a tenth of a second. A grading process does so before its first request.
 """
 
 import re
@@ -18,12 +18,12 @@ from schemas.errors import shown
 
 
 def matches(patterns: Sequence[str], text: str) -> bool:
-    """Return whether any of some patterns occurs in a text."""
+    """Return whether any of the patterns occurs in a text."""
     return any(re.search(pattern, text) for pattern in patterns)
 
 
 def conforms(schema: Mapping[str, Any], value: Any) -> bool:
-    """Return whether a value conforms to a JSON Schema. References must be internal: nothing is fetched."""
+    """Return whether a value conforms to a JSON Schema. References must be internal, because nothing is fetched."""
     return bool(_validator(schema).is_valid(value))
 
 
@@ -32,7 +32,7 @@ def refusal(patterns: Sequence[str] = (), schema: Mapping[str, Any] | None = Non
     for pattern in patterns:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of syntax that may change
+                warnings.simplefilter("ignore")  # about syntax that may change
                 re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             return f"is {shown(pattern)}, which is no regular expression ({error}); correct it"
@@ -40,7 +40,7 @@ def refusal(patterns: Sequence[str] = (), schema: Mapping[str, Any] | None = Non
 
 
 def _validator(schema: Mapping[str, Any]) -> Any:
-    # An empty registry: by default, references would be fetched from any URL in the schema.
+    # The registry is empty, because by default references would be fetched from any URL in the schema.
     return validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
 
 

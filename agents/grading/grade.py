@@ -1,13 +1,13 @@
-r"""Is an answer right? What it says against the query's reference, by a grader.
+r"""Whether an answer is right: a grader compares it with the query's reference.
 
 A query, a model's entry or the catalogue names the grader. The default, `boxed-only`, compares the last `\boxed{…}` of
-an answer with the reference. That is a number, a mathematical answer as text (plain, LaTeX, GSM8K's "… #### N", or a
-solution that boxes it), `{"tests": [[input, output], …]}` for a program, or a list of which any item is right. Numbers
-and words are decided here; other mathematics, programs, and the patterns and schemas of clients go to a grading
-process, whose time is limited.
+an answer with the reference. A reference is a number, a mathematical answer as text (plain, LaTeX, GSM8K's "… #### N",
+or a solution with the answer in a box), `{"tests": [[input, output], …]}` for a program, or a list of which any item is
+right. Numbers and words are compared here. Other mathematics, programs, and the patterns and schemas of clients go to a
+grading process, whose time is limited.
 
-A different grader alone changes accuracy, so its name and version are recorded with every result. docs/grading.md says
-the rules.
+A different grader alone changes accuracy, so its name and version are recorded with every result. docs/grading.md
+describes the rules.
 """
 
 import json
@@ -27,13 +27,13 @@ from schemas.grader import Grader
 from schemas.query import MAX_TESTS
 
 GRADER = "boxed"
-# Increase when a change could grade an answer differently.
+# Increase this when a change could cause an answer to be graded differently.
 GRADER_REVISION = 2
 REVISION: Final = 1  # of the graders other than `boxed` and `boxed-only`
 MAX_ANSWER = 4_000  # characters inside the box; anything longer is not an answer
 MAX_PATTERNS: Final = 4_000  # characters of all patterns of a query together
 
-_NAMED: Final = frozenset({"boxed-only", "boxed"})  # they compare alike: one name for both in a Reward
+_NAMED: Final = frozenset({"boxed-only", "boxed"})  # both compare alike, so a Reward has one name for both
 
 
 Rule: TypeAlias = Literal["math-verify", "program", "regex", "schema"]
@@ -49,7 +49,7 @@ class Verdict:
 
 
 AskGrader = Callable[[Rule, Mapping[str, object]], Verdict]
-"""Asks a grading process: `agents.grading.pool.GradingPool.ask`."""
+"""Function that asks a grading process, such as `agents.grading.pool.GradingPool.ask`."""
 
 How: TypeAlias = (
     Rule
@@ -62,16 +62,16 @@ Read: TypeAlias = Literal["box", "last-line", "text", "fence"]
 
 
 class BadReference(UniscaleError, ValueError):
-    """A reference cannot be graded against. Give a number, a text, or {"tests": [[input, output], …]}."""
+    """A reference cannot be used for grading. Give a number, a text, or {"tests": [[input, output], …]}."""
 
 
 class Undecided(UniscaleError):
-    """No exact rule grades this answer: ask a grading process, which takes time."""
+    """No exact rule can grade this answer. Ask a grading process, which takes time."""
 
 
 @dataclass(frozen=True)
 class Grade:
-    """One graded answer: the answer found and where, the deciding rule, and the grader."""
+    """One graded answer: the answer that was found and where, the deciding rule, and the grader."""
 
     correct: bool
     answer: str | None
@@ -82,7 +82,7 @@ class Grade:
 
     @property
     def rule(self) -> str:
-        """Return the deciding rule, preceded by where the answer was found, if one was.
+        """Return the deciding rule, preceded by where the answer was found if there was one.
 
         >>> Grade(correct=True, answer="7", how="number").rule
         'box/number'
@@ -92,17 +92,17 @@ class Grade:
 
 @cache
 def grader_version(name: str = GRADER) -> str:
-    """Return the version recorded with every result of a grader: ours and that of the library it uses."""
+    """Return the version recorded with every result of a grader: its revision, and its library's version if any."""
     if name in _NAMED:
         return f"{GRADER_REVISION}+math-verify-{metadata.version('math-verify')}"
     return f"{REVISION}+jsonschema-{metadata.version('jsonschema')}" if name == "json" else f"{REVISION}"
 
 
 def ask_later(rule: Rule, request: Mapping[str, object]) -> NoReturn:
-    """Stand in for a grading process where grading must not take time.
+    """Take the place of a grading process where grading must not take time.
 
     Raises:
-        Undecided: always.
+        Undecided: Always.
     """
     raise Undecided("no exact rule decides; ask a grading process")
 
@@ -111,15 +111,15 @@ def grade(text: str, reference: object, *, ask: AskGrader, grader: Grader | None
     r"""Grade the text of an answer.
 
     Args:
-        text: The whole path.
-        reference: The content of `Query.reference`; None only if the grader needs none.
-        ask: Asks a grading process where no exact rule decides; called at most once.
-        grader: Which; None is `boxed-only`, for which an answer without a complete box is wrong.
+        text: Text of the whole path.
+        reference: The content of `Query.reference`; None only if the grader needs no reference.
+        ask: Function that asks a grading process if no exact rule decides; called at most once.
+        grader: The grader; None for `boxed-only`, for which an answer without a complete box is wrong.
 
     Raises:
         BadReference: `boxed-only` or `boxed` cannot grade against the reference.
-        InvalidField: grader and reference do not match, or one is invalid.
-        UniscaleError: what `ask` raises.
+        InvalidField: Grader and reference do not match, or one of them is invalid.
+        UniscaleError: Any error that `ask` raises.
 
     >>> grade(r"12 + 5 = 17, so \boxed{017}", 17, ask=ask_later).how
     'number'
@@ -139,14 +139,14 @@ def check(grader: Grader | None, reference: object) -> dict[str, object] | None:
     """Reject a reference that a grader can never grade against.
 
     Args:
-        grader: Which; None is `boxed-only`.
+        grader: The grader; None for `boxed-only`.
         reference: The content of `Query.reference`.
 
     Returns:
         The patterns or the schema for a grading process to check (`GradingPool.refusal`); None if there are none.
 
     Raises:
-        InvalidField: naming the field of the Query and the fix.
+        InvalidField: The reference is rejected; the message names the field of the Query and the fix.
     """
     name = "boxed-only" if grader is None else grader.name
     accepted = _accepted(name, reference)
@@ -171,10 +171,10 @@ def check(grader: Grader | None, reference: object) -> dict[str, object] | None:
 
 
 def read_reference(reference: object) -> object:
-    """Parse a reference that is JSON text with `tests`; return any other unchanged.
+    """Parse a reference that is JSON text with `tests`; return any other reference unchanged.
 
     Raises:
-        BadReference: JSON that is nested too deeply to be parsed.
+        BadReference: The JSON is nested too deeply to be parsed.
 
     >>> read_reference('{"tests": [["a", "b"]]}'), read_reference("{1, 2}")
     ({'tests': [['a', 'b']]}, '{1, 2}')
@@ -191,7 +191,7 @@ def read_reference(reference: object) -> object:
 
 
 def gold_of(reference: object) -> str:
-    r"""Return the answer in a reference: the digits of a number, the text after GSM8K's ####, a box, or the text.
+    r"""Return the answer in a reference: a number's digits, the text after GSM8K's ####, a box's content, or the text.
 
     >>> gold_of("He makes <<9*2=18>>18 dollars.\n#### 1,018"), gold_of(0.5), gold_of("$x+1$")
     ('1,018', '0.5', 'x+1')
@@ -209,7 +209,7 @@ def check_reference(reference: object) -> None:
     """Reject a reference that no answer can be graded against.
 
     Raises:
-        BadReference: naming what is wrong and what to give.
+        BadReference: The reference is rejected; the message gives the reason and the fix.
     """
     if isinstance(reference, Mapping):
         _check_tests(reference.get("tests"))
@@ -245,7 +245,7 @@ def _is_value(value: Value | object) -> bool:
 
 
 def is_program(reference: object) -> bool:
-    """Return whether a reference contains the tests of a program, so that no default grader applies to it."""
+    """Return whether a reference contains the tests of a program, so no default grader applies to it."""
     if isinstance(reference, str):
         try:
             reference = read_reference(reference)
@@ -262,10 +262,10 @@ def _refused(why: str) -> InvalidField:
 
 
 def _accepted(name: str, reference: object) -> list[Any]:
-    """Return the accepted answers of a reference: its items if it is a list.
+    """Return the accepted answers of a reference, which are its items if it is a list.
 
     Raises:
-        InvalidField: an item is of a kind that the grader cannot compare.
+        InvalidField: An item has a type that the grader cannot compare.
     """
     if reference is None and name not in _NAMED:
         return []
@@ -309,7 +309,7 @@ def _pattern(item: Any) -> str:
 
 
 def _json_of(item: Any) -> Any:
-    """Return the JSON value of an item; a text is parsed as JSON."""
+    """Return the JSON value of an item. A text is parsed as JSON."""
     if not isinstance(item, str):
         return item
     try:
@@ -337,9 +337,9 @@ _READERS: dict[str, Callable[[Any], str]] = {
 }
 
 
-# Where an answer is read: its last complete `\boxed{…}`, else its last line or the whole text.
+# Where an answer is read: its last complete `\boxed{…}`, or else its last line or the whole text.
 
-# A box opens, an escaped character (whose brace is printed, not grouping), or a brace.
+# The start of a box, an escaped character (an escaped brace is printed and does not group), or a brace.
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
@@ -365,20 +365,21 @@ def extract_boxed(text: str) -> str | None:
 
 
 def _answer(text: str) -> tuple[str | None, Read]:
-    """Return the last complete box of a text, or its last non-blank line; None if it has neither."""
+    """Return the content of a text's last complete box, or else its last non-blank line; None if it has neither."""
     if (boxed := extract_boxed(text)) is not None:
         return boxed, "box"
     lines = text.rstrip().rpartition("\n")
     return lines[2].strip() or None, "last-line"
 
 
-# How each grader compares. Each returns: whether it is right, the answer found, where, and the deciding rule.
+# The comparisons of the graders. Each returns whether the answer is right, the answer that was found and where, and the
+# deciding rule.
 
 Decided = tuple[bool, str | None, Read, How]
 
 
 def _boxed(name: str, text: str, accepted: Sequence[Any], ask: AskGrader) -> Decided:
-    """Compare numbers, words, mathematics or a program; `boxed` reads the last line of a text without a box."""
+    """Compare numbers, words, mathematics or a program. `boxed` reads the last line of a text without a box."""
     if len(accepted) == 1:
         accepted = [read_reference(accepted[0])]
     for item in accepted:
@@ -491,7 +492,7 @@ def _folded(text: str) -> str:
 
 
 def _holds(text: str, wanted: str) -> bool:
-    """Return whether a text contains another as whole words, without a letter or digit directly before or after it.
+    """Return whether a text contains another text as whole words, with no letter or digit directly before or after.
 
     >>> _holds("it is no. 5", "no"), _holds("i know", "no"), _holds("1.5 or 15", "5")
     (True, False, False)
@@ -518,7 +519,7 @@ _FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re
 
 
 def _json_parts(text: str) -> Iterator[tuple[str, Read]]:
-    """Yield the candidates for an answer's JSON: the whole text, its last fenced block, its last line."""
+    """Yield the candidates for an answer's JSON: the whole text, its last fenced block and its last line."""
     yield text.strip(), "text"
     if fences := _FENCE.findall(text):
         yield fences[-1].strip(), "fence"
@@ -526,7 +527,7 @@ def _json_parts(text: str) -> Iterator[tuple[str, Read]]:
 
 
 def _loads(text: str) -> Any:
-    """Return a JSON value. Raises ValueError, also for Python's extensions of JSON and for excessive nesting."""
+    """Return a JSON value. Raises ValueError, even for Python's extensions of JSON and for excessive nesting."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -544,7 +545,7 @@ def _same_fields(value: Any, wanted: Any, fields: Sequence[str]) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal: 1 equals 1.0, and neither equals true.
+    """Return whether two JSON values are equal, where 1 equals 1.0 and neither equals true.
 
     >>> _same({"a": [1, "x"]}, {"a": [1.0, "x"]}), _same(1, True)
     (True, False)

@@ -1,9 +1,9 @@
-"""Processes that grade answers, with enforced limits of time and memory.
+"""Processes that grade answers, with enforced limits on time and memory.
 
 Answers come from models and references from clients, so neither is trusted. math-verify may hang inside compiled code,
-where neither a thread nor a signal handler can interrupt it, and a program with many tests takes long. Both run in
-separate processes, without this process's environment, which contains secrets. A process that exceeds its time is
-killed and replaced.
+where neither a thread nor a signal handler can interrupt it, and a program with many tests takes a long time. Both run
+in separate processes, without this process's environment, which contains secrets. A process that exceeds its time limit
+is killed and replaced.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
 class GradingPoolError(UniscaleError):
-    """No grading process starts. Install math-verify with an antlr4 runtime, or free memory."""
+    """A grading process could not be started. Install math-verify with an antlr4 runtime, or free memory."""
 
 
 class GraderFailed(UniscaleError):
@@ -36,13 +36,13 @@ class GraderFailed(UniscaleError):
 
 
 class GradingPool:
-    r"""Grade answers in processes that can be killed. Safe to call from several threads.
+    r"""Pool of processes that grade answers and can be killed. Safe to call from several threads.
 
     Args:
-        workers: Number of processes, started on demand. As many answers are graded concurrently; others wait.
-        timeout_s: Longest time one answer may take.
+        workers: Number of processes, started on demand. This many answers are graded concurrently; others wait.
+        timeout_s: Maximum time for one answer.
         memory_mb: Maximum memory that one process may map.
-        environ: The environment of this process; almost nothing of it is passed on.
+        environ: The environment of this process, almost nothing of which is passed on.
 
     >>> with GradingPool() as pool:
     ...     pool.ask("math-verify", {"gold": [r"\frac{1}{2}"], "answer": "0.5"})
@@ -57,7 +57,7 @@ class GradingPool:
         *,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Start nothing yet."""
+        """Set up the pool without starting a process."""
         self._timeout_s = timeout_s
         self._memory_mb = memory_mb
         self._environ = {name: environ[name] for name in _PASSED_ON if name in environ}
@@ -65,7 +65,7 @@ class GradingPool:
         self.workers = workers
         for _ in range(workers):
             self._idle.put(None)
-        self._mathematicians: set[int] = set()  # pids of those that have imported math-verify
+        self._mathematicians: set[int] = set()  # pids of the processes that have imported math-verify
         self.started = 0
 
     def ask(self, rule: Rule, request: Mapping[str, object]) -> Verdict:
@@ -73,11 +73,11 @@ class GradingPool:
 
         Args:
             rule: The rule that decides.
-            request: As `agents.grading.worker` reads it.
+            request: The request, in the format that `agents.grading.worker` reads.
 
         Raises:
-            GraderFailed: no result within the limits.
-            GradingPoolError: no grading process starts.
+            GraderFailed: There is no result within the limits.
+            GradingPoolError: A grading process could not be started.
         """
         return Verdict(correct=bool(self._reply(rule, request)["correct"]), how=rule)
 
@@ -85,20 +85,20 @@ class GradingPool:
         """Return why patterns or a schema cannot be used; empty if they can. Blocks as `ask` does.
 
         Raises:
-            GraderFailed: no result within the limits, for instance because they take too long to compile.
-            GradingPoolError: no grading process starts.
+            GraderFailed: There is no result within the limits, for instance because compiling takes too long.
+            GradingPoolError: A grading process could not be started.
         """
         return str(self._reply("check", {"check": request})["why"])
 
     def close(self) -> None:
-        """End the processes; a later call starts new ones. One that is grading ends with this process."""
+        """End the idle processes. A later call starts new ones. A process that is grading ends with this process."""
         for _ in range(self.workers):
             with contextlib.suppress(queue.Empty):
                 _kill(self._idle.get_nowait())
                 self._idle.put(None)
 
     async def aclose(self) -> None:
-        """Close the pool, as one of a service's closers."""
+        """Close the pool. A service calls this when it stops."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -120,7 +120,7 @@ class GradingPool:
             if reply is None:
                 hung = process.poll() is None
                 _kill(process)
-                # Start the replacement now, so that this answer waits for it and not the next one, from another tenant.
+                # Start the replacement now, so that this answer waits for it rather than another tenant's next one.
                 with contextlib.suppress(GradingPoolError):
                     process = self._start()
                     if kind == "math-verify":
@@ -141,7 +141,7 @@ class GradingPool:
     def _start(self) -> "subprocess.Popen[str]":
         self.started += 1
         process = subprocess.Popen(
-            # -P: do not import modules from the working directory, wherever that is.
+            # -P: do not import modules from the working directory, whatever it is.
             [sys.executable, "-P", "-B", "-m", _WORKER, str(self._timeout_s), str(self._memory_mb)],
             env=self._environ | {"PYTHONPATH": str(_ROOT)},
             stdin=subprocess.PIPE,
@@ -150,7 +150,7 @@ class GradingPool:
             text=True,
             encoding="utf-8",
         )
-        self._mathematicians.discard(process.pid)  # the system may reuse a pid
+        self._mathematicians.discard(process.pid)  # the operating system may reuse a pid
         if _read(process, _START_TIMEOUT_S) is None:
             _kill(process)
             raise GradingPoolError(f"the grading process ({_WORKER}) did not start; free memory")
@@ -179,13 +179,13 @@ class GradingPool:
 
 
 def _read(process: "subprocess.Popen[str]", timeout_s: float) -> dict[str, object] | None:
-    """Read one reply, or None when the time is up or the process ended. A reply is one atomic write."""
+    """Return one reply, or None if the time is up or the process has ended. A reply is one atomic write."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], timeout_s)
     line = process.stdout.readline() if ready else ""
     if not line:
         if ready:
-            process.wait()  # so that poll() knows: this is an error, not a time-out
+            process.wait()  # so that poll() reports the exit: this is not a timeout
         return None
     reply: dict[str, object] = json.loads(line)
     return reply

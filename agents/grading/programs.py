@@ -1,8 +1,8 @@
-"""List programs, the language of answers to code questions: list or text operations, run on given inputs.
+"""List programs, the language of answers to code questions: operations on lists or texts, run on given inputs.
 
-A program is operations joined by " | ", such as `keep even | add 3 | take 2`. It is safe by construction: no evaluation
-of text, no loops, every value bounded in length and size. The services still run it in a separate process
-(`GradingPool`), because many tests on long inputs take seconds.
+A program consists of operations joined by " | ", such as `keep even | add 3 | take 2`. It is safe by construction: no
+text is evaluated, there are no loops, and every value is bounded in length and size. The services still run programs in
+a separate process (`GradingPool`), because many tests on long inputs take seconds.
 """
 
 import re
@@ -26,7 +26,7 @@ _WORD = re.compile(r"[A-Za-z]|[a-z]{2,40}")
 
 
 class ProgramError(UniscaleError, ValueError):
-    """A program that is not in the language, does not fit its input, or exceeds the bounds."""
+    """A program is not in the language, cannot be applied to its input, or exceeds the bounds."""
 
 
 _LISTS: dict[str, Callable[[list[int]], list[int]]] = {
@@ -62,7 +62,8 @@ def run(program: str, value: Value) -> Value:
     """Apply a program to a list of whole numbers or to a text.
 
     Raises:
-        ProgramError: naming the operation that is unknown, does not fit the value, or outgrows the bounds.
+        ProgramError: An operation is unknown, cannot be applied to the value, or exceeds the bounds. The message names
+            it.
 
     >>> run("keep even | add 3 | take 2", [4, 7, 8, 2])
     [7, 11]
@@ -88,7 +89,7 @@ def passes(program: str, tests: Tests) -> bool:
     True
 
     Raises:
-        ValueError: when there are no tests: nothing would be graded.
+        ValueError: There are no tests, so nothing would be graded.
     """
     if not tests:
         raise ValueError("a program cannot be graded without tests; give at least one [input, output] pair")

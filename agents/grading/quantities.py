@@ -1,7 +1,8 @@
 """Comparison without mathematics: numbers, numbers with a unit, and words.
 
-math-verify reads every text as mathematics: `hello` is a product of letters there, equal to `olleh`, and `K-G-V` a
-difference, equal to `K-V-G`; it does not read `1 1/2` and `1e-5` as numbers. So it is only used for the rest.
+math-verify reads every text as mathematics: to it, `hello` is a product of letters, equal to `olleh`, and `K-G-V` is a
+difference, equal to `K-V-G`. It does not read `1 1/2` and `1e-5` as numbers. So it is used only for what is not decided
+here.
 """
 
 import re
@@ -14,7 +15,7 @@ _ALIKE = str.maketrans(
     | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
     | {"½": " 1/2", "¼": " 1/4", "¾": " 3/4"}
 )
-"""Characters with the same meaning."""
+"""Replacements for characters with the same meaning."""
 
 _SPACES = re.compile(r"\\[,!;: ]|\s+|\\left(?![a-z])|\\right(?![a-z])")
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W_]) (?=[^\W_])")
@@ -28,13 +29,14 @@ _AMOUNT = (
     r"(?:(?P<above>[0-9]+)/(?P<below>[0-9]+)|\\[dt]?frac\{(?P<top>[0-9]+)\}\{(?P<bottom>[0-9]+)\}))"
 )
 _QUANTITY = re.compile(rf"{_AMOUNT}(?: (?P<unit>[^\W\d_]{{3,}}(?: [^\W\d_]+)*))?")
-# Words with one of three letters, a path such as K-G-V, or a date. Anything shorter may be a product of variables.
+# Words of which one has at least three letters, `no`, a path such as K-G-V, or a date. Any other short word may be a
+# product of variables.
 _WORDS = re.compile(
     r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ ,'’&-]+[^\W\d_]+)*|(?i:no)|[A-Z](?:-[A-Z])+|[0-9]{4}-[0-9]{2}-[0-9]{2}"
 )
 _NO_MATHEMATICS = re.compile(r"[\w ,'’&-]+")
 _FUNCTION = re.compile(r"\b(?:pi|tau|sqrt|sin|cos|tan|log|ln|exp|inf|infinity|mod)\b", re.IGNORECASE)
-# Suffixes that change the value of a number.
+# Words after a number that change its value.
 _NO_UNIT = re.compile(
     r"\b(?:and|or|to|plus|minus|times|over|choose|more|less|fewer|than|point|per ?cent|percent(?:age)?s?|basis"
     r"|half|halves|squared|cubed|twice|double|factorials?|gross"
@@ -47,9 +49,10 @@ _MAX_DIGITS = 1_000  # Python refuses to parse more than 4,300
 
 
 def as_number(text: str) -> Fraction | None:
-    r"""Return the exact number that a text denotes, else None.
+    r"""Return the exact number that a text denotes, or None if it does not denote one.
 
-    Signs, leading zeros, thousands, $, a full stop, decimals, powers of ten, fractions and mixed numbers are read.
+    Signs, leading zeros, thousands separators, $, a full stop, decimals, powers of ten, fractions and mixed numbers are
+    understood.
 
     >>> [
     ...     str(as_number(text))
@@ -64,7 +67,7 @@ def as_number(text: str) -> Fraction | None:
 
 
 def _quantity(text: str) -> tuple[Fraction, str] | None:
-    """Return the number that a text denotes, and the words of its unit, if any."""
+    """Return the number that a text denotes and the words of its unit, if any; None if it does not denote a number."""
     found = _QUANTITY.fullmatch(_unwrapped(text)) if len(text) <= _MAX_DIGITS else None
     if found is None:
         return None
@@ -95,7 +98,7 @@ def _six(number: Fraction) -> str:
 def compare_exactly(gold: str, answer: str) -> tuple[bool, Literal["number", "text"]] | None:
     """Return whether an answer is right and by which rule; None if the comparison needs mathematics.
 
-    Units match if one is a prefix of the other; words are compared without case.
+    Units match if one is a prefix of the other. Words are compared without regard to case.
     """
     wanted, given = _quantity(gold), _quantity(answer)
     if wanted is not None and given is not None:
@@ -113,7 +116,7 @@ def compare_exactly(gold: str, answer: str) -> tuple[bool, Literal["number", "te
 
 
 def _plain(text: str) -> str:
-    """Return a text without insignificant space."""
+    """Return a text without insignificant white space."""
     spaced = _SPACES.sub(" ", text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
     return _BETWEEN_WORDS.sub("\0", _alike(spaced)).replace(" ", "").strip("$").removesuffix(".")
 
@@ -124,5 +127,5 @@ def _unwrapped(text: str) -> str:
 
 
 def _alike(text: str) -> str:
-    """Return a text with look-alike characters unified, without a final full stop and double spaces."""
+    """Return a text with look-alike characters unified, without a final full stop or double spaces."""
     return " ".join(text.translate(_ALIKE).split()).removesuffix("$").removesuffix(".").rstrip()

@@ -1,8 +1,8 @@
-"""A process of `GradingPool`: one JSON line in, one out.
+"""A process of `GradingPool`, which reads one JSON line for each request and writes one for each reply.
 
-It is a separate process because grading may never end: math-verify's own time-outs need the main thread of a process,
-and a signal handler cannot interrupt compiled code. So they are disabled, and the process is killed instead, by its
-parent or, once that has exited, by an alarm without a handler.
+It is a separate process because grading may never end: math-verify's own timeouts need the main thread of a process,
+and a signal handler cannot interrupt compiled code. So these timeouts are disabled, and the process is killed instead,
+by its parent or, if the parent has exited, by an alarm without a handler.
 """
 
 import json
@@ -18,11 +18,11 @@ from agents.grading.programs import passes
 
 
 def main(timeout_s: float, memory_mb: int) -> None:
-    """Answer requests, one a line, until input ends.
+    """Answer requests, one per line, until the input ends.
 
     {"gold", "answer"}, {"program", "tests"}, {"patterns", "text"} and {"schema", "value"} are answered with
-    {"correct"}, {"check"} with {"why"}, or all of them with {"error"}. {"math"} comes once before the first with
-    `gold`, and is answered with {"ready"}.
+    {"correct"}, and {"check"} with {"why"}; any of them may be answered with {"error"}. {"math"} must come once before
+    the first request with `gold`, and is answered with {"ready"}.
     """
     # The protocol uses its own descriptor, so that a parser that prints cannot break it.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -46,7 +46,7 @@ def main(timeout_s: float, memory_mb: int) -> None:
             else:
                 grade = next(grader for name, grader in graders.items() if name in request)
                 reply = {"correct": grade(**request)}
-        except (Exception, RecursionError, MemoryError) as error:  # its exceptions are undocumented
+        except (Exception, RecursionError, MemoryError) as error:  # math-verify's exceptions are undocumented
             reply = {"error": type(error).__name__}
         signal.setitimer(signal.ITIMER_REAL, 0)
         _say(out, reply)
@@ -56,14 +56,14 @@ def _mathematics() -> Callable[..., bool]:
     """Return math-verify's comparison. Importing it takes seconds and a hundred megabytes."""
     import logging
 
-    logging.disable(logging.CRITICAL)  # avoids a warning on each call that time-outs are disabled
+    logging.disable(logging.CRITICAL)  # avoids a warning on each call that timeouts are disabled
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     config = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 
     def equal(gold: list[str], answer: str) -> bool:
         given = parse(f"\\boxed{{{answer}}}", config, parsing_timeout=None)
-        # Gold first: the comparison is not symmetric.
+        # The gold answer comes first, because the comparison is not symmetric.
         return any(
             verify(parse(f"${each}$", config, parsing_timeout=None), given, timeout_seconds=None)
             for each in gold

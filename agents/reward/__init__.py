@@ -1,4 +1,4 @@
-"""Answer, Feedback and Due to Reward: what a search cost, whether it was right, and the join of all three.
+"""Answer, Feedback and Due to Reward: the cost of a search, the grade of its answer, and the join of all records.
 
-The scalar reward (Eq. 4) itself is `schemas.objective.ObjectiveInForce.reward`: it needs nothing but its record.
+The scalar reward (Eq. 4) itself is `schemas.objective.ObjectiveInForce.reward`, which needs only its record.
 """

@@ -1,15 +1,15 @@
-"""What the policy gains over the control group, with intervals that hold however often one looks.
+"""The policy's gain over the control group, with intervals that hold however often they are checked.
 
-People watch a running experiment and stop when they like what they see; an ordinary 95 % interval then fails far more
+People watch a running experiment and stop when they like the result. An ordinary 95 % interval then fails far more
 often than once in twenty. A confidence *sequence* covers the truth at all times at once, with the stated probability:
 
     accuracy   Robbins' normal mixture for outcomes between 0 and 1, which holds at any sample size
     cost       the same with an estimated standard deviation, which holds asymptotically, because costs have no bound
                (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, 2021)
 
-Each group gets half of the error probability; the interval of their difference or ratio follows. A failed query counts
-as a wrong answer with the cost it caused. A query whose correctness is unknown, for instance because its reward was
-closed early, counts only in the cost and in the feedback rate.
+Each group gets half of the error probability, and the interval of their difference or ratio follows from the two. A
+failed query counts as a wrong answer at the cost it caused. A query whose correctness is unknown, for instance because
+its reward was closed early, counts only towards the cost and the feedback rate.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from schemas.answer import FAILURES, UNCOUNTED, Status
 Cohort = Literal["policy", "control"]
 
 BOUNDED: Final = 0.5
-"""Standard deviation that no outcome between 0 and 1 exceeds."""
+"""Maximum standard deviation of outcomes between 0 and 1."""
 
 SHARPEST: Final = 250.0
-"""Number of observations at which the sequence is tightest: what a control group collects in its first days."""
+"""Number of observations at which the sequence is tightest, which a control group collects in its first days."""
 
 FEWEST: Final = 20
 """Minimum number of observations for estimating a standard deviation."""
@@ -68,9 +68,9 @@ class CohortOutcomes:
 
     Attributes:
         queries: Number of answered, failed and expired queries together.
-        failed: How many of them have no answer.
-        told: How many of them have a known correctness.
-        accuracy, cost: Over the queries for which each is known.
+        failed: Number of these queries without an answer.
+        told: Number of these queries with known correctness.
+        accuracy, cost: Statistics over the queries for which each is known.
     """
 
     queries: int = 0
@@ -81,12 +81,12 @@ class CohortOutcomes:
 
     @property
     def feedback_rate(self) -> float:
-        """Return the share of queries whose correctness is known; if it differs, the comparison is biased."""
+        """Return the share of queries with known correctness. If the cohorts differ, their comparison is biased."""
         return self.told / self.queries if self.queries else 0.0
 
 
 class Uplift:
-    """Compares the policy with the control group, outcome by outcome.
+    """Comparison of the policy with the control group, updated outcome by outcome.
 
     Args:
         error: Probability that an interval ever misses the truth.
@@ -99,13 +99,13 @@ class Uplift:
         self.groups: dict[Cohort, CohortOutcomes] = {"policy": CohortOutcomes(), "control": CohortOutcomes()}
 
     def add(self, cohort: Cohort, status: Status, *, correct: float | None, cost: float | None) -> None:
-        """Add the outcome of one query; a rejected or cancelled one is left out.
+        """Add the outcome of one query. Rejected and cancelled queries are left out.
 
         Args:
             cohort: `Decision.cohort`.
             status: How the query ended.
-            correct: From 0 to 1; None if not known. A failure counts as 0, whatever is given.
-            cost: In eFLOPs; None if nothing was run.
+            correct: Correctness from 0 to 1; None if unknown. A failure counts as 0, whatever this value is.
+            cost: Cost of the query; None if nothing was run.
         """
         if status in UNCOUNTED:
             return
@@ -121,7 +121,7 @@ class Uplift:
             group.cost.add(cost)
 
     def accuracy_difference(self) -> Interval | None:
-        """Return the policy's accuracy minus the control group's; None while either has no outcome."""
+        """Return the policy's accuracy minus the control group's; None until both have outcomes."""
         mine, other = (self.groups[name].accuracy for name in ("policy", "control"))
         if not mine.count or not other.count:
             return None
@@ -130,7 +130,7 @@ class Uplift:
         return Interval(mean, max(-1.0, mean - reach), min(1.0, mean + reach))
 
     def cost_ratio(self) -> Interval | None:
-        """Return the policy's mean cost divided by the control group's; None while either has too few outcomes."""
+        """Return the policy's mean cost divided by the control group's; None until both have enough outcomes."""
         mine, other = (self.groups[name].cost for name in ("policy", "control"))
         if min(mine.count, other.count) < FEWEST or not other.mean > 0:
             return None
@@ -138,10 +138,10 @@ class Uplift:
         return Interval(mine.mean / other.mean, low / most, high / least if least > 0 else math.inf)
 
     def report(self, control: str = "the control group") -> dict[str, Any]:
-        """Return the comparison as a sentence and as numbers, ready for JSON; an infinite bound becomes None.
+        """Return the comparison as a sentence and as numbers, ready for JSON. An infinite bound is given as None.
 
         Args:
-            control: What the policy is compared with, in words.
+            control: Description of the baseline with which the policy is compared.
         """
         groups = self.groups
         return {
@@ -157,7 +157,7 @@ class Uplift:
         """Return the comparison in one sentence.
 
         Args:
-            control: What the policy is compared with, in words.
+            control: Description of the baseline with which the policy is compared.
         """
         accuracy, cost = self.accuracy_difference(), self.cost_ratio()
         if accuracy is None or cost is None:
@@ -182,7 +182,7 @@ def _finite(found: Interval | None) -> dict[str, float | None] | None:
 
 
 def radius(count: int, deviation: float, error: float) -> float:
-    """Return half the width of a confidence sequence for a mean after so many observations.
+    """Return half the width of a confidence sequence for a mean after `count` observations.
 
     The boundary is √((n + ρ)·ln((n + ρ)/(ρ·error²))) standard deviations of the sum (Robbins 1970; Howard et al. 2021).
 

@@ -1,11 +1,12 @@
-"""Feedback in the reward join: parked until its Answer is there, counted, too late, or a dead letter.
+"""Feedback in the reward join: parked until its Answer arrives, applied, too late, or sent to the dead-letter topic.
 
-Feedback counts if at most the query's feedback wait lies between it and the Answer, whichever was appended first, and
-if the Decision, which contains that wait, was appended within the deployment's own wait. Otherwise it is late, or a
-dead letter if Answer or Decision came too long after it. This depends on append times only, never on the order in
-which topics are read or on when the timer runs. Three corner cases remain, because no row keeps enough to decide
-them: Feedback read after its query was closed always counts as late; Feedback that does not fit its row is a dead
-letter; and a second Feedback, read while the first is parked, is a duplicate even if the first becomes a dead letter.
+Feedback is applied if the time between Feedback and Answer, whichever was appended first, is at most the query's
+feedback wait, and if the Decision, which contains that wait, was appended within the deployment's own wait. Otherwise
+the Feedback is late, or becomes a dead letter if the Answer or Decision came too long after it. This depends on append
+times only, never on the order in which topics are read or on when the timer runs. There are three exceptions, because
+no row keeps enough information to decide them: Feedback read after its query was closed always counts as late; Feedback
+that does not fit into its row becomes a dead letter; and a second Feedback that is read while the first is parked is a
+duplicate even if the first becomes a dead letter.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ def apply_parked(row: JoinRow, transition: Transition) -> Transition:
 
     Args:
         row: The query's row.
-        transition: The transition without the Feedback, which stays parked while there is no Answer.
+        transition: The transition without the Feedback, which stays parked until there is an Answer.
     """
     parked, decision = row.parked, row.decision
     if (
@@ -52,7 +53,7 @@ def apply_parked(row: JoinRow, transition: Transition) -> Transition:
     late = parked.at_ms is not None and parked.at_ms > row.feedback_deadline_ms
     if transition.row is None or late:
         return dataclasses.replace(transition, counts=(*transition.counts, "late_feedback"))
-    # The next Reward is learned from only if the feedback allows it.
+    # The learner may use the next Reward only if the feedback allows it.
     decision = replace(decision, learn=decision.learn and parked.feedback.learn)
     judged, feedback = replace(transition.row, decision=decision), parked.feedback
     closed = close(judged, "correction", feedback.grade, feedback.graded_by, transition.counts)
@@ -60,7 +61,7 @@ def apply_parked(row: JoinRow, transition: Transition) -> Transition:
 
 
 def send_to_dead_letters(transition: Transition, parked: Parked) -> Transition:
-    """Return a transition with a Feedback as a dead letter."""
+    """Return a transition that sends a Feedback to the dead-letter topic."""
     row = transition.row and replace(transition.row, parked=None, orphaned=parked.origin)
     orphan = Orphan(parked.feedback, parked.origin)
     counts: tuple[Count, ...] = (*transition.counts, "orphan_feedback")

@@ -1,4 +1,4 @@
-"""The reward join: one row per query, a fold over Decision, Answer, Feedback and Due in any order, and its Rewards."""
+"""The reward join: a fold over Decision, Answer, Feedback and Due in any order, with one row per query, to Rewards."""
 
 import dataclasses
 
@@ -35,19 +35,21 @@ from schemas.spent import Spent
 # The kinds of Reward:
 #
 #     provisional   score and cost are known, correctness is awaited
-#     correction    feedback gave the correctness in time: always follows a provisional, even if both come at once
+#     correction    feedback gave the correctness in time; always follows a provisional reward, even if both are sent at
+#                   once
 #     final         correctness is known at once, from the reference or because the model gave no text
 #     default       correctness did not arrive in time, nothing could be run, or the client's own bounds cut the answer;
 #                   the row closes with the terms it has. With too many open rewards, the wait ends early
 #
-# The first Answer ends the query, whichever attempt it belongs to. An Answer read before the Decision of its attempt
-# waits for it. A Decision of a further attempt replaces the one before.
+# The first Answer ends the query, whichever attempt it belongs to. An Answer that is read before the Decision of its
+# attempt waits for that Decision. A Decision of a further attempt replaces the previous one.
 #
-# Each kind is made at most once, and exactly one of the last three closes the query and deletes its row. A record seen
-# before changes nothing. The caller withholds records of closed queries from the fold, and sends what it returns
-# *before* it stores the row: after a crash in between, the same record makes the same rewards, with the same identity.
+# Each kind is made at most once, and exactly one of the last three closes the query and deletes its row. A record that
+# was seen before changes nothing. The caller withholds records of closed queries from the fold, and sends the returned
+# records *before* it stores the row: after a crash in between, the same record makes the same rewards, with the same
+# ids.
 #
-# A row always fits into a record: fields that would make it too large are dropped, and the transition says so
+# A row always fits into a record: fields that would make it too large are dropped, and the transition reports this
 # (`oversized`). All times are append times of the broker. The next deadline is read from the row (`dues`); the clock
 # only sends Due records back into the fold.
 
@@ -55,9 +57,9 @@ from schemas.spent import Spent
 def to_value(
     row: JoinRow | None, record: Decision | Answer | Feedback | Due
 ) -> tuple[Reference | None, Answer] | None:
-    """Return (reference, answer) if with this record an Answer can and must be valued.
+    """Return (reference, answer) if this record makes it possible and necessary to compute an Answer's cost and grade.
 
-    Computing cost and grade is too slow for the fold: compute both, then call `on` with the result.
+    Because that is too slow for the fold, the caller computes both first and then calls `on` with the result.
     """
     if isinstance(record, Answer) and row is not None and row.decision is not None and row.scored is None:
         met = row.answer is None and record.attempt <= row.decision.attempt
@@ -69,7 +71,7 @@ def to_value(
 
 
 def _settles(row: JoinRow, record: Decision) -> bool:
-    """Return whether an Answer that was read early waits for this Decision: that of its attempt, or a later one."""
+    """Return whether an Answer that was read early waits for this Decision, that of its attempt or a later one."""
     known = 0 if row.decision is None else row.decision.attempt
     return row.answer is not None and row.answer.attempt <= record.attempt and known < record.attempt
 
@@ -85,15 +87,15 @@ def on(
     """Fold one record into its query's row.
 
     Args:
-        row: As stored; None for an unknown query.
+        row: The stored row; None for an unknown query.
         arrival: The record.
-        timeouts: Of this deployment.
-        value: Cost and grade, exactly when `to_value` asked for them.
-        generator: With a Decision, the architecture of its model if it is in the catalogue.
-        grader: With a Decision, the grader of its Answer; None for the default.
+        timeouts: The deployment's timeouts.
+        value: Cost and grade, if and only if `to_value` returned an Answer.
+        generator: For a Decision, the architecture of its model if that is in the catalogue.
+        grader: For a Decision, the grader of its Answer; None for the default.
 
     Raises:
-        ValueError: a value is missing.
+        ValueError: `value` is missing.
     """
     transition = _fold(row, arrival, timeouts, value, generator, grader)
     if transition.row is not None and transition.row != row and arrival.origin is not None:
@@ -134,7 +136,7 @@ def _fitted(transition: Transition, timeouts: Timeouts) -> Transition:
     """Return a transition whose row is small enough to be written.
 
     A parked Feedback, an early Answer and the reference are dropped, in this order, until the rest fits. The Feedback
-    becomes a dead letter; without the others the query closes with an unknown term, and the reward says why.
+    becomes a dead letter. Without the others the query closes with an unknown term, and the reward gives the reason.
     """
     most_bytes = timeouts.row_bytes
     if transition.row is None or len(encode_row(transition.row)) <= most_bytes:
@@ -143,7 +145,7 @@ def _fitted(transition: Transition, timeouts: Timeouts) -> Transition:
     if row.parked is not None:
         out = (*out, Orphan(row.parked.feedback, row.parked.origin, "oversized"))
         forget_ms = row.forget_ms
-        if row.decision is None and forget_ms is None:  # nothing else ends the row of an unknown query
+        if row.decision is None and forget_ms is None:  # nothing else removes the row of an unknown query
             forget_ms = row.parked.until_ms + timeouts.keep_ms
         row = replace(row, parked=None, orphaned=row.parked.origin, forget_ms=forget_ms)
     if row.answer is not None and len(encode_row(row)) > most_bytes:
@@ -205,7 +207,7 @@ def _on_decision(
 def _on_answer(
     row: JoinRow, answer: Answer, at_ms: int, timeouts: Timeouts, value: ScoredAnswer | None
 ) -> Transition:
-    # The first in offset order counts. A query has one partition of this topic, so it is also the first to arrive.
+    # The first in offset order counts. All Answers to a query are in one partition, so it is also the first to arrive.
     if row.answered_ms is not None:
         return Transition(row, counts=("duplicate_answer",))
     row = replace(row, answered_ms=at_ms)
@@ -220,15 +222,15 @@ def _settle(row: JoinRow, value: ScoredAnswer | None) -> Transition:
         raise ValueError(f"{row.query_id}: the Answer has no cost and grade yet; ask `to_value` first")
     assert row.decision is not None
     wait_ms = row.decision.feedback_ms
-    # Neither text is needed any more, nor are the inputs of the cost.
+    # The reference, the grader and the inputs of the cost are no longer needed.
     decision = row.decision.of(value.attempt) if value.attempt else row.decision
     decision = replace(decision, reference=None, grader=None, generator=None, spent=Spent())
     row = replace(row, decision=decision, answer=None, scored=value, parked=None)
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
     if value.status == "cancelled" or value.bounded:
-        # Cancelled: a cost, but neither score nor correctness, so the decider abandons the row. Learning from it would
-        # make the searches that people give up on look cheap. Bounded: feedback on an answer that the client's own
-        # bounds cut says nothing about the configuration, so none is awaited.
+        # A cancelled search has a cost, but neither score nor correctness, so the decider abandons the row. Learning
+        # from it would make the searches that people give up on look cheap. If the client's own bounds cut the answer,
+        # feedback on it would not reflect the configuration, so none is awaited.
         return close(row, "default", None, "", counts)
     if value.fault == "model":
         return close(row, "final", 0.0, "", counts)
@@ -257,7 +259,7 @@ def _on_due(row: JoinRow | None, due: Due, at_ms: int, timeouts: Timeouts) -> Tr
     if due.kind == "forget":
         return Transition(None)
     assert row.parked is not None
-    # For an unknown query only this is kept, so that a redelivered Feedback is handled as before.
+    # For an unknown query only the Feedback's position is kept, so that a redelivered Feedback is handled as before.
     forget_ms = row.forget_ms if row.decision or row.answer else at_ms + timeouts.keep_ms
     return send_to_dead_letters(Transition(replace(row, forget_ms=forget_ms)), row.parked)
 

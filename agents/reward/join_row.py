@@ -1,4 +1,4 @@
-"""What is known of a query while its reward is open: its row in the join's table, and the deadlines of that row."""
+"""The join's row of a query, which exists while the query's reward is open, and the deadlines of that row."""
 
 import operator
 from typing import Literal, NamedTuple
@@ -36,9 +36,9 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `generator` is the model's architecture when the Decision arrived, so that the search's cost can be computed even if
     the model has since been removed from the catalogue, its record compacted and this process restarted. `cohort` is
-    empty if the query was not assigned to one.
+    empty if the query was not assigned to a cohort at random.
 
-    A further attempt at the query replaces this; `earlier` lists the attempts before it.
+    The Decision of a further attempt replaces these fields; `earlier` lists the previous attempts.
     """
 
     seq: int
@@ -46,12 +46,12 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     objective: ObjectiveInForce
     appended_ms: int  # of the Query
     decided_ms: int = 0  # append time of the Decision; 0 in rows written before this field existed
-    timeout_ms: int  # from there to expiry
+    timeout_ms: int  # from `appended_ms` to expiry
     feedback_ms: int  # from the Answer to the default reward
     reference: Reference | None = None
-    grader: Grader | None = None  # in force when the Decision arrived; None: the default
+    grader: Grader | None = None  # in force when the Decision arrived; None for the default
     tenant: str = ""
-    key: str = ""  # digest of its API key; dropped after the first reward, which carries the charge
+    key: str = ""  # digest of the API key; dropped after the first reward, which contains the charge
     generator: Architecture | None = None
     learn: bool = True
     cohort: Cohort | Literal[""] = ""
@@ -61,7 +61,7 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     earlier: tuple[EarlierAttempt, ...] = ()
 
     def of(self, attempt: int) -> "DecisionInfo":
-        """Return this with the sequence number and the action of one of the attempts so far."""
+        """Return a copy with the sequence number and the action of one of the attempts so far."""
         for each in self.earlier:
             if each.attempt == attempt:
                 before = self.earlier[: attempt - 1]
@@ -72,7 +72,7 @@ class DecisionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The reward terms of an Answer: its cost, its path score, its grade."""
+    """The reward terms of an Answer: its cost, its path score and its grade."""
 
     status: Status
     score: Unit | None = None
@@ -85,17 +85,17 @@ class ScoredAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rule: str = ""  # the grader's rule that decided
     fault: Fault = ""
     bounded: bool = False  # cut by the client's own bounds
-    unscored: bool = False  # it has a text, but no verifier score
+    unscored: bool = False  # has a text, but no verifier score
     missing: str = ""  # why a term could not be computed
-    attempt: int = 0  # the attempt it ends; 0 if the Answer names none
+    attempt: int = 0  # the attempt that it ends; 0 if the Answer has no Decision
 
 
 class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A Feedback that was read before its Answer, or before its Decision.
+    """A Feedback that was read before its Answer or its Decision.
 
-    `at_ms` is its append time, and `until_ms` is the deployment's feedback wait after it: the Decision, which contains
-    the query's own wait, must arrive by then. Rows written before `at_ms` existed have none: their Feedback waits until
-    `until_ms`, whatever the query's own wait is, and is never late.
+    `at_ms` is its append time. `until_ms` is later by the deployment's feedback wait: the Decision, which contains the
+    query's own wait, must arrive by then. Rows written before `at_ms` existed do not have it. Their Feedback waits
+    until `until_ms`, whatever the query's own wait is, and is never late.
     """
 
     feedback: Feedback
@@ -105,7 +105,7 @@ class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Offsets = tuple[int, int, int, int]
-"""The highest offsets applied to a row, of Decision, Answer, Feedback and Due; -1 for none."""
+"""The highest offset of a Decision, an Answer, a Feedback and a Due applied to a row; -1 for none."""
 
 TOPICS = (Decision, Answer, Feedback, Due)
 
@@ -116,15 +116,15 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
     Attributes:
         query_id: The query's id.
         decision: The kept fields of its Decision; stored as `opened`.
-        answer: An Answer that arrived before the Decision, whole.
+        answer: The whole Answer, if it arrived before the Decision.
         answered_ms: Append time of the Answer that counts.
         scored: The reward terms of that Answer; stored as `valued`.
         parked: A Feedback that was read before the Answer or the Decision.
-        orphaned: Position of a Feedback that became a dead letter: it stays one.
+        orphaned: Position of a Feedback that became a dead letter and must stay one.
         provisional: Whether a provisional reward awaits its correction.
         expiry_sent: Whether the `expired` Answer was written.
         forget_ms: When a row without a Decision may be deleted.
-        seen: The highest offsets applied to it.
+        seen: The highest offsets applied to the row.
     """
 
     query_id: str
@@ -141,21 +141,21 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
     @property
     def feedback_deadline_ms(self) -> int:
-        """Return the time after which Feedback is too late: `feedback_wait_s` after the Answer."""
+        """Return the time after which Feedback is too late, `feedback_wait_s` after the Answer."""
         assert self.decision is not None
         assert self.answered_ms is not None
         return self.answered_ms + self.decision.feedback_ms
 
     @property
     def rejected(self) -> bool:
-        """Return whether the row says only that its query was rejected undecided, so that a digest can replace it."""
+        """Return whether the row contains only a rejection before any Decision, so that a digest can replace it."""
         answer = self.answer
         alone = self.decision is None and self.parked is None
         return alone and answer is not None and answer.status == "rejected" and answer.seq is None
 
     @property
     def parked_deadline_ms(self) -> int:
-        """Return the deadline for the Answer of a parked Feedback, or for its Decision if there is none yet."""
+        """Return the deadline for the Answer to a parked Feedback, or for the Decision if there is none yet."""
         assert self.parked is not None
         if self.decision is None or self.parked.at_ms is None:
             return self.parked.until_ms
@@ -163,13 +163,13 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
 
 
 def rejected_row(query_id: str, answered_ms: int) -> JoinRow:
-    """Return the row of a rejected query of which only the append time of the rejecting Answer was kept, in ms."""
+    """Return the row of a rejected query of which only the append time of its Answer was kept, in ms."""
     answer = Answer(query_id=query_id, status="rejected", by="", error="rejected before it was decided")
     return JoinRow(query_id=query_id, answer=answer, answered_ms=answered_ms)
 
 
 def dues(row: JoinRow) -> tuple[Deadline, ...]:
-    """Return the pending deadlines of a row. Once one has passed, the timer sends it back as a Due."""
+    """Return the pending deadlines of a row. After a deadline has passed, the timer sends it back as a Due."""
     found: list[Deadline] = []
     if row.decision is not None and row.answered_ms is None and not row.expiry_sent:
         found.append(Deadline("timeout", row.decision.appended_ms + row.decision.timeout_ms))
@@ -183,7 +183,7 @@ def dues(row: JoinRow) -> tuple[Deadline, ...]:
 
 
 def encode_row(row: JoinRow) -> bytes:
-    """Return a row as stored: JSON with its schema version."""
+    """Return a row in the form in which it is stored, JSON with its schema version."""
     return msgspec.json.encode(row)
 
 
@@ -191,7 +191,7 @@ def decode_row(value: bytes) -> JoinRow:
     """Return a stored row.
 
     Raises:
-        UnreadableRecord: it is not a row of this release: rebuild the changelog from its topics.
+        UnreadableRecord: The value is not a row of this release. Rebuild the changelog from its topics.
     """
     try:
         row = msgspec.json.decode(value, type=JoinRow)
@@ -204,7 +204,7 @@ def decode_row(value: bytes) -> JoinRow:
 
 
 def _possible(row: JoinRow) -> bool:
-    """Return whether a row can be the result of a fold; the next record and the timer rely on that."""
+    """Return whether a row can be the result of a fold, on which the next record and the timer rely."""
     price = None if row.scored is None else row.scored.price
     if not is_id(row.query_id) or (price is not None and not price.cost > 0.0):
         return False
@@ -222,10 +222,10 @@ class _Seen(Struct):
 
 
 def newer(value: bytes, than: bytes) -> bool:
-    """Return whether a stored row includes everything that an earlier row of its query does.
+    """Return whether a stored row includes all records that an earlier row of its query includes.
 
-    If not, it was written by a worker that had lost its partition without noticing, when its successor was already
-    further ahead. A value that is not a row never replaces one.
+    If not, it was written by a worker that had lost its partition without noticing, after its successor had already
+    applied more records. A value that is not a row never replaces a row.
     """
     row, before = _offsets(value), _offsets(than)
     return before is None or (row is not None and all(map(operator.ge, row, before)))

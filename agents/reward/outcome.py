@@ -1,6 +1,7 @@
-"""Cost and grade of an Answer, the aggregator's logic outside the join.
+"""Cost and grade of an Answer: the aggregator's logic outside the join.
 
-Both are computed once, when Decision and Answer have arrived (`join.to_value`), and enter the fold as a `ScoredAnswer`.
+Both are computed once, after Decision and Answer have arrived (`join.to_value`), and enter the fold as a
+`ScoredAnswer`.
 """
 
 from agents.catalogue.cost_model import CostModel, cost_of, cost_of_cut
@@ -13,13 +14,14 @@ from schemas.grader import Grader
 from schemas.reward import Cost
 
 MAX_MISSING = 500
-"""Maximum characters of the reason for a missing term: an error may quote the reference."""
+"""Maximum number of characters of the reason for a missing term, because an error may quote the reference."""
 
 
 def gradable(reference: object, answer: Answer, grader: Grader | None = None) -> bool:
-    """Return whether an Answer must be graded: not if it was cancelled, or cut by the client's own bounds.
+    """Return whether an Answer must be graded.
 
-    An Answer without a text through its model's fault is not graded either: it is wrong whatever the reference is.
+    It must not if it was cancelled, was cut by the client's own bounds, or has no text through its model's fault. The
+    latter is wrong whatever the reference is.
     """
     graded = answer.status != "cancelled" and not answer.bounded and answer.fault != "model"
     return graded and (reference is not None or (grader is not None and not grader.needs_reference))
@@ -36,20 +38,20 @@ def value(
 ) -> ScoredAnswer:
     """Return the reward terms of an Answer. Blocks while grading.
 
-    A term that cannot be computed is None, and `missing` says why: the query is closed all the same. An Answer without
-    a text is wrong. A cancelled search has a cost only, and an answer that the client's own bounds cut is not graded:
-    it is neither right nor wrong.
+    A term that cannot be computed is None, and `missing` gives the reason; the query is closed all the same. An Answer
+    without a text is wrong. A cancelled search has only a cost. An answer that the client's own bounds cut is not
+    graded, because it is neither right nor wrong.
 
     Args:
         reference: The Query's reference to grade against; None if it has none.
         answer: The Answer.
         cost_model: Architectures of models and verifiers.
-        ask: Asks a grading process if no exact rule decides.
-        grader: Compares answer and reference; None for the default.
-        generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
+        ask: Function that asks a grading process if no exact rule decides.
+        grader: The grader that compares answer and reference; None for the default.
+        generator: Architecture of the model, as kept from the Decision; None for the catalogue's.
 
     Raises:
-        Undecided: `ask` refused to block.
+        Undecided: No exact rule decides, and `ask` does not wait for a grading process.
     """
     missing: list[str] = []
     price: Cost | None = None
@@ -67,7 +69,7 @@ def value(
         raise
     except Exception as error:  # the row must be closed whatever error a reference causes in a grader
         missing.append(f"correct: {type(error).__name__}: {error}")
-    # An outage says nothing about the action, nor does a cancelled search: without a score the learner abandons both.
+    # Outages and cancelled searches do not reflect the action. Without a score, the learner abandons both.
     scored = answer.text is not None and not answer.fault and answer.status != "cancelled"
     return ScoredAnswer(
         status=answer.status,

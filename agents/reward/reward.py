@@ -1,6 +1,6 @@
 """The reward of a query: Equation 4 over its terms, as the Reward record of each stage.
 
-The raw terms always go with the scalar, so that any other objective can be applied to them later.
+A Reward always contains the raw terms as well as the scalar, so that any other objective can be applied later.
 """
 
 import math
@@ -15,7 +15,7 @@ def reward_of(
 ) -> Reward:
     """Return the Reward record of one stage of a query that has its Decision and Answer.
 
-    Its scalar is None where a term is missing.
+    Its scalar is None if a term is missing.
     """
     decision, scored, answered_ms = row.decision, row.scored, row.answered_ms
     assert decision is not None
@@ -71,7 +71,7 @@ def _scalar(
 
 
 def substitute(row: JoinRow) -> GradedBy:
-    """Return what stands in for an unknown correctness: the verifier's score, if it scores every model."""
+    """Return the source of the substitute for an unknown correctness: `score` if the verifier scores every model."""
     assert row.decision is not None
     assert row.scored is not None
     return "" if row.scored.score is None or row.decision.verified != "all" else "score"

@@ -1,4 +1,4 @@
-"""The result of one record in the reward join: a new row, records to send, events to count; and how a query closes."""
+"""The result of one record in the reward join: a new row, records to send and events to count."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -26,21 +26,21 @@ Count = Literal[
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a deployment waits, in ms, where the query does not say."""
+    """How long a deployment waits, in ms, if the query does not specify it."""
 
     timeout_ms: int = 600_000
     feedback_ms: int = 0
-    # Where a verifier scores some models and not others.
+    # The feedback wait if a verifier scores some models but not others.
     mixed_feedback_ms: int = 0
     # Rows without a Decision are kept for as long as the topics retain records, so that a redelivery is recognised.
     keep_ms: int = 7 * 24 * 3_600_000
-    # Maximum bytes of a row, without its key and the overhead of a batch.
+    # Maximum size of a row in bytes, without its key and the overhead of a batch.
     row_bytes: int = MAX_VALUE
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A record with its append time on the broker and its position there."""
+    """A record with its append time and position on the broker."""
 
     record: Decision | Answer | Feedback | Due
     at_ms: int
@@ -49,7 +49,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Orphan:
-    """A Feedback that becomes a dead letter: no Answer arrived in time, or it does not fit into its row."""
+    """A Feedback that becomes a dead letter, because no Answer arrived in time or it does not fit into its row."""
 
     feedback: Feedback
     origin: Origin | None
@@ -58,9 +58,9 @@ class Orphan:
 
 @dataclass(frozen=True)
 class Transition:
-    """The result of one record: the row to store (None: delete it), the records to send first, the events to count.
+    """The result of one record: the row to store (None to delete it), the records to send first, the events to count.
 
-    `cohort` is the query's if the transition closes it.
+    `cohort` is that of the query if the transition closes the query, and empty otherwise.
     """
 
     row: JoinRow | None
@@ -78,7 +78,7 @@ def close(
     *,
     closed_early: bool = False,
 ) -> Transition:
-    """Close a query: its row is deleted, and the caller of the fold remembers its id."""
+    """Close a query. Its row is deleted, and the caller of the fold remembers its id."""
     assert row.decision is not None
     return Transition(
         None, (reward_of(row, kind, correct, graded_by, closed_early),), counts, row.decision.cohort

@@ -1,7 +1,7 @@
-"""Early exit (UniScale §3.3): a path stops when the best mean it can still reach lies below the score to beat.
+"""Early exit (UniScale §3.3): a path stops when the best mean that it can still reach is below the score to beat.
 
-The score to beat is V_max or, if a query wants n answers, the score of the n-th best completed path. Once a path has
-completed, the depth limit falls to a multiple of its depth, too.
+The score to beat is V_max or, if a query wants n answers, the score of the n-th best completed path. In addition, once
+a path has completed, the depth limit falls to a multiple of that path's depth.
 """
 
 import math
@@ -10,11 +10,11 @@ from fractions import Fraction
 
 from schemas.forest import Limits
 
-BEST_STEP = 1.0  # v_sup, the highest score a step can have
+BEST_STEP = 1.0  # v_sup, the highest possible score of a step
 
 
 def h_max(limits: Limits, best_depth: int | None) -> int:
-    """Return the depth limit of paths: the first limit, lowered to ⌈η·D_best⌉ once a path has completed.
+    """Return the depth limit of paths: the initial limit, lowered to ⌈η·D_best⌉ once a path has completed.
 
     >>> (
     ...     h_max(Limits(depth_limit=40, step_tokens=100), 5),
@@ -24,12 +24,12 @@ def h_max(limits: Limits, best_depth: int | None) -> int:
     """
     if not limits.early_exit or best_depth is None:
         return limits.depth_limit
-    # 1.1 · 10 is 11.000000000000002 in floating point, and its ceiling 12.
+    # 1.1 · 10 is 11.000000000000002 in floating point, whose ceiling is 12.
     return min(limits.depth_limit, math.ceil(Fraction(str(limits.eta)) * best_depth))
 
 
 def potential(depth: int, path_score: float, limit: int) -> float:
-    """Return the best mean a path can still reach: (j·V + (H_max − j)·v_sup) / H_max (§3.3).
+    """Return the best mean that a path can still reach: (j·V + (H_max − j)·v_sup) / H_max (§3.3).
 
     >>> potential(2, 0.5, 4)
     0.75
@@ -38,13 +38,13 @@ def potential(depth: int, path_score: float, limit: int) -> float:
 
 
 def exits(depth: int, path_score: float, limit: int, bar: float | None) -> float | None:
-    """Return what a path that exits early could still have reached; None if the path continues.
+    """Return the best mean that a path that exits early could still have reached; None if the path continues.
 
     Args:
-        depth: j, the steps of the path.
+        depth: j, the number of steps of the path.
         path_score: V(p), the mean score of its steps.
         limit: H_max.
-        bar: The score to beat; None while there is none.
+        bar: The score to beat; None if there is none yet.
 
     >>> exits(2, 0.5, 4, 0.8), exits(2, 0.5, 4, 0.7)
     (0.75, None)
@@ -54,5 +54,5 @@ def exits(depth: int, path_score: float, limit: int, bar: float | None) -> float
 
 
 def last_answer(scores: Sequence[float], answers: int) -> float | None:
-    """Return the lowest score among the best `answers` paths; None while there are fewer."""
+    """Return the lowest score among the best `answers` paths; None if there are fewer paths."""
     return sorted(scores, reverse=True)[answers - 1] if len(scores) >= answers else None

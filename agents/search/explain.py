@@ -1,7 +1,7 @@
-"""Explains a search: each draft with its score, its path's score and its fate in words (§3.3).
+"""Explanation of a search: each draft with its score, its path's score and its fate in words (§3.3).
 
-For a path that was pruned early, the words give the proof: the best mean it could still have reached by H_max, and the
-score it would have had to beat.
+For a path that was pruned early, the words give the proof: the best mean that it could still have reached by H_max, and
+the score that it would have had to beat.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class StepControl:
 
     Attributes:
         step: The step.
-        v_max: The best completed path's score.
-        best_depth: Its depth.
+        v_max: Score of the best completed path.
+        best_depth: Depth of the best completed path.
         limit: H_max.
         bar: The score that a bound must reach: V_max, or the score of the last answer if several are wanted.
-        verified: Whether a verifier scores the search; if not, there is no early exit.
+        verified: Whether a verifier scores the search. If not, there is no early exit.
     """
 
     step: int
@@ -35,17 +35,17 @@ class StepControl:
 
 @dataclass(frozen=True)
 class DraftExplained:
-    """One draft.
+    """One draft, with its scores and its fate.
 
     Attributes:
-        index: Its index in the trace.
-        place: Path to it: subtree, then slot at each step, as in `0.3.1`.
-        tokens: Tokens generated.
-        score: v(s); None when it was never scored.
+        index: Index of the draft in the trace.
+        place: Path to the draft: subtree, then slot at each step, as in `0.3.1`.
+        tokens: Number of tokens generated.
+        score: v(s); None if it was never scored.
         path_score: V(p), the mean score over its path.
-        fate: Its fate.
-        why: Its fate in words.
-        chosen: Whether it belongs to the path in the Answer.
+        fate: Fate of the draft.
+        why: The fate in words.
+        chosen: Whether the draft belongs to the path in the Answer.
     """
 
     index: int
@@ -60,7 +60,7 @@ class DraftExplained:
 
 @dataclass(frozen=True)
 class StepExplained:
-    """One step: its drafts, best path first, and the state of search control after it."""
+    """One step: its drafts, best path first, and the state of search control after the step."""
 
     control: StepControl
     drafts: tuple[DraftExplained, ...]
@@ -70,7 +70,7 @@ def explain(answer: Answer) -> tuple[StepExplained, ...]:
     """Return the steps of an Answer's search; empty if nothing was run.
 
     Raises:
-        ValueError: the trace is not the trace of a search.
+        ValueError: The trace is not that of a search.
     """
     if answer.action is None or answer.limits is None or not answer.trace:
         return ()

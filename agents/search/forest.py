@@ -14,27 +14,27 @@ from schemas.errors import UniscaleError
 from schemas.forest import Draft, Finish, Forest, Limits, Stop, completes, first_stop
 from schemas.search import Scored
 
-# Path-aware search forest (UniScale §3.3): `ask` returns the drafts to make, `tell_drafts` and `tell_scores` add them
-# and their scores, and `judge` decides which paths are kept and pruned.
+# Path-aware search forest (UniScale §3.3): `ask` returns the drafts to make, `tell_drafts` and `tell_scores` add the
+# drafts and their scores, and `judge` decides which paths are kept and which are pruned.
 #
-# These are pure functions on `schemas.forest.Forest`; a forest can be stored after any call and resumed elsewhere.
-# Telling a step a second time, with whatever content, returns the forest unchanged. Ties between path scores go to the
+# These are pure functions on `schemas.forest.Forest`. A forest can be stored after any call and resumed elsewhere.
+# Adding a step a second time, with whatever content, returns the forest unchanged. Ties between path scores go to the
 # draft that was made first, so everything is deterministic.
 #
-# Departures from the paper: a path that is cut off unfinished does not count for V_max, D_best and the argmax. It
-# is returned, flagged, only if nothing finished (`cut_completes` gives the literal reading). H_max never exceeds
-# the first depth limit. A draft cut by its token limit is neither dropped nor finished: it is scored as a step, and
-# its path continues in the middle of it. A client may set bounds for each path: a draft that contains one of its stop
-# texts finishes its path, and a path that reaches its maximum number of tokens is cut.
+# Departures from the paper: a path that is cut off unfinished does not count towards V_max, D_best and the argmax. It
+# is returned, flagged, only if no path finished (`cut_completes` gives the literal reading). H_max never exceeds the
+# initial depth limit. A draft cut by its token limit is neither dropped nor finished: it is scored as a step, and its
+# path continues in the middle of the step. A client may set bounds for each path: a draft that contains one of the
+# client's stop texts finishes its path, and a path that reaches the client's maximum number of tokens is cut.
 
 
 class SearchError(UniscaleError):
-    """Drafts or scores do not match what was asked for: an engine or verifier made a mistake, not the query."""
+    """Drafts or scores do not match the request. The engine or the verifier is at fault, not the query."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a search ended. `index` is the chosen path's last draft; -1 when nothing was drafted."""
+    """How a search ended. `index` is the chosen path's last draft; -1 if nothing was drafted."""
 
     status: Literal["ok", "unfinished", "budget"]
     index: int
@@ -56,11 +56,11 @@ def tell_drafts(
     Args:
         forest: The search.
         step: The step of the drafts. Repeating a step changes nothing.
-        drafts: All drafts that were asked for, expansion by expansion.
-        prompt_tokens: L_in; needed with the first step.
+        drafts: All requested drafts, expansion by expansion.
+        prompt_tokens: L_in; required with the first step.
 
     Raises:
-        SearchError: the step was not asked for yet, or the number of drafts is wrong.
+        SearchError: The step has not been requested yet, or the number of drafts is wrong.
     """
     if step <= forest.step:
         return forest
@@ -100,11 +100,11 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
     Args:
         forest: The search.
         step: The step of the scores. Repeating a step changes nothing.
-        scores: One for each pending draft, in order.
-        forget: Whether to drop texts that no live or best path needs; recordings keep them.
+        scores: One score for each pending draft, in order.
+        forget: Whether to drop texts that no live or best path needs. Recordings keep them.
 
     Raises:
-        SearchError: the step has not been drafted, a score is missing or outside [0, 1], or the search has no verifier.
+        SearchError: The step has not been drafted, a score is missing or outside [0, 1], or the search has no verifier.
     """
     if step <= forest.scored:
         return forest
@@ -145,7 +145,7 @@ def stop(forest: Forest, why: Stop) -> Forest:
     """Return the forest with its live paths stopped by a budget. A search that is over does not change.
 
     Raises:
-        SearchError: a step awaits its scores; it has been paid for, so add them first.
+        SearchError: A step awaits its scores. It has been paid for, so add the scores first.
     """
     if forest.over:
         return forest
@@ -161,7 +161,7 @@ def outcome(forest: Forest) -> Outcome:
     """Return y*, the best completed path, or the best unfinished one flagged as such (§3.3, step 4).
 
     Raises:
-        SearchError: the search is not over.
+        SearchError: The search is not over.
     """
     if not forest.over:
         raise SearchError("the search is not over; keep asking and telling")
@@ -175,7 +175,7 @@ def outcome(forest: Forest) -> Outcome:
 
 
 def _ended(forest: Forest, parent: int, draft: Drafted) -> tuple[str, Finish]:
-    """Return the text of a new draft and how it ended, with the client's own bounds on its path."""
+    """Return the text of a new draft and how it ended, after applying the client's own bounds on its path."""
     limits = forest.limits
     before = forest.text(parent) if limits.stop else ""
     if (found := first_stop(before + draft.text, limits.stop)) is not None:
@@ -183,12 +183,12 @@ def _ended(forest: Forest, parent: int, draft: Drafted) -> tuple[str, Finish]:
     bounded = limits.max_tokens is not None and forest.tokens(parent) + draft.tokens >= limits.max_tokens
     if bounded and draft.finish not in ("eos", "stop"):
         return draft.text, "max_tokens"
-    # An empty draft that ended by length means that the context is full.
+    # An empty draft that ended at its token limit means that the context is full.
     return draft.text, "context" if draft.finish == "length" and not draft.tokens else draft.finish
 
 
 def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored]) -> dict[int, float]:
-    """Return V(p) of each pending path: the same sum as `Forest.path_score`, with each prefix looked up only once."""
+    """Return V(p) of each pending path, as `Forest.path_score` would, but with each prefix looked up only once."""
     prefixes: dict[int, list[float]] = {}
     values = {}
     for at, verified in zip(pending, scores, strict=True):
@@ -200,7 +200,7 @@ def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored
 
 
 def _completed(forest: Forest) -> dict[int, float]:
-    """Return V(p) of the completed paths that count: the best, or if several answers are wanted, all, best first."""
+    """Return V(p) of the completed paths that count: only the best, or all (best first) if several are wanted."""
     best = (forest.best,) if forest.best >= 0 else ()
     return {
         at: forest.path_score(at) for at in (best if forest.limits.answers == 1 else forest.completed_paths)
@@ -210,7 +210,7 @@ def _completed(forest: Forest) -> dict[int, float]:
 def _needed(
     forest: Forest, verdict: Judgement, values: dict[int, float], completed: dict[int, float]
 ) -> set[int]:
-    """Return the drafts whose texts are needed by a live path, or by the current best path."""
+    """Return the drafts whose texts are needed by a live path or by a path that may be an answer."""
     ends = [at for at in values if verdict.fates[at] == "kept"]
     if verdict.best >= 0:
         ends.append(verdict.best)
@@ -238,16 +238,16 @@ def _best_unfinished(forest: Forest) -> int:
     return max(ends, key=lambda at: forest.value(at) or 0.0, default=-1)
 
 
-# What a search drafts next (UniScale §3.3): the prefixes that grow, their seeds, and whether a budget has run out.
+# The next drafts of a search (UniScale §3.3): the prefixes that grow, their seeds, and whether a budget has run out.
 #
 # Pure functions on `schemas.forest.Forest`.
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """One prefix to draft from: `parent` is its last draft, -1 for the bare prompt of subtree `tree`.
+    """One prefix to draft from. `parent` is its last draft, or -1 for the prompt alone, in subtree `tree`.
 
-    `max_tokens` is the rest of the client's bound on each path; None without a bound.
+    `max_tokens` is the remainder of the client's bound on each path; None without a bound.
     """
 
     parent: int
@@ -267,16 +267,16 @@ class Ask:
 
 
 def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
-    """Return the drafts to make next; None if the search is over or waits for scores.
+    """Return the drafts to make next; None if the search is over, waits for scores or has run out of tokens.
 
-    The first step has CP drafts for each of QP subtrees; later ones have CP/BS for each kept path. The token budget is
-    divided evenly, so that it cannot be exceeded.
+    The first step has CP drafts for each of QP subtrees, and later steps have CP/BS for each kept path. The token
+    budget is divided evenly, so that it cannot be exceeded.
 
     Args:
         forest: The search.
-        query_id: The query's id. The seed of each draft derives from it (unless the client gave a seed), `seed`, the
-            step and the path.
-        seed: The query's seed; the same seed gives the same drafts, if the engine is reproducible.
+        query_id: The query's id. The seed of each draft is derived from the id (unless the client gave a seed), `seed`,
+            the step and the path.
+        seed: The query's seed. The same seed gives the same drafts if the engine is reproducible.
     """
     if forest.over or forest.scored != forest.step or spent(forest) is not None:
         return None
@@ -297,13 +297,13 @@ def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
 def draft_seeds(
     query_id: str, seed: int, step: int, tree: int, above: Sequence[int], n: int
 ) -> tuple[int, ...]:
-    """Return the seeds of one prefix's drafts, from 0 to 2**63 - 1: stable hashes of their positions only.
+    """Return the seeds of one prefix's drafts, from 0 to 2**63 - 1, as stable hashes of the arguments and draft index.
 
     Args:
         query_id: The query's id.
-        seed: Its seed.
+        seed: The query's seed.
         step: The step to be drafted, from 1.
-        tree: The subtree.
+        tree: Index of the subtree.
         above: Slots of the drafts above, root first.
         n: Number of drafts for the prefix.
 
@@ -322,12 +322,12 @@ def draft_seeds(
 
 
 def spent(forest: Forest, *, eflops: float = 0.0, now_ms: int | None = None) -> Stop | None:
-    """Return the budget that has run out, or None; checked between steps.
+    """Return the budget that has run out, or None. It is checked between steps.
 
     Args:
         forest: The search.
-        eflops: What the search has cost so far.
-        now_ms: Time since the epoch; None ignores deadlines.
+        eflops: Cost of the search so far.
+        now_ms: Time since the epoch; None ignores the deadline.
     """
     limits = forest.limits
     if (left := _tokens_left(forest)) is not None:
@@ -355,9 +355,9 @@ def _tokens_left(forest: Forest) -> int | None:
 
 
 def place_of(forest: Forest, index: int) -> tuple[int, ...]:
-    """Return the identity of a draft in any search: its subtree, then its slot at each step.
+    """Return the position of a draft in any search of its query: its subtree, then its slot at each step.
 
-    A draft's seed depends on nothing else, so a wider search contains every draft of a narrower one.
+    A draft's seed depends on no other property of the search, so a wider search contains every draft of a narrower one.
     """
     path = [forest.drafts[at] for at in forest.path(index)]
     return (path[0].tree, *(draft.slot for draft in path))

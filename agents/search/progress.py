@@ -1,4 +1,4 @@
-"""The last step done of each attempt, so that a redelivered record is dropped instead of searched again."""
+"""The last step done for each attempt, so that a redelivered record is dropped instead of being searched again."""
 
 from collections import OrderedDict
 
@@ -6,8 +6,9 @@ from collections import OrderedDict
 class Progress:
     """The last step that this process has done for each of the most recent attempts.
 
-    It is bounded, and lost with the process. A step that was forgotten is repeated. That wastes time, and changes the
-    result only if the repeat fails (no engine, no time left) and its Answer is the first on the topic.
+    Its size is bounded, and it is lost with the process. A step that was forgotten is repeated. This wastes time, and
+    changes the result only if the repeated step fails (no engine, no time left) and its Answer is the first on the
+    topic.
 
     >>> progress = Progress(most=2)
     >>> progress.done("q", 1)
@@ -21,11 +22,11 @@ class Progress:
         self._done: OrderedDict[str, int] = OrderedDict()
 
     def behind(self, attempt: str, step: int) -> bool:
-        """Return whether a record that leads to `step` is outdated: that step or a later one has been done."""
+        """Return whether a record that leads to `step` is outdated because that step or a later one has been done."""
         return step <= self._done.get(attempt, -1)
 
     def done(self, attempt: str, step: int) -> None:
-        """Record that the result of a step has been delivered; call it after the delivery, not before."""
+        """Record that the result of a step has been delivered. Call this after the delivery, not before."""
         self._done[attempt] = max(step, self._done.get(attempt, -1))
         self._done.move_to_end(attempt)
         while len(self._done) > self._most:

@@ -1,4 +1,4 @@
-"""Pruning (UniScale §3.3): which paths of a step are completed, cut, stopped by early exit, pruned, kept."""
+"""Pruning (UniScale §3.3): which paths of a step are completed, cut, stopped by early exit, pruned or kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from agents.grading.grade import extract_boxed
 from agents.search.early_exit import exits, h_max, last_answer
 from schemas.forest import Fate, Forest, completes
 
-# The order: finished paths enter P_done and set V_max, D_best, H_max; unfinished ones at the limit are cut; the
-# early-exit bound prunes; the best BS of each subtree are kept. Pruning only removes the worst paths, so it makes
-# no difference whether it comes before or after the selection of the best BS. If a query wants n answers, the score
-# of the n-th best completed path replaces V_max, and nothing is stopped before n paths are completed.
+# The order: finished paths enter P_done and set V_max, D_best and H_max; unfinished paths at the limit are cut; the
+# early-exit bound prunes paths; and the best BS of each subtree are kept. Pruning only removes the worst paths, so it
+# makes no difference whether it comes before or after the selection of the best BS. If a query wants n answers, the
+# score of the n-th best completed path replaces V_max, and nothing is stopped before n paths are completed.
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The result for a step's drafts: the fate of each, the bounds of those pruned, the new best path."""
+    """The result for a step's drafts: the fate of each draft, the bounds of pruned drafts, and the new best path."""
 
     fates: dict[int, Fate]
     bounds: dict[int, float]
@@ -23,12 +23,12 @@ class Judgement:
 
 
 def judge(forest: Forest, values: dict[int, float], completed: dict[int, float]) -> Judgement:
-    """Judge the drafts of a step.
+    """Decide the fate of each draft of a step.
 
     Args:
         forest: The search, with its last step pending.
         values: V(p) of each path that ends in a draft of that step, in order.
-        completed: V(p) of the completed paths that count: the best, or all where several answers are wanted.
+        completed: V(p) of the completed paths that count: only the best, or all if several answers are wanted.
     """
     limits, j, pending = forest.limits, forest.step, list(values)
     fates: dict[int, Fate] = {}
@@ -39,7 +39,7 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
     known = completed | values
     best, v_max = _best(known, done, forest.best)
     bar = v_max
-    if limits.answers > 1:  # the lowest score that can still be among the answers; None while any can
+    if limits.answers > 1:  # the lowest score that can still be among the answers; None while any score can
         bar = last_answer([*completed.values(), *(values[at] for at in done)], limits.answers)
     limit = h_max(limits, forest.drafts[best].depth if bar is not None else None)
     bounds: dict[int, float] = {}
@@ -54,7 +54,7 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
         else:
             trees.setdefault(forest.drafts[at].tree, []).append(at)
     for tree in trees.values():
-        # The sort is stable: among equal paths, the one drafted first comes first.
+        # The sort is stable, so among equal paths the one drafted first comes first.
         for rank, at in enumerate(sorted(tree, key=lambda at: -values[at])):
             fates[at] = "kept" if rank < forest.action.bs else "beam"
     if limits.cut_completes:
@@ -64,7 +64,7 @@ def judge(forest: Forest, values: dict[int, float], completed: dict[int, float])
 
 
 def ended(forest: Forest, at: int) -> Fate | None:
-    """Return the fate of a draft that ends its path whatever its score; None if the path continues."""
+    """Return the fate of a draft that ends its path whatever its score is; None if the path continues."""
     finish = forest.drafts[at].finish
     boxes = forest.limits.box_completes
     if finish in ("eos", "stop") or (boxes and extract_boxed(forest.text(at)) is not None):
@@ -73,7 +73,7 @@ def ended(forest: Forest, at: int) -> Fate | None:
 
 
 def _best(known: dict[int, float], done: Sequence[int], best: int) -> tuple[int, float | None]:
-    """Return the best completed path and V_max; among equals, the one completed first."""
+    """Return the best completed path and V_max. Among equal paths, the one completed first counts as best."""
     v_max = known[best] if best >= 0 else None
     for at in done:
         if v_max is None or known[at] > v_max:

@@ -25,15 +25,15 @@ from schemas.query import Message
 from schemas.search import SearchStep, Served, Verification
 from schemas.spent import Spent
 
-# The limits of a search: set once when it begins, from catalogue, deployment and query.
+# The limits of a search, which are set once when it begins, from catalogue, deployment and query.
 
 
 @dataclass(frozen=True)
 class SearchRules:
-    """The deployment's rules for searches. Attributes as in `schemas.forest.Limits`, whose defaults they replace.
+    """The deployment's rules for searches. Attributes shared with `schemas.forest.Limits` replace its defaults.
 
     Attributes:
-        timeout_s: For queries without their own.
+        timeout_s: Timeout of queries that do not set one.
         search_share: Share of the time until a query expires that its search may take. The rest is for the step in
             progress and for returning the Answer.
     """
@@ -47,7 +47,7 @@ class SearchRules:
 
 
 def limits(sampling: Sampling, rules: SearchRules) -> Limits:
-    """Return the limits of any search, from the model's sampling and the rules; no budget, no deadline."""
+    """Return the limits of any search, from the model's sampling and the rules, without budget and deadline."""
     ours = {name: getattr(rules, name) for name in ("eta", "early_exit", "cut_completes", "box_completes")}
     return Limits(**msgspec.structs.asdict(sampling), **ours)
 
@@ -62,7 +62,7 @@ def limits_of(
         sampling: Sampling of the chosen model.
         rules: The deployment's rules.
         verified: Whether a verifier scores the drafts.
-        prompts: How often the prompt is billed.
+        prompts: How many times the prompt is billed.
     """
     query = decision.query
     timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
@@ -90,22 +90,22 @@ def limits_of(
 
 
 def sampling_for(options: ChatOptions, sampling: Sampling) -> Sampling:
-    """Return a model's sampling with the temperature and the top_p that a client asked for."""
+    """Return a model's sampling with the temperature and the top_p that a client requested."""
     if options.temperature is not None:
         sampling = msgspec.structs.replace(sampling, temperature=options.temperature)
     if options.top_p is not None:
-        # At 0, which engines refuse, the most likely token is left, as it is here.
+        # Engines reject 0. A tiny top_p has the same meaning: only the most likely token is left.
         sampling = msgspec.structs.replace(sampling, top_p=max(options.top_p, 1e-6))
     return sampling
 
 
 def _left(decision: Decision, most: float | None) -> float | None:
-    """Return a bound on the cost minus what earlier attempts spent; None for no bound."""
+    """Return a bound on the cost minus the cost of earlier attempts; None for no bound."""
     return None if most is None else max(0.0, most - sum(each.cost for each in decision.earlier))
 
 
 def _affordable(decision: Decision, prompts: int) -> int | None:
-    """Return the maximum number of tokens that a query's budget pays for; None for no bound."""
+    """Return the number of tokens that a query's budget pays for; None for no bound."""
     budget, prices = decision.query.budget, decision.prices
     if budget is None:
         return None
@@ -132,15 +132,15 @@ def sampling_of(limits: Limits, max_tokens: int) -> Sampling:
 
 @dataclass(frozen=True)
 class Job:
-    """One step to draft: the search so far, and what to request from the engine.
+    """One step to draft: the search so far, and the request to the engine.
 
     A SearchStep is the record of a step that has been drafted, and must contain drafts to score. A Job comes before it
-    and is never sent; instead of drafts, it contains the request to the engine.
+    and is never sent. Instead of drafts, it contains the request to the engine.
 
     Attributes:
-        options: The client's, for the first step: only models that answer in one step need them.
+        options: The client's options, for the first step; only models that answer in one step need them.
         whole: Whether the request is passed through whole, and the reply is returned whole.
-        upstream: That reply.
+        upstream: The upstream's whole reply.
     """
 
     query_id: str
@@ -159,23 +159,23 @@ class Job:
 
     @property
     def step(self) -> int:
-        """The step that will be drafted, 1 for the first."""
+        """Return the number of the step that will be drafted, 1 for the first."""
         return self.ask.step
 
     @property
     def action(self) -> Action:
-        """What is run."""
+        """Return the configuration that is run."""
         return self.forest.action
 
 
-# The Answers of searches: finished, out of time, failed, cancelled. Each says what was spent.
+# The Answers of searches that finished, ran out of time, failed or were cancelled. Each includes what was spent.
 
 
 _TURN_TOKENS = 16
-"""Maximum number of tokens that a chat template adds to a turn; ours adds five."""
+"""Maximum number of tokens that a chat template adds to a message; ours adds five."""
 
 _IMAGE_TOKENS = 8_192
-"""Tokens of an image: hosted models bill up to a few thousand for one in high detail."""
+"""Upper bound on the tokens of an image. Hosted models bill up to a few thousand for an image in high detail."""
 
 
 def answer_of(
@@ -191,13 +191,13 @@ def answer_of(
     """Return the Answer with one path of a search.
 
     Args:
-        source: The step the search has reached: its query, and the time spent.
+        source: The step that the search has reached, which gives the query and the time spent.
         forest: The search.
         index: The draft that ends the path; -1 for no path.
         status: How the search ended.
-        error: Why it ended early, if it did.
-        engine: The generator to name, if known.
-        verifier: Likewise.
+        error: Why the search ended early, if it did.
+        engine: The generator to name in the Answer, if known.
+        verifier: The verifier to name in the Answer, if known.
     """
     path = forest.path(index)
     chosen = _completion(forest, index) if path else None
@@ -238,11 +238,11 @@ def answer_of(
 
 
 def overdue(job: Job, *, generate_s: float = 0.0) -> Answer:
-    """Return the Answer of a search whose deadline passed while a step was drafted: the best path so far.
+    """Return the Answer of a search whose deadline passed while a step was drafted, with the best path so far.
 
     Args:
         job: The step.
-        generate_s: Seconds that an engine worked on it; 0 if it was never sent to one.
+        generate_s: Seconds that an engine worked on the step; 0 if it was never sent to one.
     """
     forest = stop(job.forest, "deadline")
     ended = outcome(forest)
@@ -261,9 +261,9 @@ def _cut(job: Job) -> CutStep:
 
 
 def longest_prompt(messages: Sequence[Message], options: ChatOptions | None = None) -> int:
-    """Return an upper bound on a prompt's tokens: no tokenizer makes more tokens from a text than it has bytes.
+    """Return an upper bound on a prompt's tokens, given that no tokenizer makes more tokens than a text has bytes.
 
-    What a server makes of an image, or of a schema, nobody but the server knows: an image counts as `_IMAGE_TOKENS`.
+    Only the server knows how many tokens an image or a schema takes. An image counts as `_IMAGE_TOKENS`.
     """
     turns = sum(_turn_bytes(message) + _TURN_TOKENS for message in messages)
     return turns + (0 if options is None else len(msgspec.json.encode(options)))
@@ -277,10 +277,10 @@ def _turn_bytes(message: Message) -> int:
 def failed(
     source: Decision | Job | SearchStep, error: Exception | str, engine: Served | None = None
 ) -> Answer:
-    """Return the Answer of a search that cannot continue: status `failed`, with the best completed path if any.
+    """Return the Answer of a search that cannot continue, with status `failed` and the best completed path if any.
 
     Args:
-        source: The step at which it failed.
+        source: The step at which the search failed.
         error: The cause and the fix. A fault of the infrastructure is marked, and nothing is learned from it.
         engine: The generator to name in the Answer, if known.
     """
@@ -294,11 +294,12 @@ def failed(
 
 
 def blamed(answer: Answer, cause: Cause, probe: Probe | None = None) -> Answer:
-    """Return an Answer without a text with its cause. It is the model's fault unless the client may be at fault.
+    """Return an Answer without a text, marked with its cause. The model is at fault unless the client may be.
 
     Args:
-        answer: One with a text, from a path that completed earlier, is graded as usual and returned unchanged.
-        cause: Why it has no text.
+        answer: The Answer. If it has a text, from a path that completed earlier, it is returned unchanged and graded as
+            usual.
+        cause: Why the Answer has no text.
         probe: Whether the model passed a probe; None if that is unknown.
     """
     if answer.text is not None:
@@ -309,13 +310,14 @@ def blamed(answer: Answer, cause: Cause, probe: Probe | None = None) -> Answer:
 
 
 NEARLY = 0.9
-"""Share of a search's time that a model must have spent generating for the search to have ended by its slowness."""
+"""Share of a search's time above which time spent generating means that the search ran out of time because of its
+model."""
 
 
 def used_up(answer: Answer, rules: SearchRules) -> bool:
-    """Return whether a search ran out of time without a text because its model generated for nearly all of it.
+    """Return whether a search ran out of time without a text because its model was generating nearly all the time.
 
-    A query with a shorter time-out than the deployment's says nothing about the model, nor does time spent waiting.
+    Time spent waiting does not count against the model, nor does a timeout shorter than the deployment's.
     """
     had_s = rules.search_share * rules.timeout_s
     return (answer.text, answer.error) == (None, ran_out("deadline")) and (
@@ -324,11 +326,11 @@ def used_up(answer: Answer, rules: SearchRules) -> bool:
 
 
 def cancelled(source: Decision | Job, why: str) -> Answer:
-    """Return the Answer of a cancelled search: status `cancelled`, with what was spent.
+    """Return the Answer of a cancelled search, with status `cancelled` and what was spent.
 
     Args:
-        source: The step at which it was cancelled.
-        why: Who cancelled it, and the reason they gave.
+        source: The step at which the search was cancelled.
+        why: Who cancelled it, and for what reason.
     """
     if not isinstance(source, Decision):
         return answer_of(source, source.forest, source.forest.best, "cancelled", error=why)
@@ -361,12 +363,12 @@ def _completion(forest: Forest, at: int) -> Completion:
 
 # The executor's logic: Decision to the first step; Verification to the next step, or to the Answer (§3.3).
 #
-# `begin` and `resume` return the Answer, or a Job: the drafts that an engine has to make. `draft` makes them and
+# `begin` and `resume` return the Answer, or a Job with the drafts that an engine has to make. `draft` makes them and
 # returns the SearchStep for the verifier, or for `resume_unscored` if there is none. The forest travels in the records,
-# so no state is kept between them; `Progress` only remembers the last step done, to drop redelivered records.
+# so no state is kept between them. `Progress` only remembers the last step done, to drop redelivered records.
 
 CostSoFar = Callable[[Forest], float]
-"""Returns what a search has cost so far, in eFLOPs (`agents.catalogue.cost_model.CostModel`)."""
+"""Function that returns the cost of a search so far, in eFLOPs (`agents.catalogue.cost_model.CostModel`)."""
 
 
 def begin(
@@ -379,16 +381,16 @@ def begin(
     verified: bool = True,
     prompts: int = 1,
 ) -> Job | Answer:
-    """Return the first step of a search, or the Answer if the budget does not cover even that.
+    """Return the first step of a search, or the Answer if the budget does not cover even that step.
 
     Args:
         decision: The Decision.
         sampling: Sampling of the chosen model, from the catalogue.
         rules: The deployment's rules.
         now_ms: Time since the epoch.
-        arrived_ms: When the Decision was appended, for the time it queued.
+        arrived_ms: When the Decision was appended, to compute the time that it queued.
         verified: Whether a verifier scores the model's drafts.
-        prompts: How often the prompt is billed.
+        prompts: How many times the prompt is billed.
     """
     waited_s = max(0, now_ms - arrived_ms) / 1000 if arrived_ms is not None else 0.0
     job = Job(
@@ -408,7 +410,7 @@ def begin(
 
 
 def passed_whole(decision: Decision) -> bool:
-    """Return whether a query is answered by one sample of a chat endpoint, whose reply is returned whole, unscored."""
+    """Return whether a query is answered by one sample of a chat endpoint, with the whole reply returned unscored."""
     return not WHOLE.isdisjoint(decision.required)
 
 
@@ -424,11 +426,12 @@ def resume(
     Args:
         verification: The scored step with its forest.
         now_ms: Time since the epoch.
-        cost_so_far: Returns what the search has cost; needed if queries can have a budget in eFLOPs.
-        engine: Named in the Answer as the generator; the default is the one that made the step.
+        cost_so_far: Function that returns the cost of the search so far; required if queries can have a budget in
+            eFLOPs.
+        engine: The generator to name in the Answer; by default, the engine that made the step.
 
     Raises:
-        SearchError: the scores do not match the step.
+        SearchError: The scores do not match the step.
     """
     step = verification.search
     round_trip_s = max(0, now_ms - step.sent_ms) / 1000 if step.sent_ms else 0.0
@@ -439,7 +442,7 @@ def resume(
 
 
 def resume_unscored(step: SearchStep, *, now_ms: int, cost_so_far: CostSoFar | None = None) -> Job | Answer:
-    """Return the next step of a search without a verifier, or its Answer; arguments as in `resume`."""
+    """Return the next step of a search without a verifier, or its Answer. The arguments are as in `resume`."""
     job = _after(step, tell_unscored(step.forest, step.forest.step), step.spent)
     return _next(job, now_ms, cost_so_far, step.engine)
 
@@ -461,13 +464,13 @@ def _after(step: SearchStep, forest: Forest, took: Spent) -> Job:
 
 
 def after_control(made: Job | Answer, control_s: float) -> Job | Answer:
-    """Return the result of search control with the seconds it took."""
+    """Return the result of search control with the seconds that it took."""
     spent = made.spent.plus(control_s=control_s)
     return replace(made, spent=spent) if isinstance(made, Job) else msgspec.structs.replace(made, spent=spent)
 
 
 OnText = Callable[[str], None]
-"""Gets pieces of a draft's text as they arrive (`StreamingEngine.stream`)."""
+"""Function that receives pieces of a draft's text as they arrive (`StreamingEngine.stream`)."""
 
 
 async def draft(
@@ -478,11 +481,12 @@ async def draft(
     Args:
         job: A job from `begin` or `resume`.
         engine: The engine of the job's model.
-        clock_ms: Returns the time since the epoch.
-        on_text: Gets the text of a search with one path while it is generated, if the engine can stream.
+        clock_ms: Function that returns the time since the epoch.
+        on_text: Function that receives the text of a search with one path while it is generated, if the engine can
+            stream.
 
     Raises:
-        ServingError: the engine failed.
+        ServingError: The engine failed.
     """
     request, began_ms = job.ask, clock_ms()
     name = f"{job.query_id}/{request.step}"
@@ -574,7 +578,7 @@ def _next(
 
 
 def _empty(made: Answer) -> Answer:
-    """Return the Answer of a search whose chosen path is complete but empty; its cost is in the trace."""
+    """Return the failed Answer of a search whose chosen path is complete but empty. Its cost is in the trace."""
     why = "the model gave an empty completion; choose another, or look at its chat template and stop tokens"
     none = msgspec.structs.replace(
         made, status="failed", text=None, complete=False, extracted=None, score=None, answers=(), path=(), depth=0,

@@ -21,7 +21,7 @@ def tell_unscored(forest: Forest, step: int) -> Forest:
         step: The step. Repeating a step changes nothing.
 
     Raises:
-        SearchError: the step has not been drafted.
+        SearchError: The step has not been drafted.
     """
     if step <= forest.scored:
         return forest
@@ -45,7 +45,7 @@ def _kept(before: int, forest: Forest) -> Fate:
 
 
 def most_frequent(forest: Forest) -> int:
-    """Return the first completed path with the most frequent answer; -1 while no path has completed.
+    """Return the first completed path with the most frequent answer; -1 if no path has completed yet.
 
     Answers are compared as text without spaces. If no path contains an answer, the first path is returned.
     """

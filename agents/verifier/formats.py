@@ -1,6 +1,7 @@
-"""How a path becomes the prompt of a process reward model, and which tokens carry the scores.
+"""How a path is rendered as the prompt of a process reward model, and which tokens carry the scores.
 
-StepTagFormat    Qwen2.5-Math-PRM and the mini PRMs: a chat whose assistant turn is every step followed by a tag
+StepTagFormat    Qwen2.5-Math-PRM and the mini PRMs: a chat whose assistant turn contains all steps, each followed by a
+                 tag
 SkyworkFormat    Skywork-o1-Open-PRM: question and lines of text; a step's score is at its last newline
 
 A step's trailing blank line is the search's delimiter, and is removed first.
@@ -19,8 +20,8 @@ class Rendered(Struct, frozen=True):
     """A path as a prompt.
 
     Attributes:
-        token_ids: The prompt.
-        positions: Index of the token that carries each step's score, in order.
+        token_ids: The tokens of the prompt.
+        positions: Indices of the tokens that carry the steps' scores, in order of the steps.
     """
 
     token_ids: tuple[int, ...]
@@ -28,7 +29,7 @@ class Rendered(Struct, frozen=True):
 
 
 class Format(Protocol):
-    """Renders paths as prompts of a process reward model."""
+    """The protocol of formats, which render paths as prompts of a process reward model."""
 
     def render(self, question: str, steps: Sequence[str]) -> Rendered:
         """Return the prompt of a path, with one position per step."""
@@ -36,12 +37,12 @@ class Format(Protocol):
 
 
 class StepTagFormat:
-    """A chat: the question, then all steps in one assistant turn, each followed by the step tag.
+    """A chat with the question, and then all steps in one assistant turn, each followed by the step tag.
 
     Args:
         prompts: The verifier's tokenizer and chat template.
-        tag: The step tag's text, one token.
-        tag_id: Its id, if the catalogue states it; it must match the tokenizer's.
+        tag: Text of the step tag, which is one token.
+        tag_id: Id of the step tag, if the catalogue states it. It must match the tokenizer's.
         system: A system message, if the model was trained with one.
     """
 
@@ -60,7 +61,7 @@ class StepTagFormat:
 
     def render(self, question: str, steps: Sequence[str]) -> Rendered:
         """Return the prompt of a path."""
-        # A tag inside the question would otherwise add a score.
+        # A tag inside the question or a step would otherwise add a score.
         told = "".join(self._without_tag(step.rstrip("\n")) + self._tag for step in steps)
         dialogue = [*self._system, ("user", self._without_tag(question)), ("assistant", told)]
         ids = self._prompts.encode(self._prompts.dialogue(dialogue))
@@ -72,9 +73,9 @@ class StepTagFormat:
 
 
 class SkyworkFormat:
-    """Skywork's input format: beginning-of-text, the question, a newline; then every line and its newline.
+    """Skywork's input format: beginning-of-text, the question and a newline, then every line with its newline.
 
-    Skywork scores lines, the search needs steps: a step's score is that of its last line.
+    Skywork scores lines, whereas the search needs steps. A step's score is that of its last line.
 
     Args:
         prompts: The verifier's tokenizer.
@@ -93,7 +94,7 @@ class SkyworkFormat:
         ids = list(self._prompts.encode(f"{begin}{question}\n"))
         positions = []
         for step in steps:
-            # A step of only blank lines keeps a newline, or no token would carry its score.
+            # A step of only blank lines keeps a newline. Otherwise no token would carry its score.
             for line in [line for line in step.split("\n") if line] or [""]:
                 ids += [*self._prompts.encode(line), self._newline]
             positions.append(len(ids) - 1)

@@ -38,7 +38,7 @@ from schemas.search import Scored, SearchStep, Served, Verification
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# From the output of a process reward model to scores: pure, and strict about counts.
+# Scores from the output of a process reward model, by pure functions that are strict about counts.
 #
 # A reply whose number of rows differs from the number of step tags is an error. Public code turns it into a score of
 # zero, which silently prunes a good path.
@@ -59,13 +59,13 @@ def last_score(rows: "NDArray[np.float32]", rendered: "Rendered", good_label: in
 
     Args:
         rows: Class probabilities, one row per step tag (STEP pooling) or per token (ALL pooling).
-        rendered: Their prompt, with the positions of its step tags.
+        rendered: The prompt, with the positions of its step tags.
         good_label: Column of the class `right`.
-        model: Named in errors.
+        model: Name of the model, for errors.
 
     Raises:
-        ScoreCountError: The number of rows matches neither the step tags nor the tokens, or there is no such column.
-        ScoreRangeError: The number is not a probability.
+        ScoreCountError: The number of rows matches neither the step tags nor the tokens, or the column does not exist.
+        ScoreRangeError: The score is not a probability.
     """
     if len(rows) == len(rendered.positions):
         row = rows[-1]
@@ -94,7 +94,7 @@ class PoolingItem(msgspec.Struct):
 
 
 class PoolingReply(msgspec.Struct):
-    """A reply of `/pooling`; servers send more."""
+    """The fields of a reply of `/pooling` that are used."""
 
     data: list[PoolingItem]
 
@@ -103,7 +103,7 @@ def pooling_rows(reply: dict[str, Any], prompts: int) -> "list[NDArray[np.float3
     """Return the rows of each prompt from a reply of `/pooling`, in the order of the prompts.
 
     Raises:
-        EngineReplyError: The reply is not one row set for each prompt.
+        EngineReplyError: The reply does not contain one set of rows for each prompt.
     """
     try:
         items = msgspec.convert(reply, PoolingReply).data
@@ -126,11 +126,11 @@ def pooling_rows(reply: dict[str, Any], prompts: int) -> "list[NDArray[np.float3
 
 
 class Verifier(Protocol):
-    """Scores steps.
+    """The protocol of verifiers, which score steps.
 
     Attributes:
-        served: Name and version of what runs, for the Verification.
-        host: The engine host of a model in this process; None for one elsewhere.
+        served: Name and version of the running model, for the Verification.
+        host: The engine host of a model in this process; None for a model elsewhere.
     """
 
     served: Served
@@ -144,7 +144,7 @@ class Verifier(Protocol):
             paths: The texts of each path's steps, root first, delimiters included.
 
         Raises:
-            PromptTooLongError: The last step of a path does not fit the verifier.
+            PromptTooLongError: The last step of a path does not fit into the verifier's context.
             ScoreCountError: The model returned the wrong number of scores.
             EngineFaultError: Another attempt may succeed.
             EngineDiedError: Only a restart of the process helps.
@@ -157,7 +157,7 @@ class Verifier(Protocol):
 
 
 class RowSource(Protocol):
-    """Classifies the tokens of prompts: an engine host, or a server."""
+    """The protocol of engine hosts and servers that classify the tokens of prompts."""
 
     async def rows(self, prompts: Sequence[Sequence[int]]) -> "list[NDArray[np.float32]]":
         """Return, for each prompt, class probabilities of shape (positions, labels)."""
@@ -172,14 +172,14 @@ class ProcessRewardModel:
     """A verifier that is a process reward model.
 
     Args:
-        served: Name and version of what runs.
-        source: Classifies tokens.
-        format: How a path becomes a prompt.
+        served: Name and version of the running model.
+        source: Source of the class probabilities of tokens.
+        format: Format in which a path is rendered as a prompt.
         good_label: Index of the class `right`.
-        context_tokens: The model's longest prompt. A longer path loses its leading steps, and its Scored says so
-            (`shortened`).
-        tokenizing: Executor for making prompts, with one thread, because tokenizers are not thread-safe. None
-            makes them on the event loop, for a source that fills its batches from the requests waiting there.
+        context_tokens: Maximum length of a prompt. A longer path loses its leading steps, and its Scored is marked as
+            `shortened`.
+        tokenizing: Executor that renders prompts, with one thread because tokenizers are not thread-safe. With None
+            they are rendered on the event loop, for a source that fills its batches from the requests waiting there.
         host: See `Verifier.host`.
     """
 
@@ -204,7 +204,7 @@ class ProcessRewardModel:
 
     async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
         """Return a score for the last step of each path; see `Verifier.score`."""
-        # One at a time, so that other steps' paths can be interleaved and a deadline can take effect.
+        # One path at a time, so that the paths of other steps can be interleaved and a deadline can take effect.
         fitted = [await self._fit(question, path) for path in paths]
         replies = await self._source.rows([rendered.token_ids for rendered, _ in fitted])
         return [
@@ -229,7 +229,7 @@ class ProcessRewardModel:
         return await loop.run_in_executor(self._tokenizing, self._fitted, question, path)
 
     def _fitted(self, question: str, path: Sequence[str]) -> tuple[Rendered, int]:
-        """Return the prompt of a path and how many leading steps were dropped to make it fit."""
+        """Return the prompt of a path and the number of leading steps that were dropped to make it fit."""
 
         @cache
         def without(dropped: int) -> Rendered:
@@ -238,7 +238,7 @@ class ProcessRewardModel:
         def fits(dropped: int) -> bool:
             return len(without(dropped).token_ids) <= self._context_tokens
 
-        # Find the fewest dropped steps that fit by bisection, as each shortens the prompt. The last step always stays.
+        # Find the smallest number of steps to drop by bisection, since each shortens the prompt. The last step stays.
         dropped = 0 if fits(0) else bisect_left(range(len(path) - 1), True, key=fits)
         rendered = without(dropped)
         if len(rendered.positions) != len(path) - dropped:
@@ -257,10 +257,10 @@ class HostedRows:
     """Rows from a pooling model of an engine host.
 
     Args:
-        host: Started, with the model loaded.
-        model: Its name there.
+        host: A started host with the model loaded.
+        model: Name of the model in the host.
         owns_host: Whether closing the source closes the host.
-        retries: How often and when to retry a batch that fails.
+        retries: How many times and when to retry a batch that fails.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class HostedRows:
         self._owns_host = owns_host
 
     async def rows(self, prompts: Sequence[Sequence[int]]) -> "list[NDArray[np.float32]]":
-        """Return class probabilities for each prompt; errors as `EngineHost.run`."""
+        """Return class probabilities for each prompt. Raises the errors of `EngineHost.run`."""
         requests = [Pooling(prompt_token_ids=ids) for ids in prompts]
         pooled = await retrying(lambda: self._host.run(self._model, requests), self._retries)
         return [each.rows for each in pooled]
@@ -284,15 +284,15 @@ class HostedRows:
 
 
 _BATCH = 64
-"""Maximum prompts per request."""
+"""Maximum number of prompts per request."""
 
 
 class HttpRows:
-    """Rows from a server's `/pooling` (vLLM). Closing closes the server's connections.
+    """Rows from a server's `/pooling` (vLLM). Closing the source closes the connections to the server.
 
     Args:
         server: The server.
-        model: Its name there.
+        model: Name of the model on the server.
     """
 
     def __init__(self, server: JsonServer, model: str) -> None:
@@ -300,7 +300,7 @@ class HttpRows:
         self._model = model
 
     async def rows(self, prompts: Sequence[Sequence[int]]) -> "list[NDArray[np.float32]]":
-        """Return class probabilities for each prompt; errors as `JsonServer.post`."""
+        """Return class probabilities for each prompt. Raises the errors of `JsonServer.post`."""
         parts = [prompts[start : start + _BATCH] for start in range(0, len(prompts), _BATCH)]
         replies = await asyncio.gather(*(self._part(part) for part in parts))
         return [rows for reply in replies for rows in reply]
@@ -319,14 +319,14 @@ class HttpRows:
         return await self._server.post("/pooling", body, lambda reply: pooling_rows(reply, len(prompts)))
 
 
-# The verifier of a recording: scores at once, no model.
+# The verifier of a recording, which scores at once and without a model.
 
 
 class RecordedVerifier:
-    """Score paths by looking them up.
+    """Verifier that looks up the scores of paths in a recording.
 
     Args:
-        recording: What was recorded.
+        recording: The recording.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -343,7 +343,7 @@ class RecordedVerifier:
         return [self._scored(question, path) for path in paths]
 
     async def close(self) -> None:
-        """Do nothing: a recording holds no connection."""
+        """Do nothing, because a recording has no connections."""
 
     def _scored(self, question: str, path: Sequence[str]) -> Scored:
         node = self._recording.scored(question, path)
@@ -351,20 +351,21 @@ class RecordedVerifier:
         return Scored(score=node.step.score, tokens=node.prompt_tokens + node.step.tokens)
 
 
-# From a catalogue entry to a verifier: hosted in this process, or at a server.
+# From a catalogue entry to a verifier, hosted in this process or on a server.
 
-SKYWORK_LABEL = 0  # its one column is the value's sigmoid
+SKYWORK_LABEL = 0  # Skywork's only column is the sigmoid of the value
 
 
 async def start_verifier(
     entry: VerifierModel, options: HostingOptions, host: EngineHost | None = None
 ) -> ProcessRewardModel:
-    """Load or connect a verifier; return when it can score.
+    """Load a verifier or connect to it; return when it can score.
 
     Args:
-        entry: Its catalogue entry.
-        options: Of the deployment.
-        host: A started host to load it into, which the caller closes; None starts one that closes with the verifier.
+        entry: The verifier's catalogue entry.
+        options: The deployment's hosting options.
+        host: A started host into which to load the verifier, closed by the caller. None starts a host that closes with
+            the verifier.
 
     Raises:
         EngineStartError: The model or its tokenizer could not be loaded.
@@ -400,10 +401,10 @@ async def start_verifier(
 
 
 async def ask(verifier: Verifier, question: str) -> None:
-    """Have a verifier score a step of the operator's question before any client's, as engines do.
+    """Have a verifier score a step of the operator's question before any client's, to find out whether it crashes.
 
     Raises:
-        EngineDiedError: it crashed.
+        EngineDiedError: The verifier crashed.
     """
     try:
         await verifier.score(question, [["2 + 3 = 5"]])
@@ -417,14 +418,14 @@ def format_for(entry: VerifierModel, prompts: ChatPrompts, system: str = "") -> 
     """Return the prompt format of a verifier.
 
     Raises:
-        EngineStartError: The tokenizer lacks its step tag, or has it under another id.
+        EngineStartError: The tokenizer lacks the step tag, or has it under a different id.
     """
     if entry.step_tags is None:
         return SkyworkFormat(prompts)
     return StepTagFormat(prompts, entry.step_tags.tag, tag_id=entry.step_tags.tag_id, system=system)
 
 
-# SearchStep to Verification: every draft of a step scored, in its order.
+# SearchStep to Verification: every draft of a step is scored, in order.
 
 
 async def verify(
@@ -432,18 +433,18 @@ async def verify(
 ) -> Verification:
     """Score the pending drafts of a step.
 
-    The result depends on the step alone, and the first Verification of a step counts, so scoring a redelivered step
+    The result depends only on the step, and the first Verification of a step counts, so scoring a redelivered step
     again has no effect.
 
     Args:
         search: The step.
         verifier: The verifier.
-        clock: Seconds, monotonic.
-        now_ms: Time since the epoch, for the query's deadline; None for no deadline.
+        clock: Monotonic clock, in seconds.
+        now_ms: Time since the epoch, to compare with the query's deadline; None for no deadline.
 
     Raises:
-        DeadlinePassedError: the query expired first.
-        ServingError: As `Verifier.score`; the subclass says whether to try again.
+        DeadlinePassedError: The query expired before the step was scored.
+        ServingError: Any error of `Verifier.score`. Its class determines whether to try again.
     """
     began = clock()
     paths = [search.forest.steps(index) for index in search.forest.pending]
